@@ -1,0 +1,93 @@
+-- The keys of one lock and the steps that several operations share. Stands before acquire.lua and release.lua.
+--
+-- KEYS[1]  lock     string: the holder's lease id. Expires with the lease. The canonical recipe, nothing else.
+-- KEYS[2]  queue    sorted set: waiting lease ids, scored by place in line.
+-- KEYS[3]  waiters  hash: lease id -> "ticket lease_ms alive_until_ms". Has the same members as the queue.
+-- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal.
+--
+-- A ticket is the place a waiter got on arrival. Its score in the queue is the same, except while nobody
+-- listens for it: then it stands at the end, so that a hand-over meets it once per turn and not every time,
+-- and gets its ticket back as its score when it repeats its request.
+--
+-- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits.
+
+local LOCK, QUEUE, WAITERS, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local FENCE_MS = 86400000
+
+local function now_us()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- One above the last token, or the time, whichever is greater: grows while the store remembers, whatever the
+-- clock does, and grows when the store has forgotten, because time has passed.
+local function next_token(now)
+  local last = tonumber(redis.call('GET', FENCE) or 0)
+  if not last then
+    error('WRONGTYPE the fence of this lock is not a number')
+  end
+  return math.max(last + 1, now)
+end
+
+local function grant(id, lease_ms, token)
+  redis.call('SET', FENCE, string.format('%.0f', token), 'PX', FENCE_MS)
+  redis.call('SET', LOCK, id, 'PX', lease_ms)
+  return token
+end
+
+-- Tells the client that made lease `id`; false if nobody there listens. A lease id is <client>.<sequence>, and
+-- the client names the channel.
+local function tell(id, message)
+  local client = string.match(id, '^(%x+%-%x+%-%x+%-%x+%-%x+)%.%d+$')
+  return client ~= nil and redis.call('PUBLISH', 'leasehold:' .. client, message .. ' ' .. LOCK) > 0
+end
+
+local function waiter(id)
+  local record = redis.call('HGET', WAITERS, id)
+  if not record then
+    return nil
+  end
+  local ticket, lease_ms, alive_until = string.match(record, '^(%d+) (%d+) (%d+)$')
+  return tonumber(ticket), tonumber(lease_ms), tonumber(alive_until)
+end
+
+-- Takes `id` out of the line; false if it does not stand there.
+local function forget(id)
+  redis.call('HDEL', WAITERS, id)
+  return redis.call('ZREM', QUEUE, id) > 0
+end
+
+local function last_place()
+  return tonumber(redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] or 0)
+end
+
+-- Gives the free lock to the oldest waiter that is alive and can be told, or that is `asker`, who is being
+-- answered anyway. Returns whose it is now and the token, or nil if it stays free. Every waiter passed on the
+-- way is either dead and forgotten, or moved to the end and not met again before everybody else had a turn.
+local function hand_over(now, asker)
+  local token = next_token(now)
+  local last = last_place()
+  local tail = last
+  local silent = {}
+  while true do
+    local head = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
+    local id = head[1]
+    if not id or tonumber(head[2]) > last then
+      return nil
+    end
+    local ticket, lease_ms, alive_until = waiter(id)
+    if not ticket or alive_until * 1000 <= now then
+      forget(id)
+    else
+      local client = string.match(id, '^[^.]+')
+      if id == asker or (not silent[client] and tell(id, string.format('grant %s %.0f', id, token))) then
+        forget(id)
+        return id, grant(id, lease_ms, token)
+      end
+      silent[client] = true
+      tail = tail + 1
+      redis.call('ZADD', QUEUE, tail, id)
+    end
+  end
+end
+

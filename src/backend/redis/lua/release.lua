@@ -1,0 +1,31 @@
+-- Ends one lease wherever it stands, or whatever holds the lock; hands the lock to the next waiter.
+--
+-- ARGV[1]  lease id, or '' for whoever holds the lock
+--
+-- Returns  'held' if a hold has ended, 'queued' if a place in line was given up, 'absent' if there was neither
+--
+-- Idempotent per lease id: nothing is found the second time. Another holder's lease is never touched, except
+-- with ''; that holder is told.
+
+local id = ARGV[1]
+local anyone = id == ''
+
+local holder = redis.call('GET', LOCK)
+local waiting = redis.call('ZCARD', QUEUE)
+
+if holder and (anyone or holder == id) then
+  if anyone then
+    tell(holder, 'revoke ' .. holder)
+  end
+  if waiting == 0 or not hand_over(now_us(), nil) then
+    redis.call('DEL', LOCK)
+  end
+  return 'held'
+end
+if not anyone and waiting > 0 and forget(id) then
+  if not holder then
+    hand_over(now_us(), nil)
+  end
+  return 'queued'
+end
+return 'absent'

@@ -1,0 +1,192 @@
+//! One Redis or Valkey server. The only place that knows fred.
+//!
+//! | file | what |
+//! |---|---|
+//! | `keys` | every key, its type and its expiry |
+//! | `lua/` | the protocol: one script per operation, run atomically by the server |
+//! | `script` | the scripts' text and digests |
+//! | `transport` | one connection for commands; errors sorted into not sent, unknown, and answered |
+//! | `wake` | one connection that listens; grants and revocations pushed to those concerned |
+//! | `url` | what a URL names, and how a server is called in errors |
+//! | `verbs` | the contract's verbs in terms of these |
+
+mod keys;
+mod script;
+mod transport;
+mod url;
+mod verbs;
+mod wake;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::types::config::Config;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{BackendError, Capabilities, LeaseIds};
+use crate::error::Error;
+use crate::sync::Mutex;
+use transport::{Timeouts, Transport};
+use wake::{Subscription, Wake};
+
+/// Leases on one Redis or Valkey server, version 6.0 or later.
+///
+/// It keeps two connections: one for commands, one that listens on the channel `leasehold:<client id>`.
+pub struct RedisBackend {
+    ids: LeaseIds,
+    capabilities: Capabilities,
+    timeouts: Timeouts,
+    transport: Arc<Transport>,
+    subscriber: Client,
+    wake: Arc<Wake>,
+    closed: CancellationToken,
+    background: Mutex<Option<Background>>,
+}
+
+/// What runs for an open backend; dropping it ends it.
+struct Background {
+    _drivers: [AbortOnDropHandle<()>; 2],
+    _subscription: Subscription,
+    _strays: AbortOnDropHandle<()>,
+}
+
+/// Makes a [`RedisBackend`] from a fred configuration.
+///
+/// | setting | default | why |
+/// |---|---|---|
+/// | [`connect_timeout`](Self::connect_timeout) | 2 s | an address nobody answers on should be reported soon |
+/// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; later means that something is wrong |
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `connect`"]
+pub struct RedisBuilder {
+    config: Config,
+    timeouts: Timeouts,
+}
+
+impl RedisBuilder {
+    /// How long connecting may take, in all.
+    ///
+    /// Default: 2 s.
+    pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.connect = timeout;
+        self
+    }
+
+    /// How long one command may take before its outcome counts as unknown. A third of a lease is the limit in
+    /// any case.
+    ///
+    /// Default: 2 s.
+    pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.reply = timeout;
+        self
+    }
+
+    /// Connects, subscribes, and sees that both work.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidArgument`] if a timeout is zero.
+    /// * [`Error::Unsupported`] for clusters and sentinels.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached in time.
+    /// * [`Error::StoreRefused`] if it refuses the credentials, or does not let this user subscribe.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    pub async fn connect(self) -> Result<RedisBackend, Error> {
+        let Self { config, timeouts } = self;
+        if timeouts.connect.is_zero() || timeouts.reply.is_zero() {
+            return Err(Error::invalid("timeout", "it is zero"));
+        }
+        let store = url::address(&config)?;
+        let opened =
+            tokio::time::timeout(timeouts.connect, RedisBackend::open(&config, timeouts, store.clone()))
+                .await;
+        opened
+            .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
+            .map_err(|error| Error::from_backend(error, "connect", None, &store))
+    }
+}
+
+impl RedisBackend {
+    /// Connects to `redis://` or `redis+unix://`; see [`Client::connect`](crate::Client::connect).
+    ///
+    /// # Errors
+    ///
+    /// As for [`Client::connect`](crate::Client::connect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder(url::parse(url)?).connect().await
+    }
+
+    /// Starts from an existing fred configuration: server, credentials, database and TLS are taken from it.
+    /// Protocol version, retries and timeouts are set here, since the promises depend on them.
+    pub const fn builder(config: Config) -> RedisBuilder {
+        const DEFAULT: Duration = Duration::from_secs(2);
+        RedisBuilder { config, timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT } }
+    }
+
+    async fn open(config: &Config, timeouts: Timeouts, store: String) -> Result<Self, BackendError> {
+        let (strays, stray) = mpsc::unbounded_channel();
+        let backend = Self {
+            ids: LeaseIds::new(),
+            capabilities: Capabilities::new(store, true),
+            timeouts,
+            transport: Arc::new(Transport::new(transport::client(config, timeouts))),
+            subscriber: transport::client(config, timeouts),
+            wake: Arc::new(Wake::new(strays)),
+            closed: CancellationToken::new(),
+            background: Mutex::default(),
+        };
+        let (commands, subscriber) = (backend.transport.client(), &backend.subscriber);
+        let drivers =
+            [transport::connect(commands, timeouts).await?, transport::connect(subscriber, timeouts).await?];
+        let (channel, wake) = (keys::channel(backend.ids.client()), Arc::clone(&backend.wake));
+        let subscription = Subscription::open(subscriber, commands, channel, wake, timeouts).await?;
+        let strays = tokio::spawn(verbs::release_strays(Arc::clone(&backend.transport), stray, timeouts));
+        *backend.background.lock() = Some(Background {
+            _drivers: drivers,
+            _subscription: subscription,
+            _strays: AbortOnDropHandle::new(strays),
+        });
+        Ok(backend)
+    }
+
+    /// Ends the background work and quits both connections.
+    fn close_connections(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.closed.cancel();
+        let background = self.background.lock().take();
+        let clients = [self.transport.client().clone(), self.subscriber.clone()];
+        let patience = self.timeouts.reply;
+        async move {
+            let [commands, subscriber] = &clients;
+            tokio::join!(transport::quit(commands, patience), transport::quit(subscriber, patience));
+            drop(background);
+        }
+    }
+}
+
+impl fmt::Debug for RedisBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackend").field("store", &self.capabilities.store).finish_non_exhaustive()
+    }
+}
+
+impl Drop for RedisBackend {
+    /// fred keeps a connection open when its last client is dropped, so it is quit here. Without a runtime
+    /// there is nothing to quit with, and nothing that keeps the connection either.
+    fn drop(&mut self) {
+        if let (false, Ok(runtime)) = (self.closed.is_cancelled(), Handle::try_current()) {
+            runtime.spawn(self.close_connections());
+        }
+    }
+}

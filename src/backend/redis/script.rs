@@ -1,0 +1,38 @@
+//! The scripts, each with the digest by which the server remembers it.
+
+use std::sync::LazyLock;
+
+use fred::util::sha1_hash;
+
+/// A Lua script.
+#[derive(Debug)]
+pub(super) struct Script {
+    source: &'static str,
+    hash: String,
+}
+
+impl Script {
+    fn new(source: &'static str) -> Self {
+        Self { source, hash: sha1_hash(source) }
+    }
+
+    pub(super) const fn source(&self) -> &'static str {
+        self.source
+    }
+
+    pub(super) fn hash(&self) -> &str {
+        &self.hash
+    }
+}
+
+/// A script that stands on the common part.
+macro_rules! on_lock {
+    ($file:literal) => {
+        LazyLock::new(|| Script::new(concat!(include_str!("lua/lock.lua"), include_str!($file))))
+    };
+}
+
+pub(super) static ACQUIRE: LazyLock<Script> = on_lock!("lua/acquire.lua");
+pub(super) static RELEASE: LazyLock<Script> = on_lock!("lua/release.lua");
+pub(super) static RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/renew.lua")));
+pub(super) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/inspect.lua")));

@@ -1,0 +1,221 @@
+//! The one narrow path to the server: a script, its keys and arguments in, a sorted answer out.
+//!
+//! What fred does, and what is done about it here:
+//!
+//! * It repeats a command whose reply was lost: switched off, so that an unknown outcome is seen as one. The
+//!   scripts are idempotent per lease id, and whoever called decides whether to send again.
+//! * A dropped future does not take its command back: every command has a timeout of fred's own as well.
+//! * It does not notice a server that hangs while commands are still being written: after a few timeouts in a
+//!   row the connection is made anew.
+//! * Its driving task can end while it claims to be connected, and then commands hang: the task is watched,
+//!   and started again (`keep_driving`).
+//! * Dropping a client leaks its connection: clients are quit explicitly.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::error::{Error as FredError, ErrorKind};
+use fred::interfaces::{ClientLike, LuaInterface};
+use fred::types::config::{
+    Config, ConnectionConfig, PerformanceConfig, ReconnectError, ReconnectPolicy, TcpConfig,
+};
+use fred::types::{ConnectHandle, Key, RespVersion, Value};
+use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::script::Script;
+use crate::backend::BackendError;
+
+/// Answers that did not come, in a row, before the connection is given up.
+const TIMEOUTS_BEFORE_RECONNECT: u32 = 3;
+/// Commands that may wait in fred's queue.
+const MAX_QUEUED_COMMANDS: usize = 65_536;
+/// Messages that may wait for the subscription's task; a lag beyond that is noticed and made up for.
+const MESSAGE_BUFFER: usize = 4096;
+/// The pause before a driving task that ended is started again.
+const RESTART_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    pub(super) connect: Duration,
+    pub(super) reply: Duration,
+}
+
+/// A fred client set up as this crate needs it, not yet connected.
+pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
+    let mut config = config.clone();
+    config.version = RespVersion::RESP3;
+    config.fail_fast = true;
+    let performance = PerformanceConfig {
+        default_command_timeout: timeouts.reply,
+        broadcast_channel_capacity: MESSAGE_BUFFER,
+        ..PerformanceConfig::default()
+    };
+    let connection = ConnectionConfig {
+        connection_timeout: timeouts.connect,
+        internal_command_timeout: timeouts.connect,
+        max_command_attempts: 1,
+        max_redirections: 0,
+        max_command_buffer_len: MAX_QUEUED_COMMANDS,
+        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
+        reconnect_errors: vec![
+            ReconnectError::ReadOnly,
+            ReconnectError::Loading,
+            ReconnectError::ClusterDown,
+        ],
+        ..ConnectionConfig::default()
+    };
+    let policy = ReconnectPolicy::new_exponential(0, 10, 2_000, 2);
+    Client::new(config, Some(performance), Some(connection), Some(policy))
+}
+
+/// Connects `client` and keeps it driven until the returned handle is dropped.
+pub(super) async fn connect(
+    client: &Client,
+    timeouts: Timeouts,
+) -> Result<AbortOnDropHandle<()>, BackendError> {
+    let driver = timeout(timeouts.connect, client.init())
+        .await
+        .map_err(|late| BackendError::Unanswered { source: late.into() })?
+        .map_err(|error| match error.kind() {
+            ErrorKind::Auth => BackendError::Refused { source: error.into() },
+            _ if is_server_text(&error) => BackendError::Refused { source: error.into() },
+            _ => BackendError::NotSent { source: error.into() },
+        })?;
+    Ok(AbortOnDropHandle::new(tokio::spawn(keep_driving(client.clone(), driver))))
+}
+
+async fn keep_driving(client: Client, driver: ConnectHandle) {
+    let mut driver = AbortOnDropHandle::new(driver);
+    loop {
+        let ended = (&mut driver).await;
+        tracing::warn!(?ended, "the connection's driver ended, starting it again");
+        loop {
+            sleep(RESTART_PAUSE).await;
+            match client.init().await {
+                Ok(again) => {
+                    driver = AbortOnDropHandle::new(again);
+                    break;
+                }
+                Err(error) => tracing::debug!(%error, "not connected"),
+            }
+        }
+    }
+}
+
+/// Closes `client`'s connection, in good order if the server lets it.
+pub(super) async fn quit(client: &Client, patience: Duration) {
+    match timeout(patience, client.quit()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "connection closed without QUIT"),
+        Err(_) => tracing::debug!("connection closed without an answer to QUIT"),
+    }
+}
+
+/// The connection that carries all commands.
+#[derive(Debug)]
+pub(super) struct Transport {
+    client: Client,
+    timeouts_in_a_row: AtomicU32,
+    reconnecting: Arc<AtomicBool>,
+}
+
+impl Transport {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, timeouts_in_a_row: AtomicU32::new(0), reconnecting: Arc::default() }
+    }
+
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Runs a script once, and waits for its answer for at most `patience`.
+    pub(super) async fn call(
+        &self,
+        script: &Script,
+        keys: Vec<Key>,
+        args: Vec<Value>,
+        patience: Duration,
+    ) -> Result<Value, BackendError> {
+        let answer = match timeout(patience, self.run(script, keys, args)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"))),
+        };
+        self.note(&answer);
+        answer.map_err(sort)
+    }
+
+    /// EVALSHA, and EVAL if the server does not know the script: after a restart or SCRIPT FLUSH.
+    async fn run(&self, script: &Script, keys: Vec<Key>, args: Vec<Value>) -> Result<Value, FredError> {
+        let again = (keys.clone(), args.clone());
+        match self.client.evalsha(script.hash(), keys, args).await {
+            Err(error) if error.details().starts_with("NOSCRIPT") => {
+                let (keys, args) = again;
+                self.client.eval(script.source(), keys, args).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Counts timeouts in a row; too many of them, and the connection is made anew.
+    fn note(&self, answer: &Result<Value, FredError>) {
+        if !matches!(answer, Err(error) if *error.kind() == ErrorKind::Timeout) {
+            self.timeouts_in_a_row.store(0, Ordering::Relaxed);
+            return;
+        }
+        let timeouts = self.timeouts_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        if timeouts < TIMEOUTS_BEFORE_RECONNECT || self.reconnecting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::warn!(timeouts, "the server does not answer, reconnecting");
+        self.timeouts_in_a_row.store(0, Ordering::Relaxed);
+        let (client, reconnecting) = (self.client.clone(), Arc::clone(&self.reconnecting));
+        tokio::spawn(async move {
+            if let Err(error) = client.force_reconnection().await {
+                tracing::debug!(%error, "not reconnected");
+            }
+            reconnecting.store(false, Ordering::Release);
+        });
+    }
+}
+
+/// Sorts fred's errors by what they say about the command: not sent, unknown, or a definite answer.
+fn sort(error: FredError) -> BackendError {
+    let source = |error: FredError| error.into();
+    let text = error.details();
+    if text.contains("WRONGTYPE") {
+        return BackendError::WrongType { source: source(error) };
+    }
+    if NOT_SENT.iter().any(|start| text.starts_with(start)) || *error.kind() == ErrorKind::Backpressure {
+        return BackendError::NotSent { source: source(error) };
+    }
+    match error.kind() {
+        ErrorKind::Timeout | ErrorKind::IO | ErrorKind::Canceled => {
+            BackendError::Unanswered { source: source(error) }
+        }
+        _ => BackendError::Refused { source: source(error) },
+    }
+}
+
+/// How errors start after which the command has certainly not been carried out: fred's own words, then
+/// answers of a server that is on its way up, down, or behind a script that runs for too long.
+const NOT_SENT: [&str; 9] = [
+    "Failed to route command",
+    "Too many failed write attempts",
+    "Too many redirections",
+    "LOADING",
+    "MASTERDOWN",
+    "READONLY",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "BUSY ",
+];
+
+/// Whether the server itself said so: its errors start with a word in capitals.
+fn is_server_text(error: &FredError) -> bool {
+    let word = error.details().split(' ').next().unwrap_or_default();
+    word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase())
+}

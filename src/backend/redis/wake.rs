@@ -1,0 +1,292 @@
+//! One subscription per client: pushes grants to the requests that wait for them, and revocations to holders.
+//!
+//! Every request registers before it is sent, so that no push can come too early. A push may get lost on the
+//! way (a lagging buffer, a connection cut in between); whenever that is possible every waiting request is
+//! told to ask again, and each repeats itself now and then in any case. A grant for a lease that nobody here
+//! knows is released at once: its request was carried out after it had been given up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
+use fred::types::Message;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::transport::Timeouts;
+use crate::backend::{BackendError, LeaseId, Revocation};
+use crate::fence::FencingToken;
+use crate::sync::Mutex;
+
+/// How often the subscription is tried while somebody waits and nothing else tells that it works.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// The pause before another attempt to subscribe.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Who in this client is to be told what.
+#[derive(Debug)]
+pub(super) struct Wake {
+    entries: Mutex<HashMap<LeaseId, Entry>>,
+    ask_again: watch::Sender<()>,
+    suspect: Notify,
+    /// Grants that nobody waits for any more, to be released.
+    strays: mpsc::UnboundedSender<(LeaseId, Arc<str>)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    grant: Option<oneshot::Sender<FencingToken>>,
+    revocation: Revocation,
+}
+
+impl Wake {
+    pub(super) fn new(strays: mpsc::UnboundedSender<(LeaseId, Arc<str>)>) -> Self {
+        Self { entries: Mutex::default(), ask_again: watch::Sender::new(()), suspect: Notify::new(), strays }
+    }
+
+    /// From now on `lease` is told of its revocation.
+    pub(super) fn register(&self, lease: LeaseId, revocation: Revocation) {
+        self.entries.lock().insert(lease, Entry { grant: None, revocation });
+    }
+
+    /// From now on `lease` is told of a grant as well. Replaces what was registered before.
+    pub(super) fn expect_grant(
+        &self,
+        lease: LeaseId,
+        revocation: Revocation,
+    ) -> oneshot::Receiver<FencingToken> {
+        let (tell, told) = oneshot::channel();
+        self.entries.lock().insert(lease, Entry { grant: Some(tell), revocation });
+        told
+    }
+
+    /// Nothing is to be told to `lease` any more.
+    pub(super) fn forget(&self, lease: LeaseId) {
+        self.entries.lock().remove(&lease);
+    }
+
+    /// Changes whenever pushes may have been lost.
+    pub(super) fn ask_again(&self) -> watch::Receiver<()> {
+        self.ask_again.subscribe()
+    }
+
+    /// A grant was found that should have been pushed: see whether the subscription still works.
+    pub(super) fn suspect(&self) {
+        self.suspect.notify_one();
+    }
+
+    fn is_idle(&self) -> bool {
+        self.entries.lock().is_empty()
+    }
+
+    fn tell(&self, message: &str) {
+        match Push::parse(message) {
+            Some(Push::Grant { lease, token, key }) => self.tell_grant(lease, token, key),
+            Some(Push::Revoke { lease }) => {
+                tracing::warn!(?lease, "released by force");
+                if let Some(entry) = self.entries.lock().get(&lease) {
+                    entry.revocation.revoke();
+                }
+            }
+            None => tracing::warn!(message, "a message on the wake channel that is not from this protocol"),
+        }
+    }
+
+    fn tell_grant(&self, lease: LeaseId, token: FencingToken, key: &str) {
+        let waiting = self.entries.lock().get_mut(&lease).map(|entry| entry.grant.take());
+        match waiting {
+            // If the request is being dropped right now, its release is on its way.
+            Some(Some(tell)) => drop(tell.send(token)),
+            Some(None) => {}
+            None => {
+                tracing::debug!(?lease, key, "granted to a request that was given up, releasing");
+                // The receiver is only gone when the backend is.
+                let _ = self.strays.send((lease, Arc::from(key)));
+            }
+        }
+    }
+}
+
+/// What is told on the wake channel. The key comes last, because it may contain spaces.
+enum Push<'a> {
+    Grant { lease: LeaseId, token: FencingToken, key: &'a str },
+    Revoke { lease: LeaseId },
+}
+
+impl<'a> Push<'a> {
+    fn parse(message: &'a str) -> Option<Self> {
+        let (verb, rest) = message.split_once(' ')?;
+        let (lease, rest) = rest.split_once(' ')?;
+        let lease = LeaseId::parse(lease)?;
+        match verb {
+            "grant" => {
+                let (token, key) = rest.split_once(' ')?;
+                Some(Self::Grant { lease, token: FencingToken::new(token.parse().ok()?), key })
+            }
+            "revoke" => Some(Self::Revoke { lease }),
+            _ => None,
+        }
+    }
+}
+
+/// The connection that listens.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    _listener: AbortOnDropHandle<()>,
+    _keeper: AbortOnDropHandle<()>,
+}
+
+impl Subscription {
+    /// Subscribes on `subscriber`, which carries no other commands, and keeps subscribed. `publisher` is used
+    /// once, to see that messages are delivered: a refused SUBSCRIBE looks like a granted one.
+    pub(super) async fn open(
+        subscriber: &Client,
+        publisher: &Client,
+        channel: String,
+        wake: Arc<Wake>,
+        timeouts: Timeouts,
+    ) -> Result<Self, BackendError> {
+        let messages = subscriber.message_rx();
+        let reconnects = subscriber.reconnect_rx();
+        subscribe(subscriber, &channel, timeouts).await?;
+        prove(publisher, &channel).await?;
+        let listener = tokio::spawn(listen(messages, Arc::clone(&wake)));
+        let keeper = tokio::spawn(keep(subscriber.clone(), channel, wake, reconnects, timeouts));
+        Ok(Self { _listener: AbortOnDropHandle::new(listener), _keeper: AbortOnDropHandle::new(keeper) })
+    }
+}
+
+/// Subscribes and waits until the server has done so: SUBSCRIBE itself is not waited for by fred, but answers
+/// come in order.
+async fn subscribe(subscriber: &Client, channel: &str, timeouts: Timeouts) -> Result<(), BackendError> {
+    let steps = async {
+        subscriber.subscribe(channel).await?;
+        subscriber.ping::<()>(None).await
+    };
+    match timeout(timeouts.connect, steps).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(BackendError::Unanswered { source: error.into() }),
+        Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+    }
+}
+
+/// Publishes a message to ourselves, and fails if nobody would receive it.
+async fn prove(publisher: &Client, channel: &str) -> Result<(), BackendError> {
+    let refused = |what: String| BackendError::Refused { source: what.into() };
+    let receivers: i64 = publisher
+        .publish(channel, "probe")
+        .await
+        .map_err(|error| refused(format!("{error}; this crate publishes on channels `leasehold:*`")))?;
+    if receivers == 0 {
+        return Err(refused(
+            "the user may not subscribe to channels `leasehold:*`, so it cannot wait".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+async fn listen(mut messages: tokio::sync::broadcast::Receiver<Message>, wake: Arc<Wake>) {
+    loop {
+        match messages.recv().await {
+            Ok(message) => match message.value.as_bytes_str() {
+                Some(text) if &*text == "probe" => {}
+                Some(text) => wake.tell(&text),
+                None => tracing::warn!("a message on the wake channel that is no text"),
+            },
+            Err(RecvError::Lagged(lost)) => {
+                tracing::debug!(lost, "wake-ups lost, asking again");
+                wake.ask_again.send_replace(());
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Subscribes again after every reconnect, and reconnects a subscription that has gone quiet for good.
+async fn keep(
+    subscriber: Client,
+    channel: String,
+    wake: Arc<Wake>,
+    mut reconnects: tokio::sync::broadcast::Receiver<fred::types::config::Server>,
+    timeouts: Timeouts,
+) {
+    loop {
+        let check = tokio::select! {
+            reconnected = reconnects.recv() => match reconnected {
+                Ok(_) | Err(RecvError::Lagged(_)) => false,
+                Err(RecvError::Closed) => return,
+            },
+            () = sleep(HEARTBEAT) => true,
+            () = wake.suspect.notified() => true,
+        };
+        if check {
+            if !wake.is_idle() && !answers(&subscriber, timeouts).await {
+                tracing::debug!("the subscription does not answer, reconnecting");
+                if let Err(error) = subscriber.force_reconnection().await {
+                    tracing::debug!(%error, "not reconnected");
+                }
+            }
+            continue;
+        }
+        while let Err(error) = subscribe(&subscriber, &channel, timeouts).await {
+            tracing::debug!(%error, "not subscribed");
+            sleep(RETRY).await;
+        }
+        tracing::debug!("subscribed again, asking again");
+        wake.ask_again.send_replace(());
+    }
+}
+
+async fn answers(subscriber: &Client, timeouts: Timeouts) -> bool {
+    matches!(timeout(timeouts.reply, subscriber.ping::<()>(None)).await, Ok(Ok(())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::LeaseIds;
+
+    fn wake() -> (Wake, mpsc::UnboundedReceiver<(LeaseId, Arc<str>)>) {
+        let (strays, stray) = mpsc::unbounded_channel();
+        (Wake::new(strays), stray)
+    }
+
+    #[test]
+    fn a_grant_reaches_its_request_and_only_once() {
+        let (wake, mut strays) = wake();
+        let lease = LeaseIds::new().next();
+        let mut told = wake.expect_grant(lease, Revocation::default());
+        wake.tell(&format!("grant {lease} 42 lock:a b"));
+        wake.tell(&format!("grant {lease} 42 lock:a b"));
+        assert_eq!(told.try_recv().unwrap(), FencingToken::new(42));
+        assert!(strays.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_grant_that_nobody_waits_for_is_released() {
+        let (wake, mut strays) = wake();
+        let lease = LeaseIds::new().next();
+        wake.tell(&format!("grant {lease} 42 lock:a b"));
+        assert_eq!(strays.try_recv().unwrap(), (lease, Arc::from("lock:a b")));
+    }
+
+    #[test]
+    fn a_revocation_reaches_the_holder_and_nonsense_nobody() {
+        let (wake, _strays) = wake();
+        let lease = LeaseIds::new().next();
+        let revocation = Revocation::default();
+        wake.register(lease, revocation.clone());
+        for nonsense in
+            ["", "grant", "revoke x lock:a", "grant 1.2 3 k", &format!("grant {lease} x k"), "evict a b"]
+        {
+            wake.tell(nonsense);
+        }
+        assert!(!revocation.is_revoked());
+        wake.tell(&format!("revoke {lease} lock:a"));
+        assert!(revocation.is_revoked());
+    }
+}

@@ -1,0 +1,113 @@
+//! The entrance: one client per store, from which the primitives come.
+
+use std::sync::Arc;
+
+use crate::backend::{Backend, MemoryBackend};
+use crate::error::Error;
+use crate::lease::Engine;
+use crate::mutex::DistMutex;
+use crate::options::MutexOptions;
+
+/// A connection to a store, shared by everything that comes from it. Cheap to clone.
+///
+/// Each client has one background task for renewals and releases, and one subscription for wake-ups, however
+/// many locks and waiters it has. The task runs on the tokio runtime of the first request, which needs its
+/// timer (and its I/O, for Redis) enabled.
+///
+/// When the last handle (clients, primitives and guards) is gone, what is still owed to the store is released
+/// and the connections close. To wait for that, call [`shutdown`](Self::shutdown).
+#[derive(Clone, Debug)]
+pub struct Client {
+    engine: Arc<Engine>,
+}
+
+impl Client {
+    /// Connects to the store that `url` names.
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `memory:` | this process; every call makes a new, empty store |
+    /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
+    /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same over a unix socket |
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidArgument`] if the URL cannot be read.
+    /// * [`Error::Unsupported`] if this build does not speak its scheme.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached within 2 s, with its address.
+    /// * [`Error::StoreRefused`] if it refuses the credentials, or does not let this user subscribe.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        if url == "memory:" {
+            return Ok(Self::memory());
+        }
+        #[cfg(feature = "redis")]
+        {
+            let backend = crate::backend::RedisBackend::connect(url).await?;
+            Ok(Self::with_backend(Arc::new(backend)))
+        }
+        #[cfg(not(feature = "redis"))]
+        {
+            let scheme = url.split(':').next().unwrap_or_default().to_owned();
+            match scheme.as_str() {
+                "redis" | "redis+unix" => Err(Error::Unsupported {
+                    store: scheme,
+                    what: "this build lacks the feature `redis`".to_owned(),
+                }),
+                _ => Err(Error::invalid("url", "expected `memory:`")),
+            }
+        }
+    }
+
+    /// A client of a new, empty store inside this process.
+    #[must_use]
+    pub fn memory() -> Self {
+        Self::with_backend(Arc::new(MemoryBackend::new()))
+    }
+
+    /// A client of any store that keeps the [contract](crate::backend).
+    ///
+    /// The client takes the backend over: shutting it down closes the backend.
+    #[must_use]
+    pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
+        Self { engine: Arc::new(Engine::new(backend)) }
+    }
+
+    /// The mutex called `name`, with default options. Local, no I/O: nothing exists in the store until it is
+    /// locked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes.
+    pub fn mutex(&self, name: &str) -> Result<DistMutex, Error> {
+        self.mutex_with(name, MutexOptions::new())
+    }
+
+    /// The mutex called `name`, with the given options. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if the name or an option is out of bounds; the message says which and why.
+    pub fn mutex_with(&self, name: &str, options: MutexOptions) -> Result<DistMutex, Error> {
+        DistMutex::new(Arc::clone(&self.engine), name, &options)
+    }
+
+    /// Ends everything that comes from this client: waiting requests fail with [`Error::Closed`], live guards
+    /// lose their leases, all of it is released in the store, and the connections close. Later requests fail
+    /// with [`Error::Closed`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; what is left runs out
+    /// within a lease. The connections are closed all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the client shut down, but possibly not drained; calling again goes on.
+    pub async fn shutdown(&self) -> Result<(), Error> {
+        self.engine.shutdown().await
+    }
+}

@@ -1,0 +1,159 @@
+//! What can go wrong, sorted by what the caller can do about it.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::backend::BackendError;
+use crate::fence::FencingToken;
+
+/// Everything that this crate's calls can fail with.
+///
+/// Contention is not among them: `try_lock` answers `None`, and only a call with a time limit can time out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument cannot be used; nothing was sent anywhere. Mend the call.
+    #[error("invalid {what}: {why}")]
+    #[non_exhaustive]
+    InvalidArgument {
+        /// Which argument: `name`, `lease`, `url`, ...
+        what: &'static str,
+        /// What is wrong with it. Passwords in URLs are left out.
+        why: String,
+    },
+
+    /// Somebody else held the resource for as long as the caller was ready to wait. Try again later.
+    #[error("timed out after {waited:?} waiting for `{name}`")]
+    #[non_exhaustive]
+    TimedOut {
+        /// The resource.
+        name: String,
+        /// How long was waited.
+        waited: Duration,
+    },
+
+    /// The lease ended before its guard was released: somebody else may hold the resource now. Stop, and
+    /// treat what was written since the last renewal as contested unless the resource checks tokens.
+    #[error("the lease on `{name}` (token {token}) was lost: {reason}")]
+    #[non_exhaustive]
+    Lost {
+        /// The resource.
+        name: String,
+        /// The token of the lease that was lost.
+        token: FencingToken,
+        /// How it was lost.
+        reason: LossReason,
+    },
+
+    /// The store did not answer in time or cannot be reached. Whatever it may have done is undone in the
+    /// background, or by itself within a lease. Try again later.
+    #[error("{step}{} at {store}: store unavailable: {source}", about(.name))]
+    #[non_exhaustive]
+    StoreUnavailable {
+        /// The resource, where the step concerns one.
+        name: Option<String>,
+        /// What was being done: `connect`, `acquire`, `release`, ...
+        step: &'static str,
+        /// The store's address, without password.
+        store: String,
+        /// What the store's client reported.
+        source: BackendError,
+    },
+
+    /// The store answered, and the answer was no: wrong type under the key, missing permission, out of memory.
+    /// Trying again will not help until somebody mends the store.
+    #[error("{step}{} at {store}: refused by the store: {source}", about(.name))]
+    #[non_exhaustive]
+    StoreRefused {
+        /// The resource, where the step concerns one.
+        name: Option<String>,
+        /// What was being done: `connect`, `acquire`, `release`, ...
+        step: &'static str,
+        /// The store's address, without password.
+        store: String,
+        /// What the store said.
+        source: BackendError,
+    },
+
+    /// This store, or this build of the crate, cannot do what was asked for.
+    #[error("not supported by {store}: {what}")]
+    #[non_exhaustive]
+    Unsupported {
+        /// The store's address or scheme, without password.
+        store: String,
+        /// What was asked for, and what would be needed.
+        what: String,
+    },
+
+    /// The client was shut down.
+    #[error("{step}{}: the client is shut down", about(.name))]
+    #[non_exhaustive]
+    Closed {
+        /// The resource, where the step concerns one.
+        name: Option<String>,
+        /// What was being done.
+        step: &'static str,
+    },
+}
+
+/// How a lease was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The lease ran out: the holder was paused, or the store says that it forgot the lease.
+    Expired,
+    /// The store names another holder, or something else stands where the lease was.
+    Taken,
+    /// No renewal was confirmed before the lease ran out, because the store did not answer.
+    StoreUnreachable,
+    /// Somebody called `force_release`.
+    Revoked,
+    /// The maximum hold time was reached.
+    HeldTooLong,
+    /// The client was shut down.
+    ClientClosed,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "it expired",
+            Self::Taken => "the store names another holder",
+            Self::StoreUnreachable => "the store did not confirm it in time",
+            Self::Revoked => "it was released by force",
+            Self::HeldTooLong => "the maximum hold time was reached",
+            Self::ClientClosed => "the client was shut down",
+        })
+    }
+}
+
+impl Error {
+    pub(crate) fn invalid(what: &'static str, why: impl Into<String>) -> Self {
+        Self::InvalidArgument { what, why: why.into() }
+    }
+
+    /// Puts a store's own error into words: which name, which step, which store.
+    pub(crate) fn from_backend(
+        source: BackendError,
+        step: &'static str,
+        name: Option<&str>,
+        store: &str,
+    ) -> Self {
+        let (name, store) = (name.map(str::to_owned), store.to_owned());
+        match source {
+            BackendError::NotSent { .. } | BackendError::Unanswered { .. } => {
+                Self::StoreUnavailable { name, step, store, source }
+            }
+            BackendError::WrongType { .. } | BackendError::Refused { .. } => {
+                Self::StoreRefused { name, step, store, source }
+            }
+            BackendError::Unsupported { what } => Self::Unsupported { store, what },
+            BackendError::Closed => Self::Closed { name, step },
+        }
+    }
+}
+
+/// ` of "name"`, or nothing.
+fn about(name: &Option<String>) -> String {
+    name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default()
+}

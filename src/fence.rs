@@ -1,0 +1,119 @@
+//! Fencing tokens, and the check a protected resource performs with them.
+//!
+//! A lease can end while its holder is paused and does not know it. Only the resource itself can then refuse
+//! the late write, and a fencing token is what it needs for that: every grant carries a number greater than
+//! all earlier ones for the same name, and the resource refuses anything older than the newest it has seen.
+//! The idea is Lampson's generation number, made well known by Kleppmann's "How to do distributed locking".
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that grows with every grant of one name.
+///
+/// Tokens of different names are not comparable. The store issues them from its clock in microseconds, or one
+/// above the last, whichever is greater, so they keep growing after the store lost its memory. They fit an
+/// `i64`, and a JavaScript number until the year 2255.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// A token with the given value, as read back from a protected resource.
+    #[must_use]
+    pub const fn new(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The token's value.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl From<FencingToken> for u64 {
+    fn from(token: FencingToken) -> Self {
+        token.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The check at a protected resource: admits the newest token seen so far and everything newer.
+///
+/// ```
+/// use leasehold::{Fence, FencingToken};
+///
+/// let fence = Fence::new();
+/// let (older, newer) = (FencingToken::new(7), FencingToken::new(8));
+/// assert!(fence.admit(newer).is_ok());
+/// assert!(fence.admit(newer).is_ok(), "one holder may write many times");
+/// assert!(fence.admit(older).is_err(), "an earlier holder is refused");
+/// ```
+///
+/// Check and write must be one step at the resource. With several writers in one process, call
+/// [`admit`](Fence::admit) under the lock that guards the write; in a database, compare in the same statement.
+#[derive(Debug, Default)]
+pub struct Fence {
+    newest: AtomicU64,
+}
+
+impl Fence {
+    /// A fence that has seen nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { newest: AtomicU64::new(0) }
+    }
+
+    /// Admits `token` and remembers it, unless a newer one was admitted before.
+    ///
+    /// # Errors
+    ///
+    /// [`StaleToken`] if a newer token has been admitted: the caller's lease has passed to somebody else.
+    pub fn admit(&self, token: FencingToken) -> Result<(), StaleToken> {
+        let newest = self.newest.fetch_max(token.0, Ordering::AcqRel);
+        if token.0 < newest {
+            return Err(StaleToken { offered: token, newest: FencingToken(newest) });
+        }
+        Ok(())
+    }
+}
+
+/// A fencing token older than one the resource has already seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("fencing token {offered} is stale: {newest} has been seen")]
+pub struct StaleToken {
+    offered: FencingToken,
+    newest: FencingToken,
+}
+
+impl StaleToken {
+    /// The token that was refused.
+    #[must_use]
+    pub const fn offered(&self) -> FencingToken {
+        self.offered
+    }
+
+    /// The newest token the resource had seen.
+    #[must_use]
+    pub const fn newest(&self) -> FencingToken {
+        self.newest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_token_leaves_the_fence_where_it_was() {
+        let fence = Fence::new();
+        fence.admit(FencingToken::new(5)).unwrap();
+        let stale = fence.admit(FencingToken::new(4)).unwrap_err();
+        assert_eq!((stale.offered().get(), stale.newest().get()), (4, 5));
+        fence.admit(FencingToken::new(5)).unwrap();
+    }
+}

@@ -1,0 +1,101 @@
+//! From request to grant.
+//!
+//! The obligation to release is taken on before the request leaves, under the request's own lease id. If this
+//! future is dropped at any await point, the obligation is dropped with it, and the reaper releases that id,
+//! whether it was queued, granted, or never arrived. A timeout is nothing but that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::engine::Engine;
+use super::held::Lease;
+use crate::backend::{AcquireRequest, Acquired, Revocation, Wait};
+use crate::error::{Error, LossReason};
+use crate::name::Name;
+use crate::options::Settings;
+
+/// How long a request that does not wait lets an earlier release of this client finish first.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
+/// this store or this machine.
+const MAX_LATE: u32 = 3;
+
+/// Asks for `name`. `None` if somebody else held it for as long as `wait` allows.
+///
+/// Cancel safe: dropping the future gives back whatever it was granted.
+#[tracing::instrument(level = "debug", name = "acquire", skip_all, fields(name = %name, token))]
+pub(crate) async fn acquire(
+    engine: &Engine,
+    name: &Name,
+    settings: Settings,
+    wait: Wait,
+) -> Result<Option<Arc<Lease>>, Error> {
+    if engine.closed().is_cancelled() {
+        return Err(closed(name));
+    }
+    engine.ensure_running();
+    if wait == Wait::No {
+        // A guard of this client that was just dropped must not be in the way. Late is no error: then it is.
+        let _ = timeout(SETTLE, engine.reaper().settled(name.key())).await;
+    }
+    let mut late = 0;
+    loop {
+        let id = engine.backend().lease_id();
+        let lost = CancellationToken::new();
+        let obligation = engine.reaper().oblige(name.clone(), id, settings.terms.lease);
+        let request = AcquireRequest {
+            lease: id,
+            key: Arc::clone(name.key()),
+            term: settings.terms.lease,
+            wait,
+            poll_interval: settings.poll_interval,
+            repair: settings.repair,
+            revocation: Revocation::of(lost.clone()),
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = engine.backend().acquire(&request) => answer,
+            () = engine.closed().cancelled() => return Err(closed(name)),
+        };
+        match answer.map_err(|error| engine.error(error, "acquire", Some(name)))? {
+            Acquired::Granted(grant) => {
+                let lease = Lease::new(id, name.clone(), settings.terms, grant, lost, obligation);
+                match lease.loss(Instant::now()) {
+                    None => return hold(engine, lease).map(Some),
+                    // The process was paused between request and now. The lease has given itself back.
+                    Some(_) if late < MAX_LATE => late += 1,
+                    Some(reason) => return Err(lease.loss_error(reason)),
+                }
+            }
+            Acquired::Busy => {
+                if wait == Wait::No {
+                    obligation.settle();
+                }
+                tracing::debug!("busy");
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// A lease begins.
+fn hold(engine: &Engine, lease: Lease) -> Result<Arc<Lease>, Error> {
+    tracing::Span::current().record("token", lease.token().get());
+    tracing::debug!(name = %lease.name(), token = lease.token().get(), "granted");
+    let lease = Arc::new(lease);
+    engine.watchdog().watch(Arc::clone(&lease));
+    // A shutdown that began after the request was answered has not seen this lease.
+    if engine.closed().is_cancelled() {
+        lease.lose(LossReason::ClientClosed);
+        return Err(closed(lease.name()));
+    }
+    Ok(lease)
+}
+
+fn closed(name: &Name) -> Error {
+    Error::Closed { name: Some(name.as_str().to_owned()), step: "acquire" }
+}

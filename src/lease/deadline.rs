@@ -1,0 +1,154 @@
+//! How long a lease may be trusted locally. Pure: `now` is always an argument.
+//!
+//! The store counts a lease from the moment it carries the request out; the client counts it from the moment
+//! it sent that request, which is earlier. On top of that the client stops a little before the store does
+//! ([`margin`]), so that even with clocks of slightly different speed and a timer that fires late, the holder
+//! is told of its loss before anybody else is told of a grant. Counting from the send time is how Raft's
+//! leader leases do it as well.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// What decides over one lease: its terms, and when the store last confirmed it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    terms: Terms,
+    counted_from: Instant,
+    /// The end of the maximum hold time.
+    cap: Option<Instant>,
+}
+
+/// The durations a lease is held under, as validated by the options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) lease: Duration,
+    pub(crate) renewal_period: Duration,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+/// How much earlier than the store the client lets a lease end: 10 ms for timers and scheduling, and a
+/// thousandth of the lease for clocks that do not run at the same speed.
+pub(crate) fn margin(lease: Duration) -> Duration {
+    Duration::from_millis(10) + lease / 1000
+}
+
+impl Deadline {
+    /// A lease granted just now, `counted_from` the given instant.
+    pub(crate) fn new(terms: Terms, counted_from: Instant, now: Instant) -> Self {
+        let cap = terms.max_hold.and_then(|hold| now.checked_add(hold));
+        Self { terms, counted_from, cap }
+    }
+
+    /// The store confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
+    pub(crate) fn extend(&mut self, counted_from: Instant) {
+        self.counted_from = self.counted_from.max(counted_from);
+    }
+
+    /// When the lease ends unless it is extended.
+    pub(crate) fn ends(&self) -> Instant {
+        let trusted = self.counted_from + self.trusted();
+        self.cap.map_or(trusted, |cap| trusted.min(cap))
+    }
+
+    /// Whether the lease has ended.
+    pub(crate) fn has_passed(&self, now: Instant) -> bool {
+        now >= self.ends()
+    }
+
+    /// Whether what has ended the lease, or will, is the maximum hold time.
+    pub(crate) fn ends_by_cap(&self) -> bool {
+        self.cap.is_some_and(|cap| cap <= self.counted_from + self.trusted())
+    }
+
+    /// For how long the lease may still be trusted.
+    pub(crate) fn remaining(&self, now: Instant) -> Duration {
+        self.ends().saturating_duration_since(now)
+    }
+
+    /// When to renew: one period after the last confirmation, and in any case before the lease ends.
+    /// `None` if the maximum hold time comes first, so that there is nothing to renew for.
+    pub(crate) fn renew_at(&self) -> Option<Instant> {
+        let latest = self.trusted() * 9 / 10;
+        let at = self.counted_from + self.terms.renewal_period.min(latest);
+        (!self.ends_by_cap()).then_some(at)
+    }
+
+    /// When to try again after a renewal at `now` that was not answered: soon, but never in a tight loop.
+    pub(crate) fn retry_at(&self, now: Instant) -> Instant {
+        let pause = (self.terms.renewal_period / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        (now + pause).min(self.ends())
+    }
+
+    fn trusted(&self) -> Duration {
+        self.terms.lease.saturating_sub(margin(self.terms.lease))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn terms(lease: u64, renewal_period: u64, max_hold: Option<u64>) -> Terms {
+        Terms { lease: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) }
+    }
+
+    #[test]
+    fn the_lease_is_counted_from_the_request_and_not_from_the_reply() {
+        let sent = Instant::now();
+        let answered = sent + ms(400);
+        let deadline = Deadline::new(terms(1000, 300, None), sent, answered);
+        assert_eq!(deadline.ends(), sent + ms(989));
+        assert!(!deadline.has_passed(sent + ms(988)));
+        assert!(deadline.has_passed(sent + ms(989)));
+    }
+
+    #[test]
+    fn a_late_confirmation_of_an_earlier_renewal_does_not_shorten_the_lease() {
+        let start = Instant::now();
+        let mut deadline = Deadline::new(terms(1000, 300, None), start, start);
+        deadline.extend(start + ms(600));
+        deadline.extend(start + ms(300));
+        assert_eq!(deadline.ends(), start + ms(1589));
+    }
+
+    #[test]
+    fn the_maximum_hold_time_counts_from_the_grant_and_ends_renewal() {
+        let (sent, granted) = (Instant::now(), Instant::now() + ms(50));
+        let mut deadline = Deadline::new(terms(1000, 300, Some(1500)), sent, granted);
+        assert!(!deadline.ends_by_cap());
+        assert!(deadline.renew_at().is_some());
+        deadline.extend(sent + ms(900));
+        assert!(deadline.ends_by_cap());
+        assert_eq!(deadline.ends(), granted + ms(1500));
+        assert_eq!(deadline.renew_at(), None);
+    }
+
+    proptest! {
+        /// Point 4 of the contract, and the reason for renewing at all.
+        #[test]
+        fn the_client_never_outlives_the_store_and_renews_before_the_end(
+            lease in 100u64..=86_400_000,
+            part in 1u64..1000,
+            delays in prop::collection::vec((0u64..100_000, 0u64..1000), 1..20),
+        ) {
+            let start = Instant::now();
+            let period = (lease * part / 1000).max(1).min(lease - 1);
+            let mut deadline = Deadline::new(terms(lease, period, None), start, start);
+            for (later, transit) in delays {
+                let sent = start + ms(later);
+                let store_ends = sent + ms(transit) + ms(lease);
+                deadline.extend(sent);
+                let newest = deadline.counted_from;
+                prop_assert!(deadline.ends() < store_ends.max(newest + ms(lease)));
+                prop_assert!(deadline.renew_at().unwrap() < deadline.ends());
+                prop_assert!(deadline.retry_at(sent) <= deadline.ends());
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What all primitives of one client share, and the task that works for them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::held::Lease;
+use super::reaper::Reaper;
+use super::watchdog::Watchdog;
+use crate::backend::{Backend, BackendError, Released, Whose};
+use crate::error::{Error, LossReason};
+use crate::name::Name;
+use crate::sync::Mutex;
+
+/// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// The shared engine of a client. Its background task ends when the last handle to the client is gone.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    backend: Arc<dyn Backend>,
+    watchdog: Arc<Watchdog>,
+    reaper: Arc<Reaper>,
+    task: Mutex<Option<JoinHandle<()>>>,
+    closed: CancellationToken,
+    /// Cancelled with the last handle, when nobody can take on an obligation any more.
+    abandoned: CancellationToken,
+}
+
+impl Engine {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
+        Self {
+            backend,
+            watchdog: Arc::default(),
+            reaper: Arc::default(),
+            task: Mutex::default(),
+            closed: CancellationToken::new(),
+            abandoned: CancellationToken::new(),
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    pub(crate) const fn watchdog(&self) -> &Arc<Watchdog> {
+        &self.watchdog
+    }
+
+    pub(crate) const fn reaper(&self) -> &Arc<Reaper> {
+        &self.reaper
+    }
+
+    pub(crate) const fn closed(&self) -> &CancellationToken {
+        &self.closed
+    }
+
+    /// Starts the background task, unless one runs. The first request does so, on its own runtime, and a later
+    /// one does so again if that runtime has ended in between. Must be called within a runtime.
+    pub(crate) fn ensure_running(&self) {
+        let mut task = self.task.lock();
+        if task.as_ref().is_some_and(|task| !task.is_finished()) {
+            return;
+        }
+        let watchdog = Arc::clone(&self.watchdog).run(Arc::clone(&self.backend));
+        let reaper = Arc::clone(&self.reaper).run(Arc::clone(&self.backend), self.abandoned.clone());
+        *task = Some(tokio::spawn(async move {
+            // The watchdog has no end of its own: it is over when the reaper has nothing left to do.
+            tokio::select! {
+                () = watchdog => {}
+                () = reaper => {}
+            }
+        }));
+    }
+
+    /// Ends a lease: nothing is renewed any more, and the store is told now.
+    pub(crate) async fn release(&self, lease: &Lease) -> Result<(), Error> {
+        if let Some(reason) = lease.loss(tokio::time::Instant::now()) {
+            return Err(lease.loss_error(reason));
+        }
+        let Some(obligation) = lease.take_obligation() else { return Ok(()) };
+        self.watchdog.forget(lease);
+        let name = lease.name();
+        match self.backend.release(name.key(), Whose::Lease(lease.id())).await {
+            Ok(Released::Held) => {
+                obligation.settle();
+                tracing::debug!(name = %name, token = lease.token().get(), "released");
+                Ok(())
+            }
+            Ok(Released::Queued | Released::Absent) => {
+                obligation.settle();
+                tracing::warn!(name = %name, token = lease.token().get(), "released, but was lost before");
+                Err(lease.loss_error(LossReason::Taken))
+            }
+            // The obligation is dropped: the reaper goes on trying.
+            Err(error) => Err(self.error(error, "release", Some(name))),
+        }
+    }
+
+    /// Ends a lease without waiting: the store is told in the background.
+    pub(crate) fn abandon(&self, lease: &Lease) {
+        if let Some(obligation) = lease.take_obligation() {
+            self.watchdog.forget(lease);
+            tracing::debug!(name = %lease.name(), token = lease.token().get(), "guard dropped, release queued");
+            drop(obligation);
+        }
+    }
+
+    /// Ends everything: waiting requests fail, live leases are lost, all of it is released, connections close.
+    pub(crate) async fn shutdown(&self) -> Result<(), Error> {
+        self.closed.cancel();
+        self.ensure_running();
+        self.watchdog.lose_all(LossReason::ClientClosed);
+        let drained = timeout(DRAIN, self.reaper.drained()).await;
+        self.backend.close().await;
+        self.abandoned.cancel();
+        drained.map_err(|late| self.error(BackendError::Unanswered { source: late.into() }, "shutdown", None))
+    }
+
+    /// Puts a store's error into words.
+    pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&Name>) -> Error {
+        Error::from_backend(error, step, name.map(Name::as_str), &self.backend.capabilities().store)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.abandoned.cancel();
+    }
+}

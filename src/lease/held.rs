@@ -1,0 +1,223 @@
+//! One lease that is, or was, held.
+
+use std::sync::OnceLock;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::deadline::{Deadline, Terms};
+use super::reaper::Obligation;
+use crate::backend::{BackendError, Grant, LeaseId, Renewal};
+use crate::error::{Error, LossReason};
+use crate::fence::FencingToken;
+use crate::name::Name;
+use crate::sync::Mutex;
+
+/// What the guard, its futures and the watchdog share.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    id: LeaseId,
+    name: Name,
+    token: FencingToken,
+    terms: Terms,
+    permits: u32,
+    /// Set before `lost` is cancelled, except by a revocation, which comes from the backend without a reason.
+    reason: OnceLock<LossReason>,
+    lost: CancellationToken,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    deadline: Deadline,
+    /// Present while the lease is held; taken by whoever ends it.
+    obligation: Option<Obligation>,
+    renewing: bool,
+    /// Set after a renewal that was not answered: when to try again.
+    retry_at: Option<Instant>,
+    /// Under which instant the watchdog has filed the lease.
+    event_at: Instant,
+}
+
+/// What the watchdog has to do for a lease now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Renew,
+    Wait,
+    Forget,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        id: LeaseId,
+        name: Name,
+        terms: Terms,
+        grant: Grant,
+        lost: CancellationToken,
+        obligation: Obligation,
+    ) -> Self {
+        let now = Instant::now();
+        let state = State {
+            deadline: Deadline::new(terms, grant.counted_from, now),
+            obligation: Some(obligation),
+            renewing: false,
+            retry_at: None,
+            event_at: now,
+        };
+        let reason = OnceLock::new();
+        Self { id, name, token: grant.token, terms, permits: 1, reason, lost, state: Mutex::new(state) }
+    }
+
+    pub(crate) const fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    pub(crate) const fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) const fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    pub(crate) const fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    pub(crate) const fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// Fires when the lease is lost by anything but time; for time, ask [`ends`](Self::ends).
+    pub(crate) const fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+
+    /// When the lease ends unless it is renewed.
+    pub(crate) fn ends(&self) -> Instant {
+        self.state.lock().deadline.ends()
+    }
+
+    /// For how long the lease may still be trusted, zero if it is lost or released.
+    pub(crate) fn remaining(&self, now: Instant) -> std::time::Duration {
+        if self.loss(now).is_some() {
+            return std::time::Duration::ZERO;
+        }
+        let state = self.state.lock();
+        if state.obligation.is_some() { state.deadline.remaining(now) } else { std::time::Duration::ZERO }
+    }
+
+    /// Why the lease is lost, if it is. This is where a passed deadline and a revocation are noticed: by the
+    /// watchdog, by a poll of `lost`, by any question to the guard, whichever comes first.
+    pub(crate) fn loss(&self, now: Instant) -> Option<LossReason> {
+        if let Some(reason) = self.reason.get() {
+            return Some(*reason);
+        }
+        if self.lost.is_cancelled() {
+            return self.lose(LossReason::Revoked);
+        }
+        let state = self.state.lock();
+        if state.obligation.is_none() || !state.deadline.has_passed(now) {
+            return None;
+        }
+        let reason = match &*state {
+            state if state.deadline.ends_by_cap() => LossReason::HeldTooLong,
+            state if state.renewing || state.retry_at.is_some() => LossReason::StoreUnreachable,
+            _ => LossReason::Expired,
+        };
+        drop(state);
+        self.lose(reason)
+    }
+
+    /// Ends the lease as lost, unless it has ended already: tells everybody first, then gives it back.
+    pub(crate) fn lose(&self, reason: LossReason) -> Option<LossReason> {
+        let obligation = self.state.lock().obligation.take();
+        if let Some(obligation) = obligation {
+            if self.reason.set(reason).is_ok() {
+                tracing::warn!(name = %self.name, token = self.token.get(), %reason, "lease lost");
+            }
+            self.lost.cancel();
+            drop(obligation);
+        }
+        self.reason.get().copied()
+    }
+
+    /// Ends the lease as released: what is owed to the store passes to the caller.
+    pub(crate) fn take_obligation(&self) -> Option<Obligation> {
+        self.state.lock().obligation.take()
+    }
+
+    /// The loss as an error.
+    pub(crate) fn loss_error(&self, reason: LossReason) -> Error {
+        Error::Lost { name: self.name.as_str().to_owned(), token: self.token, reason }
+    }
+
+    /// Whether the lease has been released by its guard, and so cannot be lost any more.
+    pub(crate) fn is_released(&self) -> bool {
+        self.state.lock().obligation.is_none() && self.reason.get().is_none()
+    }
+
+    /// When something is due for this lease next: a renewal, or its end.
+    pub(crate) fn next_event(&self) -> Instant {
+        let state = self.state.lock();
+        state.next_renewal().unwrap_or_else(|| state.deadline.ends())
+    }
+
+    /// What the watchdog has to do at `now`. Answers [`Step::Renew`] once per renewal.
+    pub(crate) fn step(&self, now: Instant) -> Step {
+        let lost = self.loss(now).is_some();
+        let mut state = self.state.lock();
+        if lost || state.obligation.is_none() {
+            return Step::Forget;
+        }
+        if state.next_renewal().is_some_and(|at| at <= now) {
+            state.renewing = true;
+            return Step::Renew;
+        }
+        Step::Wait
+    }
+
+    /// Takes in the answer to a renewal. Unknown neither extends nor ends the lease.
+    pub(crate) fn renewed(&self, answer: Result<Renewal, BackendError>, now: Instant) {
+        let mut state = self.state.lock();
+        state.renewing = false;
+        match answer {
+            Ok(Renewal::Renewed { counted_from }) => {
+                // Too late if the deadline passed in between, even if nobody has looked yet.
+                if !state.deadline.has_passed(now) {
+                    state.deadline.extend(counted_from);
+                }
+                state.retry_at = None;
+                tracing::debug!(name = %self.name, token = self.token.get(), "lease renewed");
+            }
+            Ok(Renewal::Lost(reason)) => {
+                drop(state);
+                // A revocation whose push was lost looks like this as well, and cannot be told apart.
+                self.lose(reason);
+            }
+            Err(error) => {
+                state.retry_at = Some(state.deadline.retry_at(now));
+                tracing::debug!(name = %self.name, token = self.token.get(), %error, "renewal not answered");
+            }
+        }
+    }
+
+    pub(crate) fn event_at(&self) -> Instant {
+        self.state.lock().event_at
+    }
+
+    pub(crate) fn file_under(&self, event_at: Instant) {
+        self.state.lock().event_at = event_at;
+    }
+}
+
+impl State {
+    /// When the next renewal is due, if one is and none is under way.
+    fn next_renewal(&self) -> Option<Instant> {
+        if self.renewing {
+            return None;
+        }
+        let due = self.deadline.renew_at()?;
+        Some(self.retry_at.map_or(due, |retry| due.max(retry)))
+    }
+}

@@ -1,0 +1,37 @@
+//! The engine: takes leases, keeps them, ends them. It knows no primitive and no store.
+//!
+//! ```text
+//!             request sent                 grant
+//!  (nothing) --------------> asked for --------------> held --------> released
+//!                               |                       |   guard dropped or released
+//!                               | future dropped,       |
+//!                               | timed out, failed     | deadline passed, store says so,
+//!                               v                       v revoked, held too long, client shut down
+//!                           given back                 lost
+//! ```
+//!
+//! Invariants, each held by the file named:
+//!
+//! 1. From before a request is sent until its release is confirmed, exactly one [`Obligation`] exists for it:
+//!    with the waiting future, then with the lease, then with the reaper. Dropping it anywhere queues the
+//!    release (`reaper`). That is how nothing is left behind.
+//! 2. A lease is held only while its [`Deadline`](deadline::Deadline) lies ahead. Every question about it asks
+//!    the clock; no task has to run for a lease to end (`held`, `deadline`).
+//! 3. A lease ends once. Whoever sees the end first sets the reason, tells everybody, and gives the lease back
+//!    to the store; a renewal confirmed later does not bring it back (`held`).
+//! 4. One task per client renews every lease that is due, many at a time, and never waits for one renewal
+//!    before it looks at another lease (`watchdog`).
+//! 5. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue
+//!    until a task of this client runs again (`reaper`, `engine`).
+
+mod acquire;
+mod deadline;
+mod engine;
+mod held;
+mod reaper;
+mod watchdog;
+
+pub(crate) use acquire::acquire;
+pub(crate) use deadline::Terms;
+pub(crate) use engine::Engine;
+pub(crate) use held::Lease;

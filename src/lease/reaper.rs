@@ -1,0 +1,179 @@
+//! Background releases: what a dropped guard or a dropped request still owes the store.
+//!
+//! Debts wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a
+//! runtime that dies: the task that works the queue off can be started again on another one.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::backend::{Backend, LeaseId, Whose};
+use crate::name::Name;
+use crate::sync::Mutex;
+
+/// Releases under way at once. The store answers them in order anyway; this bounds memory.
+const MAX_IN_FLIGHT: usize = 256;
+/// The pause before a release that was not answered is sent again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// The queue of releases owed, and the count of obligations not yet met.
+#[derive(Debug, Default)]
+pub(crate) struct Reaper {
+    queue: Mutex<Queue>,
+    queued: Notify,
+    settled: Notify,
+    obligations: TaskTracker,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    debts: VecDeque<Debt>,
+    /// How many debts are queued or in flight, per key.
+    unsettled: HashMap<Arc<str>, usize>,
+}
+
+/// A release that must reach the store.
+#[derive(Clone)]
+struct Debt {
+    name: Name,
+    lease: LeaseId,
+    term: Duration,
+    _open: TaskTrackerToken,
+}
+
+impl fmt::Debug for Debt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Debt").field("name", &self.name).field("lease", &self.lease).finish_non_exhaustive()
+    }
+}
+
+/// Whoever holds this owes the store the release of one lease id. Dropping it queues the release.
+#[derive(Debug)]
+#[must_use = "dropping an obligation queues the release"]
+pub(crate) struct Obligation {
+    debt: Debt,
+    reaper: Arc<Reaper>,
+    owed: bool,
+    /// The reaper is at it, so the debt is counted as unsettled already.
+    releasing: bool,
+}
+
+impl Obligation {
+    /// The store has confirmed that nothing is left to release.
+    pub(crate) fn settle(mut self) {
+        self.owed = false;
+    }
+}
+
+impl Drop for Obligation {
+    fn drop(&mut self) {
+        if self.owed {
+            self.reaper.push(self.debt.clone(), self.releasing);
+        } else if self.releasing {
+            self.reaper.mark_settled(self.debt.name.key());
+        }
+    }
+}
+
+impl Reaper {
+    /// Takes on the obligation to release `lease`, before anything is sent for it.
+    pub(crate) fn oblige(self: &Arc<Self>, name: Name, lease: LeaseId, term: Duration) -> Obligation {
+        let debt = Debt { name, lease, term, _open: self.obligations.token() };
+        Obligation { debt, reaper: Arc::clone(self), owed: true, releasing: false }
+    }
+
+    /// Waits until no release of `key` is queued or in flight, so that a request sent now finds what was
+    /// dropped before it released.
+    pub(crate) async fn settled(&self, key: &str) {
+        loop {
+            let settled = self.settled.notified();
+            if !self.queue.lock().unsettled.contains_key(key) {
+                return;
+            }
+            settled.await;
+        }
+    }
+
+    /// Waits until every obligation has been met. None may be taken on any more.
+    pub(crate) async fn drained(&self) {
+        self.obligations.close();
+        self.obligations.wait().await;
+    }
+
+    /// Works the queue off until `abandoned` and nothing is left to do.
+    pub(crate) async fn run(self: Arc<Self>, backend: Arc<dyn Backend>, abandoned: CancellationToken) {
+        let mut releases = FuturesUnordered::new();
+        loop {
+            while releases.len() < MAX_IN_FLIGHT {
+                let Some(obligation) = self.pop() else { break };
+                releases.push(release(backend.as_ref(), obligation));
+            }
+            tokio::select! {
+                biased;
+                Some(()) = releases.next() => {}
+                () = self.queued.notified(), if releases.len() < MAX_IN_FLIGHT => {}
+                () = abandoned.cancelled(), if releases.is_empty() => return,
+            }
+        }
+    }
+
+    fn push(&self, debt: Debt, counted: bool) {
+        let mut queue = self.queue.lock();
+        if !counted {
+            *queue.unsettled.entry(Arc::clone(debt.name.key())).or_insert(0) += 1;
+        }
+        queue.debts.push_back(debt);
+        drop(queue);
+        self.queued.notify_one();
+    }
+
+    /// The oldest debt, as an obligation: if the runtime dies in the middle of it, it goes back to the queue.
+    fn pop(self: &Arc<Self>) -> Option<Obligation> {
+        let debt = self.queue.lock().debts.pop_front()?;
+        Some(Obligation { debt, reaper: Arc::clone(self), owed: true, releasing: true })
+    }
+
+    fn mark_settled(&self, key: &Arc<str>) {
+        let mut queue = self.queue.lock();
+        if let Some(count) = queue.unsettled.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                queue.unsettled.remove(key);
+            }
+        }
+        drop(queue);
+        self.settled.notify_waiters();
+    }
+}
+
+/// Sends one release until the store confirms it, or a lease has passed and the store has forgotten by itself.
+async fn release(backend: &dyn Backend, obligation: Obligation) {
+    let Debt { name, lease, term, .. } = &obligation.debt;
+    let forgotten = Instant::now() + *term;
+    loop {
+        match backend.release(name.key(), Whose::Lease(*lease)).await {
+            Ok(released) => {
+                tracing::debug!(name = %name, ?released, "released in the background");
+                break;
+            }
+            Err(error) if error.is_transient() && Instant::now() < forgotten => {
+                tracing::debug!(name = %name, %error, "release not answered, sending it again");
+                sleep(RETRY).await;
+            }
+            Err(error) => {
+                tracing::warn!(name = %name, %error, "release given up: the store forgets within a lease");
+                break;
+            }
+        }
+    }
+    obligation.settle();
+}

@@ -1,0 +1,133 @@
+//! Keeps all live leases of a client renewed, and notices the ones that end.
+//!
+//! Leases are filed by the instant at which something is due for them. The task sleeps until the earliest one;
+//! a renewal is polled beside the others and never awaited alone, so a store that hangs delays no deadline.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::held::{Lease, Step};
+use crate::backend::{Backend, BackendError, LeaseId, RenewRequest, Renewal};
+use crate::error::LossReason;
+use crate::sync::Mutex;
+
+/// Renewals under way at once: bounds the memory of a burst; the others wait their turn.
+const MAX_IN_FLIGHT: usize = 1024;
+
+/// How long the task sleeps when there is nothing to watch.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// The leases of a client.
+#[derive(Debug, Default)]
+pub(crate) struct Watchdog {
+    schedule: Mutex<Schedule>,
+    rescheduled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Schedule {
+    leases: BTreeMap<(Instant, LeaseId), Arc<Lease>>,
+    /// When the task will look next; `None` while it does not sleep.
+    alarm: Option<Instant>,
+}
+
+impl Watchdog {
+    /// Takes a lease into care, or files it anew after something happened to it.
+    pub(crate) fn watch(&self, lease: Arc<Lease>) {
+        let at = lease.next_event();
+        let mut schedule = self.schedule.lock();
+        lease.file_under(at);
+        schedule.leases.insert((at, lease.id()), lease);
+        // Most leases are due later than what the task sleeps for already: then it need not wake.
+        let wake = schedule.alarm.is_some_and(|alarm| at < alarm);
+        drop(schedule);
+        if wake {
+            self.rescheduled.notify_one();
+        }
+    }
+
+    /// Lets go of a lease that has ended.
+    pub(crate) fn forget(&self, lease: &Lease) {
+        let mut schedule = self.schedule.lock();
+        schedule.leases.remove(&(lease.event_at(), lease.id()));
+    }
+
+    /// Ends all leases as lost.
+    pub(crate) fn lose_all(&self, reason: LossReason) {
+        let leases = std::mem::take(&mut self.schedule.lock().leases);
+        for lease in leases.into_values() {
+            lease.lose(reason);
+        }
+    }
+
+    /// Does what is due, for ever.
+    pub(crate) async fn run(self: Arc<Self>, backend: Arc<dyn Backend>) {
+        let mut due = VecDeque::new();
+        let mut renewals = FuturesUnordered::new();
+        loop {
+            due.extend(self.tend(Instant::now()));
+            while renewals.len() < MAX_IN_FLIGHT {
+                let Some(lease) = due.pop_front() else { break };
+                renewals.push(renew(backend.as_ref(), lease));
+            }
+            let alarm = self.set_alarm();
+            tokio::select! {
+                Some((lease, answer)) = renewals.next() => {
+                    self.forget(&lease);
+                    lease.renewed(answer, Instant::now());
+                    self.watch(lease);
+                }
+                () = sleep_until(alarm) => {}
+                () = self.rescheduled.notified() => {}
+            }
+        }
+    }
+
+    /// Looks at every lease for which something is due, and returns those to renew.
+    fn tend(&self, now: Instant) -> Vec<Arc<Lease>> {
+        let mut renew = Vec::new();
+        for lease in self.take_due(now) {
+            match lease.step(now) {
+                Step::Forget => continue,
+                Step::Renew => renew.push(Arc::clone(&lease)),
+                Step::Wait => {}
+            }
+            self.watch(lease);
+        }
+        renew
+    }
+
+    fn take_due(&self, now: Instant) -> Vec<Arc<Lease>> {
+        let mut schedule = self.schedule.lock();
+        schedule.alarm = None;
+        let mut due = Vec::new();
+        while let Some(first) = schedule.leases.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            due.push(first.remove());
+        }
+        due
+    }
+
+    /// From here on, a lease that is due before the returned instant wakes the task.
+    fn set_alarm(&self) -> Instant {
+        let mut schedule = self.schedule.lock();
+        let first = schedule.leases.first_key_value().map(|((at, _), _)| *at);
+        let alarm = first.unwrap_or_else(|| Instant::now() + IDLE);
+        schedule.alarm = Some(alarm);
+        alarm
+    }
+}
+
+async fn renew(backend: &dyn Backend, lease: Arc<Lease>) -> (Arc<Lease>, Result<Renewal, BackendError>) {
+    let request = RenewRequest::new(lease.id(), Arc::clone(lease.name().key()), lease.terms().lease);
+    let answer = backend.renew(&request).await;
+    (lease, answer)
+}

@@ -1,0 +1,159 @@
+//! A mutex shared by many processes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backend::{Inspection, Released, Wait, Whose};
+use crate::error::Error;
+use crate::guard::Guard;
+use crate::lease::{self, Engine};
+use crate::name::Name;
+use crate::options::{MutexOptions, Settings};
+
+/// A lock that at most one holder has at a time, among all processes that use the same store.
+///
+/// Cheap to clone; all clones, and all mutexes of the same prefix and name on the same store, are one lock. It
+/// is not reentrant: a task that locks twice waits for itself.
+///
+/// # Fairness
+///
+/// Requests are served in the order in which they arrive at the store. A waiter that cannot be reached is
+/// passed over and keeps its place; one that is dead is forgotten within a lease. `try_lock` does not overtake
+/// waiters.
+///
+/// # On Redis
+///
+/// The lock key is the canonical recipe: a string set if absent with an expiry, deleted by compare-and-delete.
+/// Clients of other libraries that follow it on the same key exclude this one and are excluded by it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?;
+/// let guard = mutex.lock().await?;
+/// assert!(mutex.try_lock().await?.is_none(), "held");
+/// guard.release().await?;
+/// assert!(mutex.try_lock().await?.is_some());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct DistMutex {
+    engine: Arc<Engine>,
+    name: Name,
+    settings: Settings,
+}
+
+impl DistMutex {
+    pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
+        let name = Name::new(options.key_prefix(), name)?;
+        Ok(Self { engine, name, settings: options.validate()? })
+    }
+
+    /// The name, without prefix.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// Locks, waiting in line for as long as it takes.
+    ///
+    /// A store that stops answering meanwhile is waited for, since its clients usually come back to a queue
+    /// that still stands; see the errors for how long.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four leases if that is longer.
+    /// * [`Error::StoreRefused`] if the store says no, for instance because the key holds something else.
+    /// * [`Error::Closed`] if the client is shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any await point and leaves nothing behind: its place in the queue is lost,
+    /// and whatever it was granted is released in the background.
+    pub async fn lock(&self) -> Result<Guard, Error> {
+        let started = Instant::now();
+        self.acquire(Wait::Forever).await?.ok_or_else(|| self.timed_out(started))
+    }
+
+    /// Locks if nobody holds the lock or waits for it.
+    ///
+    /// If this client has just dropped a guard of the same lock, its release is waited for first.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::StoreUnavailable`] if the store does not answer within a few seconds.
+    /// * [`Error::StoreRefused`] and [`Error::Closed`] as for [`lock`](Self::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
+        self.acquire(Wait::No).await
+    }
+
+    /// Locks, waiting in line for at most `patience`.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::TimedOut`] if somebody else held the lock all that time.
+    /// * [`Error::StoreUnavailable`] if the store did not answer at the end of it.
+    /// * [`Error::StoreRefused`] and [`Error::Closed`] as for [`lock`](Self::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`lock`](Self::lock).
+    pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
+        let started = Instant::now();
+        let wait = started.checked_add(patience).map_or(Wait::Forever, Wait::Until);
+        self.acquire(wait).await?.ok_or_else(|| self.timed_out(started))
+    }
+
+    /// Tells who holds the lock and who waits for it. A snapshot: it may be out of date on arrival.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StoreUnavailable`], [`Error::StoreRefused`] and [`Error::Closed`], as for
+    /// [`try_lock`](Self::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is changed.
+    pub async fn inspect(&self) -> Result<Inspection, Error> {
+        let answer = self.engine.backend().inspect(self.name.key()).await;
+        answer.map_err(|error| self.engine.error(error, "inspect", Some(&self.name)))
+    }
+
+    /// Takes the lock away from whoever holds it, also from another library's client, and gives it to the next
+    /// waiter. `false` if nobody held it.
+    ///
+    /// The holder's `lost` fires at once where the store can push, otherwise at its next renewal. It may go on
+    /// for that long beside the new holder: only fencing tokens keep its late writes out. The next token is
+    /// greater than the one taken away.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StoreUnavailable`], [`Error::StoreRefused`] and [`Error::Closed`], as for
+    /// [`try_lock`](Self::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lock may or may not have been taken away.
+    pub async fn force_release(&self) -> Result<bool, Error> {
+        let answer = self.engine.backend().release(self.name.key(), Whose::Anyone).await;
+        let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;
+        tracing::warn!(name = %self.name, ?released, "released by force");
+        Ok(released == Released::Held)
+    }
+
+    async fn acquire(&self, wait: Wait) -> Result<Option<Guard>, Error> {
+        let lease = lease::acquire(&self.engine, &self.name, self.settings, wait).await?;
+        Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease)))
+    }
+
+    fn timed_out(&self, started: Instant) -> Error {
+        Error::TimedOut { name: self.name().to_owned(), waited: started.elapsed() }
+    }
+}

@@ -1,0 +1,222 @@
+//! What can be chosen per primitive. Everything is checked when the primitive is built.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::lease::Terms;
+
+/// The shortest lease: below it, one slow round trip would end it.
+pub const MIN_LEASE: Duration = Duration::from_millis(100);
+/// The longest lease: a store remembers the last token of an idle name for a day, and must not forget it
+/// while a lease lasts.
+pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Options of a [`DistMutex`](crate::DistMutex).
+///
+/// | option | default | why |
+/// |---|---|---|
+/// | [`lease`](Self::lease) | 30 s | long enough for a pause or a short outage, short enough to wait for |
+/// | [`renewal_period`](Self::renewal_period) | a third of the lease | two renewals may fail before the third is too late |
+/// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work may take |
+/// | [`prefix`](Self::prefix) | `lock:` | what most libraries use |
+/// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
+/// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be meant |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Client, MutexOptions};
+///
+/// let options = MutexOptions::new().lease(Duration::from_secs(10)).max_hold(Duration::from_secs(60));
+/// let mutex = Client::memory().mutex_with("machine:42", options)?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "options do nothing until they are given to `Client::mutex_with`"]
+pub struct MutexOptions {
+    lease: Duration,
+    renewal_period: Option<Duration>,
+    max_hold: Option<Duration>,
+    prefix: String,
+    poll_interval: Option<Duration>,
+    repair: Option<Duration>,
+}
+
+impl Default for MutexOptions {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            renewal_period: None,
+            max_hold: None,
+            prefix: "lock:".to_owned(),
+            poll_interval: None,
+            repair: None,
+        }
+    }
+}
+
+impl MutexOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How long the store keeps the lock without hearing from its holder: the longest time that a dead holder
+    /// blocks the others. From 100 ms to 24 h; fractions of a millisecond are cut off.
+    ///
+    /// Default: 30 s.
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long after each confirmation the lease is renewed. Longer than zero and shorter than the lease;
+    /// above a half of it, a single renewal that goes astray costs the lease. A period that would leave no
+    /// time for a renewal at all is cut to nine tenths of the time the lease is trusted.
+    ///
+    /// Default: a third of the lease.
+    pub const fn renewal_period(mut self, period: Duration) -> Self {
+        self.renewal_period = Some(period);
+        self
+    }
+
+    /// The longest time one guard may hold the lock. When it is over, the lease is released and the guard's
+    /// `lost` fires with [`HeldTooLong`](crate::LossReason::HeldTooLong), however alive the holder is.
+    ///
+    /// Default: none.
+    pub const fn max_hold(mut self, hold: Duration) -> Self {
+        self.max_hold = Some(hold);
+        self
+    }
+
+    /// What stands before the name in the store's keys; may be empty. Two mutexes exclude each other if
+    /// prefix and name together are the same.
+    ///
+    /// Default: `lock:`.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Look at least this often whether the lock has become free, for fleets in which some holders use another
+    /// library: those delete the key and tell nobody. 1 ms or more.
+    ///
+    /// Default: none. A waiter looks when the holder's remaining time is over, and every third of a lease.
+    pub const fn poll_interval(mut self, interval: Duration) -> Self {
+        self.poll_interval = Some(interval);
+        self
+    }
+
+    /// Give a lock key that has no expiry this one, counted from the first request that meets it. Such keys
+    /// are left behind by clients that set key and expiry in two steps and die between them, and nobody would
+    /// ever get the lock again. 1 ms or more. Only switch this on if nobody locks without expiry on purpose.
+    ///
+    /// Default: off.
+    pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
+        self.repair = Some(expiry);
+        self
+    }
+
+    pub(crate) fn key_prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(crate) fn validate(&self) -> Result<Settings, Error> {
+        let lease = whole_milliseconds(self.lease);
+        if lease < MIN_LEASE || lease > MAX_LEASE {
+            let why = format!("{lease:?} is outside {MIN_LEASE:?} to {MAX_LEASE:?}");
+            return Err(Error::invalid("lease", why));
+        }
+        let renewal_period = self.renewal_period.unwrap_or(lease / 3);
+        if renewal_period.is_zero() || renewal_period >= lease {
+            let why = format!("{renewal_period:?} is not between zero and the lease of {lease:?}");
+            return Err(Error::invalid("renewal period", why));
+        }
+        if self.max_hold.is_some_and(|hold| hold.is_zero()) {
+            return Err(Error::invalid("maximum hold time", "it is zero"));
+        }
+        at_least_a_millisecond("poll interval", self.poll_interval)?;
+        at_least_a_millisecond("expiry for repaired keys", self.repair)?;
+        Ok(Settings {
+            terms: Terms { lease, renewal_period, max_hold: self.max_hold },
+            poll_interval: self.poll_interval,
+            repair: self.repair,
+        })
+    }
+}
+
+/// What the store counts in.
+const fn whole_milliseconds(duration: Duration) -> Duration {
+    Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000)
+}
+
+fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Result<(), Error> {
+    match duration {
+        Some(duration) if duration < Duration::from_millis(1) => {
+            Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
+        }
+        Some(duration) if duration > MAX_LEASE => {
+            Err(Error::invalid(what, format!("{duration:?} is above {MAX_LEASE:?}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Options after validation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) terms: Terms,
+    pub(crate) poll_interval: Option<Duration>,
+    pub(crate) repair: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn refusal(options: &MutexOptions) -> String {
+        options.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_defaults_are_as_documented() {
+        let settings = MutexOptions::new().validate().unwrap();
+        assert_eq!(settings.terms.lease, ms(30_000));
+        assert_eq!(settings.terms.renewal_period, ms(10_000));
+        assert_eq!(settings.terms.max_hold, None);
+        assert_eq!(MutexOptions::new().key_prefix(), "lock:");
+    }
+
+    #[test]
+    fn leases_outside_their_bounds_are_refused_with_the_bounds() {
+        assert!(refusal(&MutexOptions::new().lease(ms(99))).contains("100ms"));
+        assert!(MutexOptions::new().lease(ms(100)).validate().is_ok());
+        assert!(MutexOptions::new().lease(MAX_LEASE).validate().is_ok());
+        assert!(refusal(&MutexOptions::new().lease(MAX_LEASE + ms(1))).contains("86400s"));
+    }
+
+    #[test]
+    fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
+        let settings = MutexOptions::new().lease(Duration::from_micros(100_999)).validate().unwrap();
+        assert_eq!(settings.terms.lease, ms(100));
+    }
+
+    #[test]
+    fn a_renewal_period_not_below_the_lease_is_refused() {
+        let options = MutexOptions::new().lease(ms(1000));
+        assert!(options.clone().renewal_period(ms(999)).validate().is_ok());
+        assert!(refusal(&options.clone().renewal_period(ms(1000))).contains("renewal period"));
+        assert!(options.renewal_period(Duration::ZERO).validate().is_err());
+    }
+
+    #[test]
+    fn durations_of_nothing_are_refused() {
+        assert!(MutexOptions::new().max_hold(Duration::ZERO).validate().is_err());
+        assert!(MutexOptions::new().poll_interval(Duration::ZERO).validate().is_err());
+        assert!(MutexOptions::new().repair_keys_without_expiry(Duration::ZERO).validate().is_err());
+        assert!(MutexOptions::new().repair_keys_without_expiry(Duration::MAX).validate().is_err());
+    }
+}

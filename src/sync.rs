@@ -1,0 +1,18 @@
+//! A mutex without poisoning.
+
+use std::sync::{MutexGuard, PoisonError};
+
+/// `std::sync::Mutex` whose state stays usable after a panic: every critical section in this crate leaves it
+/// consistent, and a guard dropped while panicking must still be able to release.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(std::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
