@@ -41,7 +41,10 @@ impl Name {
         }
         let key = format!("{prefix}{name}");
         if key.starts_with('{') && RESERVED.iter().any(|suffix| key.ends_with(suffix)) {
-            return Err(Error::invalid("name", format!("`{key}` is kept for what stands beside another lock")));
+            return Err(Error::invalid(
+                "name",
+                format!("`{key}` is kept for what stands beside another lock"),
+            ));
         }
         Ok(Self { key: key.into(), prefix_len: prefix.len() })
     }

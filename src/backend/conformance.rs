@@ -1,1 +1,362 @@
-//! The backend contract as functions, one per numbered point; a store's tests call [`run_all`] or each alone.
+//! The [contract](super) as functions: one per numbered point, each panicking where a store breaks it.
+//!
+//! A store's tests implement [`Harness`] and call every function, or [`run_all`]. Every function uses keys of
+//! its own, so they may run side by side on one store, except point 3, which makes the store forget, and point
+//! 9, which counts its work.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{BoxFuture, join_all};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
+
+use super::{
+    AcquireRequest, Acquired, Backend, BackendError, Grant, LeaseId, Released, RenewRequest, Renewal, Wait,
+    Whose,
+};
+use crate::error::LossReason;
+
+/// How long leases last here: long against a round trip, short against patience.
+const TERM: Duration = Duration::from_millis(600);
+/// What timers, scheduling and a round trip may add.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// A store under test.
+pub trait Harness: Send + Sync {
+    /// A new client of the store, as another process would be.
+    fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>>;
+    /// Makes the store forget everything, as a restart without disk does.
+    fn lose_memory(&self) -> BoxFuture<'_, ()>;
+    /// A count of the work the store has done so far, in any unit that grows with it.
+    fn work(&self) -> BoxFuture<'_, u64>;
+}
+
+/// Checks every point.
+///
+/// # Panics
+///
+/// If the store breaks the contract.
+pub async fn run_all(store: &dyn Harness) {
+    point_1_every_verb_can_be_sent_again(store).await;
+    point_2_release_forgets_a_lease_everywhere(store).await;
+    point_3_tokens_grow_whatever_happens(store).await;
+    point_4_a_lease_is_counted_from_before_its_grant(store).await;
+    point_5_release_and_renew_touch_only_their_own_lease(store).await;
+    point_6_renewal_tells_renewed_from_lost_from_unknown(store).await;
+    point_7_a_dead_waiter_blocks_nobody(store).await;
+    point_8_requests_are_served_in_order_of_arrival(store).await;
+    point_9_a_hand_over_costs_the_same_however_many_wait(store).await;
+    point_10_the_store_decides_when_a_lease_is_over(store).await;
+}
+
+/// 1. Every verb is idempotent per lease id.
+pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness) {
+    let (one, other) = Site::pair(store, "again").await;
+    let holder = one.request();
+    let first = one.grant(&holder).await;
+    let again = one.grant(&holder).await;
+    assert_eq!(first.token, again.token, "the same acquisition was granted twice");
+
+    let waiter = other.request_waiting();
+    let mut waiting = other.spawn(waiter.clone());
+    one.until_waiting(1).await;
+    waiting.abort();
+    let _ = (&mut waiting).await;
+    let waiting = other.spawn(waiter.clone());
+    sleep(SLACK / 5).await;
+    one.until_waiting(1).await;
+
+    for _ in 0..2 {
+        assert!(matches!(one.renew(holder.lease).await, Renewal::Renewed { .. }));
+    }
+    assert_eq!(one.release(holder.lease).await, Released::Held);
+    let next = granted(within(SLACK, "the repeated waiter", waiting).await);
+    assert!(next.token > first.token);
+    assert_eq!(one.release(holder.lease).await, Released::Absent, "a release sent again must find nothing");
+    assert_eq!(one.release(waiter.lease).await, Released::Held);
+    one.assert_empty().await;
+}
+
+/// 2. `release` forgets a lease everywhere, and a dropped `acquire` plus `release` leaves nothing.
+pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness) {
+    let site = Site::new(store, "forget").await;
+    let holder = site.request();
+    site.grant(&holder).await;
+
+    let queued = site.request_waiting();
+    let waiting = site.spawn(queued.clone());
+    site.until_waiting(1).await;
+    waiting.abort();
+    site.release(queued.lease).await;
+    site.until_waiting(0).await;
+
+    assert_eq!(site.release(holder.lease).await, Released::Held);
+    assert_eq!(site.release(site.backend.lease_id()).await, Released::Absent, "never seen");
+    site.assert_empty().await;
+}
+
+/// 3. Tokens grow: from holder to holder, after an expiry, after the store lost its memory.
+pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness) {
+    let site = Site::new(store, "tokens").await;
+    let mut tokens = Vec::new();
+    for _ in 0..100 {
+        let request = site.request();
+        tokens.push(site.grant(&request).await.token);
+        site.release(request.lease).await;
+    }
+    tokens.push(site.grant(&site.request()).await.token);
+    tokens.push(granted(within(TERM + SLACK, "expiry", site.spawn(site.request_waiting())).await).token);
+    store.lose_memory().await;
+    tokens.push(site.grant(&site.request()).await.token);
+    assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+}
+
+/// 4. The instant a lease is counted from is not later than its grant: for an answer, a push and a renewal.
+pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harness) {
+    let site = Site::new(store, "count").await;
+    let holder = site.request();
+    let grant = site.grant(&holder).await;
+    site.assert_not_trusted_beyond_the_store(grant.counted_from).await;
+
+    let waiter = site.request_waiting();
+    let waiting = site.spawn(waiter.clone());
+    site.until_waiting(1).await;
+    site.release(holder.lease).await;
+    let grant = granted(within(SLACK, "the waiter", waiting).await);
+    site.assert_not_trusted_beyond_the_store(grant.counted_from).await;
+
+    match site.renew(waiter.lease).await {
+        Renewal::Renewed { counted_from } => site.assert_not_trusted_beyond_the_store(counted_from).await,
+        lost => panic!("a held lease is not renewed: {lost:?}"),
+    }
+    site.release(waiter.lease).await;
+}
+
+/// 5. Release and renew act on their lease id only.
+pub async fn point_5_release_and_renew_touch_only_their_own_lease(store: &dyn Harness) {
+    let (one, other) = Site::pair(store, "own").await;
+    let late = one.request();
+    one.grant(&late).await;
+    one.release(late.lease).await;
+    let holder = other.request();
+    let grant = other.grant(&holder).await;
+
+    assert_eq!(one.release(late.lease).await, Released::Absent);
+    assert_eq!(one.renew(late.lease).await, Renewal::Lost(LossReason::Taken));
+    assert!(matches!(other.renew(holder.lease).await, Renewal::Renewed { .. }));
+    assert_eq!(other.grant(&holder).await.token, grant.token, "still the same hold");
+    assert_eq!(other.release(holder.lease).await, Released::Held);
+}
+
+/// 6. Renewal answers renewed, lost, or unknown.
+pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Harness) {
+    let (site, watcher) = Site::pair(store, "renew").await;
+    let request = site.request();
+    site.grant(&request).await;
+    let until = Instant::now() + TERM * 2;
+    while Instant::now() < until {
+        assert!(matches!(site.renew(request.lease).await, Renewal::Renewed { .. }));
+        sleep(TERM / 6).await;
+    }
+    site.release(request.lease).await;
+    assert_eq!(site.renew(request.lease).await, Renewal::Lost(LossReason::Expired));
+    site.assert_empty().await;
+
+    let request = site.request();
+    site.grant(&request).await;
+    site.backend.close().await;
+    let renewal = RenewRequest::new(request.lease, Arc::clone(&site.key), TERM);
+    let unknown = site.backend.renew(&renewal).await;
+    assert!(
+        matches!(unknown, Err(BackendError::Closed)),
+        "a renewal that cannot be sent is not lost: {unknown:?}"
+    );
+    let inspection = watcher.backend.inspect(&watcher.key).await.expect("the store answers");
+    assert!(inspection.holder.is_some(), "an unknown renewal ended the lease");
+}
+
+/// 7. A dead waiter is passed over, or stops counting within a lease; those behind it are served.
+pub async fn point_7_a_dead_waiter_blocks_nobody(store: &dyn Harness) {
+    let (one, other) = Site::pair(store, "dead").await;
+    let holder = one.request();
+    one.grant(&holder).await;
+
+    let dead = one.spawn(one.request_waiting());
+    one.until_waiting(1).await;
+    dead.abort();
+    let _ = dead.await;
+    let waiting = other.spawn(other.request_waiting());
+    let kept = async {
+        loop {
+            one.renew(holder.lease).await;
+            sleep(TERM / 6).await;
+        }
+    };
+    // Long enough for the dead waiter to be forgotten while the lock is still held.
+    let _ = timeout(TERM + SLACK / 2, kept).await;
+    assert!(one.waiters().await <= 1, "a waiter that died a lease ago still counts");
+    one.release(holder.lease).await;
+    granted(within(SLACK, "the waiter behind a dead one", waiting).await);
+}
+
+/// 8. Requests are served in order of arrival, whichever client they come from.
+pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness) {
+    const WAITERS: usize = 12;
+    let (one, other) = Site::pair(store, "order").await;
+    let holder = one.request();
+    one.grant(&holder).await;
+    let mut waiting = Vec::new();
+    for n in 0..WAITERS {
+        let site = if n % 3 == 0 { &other } else { &one };
+        waiting.push(site.spawn_and_release(site.request_waiting()));
+        one.until_waiting(n + 1).await;
+    }
+    one.release(holder.lease).await;
+    let grants = join_all(waiting.into_iter().map(|waiting| within(SLACK * 4, "a waiter", waiting))).await;
+    let tokens: Vec<_> = grants.iter().map(|grant| grant.token).collect();
+    assert!(tokens.is_sorted(), "not served in order of arrival: {tokens:?}");
+}
+
+/// 9. The work of a hand-over is the same for few waiters and for many.
+pub async fn point_9_a_hand_over_costs_the_same_however_many_wait(store: &dyn Harness) {
+    const { assert!(FEW * 20 == MANY) };
+    let few = work_per_hand_over(store, FEW).await;
+    let many = work_per_hand_over(store, MANY).await;
+    assert!(many <= few * 1.2 + 1.0, "work per hand-over: {few} with {FEW} waiters, {many} with {MANY}");
+}
+
+const FEW: usize = 10;
+const MANY: usize = 200;
+
+async fn work_per_hand_over(store: &dyn Harness, waiters: usize) -> f64 {
+    let site = Site { term: Duration::from_secs(30), ..Site::new(store, "work").await };
+    let holder = site.request();
+    site.grant(&holder).await;
+    let waiting: Vec<_> = (0..waiters).map(|_| site.spawn_and_release(site.request_waiting())).collect();
+    site.until_waiting(waiters).await;
+    let before = store.work().await;
+    site.release(holder.lease).await;
+    for waiting in waiting {
+        within(Duration::from_secs(30), "a waiter", waiting).await;
+    }
+    let done = store.work().await - before;
+    done as f64 / waiters as f64
+}
+
+/// 10. A lease that nobody renews is over when the store says so: not before its term, and soon after.
+pub async fn point_10_the_store_decides_when_a_lease_is_over(store: &dyn Harness) {
+    let (one, other) = Site::pair(store, "expiry").await;
+    let asked = Instant::now();
+    one.grant(&one.request()).await;
+    let answered = Instant::now();
+    granted(within(TERM + SLACK, "expiry", other.spawn(other.request_waiting())).await);
+    let took_over = Instant::now();
+    assert!(took_over >= asked + TERM, "taken over {:?} after the request", took_over - asked);
+    assert!(took_over <= answered + TERM + SLACK, "taken over {:?} after the grant", took_over - answered);
+}
+
+/// One client and one key.
+struct Site {
+    backend: Arc<dyn Backend>,
+    key: Arc<str>,
+    term: Duration,
+}
+
+impl Site {
+    async fn new(store: &dyn Harness, what: &str) -> Self {
+        let key = format!("lock:conformance:{what}:{}", Uuid::new_v4());
+        Self { backend: store.client().await, key: key.into(), term: TERM }
+    }
+
+    /// Two clients and one key.
+    async fn pair(store: &dyn Harness, what: &str) -> (Self, Self) {
+        let one = Self::new(store, what).await;
+        let other = Self { backend: store.client().await, key: Arc::clone(&one.key), term: one.term };
+        (one, other)
+    }
+
+    fn request(&self) -> AcquireRequest {
+        AcquireRequest::new(self.backend.lease_id(), Arc::clone(&self.key), self.term)
+    }
+
+    fn request_waiting(&self) -> AcquireRequest {
+        AcquireRequest { wait: Wait::Forever, ..self.request() }
+    }
+
+    async fn grant(&self, request: &AcquireRequest) -> Grant {
+        granted(self.backend.acquire(request).await.expect("the store answers"))
+    }
+
+    async fn release(&self, lease: LeaseId) -> Released {
+        self.backend.release(&self.key, Whose::Lease(lease)).await.expect("the store answers")
+    }
+
+    async fn renew(&self, lease: LeaseId) -> Renewal {
+        let request = RenewRequest::new(lease, Arc::clone(&self.key), self.term);
+        self.backend.renew(&request).await.expect("the store answers")
+    }
+
+    fn spawn(&self, request: AcquireRequest) -> JoinHandle<Acquired> {
+        let backend = Arc::clone(&self.backend);
+        tokio::spawn(async move { backend.acquire(&request).await.expect("the store answers") })
+    }
+
+    fn spawn_and_release(&self, request: AcquireRequest) -> JoinHandle<Grant> {
+        let (backend, key) = (Arc::clone(&self.backend), Arc::clone(&self.key));
+        tokio::spawn(async move {
+            let grant = granted(backend.acquire(&request).await.expect("the store answers"));
+            backend.release(&key, Whose::Lease(request.lease)).await.expect("the store answers");
+            grant
+        })
+    }
+
+    async fn waiters(&self) -> usize {
+        self.backend.inspect(&self.key).await.expect("the store answers").waiters.len()
+    }
+
+    /// Waits until exactly `count` requests stand in line: a store cannot push that.
+    async fn until_waiting(&self, count: usize) {
+        let arrived = async {
+            while self.waiters().await != count {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        assert!(timeout(SLACK * 10, arrived).await.is_ok(), "there never were {count} waiters");
+    }
+
+    async fn assert_empty(&self) {
+        let left = self.backend.inspect(&self.key).await.expect("the store answers");
+        assert!(left.holder.is_none() && left.waiters.is_empty(), "left behind: {left:?}");
+    }
+
+    /// What a client would believe of a lease counted from `counted_from` must end before the store's lease.
+    async fn assert_not_trusted_beyond_the_store(&self, counted_from: Instant) {
+        let holder = self.backend.inspect(&self.key).await.expect("the store answers").holder;
+        let remaining = holder.and_then(|holder| holder.remaining).expect("the lease has an expiry");
+        // The store rounds to milliseconds.
+        let store_ends = Instant::now() + remaining + Duration::from_millis(1);
+        assert!(counted_from + self.term <= store_ends, "the client outlives the store");
+    }
+}
+
+fn granted(acquired: Acquired) -> Grant {
+    match acquired {
+        Acquired::Granted(grant) => grant,
+        Acquired::Busy => panic!("not granted"),
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    what: &str,
+    task: impl Future<Output = Result<T, tokio::task::JoinError>>,
+) -> T {
+    match timeout(limit, task).await {
+        Ok(Ok(value)) => value,
+        Ok(Err(error)) => panic!("{what}: {error}"),
+        Err(_) => panic!("{what} took longer than {limit:?}"),
+    }
+}

@@ -52,6 +52,13 @@ impl MemoryBackend {
         *self.store.lock() = Store::default();
     }
 
+    /// How many waiters all hand-overs so far have passed or served: what point 9 of the contract is about.
+    #[cfg(feature = "conformance")]
+    #[must_use]
+    pub fn waiters_visited(&self) -> u64 {
+        self.store.lock().waiters_visited
+    }
+
     fn on(store: Arc<Mutex<Store>>) -> Self {
         Self {
             store,
@@ -162,6 +169,7 @@ impl MemoryBackend {
 struct Store {
     keys: HashMap<Arc<str>, Slot>,
     newest_token: u64,
+    waiters_visited: u64,
 }
 
 /// One key in use: it has a holder, or waiters, or both.
@@ -304,6 +312,7 @@ impl Store {
                 self.keys.remove(key);
                 return;
             };
+            self.waiters_visited += 1;
             let token = next_token_after(self.newest_token);
             if next.granted.send(Grant::new(token, now)).is_ok() {
                 self.newest_token = token.get();

@@ -25,14 +25,16 @@ impl Script {
     }
 }
 
-/// A script that stands on the common part.
-macro_rules! on_lock {
-    ($file:literal) => {
-        LazyLock::new(|| Script::new(concat!(include_str!("lua/lock.lua"), include_str!($file))))
+/// An operation on the line of a lock: its short way, the steps shared, and its long way.
+macro_rules! on_line {
+    ($short:literal, $long:literal) => {
+        LazyLock::new(|| {
+            Script::new(concat!(include_str!($short), include_str!("lua/lock.lua"), include_str!($long)))
+        })
     };
 }
 
-pub(super) static ACQUIRE: LazyLock<Script> = on_lock!("lua/acquire.lua");
-pub(super) static RELEASE: LazyLock<Script> = on_lock!("lua/release.lua");
+pub(super) static ACQUIRE: LazyLock<Script> = on_line!("lua/acquire_free.lua", "lua/acquire.lua");
+pub(super) static RELEASE: LazyLock<Script> = on_line!("lua/release_alone.lua", "lua/release.lua");
 pub(super) static RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/renew.lua")));
 pub(super) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/inspect.lua")));

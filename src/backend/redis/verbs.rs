@@ -403,18 +403,16 @@ fn from_millis(value: &Value) -> Option<Duration> {
 }
 
 fn read_answer(answer: Value) -> Result<Answer, BackendError> {
-    let parts = answer.into_array();
-    let kind = parts.first().and_then(Value::as_bytes_str);
-    match (kind.as_deref(), &parts[..]) {
-        (Some("granted"), [_, token]) => read_token(token).map(Answer::Granted),
-        (Some("queued"), [_, remaining, before]) => {
-            let before = before.as_i64().and_then(|before| u32::try_from(before).ok());
-            before.map(|before| Answer::Queued { remaining: from_millis(remaining), before })
-        }
-        (Some("busy"), _) => Some(Answer::Busy),
-        _ => None,
+    if let Value::Array(parts) = &answer {
+        let [remaining, before] = &parts[..] else { return Err(unreadable(&ACQUIRE)) };
+        let before = before.as_i64().and_then(|before| u32::try_from(before).ok());
+        let before = before.ok_or_else(|| unreadable(&ACQUIRE))?;
+        return Ok(Answer::Queued { remaining: from_millis(remaining), before });
     }
-    .ok_or_else(|| unreadable(&ACQUIRE))
+    match read_token(&answer).ok_or_else(|| unreadable(&ACQUIRE))? {
+        token if token.get() == 0 => Ok(Answer::Busy),
+        token => Ok(Answer::Granted(token)),
+    }
 }
 
 fn read_token(value: &Value) -> Option<FencingToken> {

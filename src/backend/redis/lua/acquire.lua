@@ -5,9 +5,9 @@
 -- ARGV[3]  '1' to stand in line if somebody else holds the lock, '0' to leave at once
 -- ARGV[4]  expiry in ms for a lock that has none, '0' to leave such a lock alone
 --
--- Returns  {'granted', token}
---          {'queued', ms until the holder's lease ends or -1, waiters before this one}
---          {'busy'}
+-- Returns  the token if granted
+--          {ms until the holder's lease ends or -1, number of waiters before this one} if queued
+--          0 if somebody else holds the lock
 --
 -- Idempotent per lease id: the holder is told its token again and its lease begins anew; a waiter keeps its
 -- place and counts as alive for another lease. This one request therefore proves a waiter alive, finds an
@@ -30,25 +30,20 @@ local function stand_in_line(now)
 end
 
 local holder = redis.call('GET', LOCK)
-local waiting = redis.call('ZCARD', QUEUE)
 local now = now_us()
 
-if not holder and waiting == 0 then
-  return { 'granted', grant(id, lease_ms, next_token(now)) }
-end
 if holder == id then
-  local token = tonumber(redis.call('GET', FENCE)) or next_token(now)
-  return { 'granted', grant(id, lease_ms, token) }
+  return grant(id, lease_ms, tonumber(redis.call('GET', FENCE)) or next_token(now))
 end
 if waits then
   stand_in_line(now)
 end
 if not holder then
   local new_holder, token = hand_over(now, id)
-  if new_holder == id then
-    return { 'granted', token }
-  elseif not new_holder then
-    return { 'granted', grant(id, lease_ms, next_token(now)) }
+  if not new_holder then
+    return grant(id, lease_ms, next_token(now))
+  elseif new_holder == id then
+    return token
   end
 end
 local remaining = redis.call('PTTL', LOCK)
@@ -57,6 +52,6 @@ if remaining == -1 and repair_ms > 0 then
   remaining = repair_ms
 end
 if not waits then
-  return { 'busy' }
+  return 0
 end
-return { 'queued', remaining, redis.call('ZRANK', QUEUE, id) }
+return { remaining, redis.call('ZRANK', QUEUE, id) }

@@ -1,4 +1,4 @@
--- The keys of one lock and the steps that several operations share. Stands before acquire.lua and release.lua.
+-- The keys of one lock and the steps that acquire.lua and release.lua share.
 --
 -- KEYS[1]  lock     string: the holder's lease id. Expires with the lease. The canonical recipe, nothing else.
 -- KEYS[2]  queue    sorted set: waiting lease ids, scored by place in line.
@@ -22,11 +22,7 @@ end
 -- One above the last token, or the time, whichever is greater: grows while the store remembers, whatever the
 -- clock does, and grows when the store has forgotten, because time has passed.
 local function next_token(now)
-  local last = tonumber(redis.call('GET', FENCE) or 0)
-  if not last then
-    error('WRONGTYPE the fence of this lock is not a number')
-  end
-  return math.max(last + 1, now)
+  return math.max(now, (tonumber(redis.call('GET', FENCE)) or 0) + 1)
 end
 
 local function grant(id, lease_ms, token)
