@@ -141,7 +141,7 @@ impl RedisBackend {
             ids: LeaseIds::new(),
             capabilities: Capabilities::new(store, true),
             timeouts,
-            transport: Arc::new(Transport::new(transport::client(config, timeouts))),
+            transport: Arc::new(Transport::new(transport::client(config, timeouts), timeouts)),
             subscriber: transport::client(config, timeouts),
             wake: Arc::new(Wake::new(strays)),
             closed: CancellationToken::new(),

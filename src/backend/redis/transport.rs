@@ -119,13 +119,14 @@ pub(super) async fn quit(client: &Client, patience: Duration) {
 #[derive(Debug)]
 pub(super) struct Transport {
     client: Client,
+    reply_timeout: Duration,
     timeouts_in_a_row: AtomicU32,
     reconnecting: Arc<AtomicBool>,
 }
 
 impl Transport {
-    pub(super) fn new(client: Client) -> Self {
-        Self { client, timeouts_in_a_row: AtomicU32::new(0), reconnecting: Arc::default() }
+    pub(super) fn new(client: Client, timeouts: Timeouts) -> Self {
+        Self { client, reply_timeout: timeouts.reply, timeouts_in_a_row: AtomicU32::new(0), reconnecting: Arc::default() }
     }
 
     pub(super) const fn client(&self) -> &Client {
@@ -140,9 +141,13 @@ impl Transport {
         args: Vec<Value>,
         patience: Duration,
     ) -> Result<Value, BackendError> {
-        let answer = match timeout(patience, self.run(script, keys, args)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"))),
+        let run = self.run(script, keys, args);
+        let answer = if patience >= self.reply_timeout {
+            // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
+            run.await
+        } else {
+            let late = |_| FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
+            timeout(patience, run).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
         };
         self.note(&answer);
         answer.map_err(sort)

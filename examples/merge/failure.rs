@@ -1,0 +1,37 @@
+//! What ends the example early.
+
+use std::io;
+use std::process::ExitStatus;
+
+use leasehold::FencingToken;
+use tokio::task::JoinError;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("--crash kills a process, and on `memory:` there is only this one: add the --url of a server")]
+    NothingToKill,
+    #[error(transparent)]
+    Lock(#[from] leasehold::Error),
+    #[error("the record has seen a token newer than {0}")]
+    Stale(FencingToken),
+    #[cfg(feature = "redis")]
+    #[error("the record cannot be read or written: {0}")]
+    Storage(String),
+    #[error("the record is damaged at `{0}`")]
+    Damaged(String),
+    #[error("a worker said `{0}`, which means nothing")]
+    Protocol(String),
+    #[error("worker {number} ended early: {status}")]
+    Worker { number: u32, status: ExitStatus },
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Task(#[from] JoinError),
+}
+
+impl Failure {
+    /// The lock has passed to somebody else: what was done under it is to be done again.
+    pub(crate) const fn lease_is_gone(&self) -> bool {
+        matches!(self, Self::Stale(_) | Self::Lock(leasehold::Error::Lost { .. }))
+    }
+}

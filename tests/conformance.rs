@@ -1,0 +1,107 @@
+//! Both backends keep every point of the contract.
+#![cfg(feature = "conformance")]
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use leasehold::backend::conformance::{self, Harness};
+use leasehold::{Backend, MemoryBackend};
+
+#[cfg(feature = "redis")]
+mod support;
+
+/// One test per numbered point, on every store named.
+macro_rules! every_point {
+    ($store:path => $($point:ident),* $(,)?) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $point() {
+            let Some(store) = $store(stringify!($point)).await else { return };
+            conformance::$point(&store).await;
+        })*
+    };
+}
+
+macro_rules! contract {
+    ($store:path) => {
+        every_point! { $store =>
+            point_1_every_verb_can_be_sent_again,
+            point_2_release_forgets_a_lease_everywhere,
+            point_3_tokens_grow_whatever_happens,
+            point_4_a_lease_is_counted_from_before_its_grant,
+            point_5_release_and_renew_touch_only_their_own_lease,
+            point_6_renewal_tells_renewed_from_lost_from_unknown,
+            point_7_a_dead_waiter_blocks_nobody,
+            point_8_requests_are_served_in_order_of_arrival,
+            point_9_a_hand_over_costs_the_same_however_many_wait,
+            point_10_the_store_decides_when_a_lease_is_over,
+        }
+    };
+}
+
+struct Memory(MemoryBackend);
+
+async fn memory(_point: &str) -> Option<Memory> {
+    Some(Memory(MemoryBackend::new()))
+}
+
+impl Harness for Memory {
+    fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+        async { Arc::new(self.0.peer()) as Arc<dyn Backend> }.boxed()
+    }
+
+    fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        async { self.0.flush() }.boxed()
+    }
+
+    fn work(&self) -> BoxFuture<'_, u64> {
+        async { self.0.waiters_visited() }.boxed()
+    }
+}
+
+mod on_memory {
+    use super::*;
+    contract!(memory);
+}
+
+#[cfg(feature = "redis")]
+mod on_redis {
+    use super::support::RedisServer;
+    use super::*;
+    use leasehold::RedisBackend;
+
+    struct Redis(RedisServer);
+
+    async fn redis(point: &str) -> Option<Redis> {
+        RedisServer::start_or_skip(&format!("the Redis backend keeps {point}")).map(Redis)
+    }
+
+    impl Harness for Redis {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async {
+                let backend = RedisBackend::connect(&self.0.url()).await.expect("the server accepts clients");
+                Arc::new(backend) as Arc<dyn Backend>
+            }
+            .boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            async {
+                self.0.raw().send(&["FLUSHALL"]);
+                self.0.raw().send(&["SCRIPT", "FLUSH"]);
+            }
+            .boxed()
+        }
+
+        /// Every command the server ran, those inside scripts included, but not those of this count itself.
+        fn work(&self) -> BoxFuture<'_, u64> {
+            async {
+                let calls = self.0.raw().info_commandstats();
+                calls.iter().filter(|(command, _)| *command != "info").map(|(_, calls)| calls).sum()
+            }
+            .boxed()
+        }
+    }
+
+    contract!(redis);
+}

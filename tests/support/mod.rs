@@ -1,0 +1,26 @@
+//! What the integration tests stand on: real servers, a hand-held protocol, faults, processes, deadlines.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`redis`] | [`RedisServer`]: a real server that can be paused, killed and restarted |
+//! | [`resp`] | [`Raw`]: commands sent by hand, so that no test depends on the client under test |
+//! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
+//! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
+//! | [`tether`] | child processes that end with the test process |
+//! | [`time`] | waiting for an event with a deadline |
+
+// Every test binary includes all of it and uses a part.
+#![allow(dead_code, unused_imports)]
+
+pub(crate) mod proxy;
+pub(crate) mod redis;
+pub(crate) mod resp;
+pub(crate) mod tether;
+pub(crate) mod time;
+pub(crate) mod workers;
+
+pub(crate) use proxy::{Direction, Proxy};
+pub(crate) use redis::{RedisServer, Setup};
+pub(crate) use resp::{Raw, Reply};
+pub(crate) use time::{eventually, within};
+pub(crate) use workers::{Worker, say, worker_args};

@@ -1,0 +1,236 @@
+//! A real server for one test: its own port, its own directory, gone at the end.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::resp::{Raw, Reply};
+use super::tether::{TETHERED_DIR, Tethered};
+
+/// Names the server program, instead of a search on PATH.
+const SERVER: &str = "LEASEHOLD_REDIS_SERVER";
+/// Set to 1, a missing server fails the test.
+const REQUIRE: &str = "LEASEHOLD_REQUIRE_SERVERS";
+const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
+
+/// How long a server may take to answer its first PING.
+const START: Duration = Duration::from_secs(10);
+/// How many ports are tried: somebody else may take one between the look and the start.
+const PORTS: u32 = 10;
+
+/// How a server is started beyond the plain way: nothing on disk, TCP only.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Setup {
+    /// Listen on a unix socket as well.
+    pub(crate) unix_socket: bool,
+    /// Further options, such as `["--appendonly", "yes", "--appendfsync", "always"]`.
+    pub(crate) options: Vec<String>,
+}
+
+impl Setup {
+    /// Every write is on disk before it is answered, so that a restart remembers everything.
+    pub(crate) fn on_disk() -> Self {
+        let options = ["--appendonly", "yes", "--appendfsync", "always"];
+        Self { unix_socket: false, options: options.map(str::to_owned).to_vec() }
+    }
+}
+
+/// A running server. Killed when dropped, and with the test process.
+#[derive(Debug)]
+pub(crate) struct RedisServer {
+    program: PathBuf,
+    setup: Setup,
+    dir: PathBuf,
+    port: u16,
+    process: Tethered,
+}
+
+impl RedisServer {
+    /// A server, or `None` if this machine has none: then standard error tells what was left out, also under
+    /// `cargo test`, which captures only what the print macros write. With `LEASEHOLD_REQUIRE_SERVERS=1` the
+    /// test fails instead.
+    ///
+    /// ```ignore
+    /// let Some(server) = RedisServer::start_or_skip("a dead holder is replaced") else { return };
+    /// ```
+    #[track_caller]
+    pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+        Self::start_with_or_skip(left_out, Setup::default())
+    }
+
+    /// The same with a [`Setup`].
+    #[track_caller]
+    pub(crate) fn start_with_or_skip(left_out: &str, setup: Setup) -> Option<Self> {
+        if let Some(program) = find_program() {
+            return Some(Self::start(program, setup));
+        }
+        assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "no redis-server for: {left_out}");
+        let notice =
+            format!("\nLEFT OUT: {left_out}: no redis-server on PATH or in {SERVER}; see scripts/test.sh\n");
+        std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+        None
+    }
+
+    fn start(program: PathBuf, setup: Setup) -> Self {
+        let dir = new_dir();
+        for _ in 0..PORTS {
+            let port = free_port();
+            if let Some(process) = launch(&program, &setup, &dir, port) {
+                return Self { program, setup, dir, port, process };
+            }
+        }
+        panic!("{} does not start; its log:\n{}", program.display(), log(&dir));
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn unix_url(&self) -> String {
+        assert!(self.setup.unix_socket, "the setup asked for a unix socket");
+        format!("redis+unix://{}", socket(&self.dir).display())
+    }
+
+    /// Where the server keeps its log, its socket, and what the setup has on disk.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A new connection for commands by hand.
+    #[track_caller]
+    pub(crate) fn raw(&self) -> Raw {
+        Raw::connect(self.port).expect("the server accepts connections")
+    }
+
+    /// What the server has written to its log.
+    pub(crate) fn log(&self) -> String {
+        log(&self.dir)
+    }
+
+    /// SIGSTOP: connections stay open, nothing is answered.
+    pub(crate) fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// SIGCONT.
+    pub(crate) fn resume(&self) {
+        self.process.resume();
+    }
+
+    /// SIGKILL, and waits until the server is gone.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// An orderly end, and waits for it. What the setup keeps on disk is on disk.
+    pub(crate) fn shutdown(&mut self) {
+        // The answer is the end of the connection.
+        let answer = self.raw().try_send(&["SHUTDOWN"]);
+        assert!(answer.is_err(), "SHUTDOWN was refused: {answer:?}");
+        self.process.wait();
+    }
+
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.process.is_alive()
+    }
+
+    /// Starts the server again on the same port, after killing it if it still runs. It remembers what the
+    /// setup keeps on disk.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        self.process = launch(&self.program, &self.setup, &self.dir, self.port)
+            .unwrap_or_else(|| panic!("no restart on port {}; the log:\n{}", self.port, self.log()));
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.process.kill();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Starts a server and waits until it answers; `None` if it ends instead.
+fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<Tethered> {
+    let port_text = port.to_string();
+    let mut args: Vec<OsString> =
+        ["--port", &port_text, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]
+            .map(OsString::from)
+            .to_vec();
+    args.extend([dir.into(), "--logfile".into(), log_file(dir).into()]);
+    if setup.unix_socket {
+        args.extend(["--unixsocket".into(), socket(dir).into()]);
+    }
+    args.extend(setup.options.iter().map(OsString::from));
+    let mut process = Tethered::start(program.as_os_str(), args, |command| {
+        command.env(TETHERED_DIR, dir).stdout(Stdio::null()).stderr(Stdio::null());
+    });
+    let end = Instant::now() + START;
+    while process.is_alive() {
+        if answers_as(port, process.pid()) {
+            return Some(process);
+        }
+        assert!(Instant::now() < end, "no answer on port {port} within {START:?}; the log:\n{}", log(dir));
+        sleep(Duration::from_millis(2));
+    }
+    None
+}
+
+/// Whether the server on `port` is ready, and is the process meant, not another test's.
+fn answers_as(port: u16, pid: u32) -> bool {
+    let Ok(mut raw) = Raw::connect(port) else { return false };
+    if !matches!(raw.try_send(&["PING"]), Ok(Reply::Simple(pong)) if pong == "PONG") {
+        return false;
+    }
+    let info = raw.try_send(&["INFO", "server"]).ok().and_then(|reply| reply.text()).unwrap_or_default();
+    info.lines().any(|line| line == format!("process_id:{pid}"))
+}
+
+fn find_program() -> Option<PathBuf> {
+    if let Some(named) = env::var_os(SERVER) {
+        return Some(PathBuf::from(named)).filter(|program| program.is_file());
+    }
+    let path = env::var_os("PATH")?;
+    let dirs: Vec<_> = env::split_paths(&path).collect();
+    PROGRAMS.iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name))).find(|file| file.is_file())
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("a listener has an address").port()
+}
+
+fn new_dir() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("leasehold-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let dir = env::temp_dir().join(name);
+    fs::create_dir_all(&dir).expect("the temporary directory is writable");
+    dir
+}
+
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("redis.sock")
+}
+
+fn log_file(dir: &Path) -> PathBuf {
+    dir.join("redis.log")
+}
+
+fn log(dir: &Path) -> String {
+    fs::read_to_string(log_file(dir)).unwrap_or_default()
+}

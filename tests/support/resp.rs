@@ -1,0 +1,192 @@
+//! The Redis protocol by hand: enough of it to play another library's client, and to count frames on a wire.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::str::from_utf8;
+use std::time::Duration;
+
+/// How long a command may take before the test fails.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a server answers.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Simple(String),
+    Error(String),
+    Int(i64),
+    /// A string, or nothing. An absent array looks the same.
+    Bulk(Option<Vec<u8>>),
+    Array(Vec<Reply>),
+}
+
+impl Reply {
+    pub(crate) fn ok() -> Self {
+        Self::Simple("OK".to_owned())
+    }
+
+    pub(crate) const fn nil() -> Self {
+        Self::Bulk(None)
+    }
+
+    pub(crate) fn bulk(text: &str) -> Self {
+        Self::Bulk(Some(text.as_bytes().to_vec()))
+    }
+
+    /// The text of a simple or bulk string.
+    pub(crate) fn text(&self) -> Option<String> {
+        match self {
+            Self::Simple(text) => Some(text.clone()),
+            Self::Bulk(Some(bytes)) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            _ => None,
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn int(&self) -> i64 {
+        let Self::Int(n) = self else { panic!("expected an integer, got {self:?}") };
+        *n
+    }
+
+    #[track_caller]
+    pub(crate) fn array(self) -> Vec<Self> {
+        let Self::Array(items) = self else { panic!("expected an array, got {self:?}") };
+        items
+    }
+
+    /// Reads one reply off the front of `bytes` and tells how long it is; `None` if more bytes are needed.
+    ///
+    /// # Panics
+    ///
+    /// If that is not RESP2.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
+        let line_len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+        let line = from_utf8(&bytes[..line_len]).expect("a header line is text");
+        let (rest, mut len) = (&line[1..], line_len + 2);
+        let number = || rest.parse::<i64>().unwrap_or_else(|_| panic!("not a number: {line:?}"));
+        let reply = match line.as_bytes().first() {
+            Some(b'+') => Self::Simple(rest.to_owned()),
+            Some(b'-') => Self::Error(rest.to_owned()),
+            Some(b':') => Self::Int(number()),
+            Some(b'$') => match usize::try_from(number()) {
+                Err(_) => Self::nil(),
+                Ok(size) => {
+                    let body = bytes.get(len..len + size + 2)?;
+                    len += size + 2;
+                    Self::Bulk(Some(body[..size].to_vec()))
+                }
+            },
+            Some(b'*') => match usize::try_from(number()) {
+                Err(_) => Self::nil(),
+                Ok(count) => {
+                    let mut items = Vec::with_capacity(count);
+                    for _ in 0..count {
+                        let (item, item_len) = Self::parse(&bytes[len..])?;
+                        items.push(item);
+                        len += item_len;
+                    }
+                    Self::Array(items)
+                }
+            },
+            _ => panic!("not RESP2: {line:?}"),
+        };
+        Some((reply, len))
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Simple(text) => write!(f, "+{text}"),
+            Self::Error(text) => write!(f, "-{text}"),
+            Self::Int(n) => write!(f, ":{n}"),
+            Self::Bulk(None) => f.write_str("nil"),
+            Self::Bulk(Some(bytes)) => write!(f, "{:?}", String::from_utf8_lossy(bytes)),
+            Self::Array(items) => f.debug_list().entries(items).finish(),
+        }
+    }
+}
+
+/// A connection to a server, with nothing between the test and the wire.
+///
+/// It blocks: talk to the server itself with it, not to a [`Proxy`](super::Proxy) on the same runtime.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    stream: TcpStream,
+    unread: Vec<u8>,
+}
+
+impl Raw {
+    pub(crate) fn connect(port: u16) -> io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream, unread: Vec::new() })
+    }
+
+    /// Sends one command and waits for its answer.
+    #[track_caller]
+    pub(crate) fn send(&mut self, command: &[&str]) -> Reply {
+        self.try_send(command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
+    }
+
+    pub(crate) fn try_send(&mut self, command: &[&str]) -> io::Result<Reply> {
+        self.write(command)?;
+        self.read()
+    }
+
+    /// Sends a command without waiting for its answer.
+    pub(crate) fn write(&mut self, command: &[&str]) -> io::Result<()> {
+        let mut bytes = format!("*{}\r\n", command.len());
+        for word in command {
+            bytes.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+        }
+        self.stream.write_all(bytes.as_bytes())
+    }
+
+    /// The next answer, or the next message of a subscription.
+    pub(crate) fn read(&mut self) -> io::Result<Reply> {
+        loop {
+            if let Some((reply, len)) = Reply::parse(&self.unread) {
+                self.unread.drain(..len);
+                return Ok(reply);
+            }
+            let mut chunk = [0; 16 * 1024];
+            match self.stream.read(&mut chunk)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => self.unread.extend_from_slice(&chunk[..n]),
+            }
+        }
+    }
+
+    /// The string under `key`.
+    #[track_caller]
+    pub(crate) fn get(&mut self, key: &str) -> Option<String> {
+        self.send(&["GET", key]).text()
+    }
+
+    /// The keys that match, in order.
+    #[track_caller]
+    pub(crate) fn keys(&mut self, pattern: &str) -> Vec<String> {
+        let replies = self.send(&["KEYS", pattern]).array();
+        let mut keys: Vec<_> = replies.iter().filter_map(Reply::text).collect();
+        keys.sort();
+        keys
+    }
+
+    /// How often the server ran each command since it started or was told `CONFIG RESETSTAT`, by command name
+    /// in small letters. Subcommands read `config|get`; what scripts call counts as well.
+    #[track_caller]
+    pub(crate) fn info_commandstats(&mut self) -> BTreeMap<String, u64> {
+        let info = self.send(&["INFO", "commandstats"]).text().expect("INFO answers with text");
+        info.lines().filter_map(command_calls).collect()
+    }
+}
+
+/// `cmdstat_get:calls=3,usec=...` as `("get", 3)`.
+fn command_calls(line: &str) -> Option<(String, u64)> {
+    let (command, stats) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+    let calls = stats.strip_prefix("calls=")?.split(',').next()?;
+    Some((command.to_owned(), calls.parse().ok()?))
+}

@@ -1,0 +1,89 @@
+//! Child processes that end with the test process, however that ends.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+
+/// Becomes the program, and leaves a watcher behind that reads the pipe to the test process: a line means that
+/// the program was stopped in an orderly way, the end of the pipe that the test process is gone.
+const SCRIPT: &str = r#"exec 3<&0
+(read -r _ <&3 || { kill -9 $$; [ -z "$TETHERED_DIR" ] || rm -rf "$TETHERED_DIR"; }) >/dev/null 2>&1 &
+exec "$@" </dev/null 3<&-"#;
+
+/// In the program's environment, names a directory that goes with the test process as well.
+pub(crate) const TETHERED_DIR: &str = "TETHERED_DIR";
+
+/// A running program. Killed when dropped, also if it is stopped by a signal.
+#[derive(Debug)]
+pub(crate) struct Tethered {
+    child: Child,
+}
+
+impl Tethered {
+    /// Starts `program` with `args`; `prepare` may add to the command, such as its environment or its output.
+    pub(crate) fn start<I, S>(program: &OsStr, args: I, prepare: impl FnOnce(&mut Command)) -> Self
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(SCRIPT).arg("tether").arg(program).args(args);
+        prepare(&mut command);
+        let child = command.stdin(Stdio::piped()).spawn().expect("sh starts");
+        Self { child }
+    }
+
+    /// The program's own process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn take_stdout(&mut self) -> ChildStdout {
+        self.child.stdout.take().expect("stdout was piped and is taken once")
+    }
+
+    /// Whether the program still runs, or is paused.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be asked").is_none()
+    }
+
+    /// SIGSTOP: nothing of the program runs until [`resume`](Self::resume).
+    pub(crate) fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// SIGCONT.
+    pub(crate) fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    /// SIGKILL, and waits until the program is gone.
+    pub(crate) fn kill(&mut self) -> ExitStatus {
+        // An error means that it is gone already.
+        let _ = self.child.kill();
+        self.wait()
+    }
+
+    /// Waits until the program ends by itself.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        // `Child::wait` would close the pipe first, and the watcher would take that for our end.
+        let mut pipe = self.child.stdin.take();
+        let status = self.child.wait().expect("a child can be waited for");
+        if let Some(pipe) = &mut pipe {
+            let _ = pipe.write_all(b"\n");
+        }
+        status
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.pid().to_string();
+        let status = Command::new("kill").args(["-s", signal, &pid]).status().expect("kill starts");
+        assert!(status.success(), "SIG{signal} was delivered to {pid}");
+    }
+}
+
+impl Drop for Tethered {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
