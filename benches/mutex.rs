@@ -111,6 +111,7 @@ async fn contended(port: u16, waiters: &[usize]) -> Result<()> {
     table.set_header(["waiters", "commands per acquisition", "hand-overs per second"]);
     for &waiters in waiters {
         let (commands, per_second) = hand_overs(port, waiters).await?;
+        assert!(commands < 2.1, "{commands} commands per acquisition with {waiters} waiters");
         table.add_row([waiters.to_string(), format!("{commands:.3}"), format!("{per_second:.0}")]);
     }
     println!("{table}");

@@ -57,7 +57,7 @@ impl Client {
                     store: scheme,
                     what: "this build lacks the feature `redis`".to_owned(),
                 }),
-                _ => Err(Error::invalid("url", "expected `memory:`")),
+                _ => Err(Error::invalid("url", "it is not `memory:`, the only store this build has")),
             }
         }
     }

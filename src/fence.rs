@@ -54,6 +54,9 @@ impl fmt::Display for FencingToken {
 /// assert!(fence.admit(older).is_err(), "an earlier holder is refused");
 /// ```
 ///
+/// A resource that is read, changed and written back must check both times: if only the write is checked, an
+/// earlier holder may still write between the read and the write of the next one.
+///
 /// Check and write must be one step at the resource. With several writers in one process, call
 /// [`admit`](Fence::admit) under the lock that guards the write; in a database, compare in the same statement.
 #[derive(Debug, Default)]
@@ -76,7 +79,7 @@ impl Fence {
     pub fn admit(&self, token: FencingToken) -> Result<(), StaleToken> {
         let newest = self.newest.fetch_max(token.0, Ordering::AcqRel);
         if token.0 < newest {
-            return Err(StaleToken { offered: token, newest: FencingToken(newest) });
+            return Err(StaleToken::new(token, FencingToken(newest)));
         }
         Ok(())
     }
@@ -91,6 +94,12 @@ pub struct StaleToken {
 }
 
 impl StaleToken {
+    /// The refusal of `offered` by a resource that has seen `newest`, for resources with a check of their own.
+    #[must_use]
+    pub const fn new(offered: FencingToken, newest: FencingToken) -> Self {
+        Self { offered, newest }
+    }
+
     /// The token that was refused.
     #[must_use]
     pub const fn offered(&self) -> FencingToken {

@@ -29,6 +29,7 @@
 //! Without `redis` the crate works on memory.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(not(feature = "redis"), allow(rustdoc::broken_intra_doc_links))]
 
 pub mod backend;
 mod client;
@@ -51,3 +52,7 @@ pub use guard::{Guard, Lost, Protected};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
 pub use options::{MAX_LEASE, MIN_LEASE, MutexOptions};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

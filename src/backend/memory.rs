@@ -74,6 +74,7 @@ impl MemoryBackend {
             Requested::Busy => return Ok(Acquired::Busy),
             Requested::Queued(grants) => grants,
         };
+        tracing::debug!(key = &*request.key, "waiting");
         loop {
             let look_again = self.store.lock().next_change(request);
             tokio::select! {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::engine::Engine;
 use super::held::Lease;
@@ -27,8 +28,22 @@ const MAX_LATE: u32 = 3;
 /// Asks for `name`. `None` if somebody else held it for as long as `wait` allows.
 ///
 /// Cancel safe: dropping the future gives back whatever it was granted.
-#[tracing::instrument(level = "debug", name = "acquire", skip_all, fields(name = %name, token))]
 pub(crate) async fn acquire(
+    engine: &Engine,
+    name: &Name,
+    settings: Settings,
+    wait: Wait,
+) -> Result<Option<Arc<Lease>>, Error> {
+    let span = tracing::debug_span!("acquire", %name, token = tracing::field::Empty);
+    let lease = ask(engine, name, settings, wait).instrument(span.clone()).await?;
+    if let Some(lease) = &lease {
+        // Not `Span::current()`: where this span is filtered out, that is the caller's.
+        span.record("token", lease.token().get());
+    }
+    Ok(lease)
+}
+
+async fn ask(
     engine: &Engine,
     name: &Name,
     settings: Settings,
@@ -84,7 +99,6 @@ pub(crate) async fn acquire(
 
 /// A lease begins.
 fn hold(engine: &Engine, lease: Lease) -> Result<Arc<Lease>, Error> {
-    tracing::Span::current().record("token", lease.token().get());
     tracing::debug!(name = %lease.name(), token = lease.token().get(), "granted");
     let lease = Arc::new(lease);
     engine.watchdog().watch(Arc::clone(&lease));

@@ -81,7 +81,11 @@ impl Engine {
         if let Some(reason) = lease.loss(tokio::time::Instant::now()) {
             return Err(lease.loss_error(reason));
         }
-        let Some(obligation) = lease.take_obligation() else { return Ok(()) };
+        let Some(obligation) = lease.take_obligation() else {
+            // Lost since the line above; only a loss takes it from under a live guard.
+            let reason = lease.loss(tokio::time::Instant::now()).unwrap_or(LossReason::Expired);
+            return Err(lease.loss_error(reason));
+        };
         self.watchdog.forget(lease);
         let name = lease.name();
         match self.backend.release(name.key(), Whose::Lease(lease.id())).await {

@@ -131,11 +131,15 @@ impl Lease {
 
     /// Ends the lease as lost, unless it has ended already: tells everybody first, then gives it back.
     pub(crate) fn lose(&self, reason: LossReason) -> Option<LossReason> {
-        let obligation = self.state.lock().obligation.take();
+        let mut state = self.state.lock();
+        let obligation = state.obligation.take();
+        if obligation.is_some() {
+            // Under the lock: whoever finds the obligation gone must find the reason.
+            let _ = self.reason.set(reason);
+        }
+        drop(state);
         if let Some(obligation) = obligation {
-            if self.reason.set(reason).is_ok() {
-                tracing::warn!(name = %self.name, token = self.token.get(), %reason, "lease lost");
-            }
+            tracing::warn!(name = %self.name, token = self.token.get(), %reason, "lease lost");
             self.lost.cancel();
             drop(obligation);
         }
@@ -200,6 +204,11 @@ impl Lease {
                 tracing::debug!(name = %self.name, token = self.token.get(), %error, "renewal not answered");
             }
         }
+    }
+
+    /// The runtime that a renewal was under way on has died.
+    pub(crate) fn renewal_abandoned(&self) {
+        self.state.lock().renewing = false;
     }
 
     pub(crate) fn event_at(&self) -> Instant {

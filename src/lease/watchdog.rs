@@ -35,6 +35,8 @@ struct Schedule {
     leases: BTreeMap<(Instant, LeaseId), Arc<Lease>>,
     /// When the task will look next; `None` while it does not sleep.
     alarm: Option<Instant>,
+    /// Set once all leases were ended: one that was out of the schedule at that moment ends when it comes back.
+    ended: Option<LossReason>,
 }
 
 impl Watchdog {
@@ -42,6 +44,11 @@ impl Watchdog {
     pub(crate) fn watch(&self, lease: Arc<Lease>) {
         let at = lease.next_event();
         let mut schedule = self.schedule.lock();
+        if let Some(reason) = schedule.ended {
+            drop(schedule);
+            lease.lose(reason);
+            return;
+        }
         lease.file_under(at);
         schedule.leases.insert((at, lease.id()), lease);
         // Most leases are due later than what the task sleeps for already: then it need not wake.
@@ -60,7 +67,10 @@ impl Watchdog {
 
     /// Ends all leases as lost.
     pub(crate) fn lose_all(&self, reason: LossReason) {
-        let leases = std::mem::take(&mut self.schedule.lock().leases);
+        let mut schedule = self.schedule.lock();
+        schedule.ended = Some(reason);
+        let leases = std::mem::take(&mut schedule.leases);
+        drop(schedule);
         for lease in leases.into_values() {
             lease.lose(reason);
         }
@@ -68,6 +78,7 @@ impl Watchdog {
 
     /// Does what is due, for ever.
     pub(crate) async fn run(self: Arc<Self>, backend: Arc<dyn Backend>) {
+        self.take_over();
         let mut due = VecDeque::new();
         let mut renewals = FuturesUnordered::new();
         loop {
@@ -86,6 +97,17 @@ impl Watchdog {
                 () = sleep_until(alarm) => {}
                 () = self.rescheduled.notified() => {}
             }
+        }
+    }
+
+    /// Renewals that were under way on a runtime that has died are due again.
+    fn take_over(&self) {
+        let mut schedule = self.schedule.lock();
+        for lease in std::mem::take(&mut schedule.leases).into_values() {
+            lease.renewal_abandoned();
+            let at = lease.next_event();
+            lease.file_under(at);
+            schedule.leases.insert((at, lease.id()), lease);
         }
     }
 

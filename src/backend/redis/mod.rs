@@ -35,7 +35,7 @@ use crate::sync::Mutex;
 use transport::{Timeouts, Transport};
 use wake::{Subscription, Wake};
 
-/// Leases on one Redis or Valkey server, version 6.0 or later.
+/// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
 /// It keeps two connections: one for commands, one that listens on the channel `leasehold:<client id>`.
 pub struct RedisBackend {

@@ -126,7 +126,12 @@ pub(super) struct Transport {
 
 impl Transport {
     pub(super) fn new(client: Client, timeouts: Timeouts) -> Self {
-        Self { client, reply_timeout: timeouts.reply, timeouts_in_a_row: AtomicU32::new(0), reconnecting: Arc::default() }
+        Self {
+            client,
+            reply_timeout: timeouts.reply,
+            timeouts_in_a_row: AtomicU32::new(0),
+            reconnecting: Arc::default(),
+        }
     }
 
     pub(super) const fn client(&self) -> &Client {

@@ -270,7 +270,7 @@ impl<'a> Queued<'a> {
                 Ok(Next::Done(Acquired::Granted(Grant::new(token, sent))))
             }
             Ok(Answer::Queued { remaining, before }) => {
-                tracing::debug!(name = &*self.request.key, before, ?remaining, "waiting");
+                tracing::debug!(key = &*self.request.key, before, ?remaining, "waiting");
                 (self.counted_from, self.heard) = (sent, Heard::Queued { at: Instant::now() });
                 Ok(Next::AskAgainIn(self.pause(remaining, before)))
             }
@@ -288,7 +288,7 @@ impl<'a> Queued<'a> {
         if since.elapsed() >= OUTAGE.max(self.request.term * 4) {
             return Err(error);
         }
-        tracing::debug!(name = &*self.request.key, %error, "request not answered, asking again");
+        tracing::debug!(key = &*self.request.key, %error, "request not answered, asking again");
         self.heard = Heard::Silence { since, error };
         Ok(Next::AskAgainIn(RETRY))
     }
@@ -388,7 +388,7 @@ pub(super) async fn release_strays(
 ) {
     while let Some((lease, key)) = strays.recv().await {
         if let Err(error) = release(&transport, &key, Whose::Lease(lease), timeouts).await {
-            tracing::warn!(name = &*key, %error, "a grant to nobody was not given back: it runs out by itself");
+            tracing::warn!(key = &*key, %error, "a grant to nobody was not given back: it runs out by itself");
         }
     }
 }

@@ -12,7 +12,7 @@
 -- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits.
 
 local LOCK, QUEUE, WAITERS, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local FENCE_MS = 86400000
+local FENCE_MS = '86400000'
 
 local function now_us()
   local time = redis.call('TIME')

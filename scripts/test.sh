@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs the whole suite; nothing is left out.
+#
+# Needs cargo, and a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), which is installed on
+# Debian and Ubuntu if it is missing. Each test starts servers of its own on free ports of 127.0.0.1, with
+# directories of their own, and leaves running ones alone.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$*"; }
+
+die() {
+    printf 'scripts/test.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+have_server() {
+    [[ -x "${LEASEHOLD_REDIS_SERVER:-}" ]] ||
+        { [[ -z "${LEASEHOLD_REDIS_SERVER:-}" ]] &&
+            { command -v redis-server || command -v valkey-server; } >/dev/null; }
+}
+
+as_root() {
+    if [[ $EUID -eq 0 ]]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "installing redis-server needs root or sudo: install it by hand and run this again"
+    fi
+}
+
+install_server() {
+    command -v apt-get >/dev/null ||
+        die "redis-server is missing: install Redis 6.2 or later (or Valkey) with this system's package tool"
+    step "installing redis-server"
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server)
+    as_root "${install[@]}" || {
+        as_root apt-get update
+        as_root "${install[@]}"
+    }
+    # The package starts a service, which nobody asked for.
+    if [[ -d /run/systemd/system ]]; then
+        as_root systemctl disable --now redis-server.service
+    fi
+}
+
+command -v cargo >/dev/null || die "cargo is missing: see https://rustup.rs"
+if ! have_server; then
+    [[ -z "${LEASEHOLD_REDIS_SERVER:-}" ]] ||
+        die "LEASEHOLD_REDIS_SERVER names $LEASEHOLD_REDIS_SERVER, which is no program"
+    install_server
+    have_server || die "redis-server is still missing"
+fi
+
+# A test that finds no server now fails instead of leaving itself out.
+export LEASEHOLD_REQUIRE_SERVERS=1
+
+step "tests, all features (unit, integration, documentation)"
+cargo test --all-features
+
+# `cargo test` alone builds the examples and the benches and does not run them.
+step "tests of the examples, one short round of the benches"
+cargo test --all-features --examples --benches
+
+step "tests, no default features (memory only)"
+cargo test --no-default-features
+
+step "all tests passed"

@@ -1,0 +1,1170 @@
+//! What `DistMutex`, `Guard` and `Client` promise, on the store inside the process. A peer of the store stands
+//! for another process, and where time matters, tokio's paused clock drives it.
+
+mod support;
+
+use std::future::Future;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt, join_all};
+use futures::poll;
+use leasehold::backend::{
+    AcquireRequest, Acquired, BackendError, Capabilities, LeaseId, Released, RenewRequest, Renewal, Whose,
+};
+use leasehold::{
+    Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, Lost, MAX_NAME_BYTES,
+    MemoryBackend, MutexOptions, Protected,
+};
+use support::{eventually, within};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep, timeout};
+
+const NAME: &str = "machine:42";
+const SECOND: Duration = Duration::from_secs(1);
+/// A deadline for what should happen at once.
+const SOON: Duration = Duration::from_secs(5);
+
+type Outcome = Result<(), Error>;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// A client of `store`, as another process would have one.
+fn client_of(store: &MemoryBackend) -> Client {
+    Client::with_backend(Arc::new(store.peer()))
+}
+
+/// The lock of the tests, through a client of its own.
+fn mutex_of(store: &MemoryBackend) -> DistMutex {
+    client_of(store).mutex(NAME).expect("valid")
+}
+
+fn lease_of(client: &Client, lease: Duration) -> DistMutex {
+    client.mutex_with(NAME, MutexOptions::new().lease(lease)).expect("valid")
+}
+
+fn is_empty(inspection: &Inspection) -> bool {
+    inspection.holder.is_none() && inspection.waiters.is_empty()
+}
+
+/// Neither a holder nor a waiter is left, soon.
+#[track_caller]
+fn nothing_is_left(mutex: &DistMutex) -> impl Future<Output = ()> {
+    eventually(SOON, || async { mutex.inspect().await.is_ok_and(|inspection| is_empty(&inspection)) })
+}
+
+/// `n` requests stand in line, soon.
+#[track_caller]
+fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
+    eventually(SOON, move || async move {
+        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
+    })
+}
+
+#[track_caller]
+fn assert_lost(outcome: &Outcome, expected: LossReason) {
+    let Err(Error::Lost { name, reason, .. }) = outcome else { panic!("expected a loss, got {outcome:?}") };
+    assert_eq!((name.as_str(), *reason), (NAME, expected));
+}
+
+#[track_caller]
+fn assert_closed<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::Closed { .. })), "expected Closed, got {outcome:?}");
+}
+
+/// The future does not complete, whatever the background does meanwhile.
+async fn assert_pending<F: Future>(duration: Duration, future: F)
+where
+    F::Output: std::fmt::Debug,
+{
+    let output = timeout(duration, future).await;
+    assert!(output.is_err(), "expected to stay pending, got {output:?}");
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_time().build().expect("a runtime")
+}
+
+// Exclusion and order
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_tasks_of_two_processes_exclude_each_other_under_growing_tokens() {
+    let store = MemoryBackend::new();
+    let clients = [client_of(&store), client_of(&store)];
+    let (counter, fence) = (Arc::new(AtomicU64::new(0)), Arc::new(Fence::new()));
+    let tasks = (0..100).map(|i| {
+        let mutex = clients[i % 2].mutex(NAME).expect("valid");
+        let (counter, fence) = (Arc::clone(&counter), Arc::clone(&fence));
+        tokio::spawn(async move {
+            for round in 0..10 {
+                let guard = mutex.lock().await.expect("granted");
+                fence.admit(guard.token()).expect("tokens grow in the order of the grants");
+                let read = counter.load(Ordering::Relaxed);
+                yield_now().await;
+                counter.store(read + 1, Ordering::Relaxed);
+                if round % 2 == 0 {
+                    guard.release().await.expect("held to the end");
+                }
+            }
+        })
+    });
+    for task in within(Duration::from_secs(60), join_all(tasks)).await {
+        task.expect("no task panicked");
+    }
+    assert_eq!(counter.load(Ordering::Relaxed), 1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_are_served_in_the_order_of_their_arrival_across_processes() -> Outcome {
+    let store = MemoryBackend::new();
+    let mutexes = [mutex_of(&store), mutex_of(&store), mutex_of(&store)];
+    let guard = mutexes[0].lock().await?;
+    let (served, mut order) = mpsc::unbounded_channel();
+    for i in 0..30 {
+        let (mutex, served) = (mutexes[i % 3].clone(), served.clone());
+        tokio::spawn(async move {
+            let guard = mutex.lock().await.expect("granted");
+            served.send(i).expect("the test listens");
+            // Both ways to give back keep the order.
+            if i % 2 == 0 {
+                guard.release().await.expect("held to the end");
+            }
+        });
+        waiting(&mutexes[0], i + 1).await;
+    }
+    guard.release().await?;
+    for i in 0..30 {
+        assert_eq!(within(SOON, order.recv()).await, Some(i));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn clones_and_equal_names_are_one_lock_and_different_names_are_not() -> Outcome {
+    let store = MemoryBackend::new();
+    let mutex = mutex_of(&store);
+    let _guard = mutex.lock().await?;
+    assert!(mutex.clone().try_lock().await?.is_none());
+    assert!(mutex_of(&store).try_lock().await?.is_none());
+    let client = client_of(&store);
+    assert!(client.mutex("machine:43")?.try_lock().await?.is_some());
+    assert!(client.mutex_with(NAME, MutexOptions::new().prefix("other:"))?.try_lock().await?.is_some());
+    // Prefix and name count together.
+    let joined = client.mutex_with("k:machine:42", MutexOptions::new().prefix("loc"))?;
+    assert!(joined.try_lock().await?.is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_memory_client_has_a_store_of_its_own() -> Outcome {
+    let _one = Client::connect("memory:").await?.mutex(NAME)?.lock().await?;
+    assert!(Client::connect("memory:").await?.mutex(NAME)?.try_lock().await?.is_some());
+    Ok(())
+}
+
+// try_lock and lock_for
+
+#[tokio::test]
+async fn try_lock_answers_none_while_the_lock_is_held() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = mutex_of(&store).lock().await?;
+    assert!(mutex_of(&store).try_lock().await?.is_none());
+    guard.release().await?;
+    assert!(mutex_of(&store).try_lock().await?.is_some());
+    Ok(())
+}
+
+#[tokio::test]
+async fn try_lock_does_not_overtake_waiters() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let guard = mutex.lock().await?;
+    let mut waiter = pin!(other.lock());
+    assert!(poll!(waiter.as_mut()).is_pending());
+    drop(guard);
+    assert!(mutex.try_lock().await?.is_none(), "the waiter was first");
+    assert!(within(SOON, waiter).await?.is_held());
+    Ok(())
+}
+
+#[tokio::test]
+async fn try_lock_succeeds_at_once_after_a_guard_of_the_same_client_was_dropped() -> Outcome {
+    let mutex = Client::memory().mutex(NAME)?;
+    for round in 0..100 {
+        let guard = mutex.try_lock().await?;
+        assert!(guard.is_some(), "round {round}: the last guard is still in the way");
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let guard = mutex.lock().await?;
+    let started = Instant::now();
+    let error = other.lock_for(ms(250)).await.expect_err("held");
+    assert_eq!(started.elapsed(), ms(250));
+    assert!(error.to_string().contains("`machine:42`"), "{error}");
+    let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
+    assert_eq!((name.as_str(), waited), (NAME, ms(250)));
+    waiting(&mutex, 0).await;
+    assert!(guard.is_held());
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_for_no_time_takes_a_free_lock_and_times_out_on_a_held_one() -> Outcome {
+    let store = MemoryBackend::new();
+    let _guard = mutex_of(&store).lock_for(Duration::ZERO).await?;
+    assert!(matches!(mutex_of(&store).lock_for(Duration::ZERO).await, Err(Error::TimedOut { .. })));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_for_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let guard = mutex.lock().await?;
+    let mut waiter = pin!(other.lock_for(Duration::MAX));
+    assert!(poll!(waiter.as_mut()).is_pending());
+    drop(guard);
+    within(SOON, waiter).await?.release().await
+}
+
+// Cancellation
+
+/// What else happens while a request is polled.
+#[derive(Clone, Copy, Debug)]
+enum Meanwhile {
+    /// Nobody holds the lock.
+    Free,
+    /// Somebody holds it all the time.
+    Held,
+    /// Its holder gives it back after so many polls.
+    ReleasedAfter(usize),
+    /// The store forgets everything after so many polls.
+    FlushedAfter(usize),
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_future_dropped_at_any_await_point_leaves_nothing_behind() -> Outcome {
+    let mut cases = vec![Meanwhile::Free, Meanwhile::Held];
+    cases.extend((0..4).flat_map(|n| [Meanwhile::ReleasedAfter(n), Meanwhile::FlushedAfter(n)]));
+    for case in cases {
+        for polls in 0..6 {
+            for verb in 0..3 {
+                drop_after(case, polls, verb).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Polls a request `polls` times and drops it, whether it has been granted or not.
+async fn drop_after(case: Meanwhile, polls: usize, verb: usize) -> Outcome {
+    let at = format!("{case:?}, dropped after {polls} polls of verb {verb}");
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let mut holder = match case {
+        Meanwhile::Free => None,
+        _ => Some(other.lock().await?),
+    };
+    {
+        let request = match verb {
+            0 => mutex.lock().map(|guard| guard.map(Some)).boxed(),
+            1 => mutex.lock_for(SECOND).map(|guard| guard.map(Some)).boxed(),
+            _ => mutex.try_lock().boxed(),
+        };
+        let mut request = pin!(request);
+        for i in 0..polls {
+            match case {
+                Meanwhile::ReleasedAfter(n) if n == i => drop(holder.take()),
+                Meanwhile::FlushedAfter(n) if n == i => store.flush(),
+                _ => {}
+            }
+            if poll!(request.as_mut()).is_ready() {
+                break;
+            }
+            yield_now().await;
+        }
+    }
+    drop(holder);
+    nothing_is_left(&other).await;
+    assert!(within(SOON, mutex.try_lock()).await?.is_some(), "{at}: the same client locks again");
+    assert!(within(SOON, other.lock()).await?.is_held(), "{at}: another one does");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_waiter_does_not_hold_up_those_behind_it() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let guard = mutex.lock().await?;
+    let mut first = Box::pin(other.lock());
+    assert!(poll!(&mut first).is_pending());
+    let mut second = pin!(mutex.lock());
+    assert!(poll!(second.as_mut()).is_pending());
+    drop(first);
+    drop(guard);
+    let started = Instant::now();
+    within(SOON, second).await?.release().await?;
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    nothing_is_left(&mutex).await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let (mut granted, mut timed_out) = (0, 0);
+    for round in 0..1100 {
+        let patience = ms(45 + round % 11); // the lock is given back after 50 ms
+        let guard = other.lock().await?;
+        let request = async {
+            match round % 3 {
+                0 => mutex.lock_for(patience).await.ok(),
+                1 => timeout(patience, mutex.lock()).await.ok().transpose().expect("no error"),
+                _ => tokio::select! {
+                    biased;
+                    () = sleep(patience) => None,
+                    guard = mutex.lock() => guard.ok(),
+                },
+            }
+        };
+        let give_back = async {
+            sleep(ms(50)).await;
+            drop(guard);
+        };
+        let (won, ()) = tokio::join!(request, give_back);
+        match won {
+            Some(guard) => {
+                granted += 1;
+                assert!(other.try_lock().await?.is_none(), "round {round}: held means held");
+                guard.release().await?;
+            }
+            None => timed_out += 1,
+        }
+        nothing_is_left(&other).await;
+    }
+    assert!(granted > 400 && timed_out > 400, "both sides won: {granted} and {timed_out}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn requests_cancelled_on_many_threads_leave_nothing_behind() -> Outcome {
+    let store = MemoryBackend::new();
+    let clients = [client_of(&store), client_of(&store)];
+    let held = Arc::new(AtomicBool::new(false));
+    let tasks = (0..16).map(|i| {
+        let (mutex, held) = (clients[i % 2].mutex(NAME).expect("valid"), Arc::clone(&held));
+        tokio::spawn(async move {
+            for round in 0..200 {
+                let patience = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
+                let Ok(guard) = timeout(patience, mutex.lock()).await else { continue };
+                let guard = guard.expect("granted");
+                assert!(!held.swap(true, Ordering::SeqCst), "two holders");
+                yield_now().await;
+                held.store(false, Ordering::SeqCst);
+                drop(guard);
+            }
+        })
+    });
+    for task in within(Duration::from_secs(60), join_all(tasks)).await {
+        task.expect("no task panicked");
+    }
+    let observer = mutex_of(&store);
+    nothing_is_left(&observer).await;
+    assert!(observer.try_lock().await?.is_some());
+    Ok(())
+}
+
+// Keeping the lease
+
+#[tokio::test(start_paused = true)]
+async fn the_watchdog_keeps_a_lease_for_ten_times_its_duration() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = lease_of(&client_of(&store), SECOND).lock().await?;
+    let other = mutex_of(&store);
+    for _ in 0..100 {
+        sleep(ms(100)).await;
+        assert!(guard.is_held() && guard.remaining() <= SECOND);
+        assert!(other.try_lock().await?.is_none());
+    }
+    guard.release().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_keeps_its_lease_when_client_and_mutex_are_gone() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = lease_of(&client_of(&store), SECOND).lock().await?;
+    assert_pending(10 * SECOND, guard.lost()).await;
+    assert!(guard.is_held());
+    drop(guard);
+    nothing_is_left(&mutex_of(&store)).await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease() -> Outcome {
+    let store = MemoryBackend::new();
+    let (client, other) = (client_of(&store), mutex_of(&store));
+    let mutex = lease_of(&client, SECOND);
+    // A runtime that nobody drives any more stands for a process that has died.
+    let (runtime, guard) = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("one");
+        let guard = runtime.block_on(mutex.lock()).expect("granted");
+        (runtime, guard)
+    })
+    .join()
+    .expect("no panic");
+    let early = other.lock_for(ms(500)).await;
+    let next = timeout(SECOND, other.lock()).await;
+    runtime.shutdown_background();
+    assert!(early.is_err(), "the lease still ran");
+    assert!(next.expect("not replaced")?.token() > guard.token());
+    Ok(())
+}
+
+// Giving back
+
+#[tokio::test]
+async fn release_confirms_that_the_next_waiter_holds() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let guard = mutex.lock().await?;
+    let token = guard.token();
+    let mut waiter = pin!(other.lock());
+    assert!(poll!(waiter.as_mut()).is_pending());
+    guard.release().await?;
+    let Poll::Ready(next) = poll!(waiter) else { panic!("the waiter holds when release returns") };
+    let next = next?;
+    let holder = mutex.inspect().await?.holder.expect("a holder");
+    assert_eq!(holder.token, Some(next.token()));
+    assert!(next.token() > token);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_guard_tells_its_name_its_permits_and_its_hold() -> Outcome {
+    let mutex = Client::memory().mutex(NAME)?;
+    let guard = mutex.lock().await?;
+    assert_eq!((mutex.name(), guard.name(), guard.permits()), (NAME, NAME, 1));
+    assert!(guard.is_held());
+    assert!(guard.remaining() > Duration::from_secs(25) && guard.remaining() < Duration::from_secs(30));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_after_a_loss_tells_the_reason_and_the_token() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = mutex_of(&store).lock().await?;
+    let token = guard.token();
+    assert!(mutex_of(&store).force_release().await?);
+    let outcome = guard.release().await;
+    assert_lost(&outcome, LossReason::Revoked);
+    assert!(matches!(outcome, Err(Error::Lost { token: told, .. }) if told == token));
+    Ok(())
+}
+
+#[tokio::test]
+async fn release_after_an_unnoticed_loss_is_an_error_and_spares_the_next_holder() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = mutex_of(&store).lock().await?;
+    store.flush();
+    let next = mutex_of(&store).lock().await?;
+    assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    assert!(mutex_of(&store).try_lock().await?.is_none(), "the next holder was not touched");
+    next.release().await
+}
+
+#[tokio::test]
+async fn a_dropped_release_still_releases() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    for polls in 0..2 {
+        let guard = mutex.lock().await?;
+        let mut release = Box::pin(guard.release());
+        for _ in 0..polls {
+            let _ = poll!(&mut release);
+        }
+        drop(release);
+        nothing_is_left(&other).await;
+    }
+    Ok(())
+}
+
+// Loss
+
+#[tokio::test(start_paused = true)]
+async fn lost_fires_at_once_when_the_lock_is_released_by_force() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    assert!(!other.force_release().await?, "nobody holds it");
+    let guard = mutex.lock().await?;
+    let mut lost = pin!(guard.lost());
+    assert!(poll!(lost.as_mut()).is_pending());
+    assert!(other.force_release().await?);
+    assert_eq!(poll!(lost), Poll::Ready(LossReason::Revoked));
+    assert_eq!((guard.is_held(), guard.remaining()), (false, Duration::ZERO));
+    assert!(other.try_lock().await?.is_some_and(|next| next.token() > guard.token()));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_fires_when_the_maximum_hold_time_is_over_and_the_next_waiter_gets_the_lock() -> Outcome {
+    let store = MemoryBackend::new();
+    let (client, other) = (client_of(&store), mutex_of(&store));
+    for hold in [ms(500), ms(3500)] {
+        let options = MutexOptions::new().lease(SECOND).max_hold(hold);
+        let started = Instant::now();
+        let guard = client.mutex_with(NAME, options)?.lock().await?;
+        let mut next = pin!(other.lock());
+        assert!(poll!(next.as_mut()).is_pending());
+        assert_eq!(within(10 * SECOND, guard.lost()).await, LossReason::HeldTooLong);
+        assert!(started.elapsed() >= hold && started.elapsed() < hold + ms(50), "{:?}", started.elapsed());
+        assert!(!guard.is_held());
+        let _next = within(ms(50), next).await?;
+        assert_lost(&guard.release().await, LossReason::HeldTooLong);
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_fires_within_a_renewal_period_when_the_store_has_forgotten_the_lease() -> Outcome {
+    for taken in [false, true] {
+        let store = MemoryBackend::new();
+        let guard = lease_of(&client_of(&store), 3 * SECOND).lock().await?;
+        store.flush();
+        let next = if taken { Some(mutex_of(&store).lock().await?) } else { None };
+        let expected = if taken { LossReason::Taken } else { LossReason::Expired };
+        assert_eq!(within(ms(1010), guard.lost()).await, expected);
+        assert!(!guard.is_held());
+        assert_lost(&guard.release().await, expected);
+        assert!(next.is_none_or(|next| next.is_held()));
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_fires_when_the_client_is_shut_down() -> Outcome {
+    let client = Client::memory();
+    let guard = client.mutex(NAME)?.lock().await?;
+    let lost = guard.lost();
+    client.shutdown().await?;
+    assert_eq!(within(SOON, lost).await, LossReason::ClientClosed);
+    assert!(!guard.is_held());
+    assert_lost(&guard.release().await, LossReason::ClientClosed);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_is_told_before_anybody_else_is_granted_when_the_store_does_not_answer() -> Outcome {
+    let store = MemoryBackend::new();
+    let hanging = Arc::new(Reluctant::on(&store));
+    let guard = lease_of(&Client::with_backend(hanging.clone()), 2 * SECOND).lock().await?;
+    hanging.hang();
+    let other = mutex_of(&store);
+    let next = within(10 * SECOND, other.lock()).await?;
+    assert!(!guard.is_held(), "two holders");
+    assert_eq!(poll!(pin!(guard.lost())), Poll::Ready(LossReason::StoreUnreachable));
+    assert!(next.token() > guard.token());
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_never_fires_after_release_or_drop() -> Outcome {
+    let store = MemoryBackend::new();
+    let mutex = lease_of(&client_of(&store), SECOND);
+    for release in [true, false] {
+        let guard = mutex.lock().await?;
+        let (unpolled, mut polled) = (guard.lost(), Box::pin(guard.lost()));
+        assert!(poll!(&mut polled).is_pending());
+        if release {
+            guard.release().await?
+        } else {
+            drop(guard)
+        }
+        mutex.force_release().await?;
+        assert_pending(10 * SECOND, futures::future::select(polled, Box::pin(unpolled)).map(drop)).await;
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_waiter_for_a_loss_is_told_also_those_who_ask_later() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = mutex_of(&store).lock().await?;
+    let tasks: Vec<_> = (0..10).map(|_| tokio::spawn(guard.lost())).collect();
+    yield_now().await;
+    mutex_of(&store).force_release().await?;
+    for task in tasks {
+        assert_eq!(within(SOON, task).await.expect("no panic"), LossReason::Revoked);
+    }
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::Revoked);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_revocation_noticed_by_many_threads_at_once_is_told_to_all_of_them() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    for round in 0..6000 {
+        let guard = mutex.lock().await?;
+        let tasks: Vec<_> = (0..4).map(|_| tokio::spawn(guard.lost())).collect();
+        other.force_release().await?;
+        for task in tasks {
+            let reason = timeout(SOON, task).await;
+            assert!(reason.is_ok(), "round {round}: one of them was never told");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_release_that_races_a_revocation_is_confirmed_or_lost_and_never_both() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    for round in 0..6000 {
+        let guard = mutex.lock().await?;
+        let (asked, told) = (guard.lost(), guard.lost());
+        let watching = tokio::spawn(async move { drop(timeout(ms(1), asked).await) });
+        let revoking = tokio::spawn({
+            let other = other.clone();
+            async move { other.force_release().await }
+        });
+        let released = tokio::spawn(guard.release()).await.expect("no panic");
+        revoking.await.expect("no panic")?;
+        watching.abort();
+        if released.is_ok() {
+            assert!(poll!(pin!(told)).is_pending(), "round {round}: released and lost");
+        }
+    }
+    Ok(())
+}
+
+// Protected work
+
+#[tokio::test]
+async fn protected_work_returns_its_value_while_the_lease_is_held() -> Outcome {
+    let guard = Client::memory().mutex(NAME)?.lock().await?;
+    let value = guard.protect(async {
+        yield_now().await;
+        42
+    });
+    assert_eq!(value.await?, 42);
+    guard.release().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn protected_work_is_dropped_the_moment_the_lease_is_lost() -> Outcome {
+    let store = MemoryBackend::new();
+    let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+    let guard = mutex.lock().await?;
+    let alive = Arc::new(());
+    let work = {
+        let alive = Arc::clone(&alive);
+        async move {
+            std::future::pending::<()>().await;
+            drop(alive);
+        }
+    };
+    let mut protected = pin!(guard.protect(work));
+    assert!(poll!(protected.as_mut()).is_pending());
+    other.force_release().await?;
+    let Poll::Ready(outcome) = poll!(protected.as_mut()) else { panic!("it goes on") };
+    assert_lost(&outcome, LossReason::Revoked);
+    assert_eq!(Arc::strong_count(&alive), 1, "the work was dropped before the error was returned");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_step_of_protected_work_is_taken_after_a_loss() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = mutex_of(&store).lock().await?;
+    mutex_of(&store).force_release().await?;
+    let outcome = guard.protect(async { panic!("the lease is lost") }).await;
+    assert_lost(&outcome, LossReason::Revoked);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn protected_work_ends_at_the_deadline_when_the_store_does_not_answer() -> Outcome {
+    let store = MemoryBackend::new();
+    let hanging = Arc::new(Reluctant::on(&store));
+    let guard = lease_of(&Client::with_backend(hanging.clone()), 2 * SECOND).lock().await?;
+    hanging.hang();
+    let outcome = within(2 * SECOND, guard.protect(std::future::pending())).await;
+    assert_lost(&outcome, LossReason::StoreUnreachable);
+    Ok(())
+}
+
+// Guards in odd places
+
+#[test]
+fn a_guard_dropped_outside_a_runtime_is_released_when_its_runtime_runs_again() -> Outcome {
+    let store = MemoryBackend::new();
+    let runtime = runtime();
+    let mutex = mutex_of(&store);
+    let guard = runtime.block_on(mutex.lock())?;
+    drop(guard);
+    runtime.block_on(nothing_is_left(&mutex_of(&store)));
+    Ok(())
+}
+
+#[test]
+fn a_guard_dropped_on_a_plain_thread_is_released() -> Outcome {
+    let store = MemoryBackend::new();
+    let runtime = runtime();
+    let guard = runtime.block_on(mutex_of(&store).lock())?;
+    thread::spawn(move || drop(guard)).join().expect("no panic");
+    runtime.block_on(nothing_is_left(&mutex_of(&store)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_guard_dropped_while_panicking_is_released() -> Outcome {
+    let mutex = Client::memory().mutex(NAME)?;
+    let guard = mutex.lock().await?;
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = guard;
+        panic!("as meant");
+    }));
+    assert!(panicked.is_err());
+    assert!(mutex.try_lock().await?.is_some());
+    Ok(())
+}
+
+#[test]
+fn a_guard_dropped_after_its_runtime_died_is_released_from_the_next_runtime() -> Outcome {
+    let store = MemoryBackend::new();
+    let mutex = mutex_of(&store);
+    let first = runtime();
+    let guard = first.block_on(mutex.lock())?;
+    drop(first);
+    drop(guard);
+    runtime().block_on(async {
+        assert!(mutex.try_lock().await?.is_some());
+        nothing_is_left(&mutex_of(&store)).await;
+        Ok(())
+    })
+}
+
+#[test]
+fn guards_and_waiters_dropped_by_a_dying_runtime_are_released_from_the_next_runtime() -> Outcome {
+    let store = MemoryBackend::new();
+    let mutex = mutex_of(&store);
+    let first = runtime();
+    first.block_on(async {
+        let (holder, waiter) = (mutex.clone(), mutex.clone());
+        tokio::spawn(async move {
+            let _guard = holder.lock().await;
+            std::future::pending::<()>().await;
+        });
+        tokio::spawn(async move { waiter.lock().await });
+        waiting(&mutex, 1).await;
+    });
+    drop(first);
+    runtime().block_on(async {
+        assert!(mutex.try_lock().await?.is_some());
+        nothing_is_left(&mutex_of(&store)).await;
+        Ok(())
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_last_handle_owes_is_released_even_if_the_store_is_slow() -> Outcome {
+    let store = MemoryBackend::new();
+    let reluctant = Arc::new(Reluctant::on(&store));
+    let guard = Client::with_backend(reluctant.clone()).mutex(NAME)?.lock().await?;
+    reluctant.slow_down();
+    drop(guard);
+    nothing_is_left(&mutex_of(&store)).await;
+    Ok(())
+}
+
+#[test]
+fn a_release_that_died_with_its_runtime_is_sent_again_from_the_next_one() -> Outcome {
+    let store = MemoryBackend::new();
+    let reluctant = Arc::new(Reluctant::on(&store));
+    let client = Client::with_backend(reluctant.clone());
+    let mutex = client.mutex(NAME)?;
+    let first = runtime();
+    first.block_on(async {
+        let guard = mutex.lock().await?;
+        reluctant.slow_down();
+        drop(guard);
+        within(SOON, reluctant.asked.notified()).await;
+        Ok::<_, Error>(())
+    })?;
+    drop(first);
+    runtime().block_on(async {
+        assert!(mutex_of(&store).try_lock().await?.is_none(), "the first attempt was cut off");
+        assert!(mutex.try_lock().await?.is_some(), "the second was waited for");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_client_works_in_two_runtimes_one_after_another() -> Outcome {
+    let client = Client::memory();
+    for _ in 0..2 {
+        runtime().block_on(async {
+            let mutex = lease_of(&client, ms(150));
+            let guard = mutex.lock().await?;
+            assert_pending(ms(300), guard.lost()).await;
+            guard.release().await
+        })?;
+    }
+    runtime().block_on(client.shutdown())
+}
+
+#[test]
+fn a_guard_that_outlives_its_runtime_is_renewed_from_the_next_one() -> Outcome {
+    let client = Client::memory();
+    let mutex = lease_of(&client, ms(400));
+    let first = runtime();
+    let guard = first.block_on(mutex.lock())?;
+    drop(first);
+    runtime().block_on(async {
+        // The first request starts the background task anew.
+        assert!(mutex.try_lock().await?.is_none());
+        assert_pending(ms(800), guard.lost()).await;
+        guard.release().await
+    })
+}
+
+#[test]
+fn a_renewal_that_died_with_its_runtime_does_not_keep_the_next_runtime_from_renewing() -> Outcome {
+    let store = MemoryBackend::new();
+    let hanging = Arc::new(Reluctant::on(&store));
+    let client = Client::with_backend(hanging.clone());
+    let mutex = client.mutex_with(NAME, MutexOptions::new().lease(ms(900)).renewal_period(ms(50)))?;
+    let first = runtime();
+    let guard = first.block_on(async {
+        let guard = mutex.lock().await?;
+        hanging.hang();
+        within(SOON, hanging.asked.notified()).await;
+        Ok::<_, Error>(guard)
+    })?;
+    drop(first);
+    hanging.answer();
+    runtime().block_on(async {
+        assert!(mutex.try_lock().await?.is_none());
+        assert_pending(ms(1800), guard.lost()).await;
+        guard.release().await
+    })
+}
+
+// Shutdown
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_ends_waiting_requests_and_refuses_later_ones() -> Outcome {
+    let store = MemoryBackend::new();
+    let other = mutex_of(&store);
+    let guard = other.lock().await?;
+    let client = client_of(&store);
+    let mutex = client.mutex(NAME)?;
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let mutex = mutex.clone();
+            tokio::spawn(async move { mutex.lock().await })
+        })
+        .collect();
+    waiting(&other, 3).await;
+    client.clone().shutdown().await?;
+    for waiter in waiters {
+        let outcome = within(SOON, waiter).await.expect("no panic");
+        assert!(
+            matches!(&outcome, Err(Error::Closed { name: Some(name), .. }) if name == NAME),
+            "{outcome:?}"
+        );
+    }
+    assert_closed(&mutex.lock().await);
+    assert_closed(&mutex.try_lock().await);
+    assert_closed(&mutex.lock_for(SECOND).await);
+    assert_closed(&mutex.inspect().await);
+    assert_closed(&mutex.force_release().await);
+    waiting(&other, 0).await;
+    assert!(guard.is_held(), "another client's guard is not concerned");
+    client.shutdown().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_shutdown_returns_the_store_has_forgotten_the_client() -> Outcome {
+    let store = MemoryBackend::new();
+    let (client, observer) = (client_of(&store), client_of(&store));
+    let (live, dropped) = (client.mutex("live")?, client.mutex("dropped")?);
+    let _live = live.lock().await?;
+    drop(dropped.lock().await?);
+    client.shutdown().await?;
+    for name in ["live", "dropped"] {
+        assert!(is_empty(&observer.mutex(name)?.inspect().await?), "{name}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn shutdown_misses_no_lease_that_is_being_renewed_at_that_moment() -> Outcome {
+    for round in 0..60 {
+        let client = Client::memory();
+        let options = MutexOptions::new().renewal_period(Duration::from_micros(10));
+        let mutexes = (0..50).map(|i| client.mutex_with(&i.to_string(), options.clone()));
+        let mutexes = mutexes.collect::<Result<Vec<_>, _>>()?;
+        let guards = join_all(mutexes.iter().map(DistMutex::lock)).await;
+        let guards = guards.into_iter().collect::<Result<Vec<_>, _>>()?;
+        sleep(Duration::from_micros(1000 + round * 7)).await; // any moment will do
+        client.shutdown().await?;
+        let held = guards.iter().filter(|guard| guard.is_held()).count();
+        assert_eq!(held, 0, "round {round}: held after shutdown");
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_frees_what_a_forgotten_guard_holds() -> Outcome {
+    let store = MemoryBackend::new();
+    let client = client_of(&store);
+    let mutex = lease_of(&client, SECOND);
+    mem::forget(mutex.lock().await?);
+    let other = mutex_of(&store);
+    assert!(other.lock_for(10 * SECOND).await.is_err(), "a forgotten guard stays held and renewed");
+    client.shutdown().await?;
+    assert!(other.try_lock().await?.is_some());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_client_that_was_never_used_shuts_down() -> Outcome {
+    Client::memory().shutdown().await
+}
+
+// Tokens
+
+#[tokio::test(start_paused = true)]
+async fn tokens_grow_whatever_ended_the_hold_before() -> Outcome {
+    let store = MemoryBackend::new();
+    let clients = [client_of(&store), client_of(&store)];
+    let mut newest = 0;
+    for round in 0..60 {
+        let mutex = lease_of(&clients[round % 2], SECOND);
+        let guard = mutex.lock().await?;
+        assert!(guard.token().get() > newest, "round {round}");
+        newest = guard.token().get();
+        match round % 5 {
+            0 => guard.release().await?,
+            1 => drop(guard),
+            2 => drop(mutex.force_release().await?),
+            3 => store.flush(),
+            _ => {
+                // The holder dies: nobody renews and nobody releases.
+                store.flush();
+                let dead = store.peer();
+                let mut request = AcquireRequest::new(dead.lease_id(), "lock:machine:42".into(), ms(100));
+                request.wait = leasehold::backend::Wait::No;
+                let Ok(Acquired::Granted(grant)) = dead.acquire(&request).await else { panic!("free") };
+                assert!(grant.token.get() > newest, "round {round}");
+                newest = grant.token.get();
+            }
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn tokens_are_the_time_in_microseconds() -> Outcome {
+    let before = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    let token = u128::from(Client::memory().mutex(NAME)?.lock().await?.token().get());
+    assert!(token >= before.as_micros() && token < (before + 60 * SECOND).as_micros());
+    Ok(())
+}
+
+// Arguments
+
+#[track_caller]
+fn assert_invalid<T: std::fmt::Debug>(outcome: Result<T, Error>, expected: &str) {
+    let Err(Error::InvalidArgument { what, .. }) = &outcome else {
+        panic!("expected InvalidArgument, got {outcome:?}");
+    };
+    assert_eq!(*what, expected);
+}
+
+#[test]
+fn unusable_arguments_are_refused_when_the_mutex_is_made() {
+    let client = Client::memory();
+    assert_invalid(client.mutex(""), "name");
+    assert_invalid(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1)), "name");
+    let with = |options| client.mutex_with(NAME, options);
+    let options = MutexOptions::new;
+    assert_invalid(with(options().prefix("p".repeat(MAX_NAME_BYTES + 1))), "prefix");
+    assert_invalid(with(options().lease(ms(99))), "lease");
+    assert_invalid(with(options().lease(Duration::MAX)), "lease");
+    assert_invalid(with(options().lease(SECOND).renewal_period(SECOND)), "renewal period");
+    assert_invalid(with(options().lease(SECOND).renewal_period(2 * SECOND)), "renewal period");
+    assert_invalid(with(options().renewal_period(Duration::ZERO)), "renewal period");
+    assert_invalid(with(options().max_hold(Duration::ZERO)), "maximum hold time");
+    assert_invalid(with(options().poll_interval(Duration::from_micros(999))), "poll interval");
+}
+
+#[tokio::test]
+async fn odd_names_are_locks_of_their_own() -> Outcome {
+    let client = Client::memory();
+    let longest = "n".repeat(MAX_NAME_BYTES);
+    let names =
+        [" ", "a", "A", "a ", "a\n", "a\0", "{a}", "{a}b", "ä", "a:queue", "{lock:a}:queue", &longest];
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(client.mutex(name)?.try_lock().await?.unwrap_or_else(|| panic!("{name:?} is taken")));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_url_that_names_no_store_is_an_invalid_argument() {
+    for url in ["", "memory", "machine:42", "http://127.0.0.1"] {
+        assert_invalid(Client::connect(url).await, "url");
+    }
+}
+
+#[cfg(not(feature = "redis"))]
+#[tokio::test]
+async fn a_build_without_redis_says_so() {
+    let error = Client::connect("redis://127.0.0.1").await.expect_err("not built in");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    assert!(error.to_string().contains("feature `redis`"), "{error}");
+}
+
+// Auto traits
+
+fn everywhere<T: Send + Sync + 'static>() {}
+fn send<T: Send>(_: &T) {}
+fn detached<T: Send + 'static>(_: &T) {}
+
+#[test]
+fn handles_and_guards_go_everywhere() {
+    everywhere::<Client>();
+    everywhere::<DistMutex>();
+    everywhere::<Guard>();
+    everywhere::<Lost>();
+    everywhere::<Protected<'static, std::future::Ready<()>>>();
+    everywhere::<MutexOptions>();
+    everywhere::<MemoryBackend>();
+    everywhere::<Error>();
+}
+
+#[tokio::test]
+async fn futures_can_be_spawned() -> Outcome {
+    let client = Client::memory();
+    let mutex = client.mutex(NAME)?;
+    send(&mutex.lock());
+    send(&mutex.try_lock());
+    send(&mutex.lock_for(SECOND));
+    send(&mutex.inspect());
+    send(&mutex.force_release());
+    send(&client.shutdown());
+    let guard = mutex.lock().await?;
+    send(&guard.protect(async {}));
+    detached(&guard.lost());
+    detached(&guard.release());
+    detached(&async move { mutex.lock().await });
+    Ok(())
+}
+
+#[tokio::test]
+async fn handles_guards_and_futures_can_be_printed_without_the_lease_id() -> Outcome {
+    let client = Client::memory();
+    let mutex = client.mutex(NAME)?;
+    let guard = mutex.lock().await?;
+    let id = mutex.inspect().await?.holder.expect("a holder").id;
+    let printed = format!("{client:?} {mutex:?} {guard:?} {:?} {:?}", guard.lost(), guard.protect(async {}));
+    assert!(printed.contains(NAME));
+    assert!(!printed.contains(&id) && !printed.contains(&id[9..]), "whoever knows the id can end the lease");
+    Ok(())
+}
+
+// A store that does not answer renewals, or takes its time over releases.
+
+#[derive(Debug)]
+struct Reluctant {
+    store: MemoryBackend,
+    hanging: AtomicBool,
+    asked: Notify,
+    slow: AtomicBool,
+}
+
+impl Reluctant {
+    fn on(store: &MemoryBackend) -> Self {
+        let (hanging, slow) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { store: store.peer(), hanging, asked: Notify::new(), slow }
+    }
+
+    /// From now on, renewals are not answered.
+    fn hang(&self) {
+        self.hanging.store(true, Ordering::SeqCst);
+    }
+
+    fn answer(&self) {
+        self.hanging.store(false, Ordering::SeqCst);
+    }
+
+    /// From now on, releases take a while.
+    fn slow_down(&self) {
+        self.slow.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Backend for Reluctant {
+    fn lease_id(&self) -> LeaseId {
+        self.store.lease_id()
+    }
+
+    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
+        self.store.acquire(request)
+    }
+
+    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
+        if self.hanging.load(Ordering::SeqCst) {
+            self.asked.notify_one();
+            return std::future::pending().boxed();
+        }
+        self.store.renew(request)
+    }
+
+    fn release<'a>(
+        &'a self,
+        key: &'a Arc<str>,
+        whose: Whose,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        async move {
+            if self.slow.load(Ordering::SeqCst) {
+                self.asked.notify_one();
+                sleep(ms(100)).await;
+            }
+            self.store.release(key, whose).await
+        }
+        .boxed()
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Arc<str>) -> BoxFuture<'a, Result<Inspection, BackendError>> {
+        self.store.inspect(key)
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.store.capabilities()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.store.close()
+    }
+}
