@@ -111,7 +111,8 @@ impl LeaseId {
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.client.hyphenated(), self.sequence)
+        f.write_str(self.client.hyphenated().encode_lower(&mut Uuid::encode_buffer()))?;
+        write!(f, ".{}", self.sequence)
     }
 }
 
@@ -438,7 +439,11 @@ mod tests {
     #[test]
     fn a_lease_id_reads_back_and_foreign_values_do_not() {
         let id = LeaseIds::new().next();
-        assert_eq!(LeaseId::parse(&id.to_string()), Some(id));
+        for sequence in [id.sequence, 0, 9, 10, u64::MAX] {
+            let id = LeaseId { sequence, ..id };
+            assert_eq!(id.to_string(), format!("{}.{sequence}", id.client));
+            assert_eq!(LeaseId::parse(&id.to_string()), Some(id));
+        }
         for foreign in [
             "",
             "x",

@@ -13,36 +13,49 @@
 //!
 //! Because the whole first key is part of the others, different locks never share one.
 
-use std::sync::Arc;
-
+use fred::bytes::Bytes;
 use fred::types::Key;
 use uuid::Uuid;
 
 /// What wake-up channels start with; a user with restricted rights needs `&leasehold:*`.
 pub(super) const CHANNEL_PREFIX: &str = "leasehold:";
 
+/// What is put behind the stem, in the order in which the scripts expect it.
+const SUFFIXES: [&str; 3] = [":queue", ":waiters", ":fence"];
+
+const SUFFIXES_LEN: usize = SUFFIXES[0].len() + SUFFIXES[1].len() + SUFFIXES[2].len();
+
 /// The keys of one lock, in the order in which the scripts expect them.
 #[derive(Clone, Debug)]
-pub(super) struct LockKeys {
-    pub(super) lock: Key,
-    pub(super) queue: Key,
-    pub(super) waiters: Key,
-    pub(super) fence: Key,
-}
+pub(super) struct LockKeys([Key; 4]);
 
 impl LockKeys {
-    pub(super) fn of(key: &Arc<str>) -> Self {
-        let stem = stem(key);
-        Self {
-            lock: Key::from(&**key),
-            queue: Key::from(format!("{stem}:queue")),
-            waiters: Key::from(format!("{stem}:waiters")),
-            fence: Key::from(format!("{stem}:fence")),
+    /// All four in one allocation: this is done for every command.
+    pub(super) fn of(key: &str) -> Self {
+        let stem = Stem::of(key);
+        // Exact for the usual stem, so that nothing is moved when the text becomes bytes.
+        let mut text = String::with_capacity(4 * key.len() + 3 * "{}".len() + SUFFIXES_LEN);
+        let mut ends = [0; 4];
+        text.push_str(key);
+        ends[0] = text.len();
+        for (suffix, end) in SUFFIXES.iter().zip(&mut ends[1..]) {
+            stem.write(&mut text, key);
+            text.push_str(suffix);
+            *end = text.len();
         }
+        let text = Bytes::from(text);
+        let mut start = 0;
+        Self(ends.map(|end| Key::from(text.slice(std::mem::replace(&mut start, end)..end))))
     }
 
-    pub(super) fn all(self) -> Vec<Key> {
-        vec![self.lock, self.queue, self.waiters, self.fence]
+    pub(super) const fn all(&self) -> &[Key] {
+        &self.0
+    }
+
+    /// The lock itself and its fence.
+    pub(super) fn lock_and_fence(&self) -> [Key; 2] {
+        let [lock, .., fence] = &self.0;
+        [lock.clone(), fence.clone()]
     }
 }
 
@@ -51,12 +64,37 @@ pub(super) fn channel(client: Uuid) -> String {
     format!("{CHANNEL_PREFIX}{}", client.hyphenated())
 }
 
-/// What the keys beside `key` start with.
-fn stem(key: &str) -> String {
-    match hash_tag(key) {
-        Some(tag) => format!("{{{tag}}}:{key}"),
-        None if key.contains('}') => format!("{{{}}}:{key}", number_in_slot_of(key)),
-        None => format!("{{{key}}}"),
+/// What the keys beside a lock's own start with.
+enum Stem<'a> {
+    /// The key itself as the tag.
+    Whole,
+    /// The tag that the key brings.
+    Tag(&'a str),
+    /// A number that hashes to the key's slot.
+    Number(u32),
+}
+
+impl<'a> Stem<'a> {
+    fn of(key: &'a str) -> Self {
+        match hash_tag(key) {
+            Some(tag) => Self::Tag(tag),
+            None if key.contains('}') => Self::Number(number_in_slot_of(key)),
+            None => Self::Whole,
+        }
+    }
+
+    fn write(&self, text: &mut String, key: &str) {
+        text.push('{');
+        match self {
+            Self::Whole => text.push_str(key),
+            Self::Tag(tag) => text.push_str(tag),
+            Self::Number(number) => text.push_str(&number.to_string()),
+        }
+        text.push('}');
+        if !matches!(self, Self::Whole) {
+            text.push(':');
+            text.push_str(key);
+        }
     }
 }
 
@@ -82,7 +120,7 @@ mod tests {
     use super::*;
 
     fn keys(key: &str) -> Vec<Vec<u8>> {
-        LockKeys::of(&Arc::from(key)).all().into_iter().map(|key| key.as_bytes().to_vec()).collect()
+        LockKeys::of(key).all().iter().map(|key| key.as_bytes().to_vec()).collect()
     }
 
     #[test]

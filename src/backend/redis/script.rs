@@ -2,25 +2,26 @@
 
 use std::sync::LazyLock;
 
+use fred::bytes_utils::Str;
 use fred::util::sha1_hash;
 
 /// A Lua script.
 #[derive(Debug)]
 pub(super) struct Script {
-    source: &'static str,
-    hash: String,
+    source: Str,
+    hash: Str,
 }
 
 impl Script {
     fn new(source: &'static str) -> Self {
-        Self { source, hash: sha1_hash(source) }
+        Self { source: Str::from_static(source), hash: sha1_hash(source).into() }
     }
 
-    pub(super) const fn source(&self) -> &'static str {
-        self.source
+    pub(super) const fn source(&self) -> &Str {
+        &self.source
     }
 
-    pub(super) fn hash(&self) -> &str {
+    pub(super) const fn hash(&self) -> &Str {
         &self.hash
     }
 }

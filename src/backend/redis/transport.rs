@@ -142,8 +142,8 @@ impl Transport {
     pub(super) async fn call(
         &self,
         script: &Script,
-        keys: Vec<Key>,
-        args: Vec<Value>,
+        keys: &[Key],
+        args: &[Value],
         patience: Duration,
     ) -> Result<Value, BackendError> {
         let run = self.run(script, keys, args);
@@ -159,12 +159,13 @@ impl Transport {
     }
 
     /// EVALSHA, and EVAL if the server does not know the script: after a restart or SCRIPT FLUSH.
-    async fn run(&self, script: &Script, keys: Vec<Key>, args: Vec<Value>) -> Result<Value, FredError> {
-        let again = (keys.clone(), args.clone());
-        match self.client.evalsha(script.hash(), keys, args).await {
+    ///
+    /// fred's futures have 5 KB; boxed here, they are not copied through every future around this one.
+    async fn run(&self, script: &Script, keys: &[Key], args: &[Value]) -> Result<Value, FredError> {
+        let cached = Box::pin(self.client.evalsha(script.hash().clone(), keys.to_vec(), args.to_vec()));
+        match cached.await {
             Err(error) if error.details().starts_with("NOSCRIPT") => {
-                let (keys, args) = again;
-                self.client.eval(script.source(), keys, args).await
+                Box::pin(self.client.eval(script.source().clone(), keys.to_vec(), args.to_vec())).await
             }
             answer => answer,
         }

@@ -2,8 +2,8 @@
 --
 -- ARGV[1]  lease id
 -- ARGV[2]  lease, in ms
--- ARGV[3]  '1' to stand in line if somebody else holds the lock, '0' to leave at once
--- ARGV[4]  expiry in ms for a lock that has none, '0' to leave such a lock alone
+-- ARGV[3]  '1' or absent to stand in line if somebody else holds the lock, '0' to leave at once
+-- ARGV[4]  expiry in ms for a lock that has none, '0' or absent to leave such a lock alone
 --
 -- Returns  the token if granted
 --          {ms until the holder's lease ends or -1, number of waiters before this one} if queued
@@ -14,7 +14,7 @@
 -- expired holder, finds a grant that was not heard of, and stands in line again after the store lost its
 -- memory. If the lock is free but others wait, it goes to the oldest of them.
 
-local id, lease_ms, waits, repair_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4])
+local id, lease_ms, waits, repair_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] ~= '0', tonumber(ARGV[4] or 0)
 
 local function stand_in_line(now)
   local ticket = waiter(id) or last_place() + 1

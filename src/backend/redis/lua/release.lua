@@ -2,7 +2,7 @@
 --
 -- ARGV[1]  lease id, or '' for whoever holds the lock
 --
--- Returns  'held' if a hold has ended, 'queued' if a place in line was given up, 'absent' if there was neither
+-- Returns  1 if a hold has ended, 2 if a place in line was given up, 0 if there was neither
 --
 -- Idempotent per lease id: nothing is found the second time. Another holder's lease is never touched, except
 -- with ''; that holder is told.
@@ -20,12 +20,12 @@ if holder and (anyone or holder == id) then
   if waiting == 0 or not hand_over(now_us(), nil) then
     redis.call('DEL', LOCK)
   end
-  return 'held'
+  return 1
 end
 if not anyone and waiting > 0 and forget(id) then
   if not holder then
     hand_over(now_us(), nil)
   end
-  return 'queued'
+  return 2
 end
-return 'absent'
+return 0

@@ -3,6 +3,6 @@
 
 if redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('EXISTS', KEYS[2]) == 0 then
   redis.call('DEL', KEYS[1])
-  return 'held'
+  return 1
 end
 
