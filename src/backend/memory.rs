@@ -257,8 +257,10 @@ impl Store {
                 return Released::Held;
             }
         }
+        let held = slot.hold.is_some();
         match whose {
             Whose::Lease(lease) if self.withdraw(key, lease) => Released::Queued,
+            _ if held => Released::Taken,
             _ => Released::Absent,
         }
     }

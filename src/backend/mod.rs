@@ -315,7 +315,9 @@ pub enum Released {
     Held,
     /// A place in the queue, which has been given up.
     Queued,
-    /// Nothing.
+    /// Nothing of this lease; another one holds the key.
+    Taken,
+    /// Nothing of this lease, and nobody holds the key.
     Absent,
 }
 

@@ -94,10 +94,11 @@ impl Engine {
                 tracing::debug!(name = %name, token = lease.token().get(), "released");
                 Ok(())
             }
-            Ok(Released::Queued | Released::Absent) => {
+            Ok(not_held) => {
                 obligation.settle();
                 tracing::warn!(name = %name, token = lease.token().get(), "released, but was lost before");
-                Err(lease.loss_error(LossReason::Taken))
+                let taken = not_held == Released::Taken;
+                Err(lease.loss_error(if taken { LossReason::Taken } else { LossReason::Expired }))
             }
             // The obligation is dropped: the reaper goes on trying.
             Err(error) => Err(self.error(error, "release", Some(name))),

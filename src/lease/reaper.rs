@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::sync::Notify;
+use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -113,6 +114,8 @@ impl Reaper {
     pub(crate) async fn run(self: Arc<Self>, backend: Arc<dyn Backend>, abandoned: CancellationToken) {
         let mut releases = FuturesUnordered::new();
         loop {
+            // As in the watchdog: a store that answers at once must not keep other tasks from running.
+            consume_budget().await;
             while releases.len() < MAX_IN_FLIGHT {
                 let Some(obligation) = self.pop() else { break };
                 releases.push(release(backend.as_ref(), obligation));

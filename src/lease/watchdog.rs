@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::sync::Notify;
+use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep_until};
 
 use super::held::{Lease, Step};
@@ -82,6 +83,8 @@ impl Watchdog {
         let mut due = VecDeque::new();
         let mut renewals = FuturesUnordered::new();
         loop {
+            // A store that answers at once must not keep this loop from letting other tasks run.
+            consume_budget().await;
             due.extend(self.tend(Instant::now()));
             while renewals.len() < MAX_IN_FLIGHT {
                 let Some(lease) = due.pop_front() else { break };

@@ -5,11 +5,13 @@
 //! | `keys` | every key, its type and its expiry |
 //! | `lua/` | the protocol: one script per operation, run atomically by the server |
 //! | `script` | the scripts' text and digests |
-//! | `transport` | one connection for commands; errors sorted into not sent, unknown, and answered |
-//! | `wake` | one connection that listens; grants and revocations pushed to those concerned |
+//! | `connection` | a connection: set up, kept driven, quit |
+//! | `transport` | the one for commands; errors sorted into not sent, unknown, and answered |
+//! | `wake` | the one that listens; grants and revocations pushed to those concerned |
 //! | `url` | what a URL names, and how a server is called in errors |
 //! | `verbs` | the contract's verbs in terms of these |
 
+mod connection;
 mod keys;
 mod script;
 mod transport;
@@ -18,21 +20,21 @@ mod verbs;
 mod wake;
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fred::clients::Client;
 use fred::types::config::Config;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{BackendError, Capabilities, LeaseIds};
 use crate::error::Error;
 use crate::sync::Mutex;
-use transport::{Timeouts, Transport};
+use connection::Timeouts;
+use transport::Transport;
 use wake::{Subscription, Wake};
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
@@ -49,9 +51,9 @@ pub struct RedisBackend {
     background: Mutex<Option<Background>>,
 }
 
-/// What runs for an open backend; dropping it ends it.
+/// What runs for an open backend. The drivers end by themselves once it is closed, the rest when dropped.
 struct Background {
-    _drivers: [AbortOnDropHandle<()>; 2],
+    drivers: [JoinHandle<()>; 2],
     _subscription: Subscription,
     _strays: AbortOnDropHandle<()>,
 }
@@ -137,40 +139,44 @@ impl RedisBackend {
 
     async fn open(config: &Config, timeouts: Timeouts, store: String) -> Result<Self, BackendError> {
         let (strays, stray) = mpsc::unbounded_channel();
+        let ids = LeaseIds::new();
         let backend = Self {
-            ids: LeaseIds::new(),
             capabilities: Capabilities::new(store, true),
             timeouts,
-            transport: Arc::new(Transport::new(transport::client(config, timeouts), timeouts)),
-            subscriber: transport::client(config, timeouts),
-            wake: Arc::new(Wake::new(strays)),
+            transport: Arc::new(Transport::new(connection::client(config, timeouts), timeouts)),
+            subscriber: connection::client(config, timeouts),
+            wake: Arc::new(Wake::new(ids.client(), strays)),
+            ids,
             closed: CancellationToken::new(),
             background: Mutex::default(),
         };
         let (commands, subscriber) = (backend.transport.client(), &backend.subscriber);
-        let drivers =
-            [transport::connect(commands, timeouts).await?, transport::connect(subscriber, timeouts).await?];
+        let closed = || backend.closed.clone();
+        let drivers = [
+            connection::connect(commands, timeouts, closed()).await?,
+            connection::connect(subscriber, timeouts, closed()).await?,
+        ];
         let (channel, wake) = (keys::channel(backend.ids.client()), Arc::clone(&backend.wake));
         let subscription = Subscription::open(subscriber, commands, channel, wake, timeouts).await?;
         let strays = tokio::spawn(verbs::release_strays(Arc::clone(&backend.transport), stray, timeouts));
         *backend.background.lock() = Some(Background {
-            _drivers: drivers,
+            drivers,
             _subscription: subscription,
             _strays: AbortOnDropHandle::new(strays),
         });
         Ok(backend)
     }
 
-    /// Ends the background work and quits both connections.
-    fn close_connections(&self) -> impl Future<Output = ()> + Send + 'static {
+    /// Quits both connections and waits until they are closed.
+    async fn close_connections(&self) {
         self.closed.cancel();
         let background = self.background.lock().take();
-        let clients = [self.transport.client().clone(), self.subscriber.clone()];
-        let patience = self.timeouts.reply;
-        async move {
-            let [commands, subscriber] = &clients;
-            tokio::join!(transport::quit(commands, patience), transport::quit(subscriber, patience));
-            drop(background);
+        if let Some(Background { drivers: [commands, subscriber], .. }) = background {
+            for ended in [commands.await, subscriber.await] {
+                if let Err(error) = ended {
+                    tracing::warn!(%error, "a connection was not closed in good order");
+                }
+            }
         }
     }
 }
@@ -182,11 +188,7 @@ impl fmt::Debug for RedisBackend {
 }
 
 impl Drop for RedisBackend {
-    /// fred keeps a connection open when its last client is dropped, so it is quit here. Without a runtime
-    /// there is nothing to quit with, and nothing that keeps the connection either.
     fn drop(&mut self) {
-        if let (false, Ok(runtime)) = (self.closed.is_cancelled(), Handle::try_current()) {
-            runtime.spawn(self.close_connections());
-        }
+        self.closed.cancel();
     }
 }

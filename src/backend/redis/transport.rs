@@ -7,9 +7,6 @@
 //! * A dropped future does not take its command back: every command has a timeout of fred's own as well.
 //! * It does not notice a server that hangs while commands are still being written: after a few timeouts in a
 //!   row the connection is made anew.
-//! * Its driving task can end while it claims to be connected, and then commands hang: the task is watched,
-//!   and started again (`keep_driving`).
-//! * Dropping a client leaks its connection: clients are quit explicitly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,102 +15,15 @@ use std::time::Duration;
 use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::interfaces::{ClientLike, LuaInterface};
-use fred::types::config::{
-    Config, ConnectionConfig, PerformanceConfig, ReconnectError, ReconnectPolicy, TcpConfig,
-};
-use fred::types::{ConnectHandle, Key, RespVersion, Value};
-use tokio::time::{sleep, timeout};
-use tokio_util::task::AbortOnDropHandle;
+use fred::types::{Key, Value};
+use tokio::time::timeout;
 
+use super::connection::Timeouts;
 use super::script::Script;
 use crate::backend::BackendError;
 
 /// Answers that did not come, in a row, before the connection is given up.
 const TIMEOUTS_BEFORE_RECONNECT: u32 = 3;
-/// Commands that may wait in fred's queue.
-const MAX_QUEUED_COMMANDS: usize = 65_536;
-/// Messages that may wait for the subscription's task; a lag beyond that is noticed and made up for.
-const MESSAGE_BUFFER: usize = 4096;
-/// The pause before a driving task that ended is started again.
-const RESTART_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long things may take.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timeouts {
-    pub(super) connect: Duration,
-    pub(super) reply: Duration,
-}
-
-/// A fred client set up as this crate needs it, not yet connected.
-pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
-    let mut config = config.clone();
-    config.version = RespVersion::RESP3;
-    config.fail_fast = true;
-    let performance = PerformanceConfig {
-        default_command_timeout: timeouts.reply,
-        broadcast_channel_capacity: MESSAGE_BUFFER,
-        ..PerformanceConfig::default()
-    };
-    let connection = ConnectionConfig {
-        connection_timeout: timeouts.connect,
-        internal_command_timeout: timeouts.connect,
-        max_command_attempts: 1,
-        max_redirections: 0,
-        max_command_buffer_len: MAX_QUEUED_COMMANDS,
-        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
-        reconnect_errors: vec![
-            ReconnectError::ReadOnly,
-            ReconnectError::Loading,
-            ReconnectError::ClusterDown,
-        ],
-        ..ConnectionConfig::default()
-    };
-    let policy = ReconnectPolicy::new_exponential(0, 10, 2_000, 2);
-    Client::new(config, Some(performance), Some(connection), Some(policy))
-}
-
-/// Connects `client` and keeps it driven until the returned handle is dropped.
-pub(super) async fn connect(
-    client: &Client,
-    timeouts: Timeouts,
-) -> Result<AbortOnDropHandle<()>, BackendError> {
-    let driver = timeout(timeouts.connect, client.init())
-        .await
-        .map_err(|late| BackendError::Unanswered { source: late.into() })?
-        .map_err(|error| match error.kind() {
-            ErrorKind::Auth => BackendError::Refused { source: error.into() },
-            _ if is_server_text(&error) => BackendError::Refused { source: error.into() },
-            _ => BackendError::NotSent { source: error.into() },
-        })?;
-    Ok(AbortOnDropHandle::new(tokio::spawn(keep_driving(client.clone(), driver))))
-}
-
-async fn keep_driving(client: Client, driver: ConnectHandle) {
-    let mut driver = AbortOnDropHandle::new(driver);
-    loop {
-        let ended = (&mut driver).await;
-        tracing::warn!(?ended, "the connection's driver ended, starting it again");
-        loop {
-            sleep(RESTART_PAUSE).await;
-            match client.init().await {
-                Ok(again) => {
-                    driver = AbortOnDropHandle::new(again);
-                    break;
-                }
-                Err(error) => tracing::debug!(%error, "not connected"),
-            }
-        }
-    }
-}
-
-/// Closes `client`'s connection, in good order if the server lets it.
-pub(super) async fn quit(client: &Client, patience: Duration) {
-    match timeout(patience, client.quit()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "connection closed without QUIT"),
-        Err(_) => tracing::debug!("connection closed without an answer to QUIT"),
-    }
-}
 
 /// The connection that carries all commands.
 #[derive(Debug)]
@@ -194,7 +104,7 @@ impl Transport {
 }
 
 /// Sorts fred's errors by what they say about the command: not sent, unknown, or a definite answer.
-fn sort(error: FredError) -> BackendError {
+pub(super) fn sort(error: FredError) -> BackendError {
     let source = |error: FredError| error.into();
     let text = error.details();
     if text.contains("WRONGTYPE") {
@@ -224,9 +134,3 @@ const NOT_SENT: [&str; 9] = [
     "TRYAGAIN",
     "BUSY ",
 ];
-
-/// Whether the server itself said so: its errors start with a word in capitals.
-fn is_server_text(error: &FredError) -> bool {
-    let word = error.details().split(' ').next().unwrap_or_default();
-    word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase())
-}

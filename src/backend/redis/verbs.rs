@@ -11,9 +11,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::RedisBackend;
+use super::connection::Timeouts;
 use super::keys::LockKeys;
 use super::script::{ACQUIRE, INSPECT, RELEASE, RENEW, Script};
-use super::transport::{Timeouts, Transport};
+use super::transport::Transport;
 use crate::backend::{
     AcquireRequest, Acquired, Backend, BackendError, Capabilities, Grant, Holder, Inspection, LeaseId,
     Released, RenewRequest, Renewal, Wait, Waiter, Whose,
@@ -347,7 +348,8 @@ async fn release(
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
         // An earlier attempt may have released it, and its answer got lost.
-        Some(0) if repeated => Ok(Released::Held),
+        Some(0 | 3) if repeated => Ok(Released::Held),
+        Some(3) => Ok(Released::Taken),
         Some(0) => Ok(Released::Absent),
         _ => Err(unreadable(&RELEASE)),
     }

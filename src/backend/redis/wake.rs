@@ -10,14 +10,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fred::clients::Client;
+use fred::error::Error as FredError;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::types::Message;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
+use uuid::Uuid;
 
-use super::transport::Timeouts;
+use super::connection::Timeouts;
+use super::transport::sort;
 use crate::backend::{BackendError, LeaseId, Revocation};
 use crate::fence::FencingToken;
 use crate::sync::Mutex;
@@ -30,6 +33,7 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Who in this client is to be told what.
 #[derive(Debug)]
 pub(super) struct Wake {
+    client: Uuid,
     entries: Mutex<HashMap<LeaseId, Entry>>,
     ask_again: watch::Sender<()>,
     suspect: Notify,
@@ -44,8 +48,14 @@ struct Entry {
 }
 
 impl Wake {
-    pub(super) fn new(strays: mpsc::UnboundedSender<(LeaseId, Arc<str>)>) -> Self {
-        Self { entries: Mutex::default(), ask_again: watch::Sender::new(()), suspect: Notify::new(), strays }
+    pub(super) fn new(client: Uuid, strays: mpsc::UnboundedSender<(LeaseId, Arc<str>)>) -> Self {
+        Self {
+            client,
+            entries: Mutex::default(),
+            ask_again: watch::Sender::new(()),
+            suspect: Notify::new(),
+            strays,
+        }
     }
 
     /// From now on `lease` is told of its revocation.
@@ -84,7 +94,7 @@ impl Wake {
     }
 
     fn tell(&self, message: &str) {
-        match Push::parse(message) {
+        match Push::parse(message).filter(|push| push.lease().client() == self.client) {
             Some(Push::Grant { lease, token, key }) => self.tell_grant(lease, token, key),
             Some(Push::Revoke { lease }) => {
                 tracing::warn!(?lease, "released by force");
@@ -92,7 +102,7 @@ impl Wake {
                     entry.revocation.revoke();
                 }
             }
-            None => tracing::warn!(message, "a message on the wake channel that is not from this protocol"),
+            None => tracing::warn!(message, "a message on the wake channel that is not for this client"),
         }
     }
 
@@ -118,6 +128,12 @@ enum Push<'a> {
 }
 
 impl<'a> Push<'a> {
+    const fn lease(&self) -> LeaseId {
+        match self {
+            Self::Grant { lease, .. } | Self::Revoke { lease } => *lease,
+        }
+    }
+
     fn parse(message: &'a str) -> Option<Self> {
         let (verb, rest) = message.split_once(' ')?;
         let (lease, rest) = rest.split_once(' ')?;
@@ -169,25 +185,29 @@ async fn subscribe(subscriber: &Client, channel: &str, timeouts: Timeouts) -> Re
     };
     match timeout(timeouts.connect, steps).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(BackendError::Unanswered { source: error.into() }),
+        Ok(Err(error)) => Err(not_permitted(&error).unwrap_or_else(|| sort(error))),
         Err(late) => Err(BackendError::Unanswered { source: late.into() }),
     }
 }
 
 /// Publishes a message to ourselves, and fails if nobody would receive it.
 async fn prove(publisher: &Client, channel: &str) -> Result<(), BackendError> {
-    let refused = |what: String| BackendError::Refused { source: what.into() };
-    let receivers: i64 = publisher
-        .publish(channel, "probe")
-        .await
-        .map_err(|error| refused(format!("{error}; this crate publishes on channels `leasehold:*`")))?;
-    if receivers == 0 {
-        return Err(refused(
-            "the user may not subscribe to channels `leasehold:*`, so it cannot wait".to_owned(),
-        ));
+    match publisher.publish::<i64, _, _>(channel, "probe").await {
+        Ok(0) => Err(BackendError::Refused { source: NOT_PERMITTED.into() }),
+        Ok(_) => Ok(()),
+        Err(error) => Err(not_permitted(&error).unwrap_or_else(|| sort(error))),
     }
-    Ok(())
 }
+
+/// What a server says to a user who may not use the channel, with a hint. The answer to SUBSCRIBE can reach
+/// whatever was asked next, since fred does not wait for it.
+fn not_permitted(error: &FredError) -> Option<BackendError> {
+    let denied = error.details().starts_with("NOPERM");
+    denied.then(|| BackendError::Refused { source: format!("{}: {NOT_PERMITTED}", error.details()).into() })
+}
+
+const NOT_PERMITTED: &str =
+    "the user must be allowed to publish and subscribe on channels `leasehold:*`, or it could not wait";
 
 async fn listen(mut messages: tokio::sync::broadcast::Receiver<Message>, wake: Arc<Wake>) {
     loop {
@@ -250,15 +270,16 @@ mod tests {
     use super::*;
     use crate::backend::LeaseIds;
 
-    fn wake() -> (Wake, mpsc::UnboundedReceiver<(LeaseId, Arc<str>)>) {
+    fn wake(ids: &LeaseIds) -> (Wake, mpsc::UnboundedReceiver<(LeaseId, Arc<str>)>) {
         let (strays, stray) = mpsc::unbounded_channel();
-        (Wake::new(strays), stray)
+        (Wake::new(ids.client(), strays), stray)
     }
 
     #[test]
     fn a_grant_reaches_its_request_and_only_once() {
-        let (wake, mut strays) = wake();
-        let lease = LeaseIds::new().next();
+        let ids = LeaseIds::new();
+        let (wake, mut strays) = wake(&ids);
+        let lease = ids.next();
         let mut told = wake.expect_grant(lease, Revocation::default());
         wake.tell(&format!("grant {lease} 42 lock:a b"));
         wake.tell(&format!("grant {lease} 42 lock:a b"));
@@ -268,16 +289,18 @@ mod tests {
 
     #[test]
     fn a_grant_that_nobody_waits_for_is_released() {
-        let (wake, mut strays) = wake();
-        let lease = LeaseIds::new().next();
+        let ids = LeaseIds::new();
+        let (wake, mut strays) = wake(&ids);
+        let lease = ids.next();
         wake.tell(&format!("grant {lease} 42 lock:a b"));
         assert_eq!(strays.try_recv().unwrap(), (lease, Arc::from("lock:a b")));
     }
 
     #[test]
     fn a_revocation_reaches_the_holder_and_nonsense_nobody() {
-        let (wake, _strays) = wake();
-        let lease = LeaseIds::new().next();
+        let ids = LeaseIds::new();
+        let (wake, _strays) = wake(&ids);
+        let lease = ids.next();
         let revocation = Revocation::default();
         wake.register(lease, revocation.clone());
         for nonsense in

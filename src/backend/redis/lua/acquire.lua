@@ -16,8 +16,25 @@
 
 local id, lease_ms, waits, repair_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] ~= '0', tonumber(ARGV[4] or 0)
 
+-- A client that could not be told for a while is heard again: all its waiters get back the places they had on
+-- arrival. Done once per such time, by the first of them that asks.
+local function take_places_back()
+  local client = string.match(id, '^[^.]+%.')
+  local records = redis.call('HGETALL', WAITERS)
+  for i = 1, #records, 2 do
+    if string.sub(records[i], 1, #client) == client then
+      redis.call('ZADD', QUEUE, string.match(records[i + 1], '^%d+'), records[i])
+    end
+  end
+end
+
 local function stand_in_line(now)
-  local ticket = waiter(id) or last_place() + 1
+  local ticket = waiter(id)
+  if not ticket then
+    ticket = last_place() + 1
+  elseif tonumber(redis.call('ZSCORE', QUEUE, id)) ~= ticket then
+    take_places_back()
+  end
   local alive_until = math.floor(now / 1000) + lease_ms
   redis.call('HSET', WAITERS, id, string.format('%.0f %.0f %.0f', ticket, lease_ms, alive_until))
   redis.call('ZADD', QUEUE, ticket, id)

@@ -6,8 +6,8 @@
 -- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal.
 --
 -- A ticket is the place a waiter got on arrival. Its score in the queue is the same, except while nobody
--- listens for it: then it stands at the end, so that a hand-over meets it once per turn and not every time,
--- and gets its ticket back as its score when it repeats its request.
+-- listens for it: then it stands at the end, so that a hand-over meets it once per turn and not every time.
+-- When its client is heard again, its ticket becomes its score again.
 --
 -- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits.
 

@@ -2,7 +2,8 @@
 --
 -- ARGV[1]  lease id, or '' for whoever holds the lock
 --
--- Returns  1 if a hold has ended, 2 if a place in line was given up, 0 if there was neither
+-- Returns  1 if a hold has ended, 2 if a place in line was given up; if there was neither, 3 if another lease
+--          holds the lock and 0 if none does
 --
 -- Idempotent per lease id: nothing is found the second time. Another holder's lease is never touched, except
 -- with ''; that holder is told.
@@ -28,4 +29,4 @@ if not anyone and waiting > 0 and forget(id) then
   end
   return 2
 end
-return 0
+return holder and 3 or 0

@@ -1,0 +1,142 @@
+//! One connection to the server: set up as this crate needs it, kept driven, and quit in the end.
+//!
+//! What fred does, and what is done about it here:
+//!
+//! * Its driving task can end while it claims to be connected, and then commands hang: one task of ours per
+//!   connection watches it and starts it again.
+//! * Dropping its clients leaks the connection, and so does dropping `init` half way, or quitting a client that
+//!   is not connected yet: that same task connects, never gives up half way, and quits when it is told to.
+//! * It waits 10 s, repeats commands three times and queues without limit by default: set below.
+
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::error::{Error as FredError, ErrorKind};
+use fred::interfaces::ClientLike;
+use fred::types::config::{
+    Config, ConnectionConfig, PerformanceConfig, ReconnectError, ReconnectPolicy, TcpConfig,
+};
+use fred::types::{ConnectHandle, RespVersion};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::BackendError;
+
+/// Commands that may wait in fred's queue.
+const MAX_QUEUED_COMMANDS: usize = 65_536;
+/// Messages that may wait for the subscription's task; a lag beyond that is noticed and made up for.
+const MESSAGE_BUFFER: usize = 4096;
+/// The pause before a driver that ended is started again.
+const RESTART_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    pub(super) connect: Duration,
+    pub(super) reply: Duration,
+}
+
+/// A fred client that is not connected yet.
+pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
+    let mut config = config.clone();
+    config.version = RespVersion::RESP3;
+    config.fail_fast = true;
+    let performance = PerformanceConfig {
+        default_command_timeout: timeouts.reply,
+        broadcast_channel_capacity: MESSAGE_BUFFER,
+        ..PerformanceConfig::default()
+    };
+    let connection = ConnectionConfig {
+        connection_timeout: timeouts.connect,
+        internal_command_timeout: timeouts.connect,
+        max_command_attempts: 1,
+        max_redirections: 0,
+        max_command_buffer_len: MAX_QUEUED_COMMANDS,
+        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
+        reconnect_errors: vec![
+            ReconnectError::ReadOnly,
+            ReconnectError::Loading,
+            ReconnectError::ClusterDown,
+        ],
+        ..ConnectionConfig::default()
+    };
+    let policy = ReconnectPolicy::new_exponential(0, 10, 2_000, 2);
+    Client::new(config, Some(performance), Some(connection), Some(policy))
+}
+
+/// Connects `client`. The returned task keeps it connected until `closed`, then quits it and ends.
+///
+/// If the returned future is dropped or fails, `closed` must be cancelled; the task then ends all the same.
+pub(super) async fn connect(
+    client: &Client,
+    timeouts: Timeouts,
+    closed: CancellationToken,
+) -> Result<JoinHandle<()>, BackendError> {
+    let (tell, connected) = oneshot::channel();
+    let task = tokio::spawn(drive(client.clone(), timeouts, closed, tell));
+    match timeout(timeouts.connect, connected).await {
+        Ok(Ok(Ok(()))) => Ok(task),
+        Ok(Ok(Err(error))) if is_server_text(&error) => Err(BackendError::Refused { source: error.into() }),
+        Ok(Ok(Err(error))) => Err(BackendError::NotSent { source: error.into() }),
+        Ok(Err(gone)) => Err(BackendError::NotSent { source: gone.into() }),
+        Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+    }
+}
+
+async fn drive(
+    client: Client,
+    timeouts: Timeouts,
+    closed: CancellationToken,
+    tell: oneshot::Sender<Result<(), FredError>>,
+) {
+    let mut driver = match client.init().await {
+        Ok(driver) => driver,
+        // Nobody listens if connecting was given up.
+        Err(error) => return drop(tell.send(Err(error))),
+    };
+    let _ = tell.send(Ok(()));
+    loop {
+        tokio::select! {
+            biased;
+            () = closed.cancelled() => break,
+            ended = &mut driver => tracing::warn!(?ended, "a connection's driver ended, starting it again"),
+        }
+        match start_again(&client, &closed).await {
+            Some(again) => driver = again,
+            None => return,
+        }
+    }
+    quit(&client, timeouts.reply).await;
+    // QUIT is sent; the connection is closed when its driver has ended.
+    if timeout(timeouts.reply, &mut driver).await.is_err() {
+        driver.abort();
+    }
+}
+
+/// Connects again; `None` if `closed` meanwhile.
+async fn start_again(client: &Client, closed: &CancellationToken) -> Option<ConnectHandle> {
+    while !closed.is_cancelled() {
+        sleep(RESTART_PAUSE).await;
+        match client.init().await {
+            Ok(driver) => return Some(driver),
+            Err(error) => tracing::debug!(%error, "not connected"),
+        }
+    }
+    None
+}
+
+async fn quit(client: &Client, patience: Duration) {
+    match timeout(patience, client.quit()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "connection closed without QUIT"),
+        Err(_) => tracing::debug!("connection closed without an answer to QUIT"),
+    }
+}
+
+/// Whether the server itself said so: its errors start with a word in capitals.
+fn is_server_text(error: &FredError) -> bool {
+    let word = error.details().split(' ').next().unwrap_or_default();
+    *error.kind() == ErrorKind::Auth || (word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase()))
+}
