@@ -1,8 +1,9 @@
 //! A wire between client and server that can be cut, held, and made to lose one reply.
 //!
-//! It forwards whole requests and whole replies (RESP2), so that a fault hits exactly the command it is meant
-//! for, however the bytes were packed.
+//! It forwards whole requests and whole replies (RESP2 and RESP3), so that a fault hits exactly the command it
+//! is meant for, however the bytes were packed.
 
+use std::fmt;
 use std::io;
 use std::mem;
 use std::net::Ipv4Addr;
@@ -60,18 +61,66 @@ enum Cut {
 }
 
 /// A request to wait for, whose reply shall be lost.
-#[derive(Debug)]
 struct Trap {
-    needle: Vec<u8>,
+    meant: Box<dyn Fn(&Request) -> bool + Send>,
     sprung: oneshot::Sender<()>,
+}
+
+impl fmt::Debug for Trap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trap").finish_non_exhaustive()
+    }
+}
+
+/// One request on its way to the server.
+#[derive(Debug)]
+pub(crate) struct Request {
+    bytes: Vec<u8>,
+    words: Vec<String>,
+}
+
+impl Request {
+    /// The command and its arguments.
+    pub(crate) fn words(&self) -> &[String] {
+        &self.words
+    }
+
+    /// Whether the bytes stand anywhere in it.
+    pub(crate) fn contains(&self, needle: &[u8]) -> bool {
+        self.bytes.windows(needle.len()).any(|window| window == needle)
+    }
+
+    /// The keys and the arguments of a script call; `None` if it is none.
+    pub(crate) fn script_call(&self) -> Option<(&[String], &[String])> {
+        let [command, _, count, rest @ ..] = self.words() else { return None };
+        let called = ["EVAL", "EVALSHA"].iter().any(|name| command.eq_ignore_ascii_case(name));
+        if called { rest.split_at_checked(count.parse().ok()?) } else { None }
+    }
+
+    /// How many confirmations answer it, if it begins or ends subscriptions.
+    fn confirmations(&self) -> Option<u64> {
+        let (command, channels) = self.words.split_first()?;
+        let subscribes = command.to_ascii_lowercase().ends_with("subscribe");
+        subscribes.then_some(channels.len() as u64)
+    }
+}
+
+/// What a server sends. In RESP3 it pushes confirmations as it pushes messages; in RESP2 all three look the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    Answer,
+    Confirmation,
+    Message,
 }
 
 /// Where one connection stands.
 #[derive(Default)]
 struct Connection {
-    requests: u64,
-    /// The reply to lose, counted from 0, and whom to tell.
-    doomed: Option<(u64, oneshot::Sender<()>)>,
+    /// How many answers and how many confirmations are to be expected for what was asked so far.
+    answers: u64,
+    confirmations: u64,
+    /// What to lose, counted from 0 among its kind, and whom to tell.
+    doomed: Option<(Sent, u64, oneshot::Sender<()>)>,
 }
 
 impl Proxy {
@@ -143,14 +192,23 @@ impl Proxy {
     /// answered it, its connection is closed instead of delivering the answer. Replies to requests before it
     /// are delivered.
     ///
-    /// The returned receiver completes when that has happened. Counts one reply per request, so it is not for
-    /// connections that have subscribed to several channels in one request.
+    /// The returned receiver completes when that has happened. Not for connections that unsubscribe from
+    /// everything at once, since the number of answers to that cannot be told from the request.
     pub(crate) fn cut_after_next_request_matching(
         &self,
         needle: impl Into<Vec<u8>>,
     ) -> oneshot::Receiver<()> {
+        let needle = needle.into();
+        self.cut_after_next_request(move |request| request.contains(&needle))
+    }
+
+    /// The same for the next request that is `meant`.
+    pub(crate) fn cut_after_next_request(
+        &self,
+        meant: impl Fn(&Request) -> bool + Send + 'static,
+    ) -> oneshot::Receiver<()> {
         let (sprung, done) = oneshot::channel();
-        *self.wire.trap() = Some(Trap { needle: needle.into(), sprung });
+        *self.wire.trap() = Some(Trap { meant: Box::new(meant), sprung });
         done
     }
 }
@@ -167,8 +225,8 @@ impl Wire {
     }
 
     /// Takes the trap if `request` springs it.
-    fn spring(&self, request: &[u8]) -> Option<oneshot::Sender<()>> {
-        let trapped = |trap: &mut Trap| contains(request, &trap.needle);
+    fn spring(&self, request: &Request) -> Option<oneshot::Sender<()>> {
+        let trapped = |trap: &mut Trap| (trap.meant)(request);
         self.trap().take_if(trapped).map(|trap| trap.sprung)
     }
 
@@ -231,16 +289,25 @@ async fn requests(
 ) -> io::Result<()> {
     let mut frames = Frames::default();
     loop {
-        let Some((request, _)) = frames.next(&mut client).await? else { return Ok(()) };
+        let Some((bytes, words)) = frames.next(&mut client, parse_request).await? else { return Ok(()) };
+        let request = Request { bytes, words };
         wire.passable(Direction::ToServer).await;
-        {
-            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(sprung) = wire.spring(&request) {
-                connection.doomed = Some((connection.requests, sprung));
-            }
-            connection.requests += 1;
+        connection.lock().unwrap_or_else(PoisonError::into_inner).note(&request, wire);
+        server.write_all(&request.bytes).await?;
+    }
+}
+
+impl Connection {
+    /// Counts what will come for `request`, and dooms it if the trap says so.
+    fn note(&mut self, request: &Request, wire: &Wire) {
+        let (kind, next, count) = match request.confirmations() {
+            Some(count) => (Sent::Confirmation, &mut self.confirmations, count),
+            None => (Sent::Answer, &mut self.answers, 1),
+        };
+        if let Some(sprung) = wire.spring(request) {
+            self.doomed = Some((kind, *next, sprung));
         }
-        server.write_all(&request).await?;
+        *next += count;
     }
 }
 
@@ -251,34 +318,45 @@ async fn replies(
     connection: &Mutex<Connection>,
 ) -> io::Result<()> {
     let mut frames = Frames::default();
-    let mut count = 0;
+    let (mut answers, mut confirmations) = (0, 0);
     loop {
-        let Some((bytes, reply)) = frames.next(&mut server).await? else { return Ok(()) };
-        if !is_message(&reply) {
+        let Some((bytes, reply)) = frames.next(&mut server, Reply::parse).await? else { return Ok(()) };
+        let sent = kind_of(&reply);
+        let count = match sent {
+            Sent::Answer => Some(&mut answers),
+            Sent::Confirmation => Some(&mut confirmations),
+            Sent::Message => None,
+        };
+        if let Some(count) = count {
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((_, sprung)) = connection.doomed.take_if(|(doomed, _)| *doomed == count) {
+            let is_doomed = |doomed: &mut (Sent, u64, _)| (doomed.0, doomed.1) == (sent, *count);
+            if let Some((_, _, sprung)) = connection.doomed.take_if(is_doomed) {
                 let _ = sprung.send(());
                 return Ok(());
             }
-            count += 1;
+            *count += 1;
         }
         wire.passable(Direction::ToClient).await;
         client.write_all(&bytes).await?;
     }
 }
 
-/// Cuts a stream of bytes into requests or replies, which have the same form.
+/// Cuts a stream of bytes into requests or replies.
 #[derive(Default)]
 struct Frames {
     unread: Vec<u8>,
 }
 
 impl Frames {
-    async fn next(&mut self, stream: &mut ReadHalf<'_>) -> io::Result<Option<(Vec<u8>, Reply)>> {
+    async fn next<T>(
+        &mut self,
+        stream: &mut ReadHalf<'_>,
+        parse: impl Fn(&[u8]) -> Option<(T, usize)>,
+    ) -> io::Result<Option<(Vec<u8>, T)>> {
         loop {
-            if let Some((reply, len)) = Reply::parse(&self.unread) {
+            if let Some((frame, len)) = parse(&self.unread) {
                 let rest = self.unread.split_off(len);
-                return Ok(Some((mem::replace(&mut self.unread, rest), reply)));
+                return Ok(Some((mem::replace(&mut self.unread, rest), frame)));
             }
             if stream.read_buf(&mut self.unread).await? == 0 {
                 return Ok(None);
@@ -287,15 +365,30 @@ impl Frames {
     }
 }
 
-/// Whether this was published to a subscription, and so answers no request.
-fn is_message(reply: &Reply) -> bool {
-    let Reply::Array(items) = reply else { return false };
-    let kind = items.first().and_then(Reply::text);
-    matches!(kind.as_deref(), Some("message" | "pmessage" | "smessage"))
+/// The words of a request and its length: an array of strings, or a line of words, which is how fred says HELLO.
+fn parse_request(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
+    if *bytes.first()? == b'*' {
+        let (request, len) = Reply::parse(bytes)?;
+        return Some((request.words(), len));
+    }
+    let len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+    let line = String::from_utf8_lossy(&bytes[..len]);
+    Some((line.split_whitespace().map(str::to_owned).collect(), len + 2))
 }
 
-fn contains(bytes: &[u8], needle: &[u8]) -> bool {
-    bytes.windows(needle.len()).any(|window| window == needle)
+fn kind_of(reply: &Reply) -> Sent {
+    let (items, unasked) = match reply {
+        Reply::Array(items) => (items, Sent::Answer),
+        Reply::Push(items) => (items, Sent::Message),
+        _ => return Sent::Answer,
+    };
+    // `message`, channel, payload; `subscribe`, channel, number of subscriptions.
+    let kind = items.first().and_then(Reply::text).unwrap_or_default();
+    match (&*kind, items.last()) {
+        ("message" | "pmessage" | "smessage", _) => Sent::Message,
+        (kind, Some(Reply::Int(_))) if kind.ends_with("subscribe") => Sent::Confirmation,
+        _ => unasked,
+    }
 }
 
 /// Counts a connection as open for as long as it lives.

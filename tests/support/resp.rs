@@ -10,7 +10,7 @@ use std::time::Duration;
 /// How long a command may take before the test fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a server answers.
+/// What a server answers. RESP3 is read as what RESP2 would have said, except for what is pushed.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
     Simple(String),
@@ -19,6 +19,8 @@ pub(crate) enum Reply {
     /// A string, or nothing. An absent array looks the same.
     Bulk(Option<Vec<u8>>),
     Array(Vec<Reply>),
+    /// What RESP3 sends unasked: messages, and what becomes of subscriptions.
+    Push(Vec<Reply>),
 }
 
 impl Reply {
@@ -55,43 +57,78 @@ impl Reply {
         items
     }
 
+    /// The items of an array or a push, as texts; nothing for what has no text.
+    pub(crate) fn words(&self) -> Vec<String> {
+        match self {
+            Self::Array(items) | Self::Push(items) => {
+                items.iter().map(|item| item.text().unwrap_or_default()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Reads one reply off the front of `bytes` and tells how long it is; `None` if more bytes are needed.
     ///
     /// # Panics
     ///
-    /// If that is not RESP2.
+    /// If that is neither RESP2 nor RESP3.
     pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let line_len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
         let line = from_utf8(&bytes[..line_len]).expect("a header line is text");
-        let (rest, mut len) = (&line[1..], line_len + 2);
+        let (kind, rest) = line.split_at_checked(1).unwrap_or_else(|| panic!("an empty header line"));
+        let body = &bytes[line_len + 2..];
         let number = || rest.parse::<i64>().unwrap_or_else(|_| panic!("not a number: {line:?}"));
-        let reply = match line.as_bytes().first() {
-            Some(b'+') => Self::Simple(rest.to_owned()),
-            Some(b'-') => Self::Error(rest.to_owned()),
-            Some(b':') => Self::Int(number()),
-            Some(b'$') => match usize::try_from(number()) {
-                Err(_) => Self::nil(),
-                Ok(size) => {
-                    let body = bytes.get(len..len + size + 2)?;
-                    len += size + 2;
-                    Self::Bulk(Some(body[..size].to_vec()))
-                }
+        let (reply, body_len) = match kind {
+            "+" => (Self::Simple(rest.to_owned()), 0),
+            "-" => (Self::Error(rest.to_owned()), 0),
+            ":" => (Self::Int(number()), 0),
+            "_" => (Self::nil(), 0),
+            "," | "(" => (Self::bulk(rest), 0),
+            "#" => (Self::Int(i64::from(rest == "t")), 0),
+            "$" | "=" | "!" => match usize::try_from(number()) {
+                Err(_) => (Self::nil(), 0),
+                Ok(size) => (Self::blob(kind, body.get(..size + 2)?.split_at(size).0), size + 2),
             },
-            Some(b'*') => match usize::try_from(number()) {
-                Err(_) => Self::nil(),
+            "*" | "~" | ">" => match usize::try_from(number()) {
+                Err(_) => (Self::nil(), 0),
                 Ok(count) => {
-                    let mut items = Vec::with_capacity(count);
-                    for _ in 0..count {
-                        let (item, item_len) = Self::parse(&bytes[len..])?;
-                        items.push(item);
-                        len += item_len;
-                    }
-                    Self::Array(items)
+                    let (items, len) = Self::parse_items(body, count)?;
+                    (if kind == ">" { Self::Push(items) } else { Self::Array(items) }, len)
                 }
             },
-            _ => panic!("not RESP2: {line:?}"),
+            "%" | "|" => {
+                let count = usize::try_from(number()).expect("a map has a size");
+                let (items, len) = Self::parse_items(body, 2 * count)?;
+                if kind == "%" {
+                    (Self::Array(items), len)
+                } else {
+                    // Attributes stand before what they describe.
+                    let (reply, reply_len) = Self::parse(&body[len..])?;
+                    (reply, len + reply_len)
+                }
+            }
+            _ => panic!("neither RESP2 nor RESP3: {line:?}"),
         };
-        Some((reply, len))
+        Some((reply, line_len + 2 + body_len))
+    }
+
+    fn blob(kind: &str, bytes: &[u8]) -> Self {
+        match kind {
+            "!" => Self::Error(String::from_utf8_lossy(bytes).into_owned()),
+            // Verbatim text says of what kind it is: `txt:`.
+            "=" => Self::Bulk(Some(bytes.get(4..).unwrap_or_default().to_vec())),
+            _ => Self::Bulk(Some(bytes.to_vec())),
+        }
+    }
+
+    fn parse_items(bytes: &[u8], count: usize) -> Option<(Vec<Self>, usize)> {
+        let (mut items, mut len) = (Vec::with_capacity(count), 0);
+        for _ in 0..count {
+            let (item, item_len) = Self::parse(&bytes[len..])?;
+            items.push(item);
+            len += item_len;
+        }
+        Some((items, len))
     }
 }
 
@@ -104,6 +141,7 @@ impl fmt::Debug for Reply {
             Self::Bulk(None) => f.write_str("nil"),
             Self::Bulk(Some(bytes)) => write!(f, "{:?}", String::from_utf8_lossy(bytes)),
             Self::Array(items) => f.debug_list().entries(items).finish(),
+            Self::Push(items) => f.debug_tuple("Push").field(items).finish(),
         }
     }
 }

@@ -1,0 +1,495 @@
+//! What holds while the wire between client and server is cut, held, or loses single replies.
+#![cfg(feature = "redis")]
+
+#[path = "support/stage.rs"]
+mod stage;
+mod support;
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use leasehold::{Client, DistMutex, Error, Guard, LossReason};
+use stage::*;
+use support::{Direction, Proxy, RedisServer, eventually, within};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+/// Long enough that nothing here runs out by itself.
+const LONG: Duration = Duration::from_secs(30);
+
+/// A server, a client behind a wire, and a client beside it.
+struct Stage {
+    far: Client,
+    near: Client,
+    proxy: Proxy,
+    server: RedisServer,
+}
+
+impl Stage {
+    async fn set(left_out: &str) -> Option<Self> {
+        let server = RedisServer::start_or_skip(left_out)?;
+        let proxy = Proxy::start(server.port()).await;
+        let (far, near) = (connect(&proxy.url()).await, connect(&server.url()).await);
+        warm_up(&server, &near).await;
+        Some(Self { far, near, proxy, server })
+    }
+
+    fn far(&self, lease: Duration) -> DistMutex {
+        mutex(&self.far, lease)
+    }
+
+    fn near(&self, lease: Duration) -> DistMutex {
+        mutex(&self.near, lease)
+    }
+}
+
+fn spawn_lock(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
+    let mutex = mutex.clone();
+    tokio::spawn(async move { mutex.lock().await })
+}
+
+/// `n` waiters behind the wire, in this order.
+async fn line_up(stage: &Stage, n: i64) -> Vec<JoinHandle<Result<Guard, Error>>> {
+    let mut waiters = Vec::new();
+    for n in 1..=n {
+        waiters.push(spawn_lock(&stage.far(LONG)));
+        queued(&stage.server, n).await;
+    }
+    waiters
+}
+
+async fn granted(waiter: JoinHandle<Result<Guard, Error>>, deadline: Duration) -> Guard {
+    within(deadline, waiter).await.expect("no panic").expect("granted")
+}
+
+#[track_caller]
+fn assert_unavailable<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
+    assert!(
+        matches!(outcome, Err(Error::StoreUnavailable { .. })),
+        "expected StoreUnavailable, got {outcome:?}"
+    );
+}
+
+// The wire itself
+
+async fn expect(stream: &mut tokio::net::TcpStream, expected: &str) {
+    let mut bytes = vec![0; expected.len()];
+    within(SOON, stream.read_exact(&mut bytes)).await.expect("the connection stays open");
+    assert_eq!(String::from_utf8_lossy(&bytes), expected);
+}
+
+#[tokio::test]
+async fn the_proxy_counts_neither_pushes_nor_confirmations_as_replies() {
+    let Some(server) = RedisServer::start_or_skip("RESP3 through the proxy") else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let mut client =
+        tokio::net::TcpStream::connect(("127.0.0.1", proxy.port())).await.expect("the proxy accepts");
+    client.write_all(b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n").await.expect("open");
+    let mut hello = vec![0; 4096];
+    let len = within(SOON, client.read(&mut hello)).await.expect("open");
+    assert!(hello[..len].starts_with(b"%"), "a map");
+    client.write_all(b"*3\r\n$9\r\nSUBSCRIBE\r\n$1\r\na\r\n$1\r\nb\r\n").await.expect("open");
+    expect(
+        &mut client,
+        ">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:2\r\n",
+    )
+    .await;
+    for _ in 0..3 {
+        assert_eq!(server.raw().send(&["PUBLISH", "a", "x"]).int(), 1);
+        expect(&mut client, ">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n").await;
+    }
+    let cut = proxy.cut_after_next_request_matching("SET");
+    let set = "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n";
+    let ping = "*1\r\n$4\r\nPING\r\n";
+    client.write_all(format!("{ping}{ping}{set}{ping}").as_bytes()).await.expect("open");
+    expect(&mut client, "+PONG\r\n+PONG\r\n").await;
+    assert!(within(SOON, client.read_u8()).await.is_err(), "the answer to SET is lost, and the connection");
+    within(SOON, cut).await.expect("the trap is sprung");
+    assert_eq!(server.raw().get("k").as_deref(), Some("v"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_works_through_the_proxy() {
+    let Some(stage) = Stage::set("a client through the proxy").await else { return };
+    let guard = stage.far(LONG).lock().await.expect("free");
+    let waiters = line_up(&stage, 2).await;
+    guard.release().await.expect("held");
+    for waiter in waiters {
+        granted(waiter, SOON).await.release().await.expect("held");
+    }
+    assert_eq!(stage.proxy.accepted(), 2, "one connection for commands, one that listens, and no reconnects");
+    nothing_left(&stage.server, SECOND).await;
+}
+
+// Applied, and never answered
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_whose_grant_was_never_answered_is_adopted() {
+    let Some(stage) = Stage::set("an unanswered lock").await else { return };
+    let cut = stage.proxy.cut_after_next_request(asks);
+    let guard = within(SOON, stage.far(LONG).lock()).await.expect("granted");
+    within(SOON, cut).await.expect("the first answer was lost");
+    let mut raw = stage.server.raw();
+    assert!(guard.is_held());
+    // One grant: the second request was told the token of the first.
+    assert_eq!(raw.get(FENCE), Some(guard.token().to_string()));
+    assert_eq!(left(&mut raw), [KEY]);
+    guard.release().await.expect("held to the end");
+    assert_eq!(left(&mut raw), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_lock_whose_grant_was_never_answered_is_adopted() {
+    let Some(stage) = Stage::set("an unanswered try_lock").await else { return };
+    let cut = stage.proxy.cut_after_next_request(asks);
+    let guard = within(SOON, stage.far(LONG).try_lock()).await.expect("answered").expect("free");
+    within(SOON, cut).await.expect("the first answer was lost");
+    let mut raw = stage.server.raw();
+    assert_eq!(raw.get(FENCE), Some(guard.token().to_string()));
+    guard.release().await.expect("held to the end");
+    assert_eq!(left(&mut raw), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_was_never_answered_succeeds_and_touches_no_later_holder() {
+    let Some(stage) = Stage::set("an unanswered release").await else { return };
+    let guard = stage.far(LONG).lock().await.expect("free");
+    let next = spawn_lock(&stage.near(LONG));
+    queued(&stage.server, 1).await;
+    let cut = stage.proxy.cut_after_next_request(releases);
+    let (released, next) = tokio::join!(guard.release(), granted(next, SOON));
+    within(SOON, cut).await.expect("the first answer was lost");
+    released.expect("repeated until answered");
+    let mut raw = stage.server.raw();
+    assert_eq!(raw.get(FENCE), Some(next.token().to_string()));
+    assert!(raw.get(KEY).is_some() && next.is_held(), "the repeated release left the next holder alone");
+    next.release().await.expect("held to the end");
+    nothing_left(&stage.server, SECOND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_was_never_answered_costs_nothing() {
+    let Some(stage) = Stage::set("an unanswered renewal").await else { return };
+    let lease = 2 * SECOND;
+    let guard = stage.far(lease).lock().await.expect("free");
+    let (token, holder) = (guard.token(), stage.server.raw().get(KEY));
+    let cut = stage.proxy.cut_after_next_request(renews);
+    within(lease, cut).await.expect("an answer to a renewal was lost");
+    let lost = timeout(2 * lease, guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    assert_eq!(stage.server.raw().get(KEY), holder);
+    assert_eq!(guard.token(), token);
+    guard.release().await.expect("held to the end");
+    nothing_left(&stage.server, SECOND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_its_place() {
+    let Some(stage) = Stage::set("an unanswered place in line").await else { return };
+    let guard = stage.near(LONG).lock().await.expect("free");
+    let cut = stage.proxy.cut_after_next_request(asks);
+    let first = spawn_lock(&stage.far(LONG));
+    within(SOON, cut).await.expect("the first answer was lost");
+    queued(&stage.server, 1).await;
+    let second = spawn_lock(&stage.near(LONG));
+    queued(&stage.server, 2).await;
+    // The connection and the subscription are back: their places can be told of a grant.
+    let mut raw = stage.server.raw();
+    eventually(SOON, || std::future::ready(listeners(&mut raw) == 2 && stage.proxy.open() == 2)).await;
+    eventually(SOON, || std::future::ready(raw.send(&["ZCARD", QUEUE]).int() == 2)).await;
+    guard.release().await.expect("held");
+    let first = granted(first, SOON).await;
+    assert!(!second.is_finished(), "the line was kept");
+    first.release().await.expect("held");
+    granted(second, SOON).await.release().await.expect("held");
+    nothing_left(&stage.server, SECOND).await;
+}
+
+// Lost pushes
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_could_not_be_pushed_is_found_when_the_wire_is_back() {
+    let Some(stage) = Stage::set("a delayed push").await else { return };
+    let lease = 6 * SECOND;
+    for cut in [false, true] {
+        let guard = stage.near(lease).lock().await.expect("free");
+        let waiter = spawn_lock(&stage.far(lease));
+        queued(&stage.server, 1).await;
+        stage.proxy.hold(Direction::ToClient);
+        guard.release().await.expect("held");
+        queued(&stage.server, 0).await;
+        assert!(stage.server.raw().get(KEY).is_some(), "granted in the store");
+        assert!(!waiter.is_finished(), "and nobody knows");
+        if cut {
+            stage.proxy.cut();
+        }
+        stage.proxy.resume();
+        let guard = granted(waiter, lease / 3 + SLACK).await;
+        assert!(guard.is_held());
+        guard.release().await.expect("held to the end");
+        nothing_left(&stage.server, SECOND).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_whose_subscriptions_are_killed_keep_their_places_and_are_served_in_order() {
+    let Some(stage) = Stage::set("killed subscriptions").await else { return };
+    let mut raw = stage.server.raw();
+    let guard = stage.near(LONG).lock().await.expect("free");
+    let mut waiters = Vec::new();
+    for n in 1..=6 {
+        let mutex = if n % 2 == 0 { stage.near(LONG) } else { stage.far(LONG) };
+        waiters.push(spawn_lock(&mutex));
+        queued(&stage.server, n).await;
+    }
+    let line = raw.send(&["ZRANGE", QUEUE, "0", "-1"]);
+    assert_eq!(raw.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).int(), 2);
+    assert_eq!(raw.send(&["ZRANGE", QUEUE, "0", "-1"]), line);
+    eventually(SOON, || std::future::ready(listeners(&mut raw) == 2)).await;
+    let mut last = guard.token();
+    guard.release().await.expect("held");
+    for waiter in waiters {
+        let guard = granted(waiter, SOON).await;
+        assert!(guard.token() > last, "in order");
+        last = guard.token();
+        guard.release().await.expect("held");
+    }
+    nothing_left(&stage.server, SECOND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_while_no_subscription_stands_wakes_the_waiter_soon_after() {
+    let Some(stage) = Stage::set("a release without listeners").await else { return };
+    let mut raw = stage.server.raw();
+    for _ in 0..10 {
+        let guard = stage.near(LONG).lock().await.expect("free");
+        let waiter = spawn_lock(&stage.far(LONG));
+        queued(&stage.server, 1).await;
+        raw.send(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        guard.release().await.expect("held");
+        // Far below a third of the lease: the reconnect is what wakes it.
+        granted(waiter, SOON).await.release().await.expect("held");
+    }
+    nothing_left(&stage.server, SECOND).await;
+}
+
+// Black holes
+
+/// Holds the wire for half a lease: the holder keeps its lease, the waiter its place.
+async fn half_a_lease_of_black_hole(direction: Direction) {
+    let Some(stage) = Stage::set("a short black hole").await else { return };
+    let lease = 3 * SECOND;
+    let guard = stage.far(lease).lock().await.expect("free");
+    let waiter = spawn_lock(&stage.far(lease));
+    queued(&stage.server, 1).await;
+    let mut raw = stage.server.raw();
+    let holder = raw.get(KEY);
+    // From just before a renewal on, which is when it hurts most.
+    let renewed = guard.remaining();
+    eventually(lease, || std::future::ready(guard.remaining() < renewed - lease / 4)).await;
+    stage.proxy.hold(direction);
+    lasting(lease / 2).await;
+    stage.proxy.resume();
+    let lost = timeout(lease, guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    assert_eq!(raw.get(KEY), holder);
+    assert_eq!(raw.send(&["ZCARD", QUEUE]).int(), 1);
+    guard.release().await.expect("held to the end");
+    granted(waiter, lease / 3 + SLACK).await.release().await.expect("held");
+    nothing_left(&stage.server, SLACK).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_of_half_a_lease_costs_nothing() {
+    half_a_lease_of_black_hole(Direction::Both).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_of_half_a_lease_to_the_store_costs_nothing() {
+    half_a_lease_of_black_hole(Direction::ToServer).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_of_half_a_lease_from_the_store_costs_nothing() {
+    half_a_lease_of_black_hole(Direction::ToClient).await;
+}
+
+/// Holds the wire for two leases: the holder is told at its deadline and before anybody else is, and the client
+/// works again afterwards.
+async fn two_leases_of_black_hole(direction: Direction) {
+    let Some(stage) = Stage::set("a long black hole").await else { return };
+    let lease = 2 * SECOND;
+    let guard = stage.far(lease).lock().await.expect("free");
+    let next = stage.near(lease);
+    let next = tokio::spawn(async move {
+        let guard = next.lock().await.expect("granted");
+        (Instant::now(), guard)
+    });
+    queued(&stage.server, 1).await;
+    stage.proxy.hold(direction);
+    let start = Instant::now();
+    // No renewal that was sent before can still be answered.
+    let told = guard.lost();
+    let told = tokio::spawn(async move { (told.await, Instant::now()) });
+    let work = guard.protect(std::future::pending::<()>()).await;
+    let ended = Instant::now();
+    let (reason, told) = within(SLACK, told).await.expect("no panic");
+    assert_eq!(reason, LossReason::StoreUnreachable);
+    assert!(
+        matches!(work, Err(Error::Lost { reason: LossReason::StoreUnreachable, .. })),
+        "the work ended: {work:?}"
+    );
+    assert!(!guard.is_held());
+    assert!(told <= start + lease, "told by the clock, not by TCP: {:?}", told - start);
+    let (let_in, next) = within(lease + SLACK, next).await.expect("no panic");
+    assert!(told.max(ended) < let_in, "the loss was told {:?} late", told.max(ended) - let_in);
+    assert!(next.token() > guard.token());
+    tokio::time::sleep_until(start + 2 * lease).await;
+    assert!(next.is_held());
+    stage.proxy.resume();
+    assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    // What the first client still sent does not touch the new holder.
+    let far = spawn_lock(&stage.far(lease));
+    queued(&stage.server, 1).await;
+    next.release().await.expect("held to the end");
+    granted(far, SOON).await.release().await.expect("held");
+    nothing_left(&stage.server, lease + SLACK).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_of_two_leases_is_told_before_anybody_else_is_let_in() {
+    two_leases_of_black_hole(Direction::Both).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_of_two_leases_to_the_store_is_told_before_anybody_else_is_let_in() {
+    two_leases_of_black_hole(Direction::ToServer).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole_of_two_leases_from_the_store_is_told_before_anybody_else_is_let_in() {
+    two_leases_of_black_hole(Direction::ToClient).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_is_told_within_50_ms_of_the_deadline() {
+    let Some(stage) = Stage::set("the moment of a loss").await else { return };
+    let guard = stage.far(SECOND).lock().await.expect("free");
+    stage.proxy.hold(Direction::Both);
+    let deadline = deadline(&guard);
+    // What a timer can do on this machine now is what may be asked for.
+    let timer = tokio::spawn(async move {
+        tokio::time::sleep_until(deadline).await;
+        Instant::now()
+    });
+    let lost = guard.lost();
+    let told = tokio::spawn(async move {
+        lost.await;
+        Instant::now()
+    });
+    let (timer, told) = (timer.await.expect("no panic"), within(SOON, told).await.expect("no panic"));
+    assert!(told + ms(5) >= deadline, "{:?} early", deadline - told);
+    assert!(told <= timer + ms(50), "{:?} late", told - timer);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_for_returns_in_time_from_a_black_hole() {
+    let Some(stage) = Stage::set("a time limit in a black hole").await else { return };
+    let mutex = stage.far(4 * SECOND);
+    for direction in [Direction::Both, Direction::ToClient] {
+        stage.proxy.hold(direction);
+        let start = Instant::now();
+        assert_unavailable(&mutex.lock_for(ms(300)).await);
+        let waited = start.elapsed();
+        assert!(waited >= ms(300) && waited < ms(300) + SLACK, "{waited:?}");
+        stage.proxy.resume();
+        nothing_left(&stage.server, 4 * SECOND + SLACK).await;
+    }
+    within(SOON, mutex.lock()).await.expect("works again").release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_lock_returns_within_seconds_from_a_black_hole() {
+    let Some(stage) = Stage::set("try_lock in a black hole").await else { return };
+    stage.proxy.hold(Direction::Both);
+    let answer = within(SOON + SLACK, stage.far(LONG).try_lock()).await;
+    assert_unavailable(&answer);
+    stage.proxy.resume();
+    nothing_left(&stage.server, SOON).await;
+    let guard = within(SOON, stage.far(LONG).try_lock()).await.expect("works again").expect("free");
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_into_a_black_hole_says_so_and_is_done_when_the_wire_is_back() {
+    let Some(stage) = Stage::set("a release in a black hole").await else { return };
+    let guard = stage.far(LONG).lock().await.expect("free");
+    stage.proxy.hold(Direction::Both);
+    assert_unavailable(&within(SOON + SLACK, guard.release()).await);
+    assert!(stage.server.raw().get(KEY).is_some());
+    stage.proxy.resume();
+    nothing_left(&stage.server, SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_survive_a_server_that_refuses_connections_for_a_second() {
+    let Some(stage) = Stage::set("refused connections").await else { return };
+    let guard = stage.near(LONG).lock().await.expect("free");
+    let waiters = line_up(&stage, 2).await;
+    stage.proxy.refuse(true);
+    stage.proxy.cut();
+    lasting(SECOND).await;
+    assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+    // Released while nobody can be told.
+    guard.release().await.expect("held");
+    stage.proxy.refuse(false);
+    // In whichever order they come back. Far below a third of the lease: the reconnect is what wakes them.
+    join_all(waiters.into_iter().map(|waiter| async {
+        granted(waiter, SOON).await.release().await.expect("held");
+    }))
+    .await;
+    nothing_left(&stage.server, SECOND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_could_not_be_told_for_a_while_are_served_in_the_order_of_their_arrival() {
+    let Some(stage) = Stage::set("order after an outage").await else { return };
+    let guard = stage.near(LONG).lock().await.expect("free");
+    let waiters = line_up(&stage, 8).await;
+    stage.proxy.refuse(true);
+    stage.proxy.cut();
+    let mut raw = stage.server.raw();
+    eventually(SOON, || std::future::ready(listeners(&mut raw) == 1)).await;
+    // Everybody is passed over.
+    guard.release().await.expect("held");
+    stage.proxy.refuse(false);
+    let tokens = join_all(waiters.into_iter().map(|waiter| async {
+        let guard = granted(waiter, SOON).await;
+        let token = guard.token();
+        guard.release().await.expect("held");
+        token
+    }))
+    .await;
+    assert!(tokens.is_sorted(), "{tokens:?}");
+    nothing_left(&stage.server, SECOND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_of_every_connection_while_holding_and_waiting_costs_nothing() {
+    let Some(stage) = Stage::set("resets").await else { return };
+    let lease = LONG;
+    let guard = stage.far(lease).lock().await.expect("free");
+    let waiter = spawn_lock(&stage.far(lease));
+    queued(&stage.server, 1).await;
+    for _ in 0..10 {
+        let accepted = stage.proxy.accepted();
+        stage.proxy.reset();
+        // A connection that is cut while it is being set up is waited for until fred's timeouts are over.
+        eventually(2 * SOON, || std::future::ready(stage.proxy.accepted() >= accepted + 2)).await;
+    }
+    assert!(guard.is_held());
+    within(2 * SOON, guard.release()).await.expect("held to the end");
+    granted(waiter, lease / 3 + SLACK).await.release().await.expect("held");
+    nothing_left(&stage.server, SECOND).await;
+}

@@ -1,0 +1,1252 @@
+//! What `DistMutex`, `Guard` and `Client` promise on a real Redis server, seen from one process. Several
+//! clients stand for several processes; what another library or an operator would do is sent by hand.
+#![cfg(feature = "redis")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::future::{Future, pending, ready};
+use std::net::TcpListener;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fred::types::config::Config;
+use futures::future::{join_all, select_all};
+use leasehold::backend::LeaseId;
+use leasehold::{Client, DistMutex, Error, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend};
+use support::{Raw, RedisServer, Reply, Setup, eventually, within};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
+
+const NAME: &str = "machine:42";
+const LOCK: &str = "lock:machine:42";
+const QUEUE: &str = "{lock:machine:42}:queue";
+const FENCE: &str = "{lock:machine:42}:fence";
+
+const SECOND: Duration = Duration::from_secs(1);
+/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
+/// meet it just because a request repeats itself.
+const SOON: Duration = Duration::from_secs(5);
+const DAY_MS: i64 = 86_400_000;
+
+/// How redis-py's `Lock` releases.
+const BARE_RELEASE: &str = "
+    local token = redis.call('get', KEYS[1])
+    if not token or token ~= ARGV[1] then return 0 end
+    redis.call('del', KEYS[1])
+    return 1";
+/// How redis-py's `Lock` sets its remaining time anew.
+const BARE_EXTEND: &str = "
+    local token = redis.call('get', KEYS[1])
+    if not token or token ~= ARGV[1] then return 0 end
+    if redis.call('pttl', KEYS[1]) < 0 then return 0 end
+    redis.call('pexpire', KEYS[1], ARGV[2])
+    return 1";
+/// What redis-py puts under the key: `uuid1().hex`.
+const BARE_HOLDER: &str = "0bd7ff6ea7e311f0a9dd0242ac120002";
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+async fn connect(server: &RedisServer) -> Client {
+    Client::connect(&server.url()).await.expect("the server accepts clients")
+}
+
+async fn connect_many<const N: usize>(server: &RedisServer) -> [Client; N] {
+    let clients: Vec<_> = join_all((0..N).map(|_| connect(server))).await;
+    clients.try_into().expect("as many as asked for")
+}
+
+/// The lock of the tests.
+fn mutex_of(client: &Client) -> DistMutex {
+    client.mutex(NAME).expect("valid")
+}
+
+fn mutex_with(client: &Client, options: MutexOptions) -> DistMutex {
+    client.mutex_with(NAME, options).expect("valid")
+}
+
+/// A mutex whose holder notices within a few milliseconds what happened in the store, while its lease lasts
+/// for longer than any test waits.
+fn attentive(client: &Client) -> DistMutex {
+    mutex_with(client, MutexOptions::new().renewal_period(ms(20)))
+}
+
+/// `lock`, in a task of its own.
+fn waiter(mutex: &DistMutex) -> JoinHandle<Guard> {
+    let mutex = mutex.clone();
+    tokio::spawn(async move { mutex.lock().await.expect("granted") })
+}
+
+async fn granted(waiter: JoinHandle<Guard>) -> Guard {
+    within(SOON, waiter).await.expect("the waiter did not panic")
+}
+
+/// `n` requests stand in line, soon.
+#[track_caller]
+fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
+    eventually(SOON, move || async move {
+        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
+    })
+}
+
+async fn holder_id(mutex: &DistMutex) -> Option<String> {
+    mutex.inspect().await.expect("inspected").holder.map(|holder| holder.id)
+}
+
+/// The future does not complete, whatever happens meanwhile.
+async fn assert_pending<F: Future>(duration: Duration, future: F)
+where
+    F::Output: std::fmt::Debug,
+{
+    let output = timeout(duration, future).await;
+    assert!(output.is_err(), "expected to stay pending, got {output:?}");
+}
+
+#[track_caller]
+fn assert_lost<T: std::fmt::Debug>(outcome: Result<T, Error>, expected: LossReason) {
+    let Err(Error::Lost { name, reason, .. }) = &outcome else { panic!("expected a loss, got {outcome:?}") };
+    assert_eq!((name.as_str(), *reason), (NAME, expected));
+}
+
+#[track_caller]
+fn assert_timed_out<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::TimedOut { .. })), "expected a timeout, got {outcome:?}");
+}
+
+/// The message of a refusal by the store.
+#[track_caller]
+fn refusal<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
+    match outcome {
+        Err(error @ Error::StoreRefused { .. }) => error.to_string(),
+        other => panic!("expected a refusal by the store, got {other:?}"),
+    }
+}
+
+// The store by hand
+
+/// The bare recipe: `SET key value NX PX ms`.
+fn bare_lock(raw: &mut Raw, value: &str, expiry: Duration) -> bool {
+    raw.send(&["SET", LOCK, value, "NX", "PX", &expiry.as_millis().to_string()]) == Reply::ok()
+}
+
+fn bare_release(raw: &mut Raw, value: &str) -> bool {
+    raw.send(&["EVAL", BARE_RELEASE, "1", LOCK, value]).int() == 1
+}
+
+fn bare_extend(raw: &mut Raw, value: &str, expiry: Duration) -> bool {
+    raw.send(&["EVAL", BARE_EXTEND, "1", LOCK, value, &expiry.as_millis().to_string()]).int() == 1
+}
+
+fn pttl(raw: &mut Raw, key: &str) -> i64 {
+    raw.send(&["PTTL", key]).int()
+}
+
+fn now_us(raw: &mut Raw) -> u64 {
+    let time = raw.send(&["TIME"]).array();
+    let part = |i: usize| time[i].text().and_then(|text| text.parse::<u64>().ok()).expect("a number");
+    part(0) * 1_000_000 + part(1)
+}
+
+fn connections(raw: &mut Raw) -> usize {
+    raw.send(&["CLIENT", "LIST"]).text().expect("text").lines().count()
+}
+
+/// The client commands that carried scripts, among all those counted.
+fn scripts_called(calls: &BTreeMap<String, u64>) -> u64 {
+    ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
+}
+
+/// Everything the server did, apart from this count.
+fn all_commands(calls: &BTreeMap<String, u64>) -> u64 {
+    let counting = ["info", "config|resetstat"];
+    calls.iter().filter(|(command, _)| !counting.contains(&command.as_str())).map(|(_, n)| n).sum()
+}
+
+/// Only fences are in the store, and each goes after a day.
+fn assert_only_fences(raw: &mut Raw) {
+    for key in raw.keys("*") {
+        assert!(key.starts_with('{') && key.ends_with(":fence"), "left behind: {key}");
+        let rest = pttl(raw, &key);
+        assert!(0 < rest && rest <= DAY_MS, "{key} has {rest} ms left");
+    }
+}
+
+/// A number in the store that nothing protects but the lock.
+#[derive(Debug)]
+struct Counter(Mutex<Raw>);
+
+impl Counter {
+    fn new(server: &RedisServer) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(server.raw())))
+    }
+
+    fn read(&self) -> u64 {
+        self.raw().get("counter").map_or(0, |text| text.parse().expect("a number"))
+    }
+
+    fn write(&self, value: u64) {
+        assert_eq!(self.raw().send(&["SET", "counter", &value.to_string()]), Reply::ok());
+    }
+
+    fn raw(&self) -> std::sync::MutexGuard<'_, Raw> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// Exclusion and order
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_tasks_of_four_clients_exclude_each_other_under_growing_tokens() {
+    const TASKS: usize = 100;
+    const ROUNDS: usize = 3;
+    let Some(server) = RedisServer::start_or_skip("exclusion") else { return };
+    let clients = connect_many::<4>(&server).await;
+    let counter = Counter::new(&server);
+    let mut tasks = JoinSet::new();
+    for i in 0..TASKS {
+        let (mutex, counter) = (mutex_of(&clients[i % clients.len()]), Arc::clone(&counter));
+        tasks.spawn(async move {
+            let mut holds = Vec::new();
+            for round in 0..ROUNDS {
+                let guard = mutex.lock().await.expect("granted");
+                let (begin, token) = (Instant::now(), guard.token());
+                let read = counter.read();
+                sleep(ms(1)).await;
+                counter.write(read + 1);
+                assert!(guard.is_held());
+                holds.push((begin, Instant::now(), token));
+                if (i + round) % 2 == 0 {
+                    guard.release().await.expect("held to the end");
+                }
+            }
+            holds
+        });
+    }
+    let mut holds: Vec<_> = within(SECOND * 60, tasks.join_all()).await.into_iter().flatten().collect();
+    assert_eq!(counter.read(), (TASKS * ROUNDS) as u64);
+    holds.sort_by_key(|&(begin, ..)| begin);
+    for pair in holds.windows(2) {
+        let [(_, end, token), (begin, _, next_token)] = pair else { unreachable!("windows of two") };
+        assert!(end <= begin, "two held at once: {pair:?}");
+        assert!(token < next_token, "tokens do not grow: {pair:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_three_clients_are_served_in_order_of_arrival() {
+    const WAITERS: usize = 12;
+    let Some(server) = RedisServer::start_or_skip("order") else { return };
+    let clients = connect_many::<3>(&server).await;
+    let first = mutex_of(&clients[0]).lock().await.expect("free");
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = JoinSet::new();
+    for i in 0..WAITERS {
+        let (mutex, served) = (mutex_of(&clients[i % clients.len()]), Arc::clone(&served));
+        tasks.spawn(async move {
+            let guard = mutex.lock().await.expect("granted");
+            served.lock().unwrap_or_else(PoisonError::into_inner).push((i, guard.token()));
+            if i % 2 == 0 {
+                guard.release().await.expect("held to the end");
+            }
+        });
+        waiting(&mutex_of(&clients[0]), i + 1).await;
+    }
+    first.release().await.expect("held to the end");
+    within(SOON, tasks.join_all()).await;
+    let served = served.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert!(served.iter().map(|(i, _)| *i).eq(0..WAITERS), "{served:?}");
+    assert!(served.windows(2).all(|pair| pair[0].1 < pair[1].1), "{served:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inspect_lists_the_waiters_in_order_and_the_holders_token() {
+    let Some(server) = RedisServer::start_or_skip("inspection") else { return };
+    let [one, two] = connect_many(&server).await;
+    let guard = mutex_of(&one).lock().await.expect("free");
+    let mut waiters = Vec::new();
+    for (i, client) in [&two, &one, &two].into_iter().enumerate() {
+        waiters.push(waiter(&mutex_of(client)));
+        waiting(&mutex_of(&one), i + 1).await;
+    }
+    let inspection = mutex_of(&two).inspect().await.expect("inspected");
+    let holder = inspection.holder.expect("held");
+    assert_eq!(holder.token, Some(guard.token()));
+    assert!(holder.remaining.is_some_and(|rest| rest > SECOND * 20 && rest <= SECOND * 30), "{holder:?}");
+    let clients: Vec<_> = inspection.waiters.iter().map(|waiter| waiter.id.client()).collect();
+    let ours = LeaseId::parse(&holder.id).expect("a lease id").client();
+    assert_eq!(clients[1], ours);
+    assert_eq!(clients[0], clients[2]);
+    assert_ne!(clients[0], ours);
+    waiters.iter().for_each(JoinHandle::abort);
+    waiting(&mutex_of(&one), 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn try_lock_does_not_overtake_a_waiter_even_if_the_lock_is_free() {
+    let Some(server) = RedisServer::start_or_skip("no overtaking") else { return };
+    let [one, two, three] = connect_many(&server).await;
+    let first = mutex_of(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex_of(&two));
+    waiting(&mutex_of(&one), 1).await;
+    assert!(mutex_of(&three).try_lock().await.expect("answered").is_none());
+    // Free, and nobody has told the waiter: it would ask in ten seconds.
+    server.raw().send(&["DEL", LOCK]);
+    assert!(mutex_of(&three).try_lock().await.expect("answered").is_none());
+    let second = granted(waiter).await;
+    assert!(second.token() > first.token());
+    assert!(mutex_of(&three).try_lock().await.expect("answered").is_none());
+}
+
+// Beside other libraries
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
+    let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_of(&client);
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
+    assert!(mutex.try_lock().await.expect("answered").is_none());
+    assert_timed_out(mutex.lock_for(ms(150)).await);
+    let holder = mutex.inspect().await.expect("inspected").holder.expect("held");
+    assert_eq!((holder.id.as_str(), holder.token), (BARE_HOLDER, None));
+    assert!(holder.remaining.is_some_and(|rest| rest > SECOND * 40 && rest <= SECOND * 60), "{holder:?}");
+    assert!(bare_release(&mut raw, BARE_HOLDER));
+    assert!(mutex.try_lock().await.expect("answered").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_held_by_ours_excludes_the_bare_recipe() {
+    let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_with(&client, MutexOptions::new().lease(SECOND * 20));
+    let guard = mutex.lock().await.expect("free");
+    let id = raw.get(LOCK).expect("a string");
+    assert!(LeaseId::parse(&id).is_some(), "{id}");
+    assert!((1..=20_000).contains(&pttl(&mut raw, LOCK)));
+    assert!(!bare_lock(&mut raw, BARE_HOLDER, SECOND));
+    assert!(!bare_release(&mut raw, BARE_HOLDER));
+    assert!(!bare_extend(&mut raw, BARE_HOLDER, SECOND * 90));
+    assert_eq!(raw.get(LOCK), Some(id));
+    assert!(pttl(&mut raw, LOCK) <= 20_000);
+    guard.release().await.expect("held to the end");
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_gets_a_bare_lock_when_its_time_is_over_and_not_before() {
+    let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let begun = Instant::now();
+    assert!(bare_lock(&mut raw, BARE_HOLDER, ms(600)));
+    let waiter = waiter(&mutex_of(&client));
+    waiting(&mutex_of(&client), 1).await;
+    let _guard = granted(waiter).await;
+    assert!(begun.elapsed() >= ms(595), "after {:?}", begun.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bare_lock_that_is_extended_is_waited_for() {
+    let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND));
+    let mutex = mutex_of(&client);
+    let impatient = tokio::spawn(async move { mutex.lock_for(ms(1500)).await });
+    waiting(&mutex_of(&client), 1).await;
+    assert!(bare_extend(&mut raw, BARE_HOLDER, SECOND * 60), "the test was too slow to extend in time");
+    assert_timed_out(within(SOON, impatient).await.expect("no panic"));
+    assert_eq!(raw.get(LOCK).as_deref(), Some(BARE_HOLDER));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bare_release_is_noticed_within_a_third_of_a_lease() {
+    let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
+    let waiter = waiter(&mutex_with(&client, MutexOptions::new().lease(SECOND)));
+    waiting(&mutex_of(&client), 1).await;
+    assert!(bare_release(&mut raw, BARE_HOLDER));
+    let _guard = granted(waiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poll_interval_notices_a_bare_release_soon() {
+    let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
+    let waiter = waiter(&mutex_with(&client, MutexOptions::new().poll_interval(ms(20))));
+    waiting(&mutex_of(&client), 1).await;
+    assert!(bare_release(&mut raw, BARE_HOLDER));
+    let _guard = within(SECOND, waiter).await.expect("no panic");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
+    let Some(server) = RedisServer::start_or_skip("keys without expiry") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
+    let short = MutexOptions::new().lease(ms(300));
+    let plain = mutex_with(&client, short.clone());
+    assert_timed_out(plain.lock_for(ms(700)).await);
+    assert!(plain.try_lock().await.expect("answered").is_none());
+    assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
+    let holder = plain.inspect().await.expect("inspected").holder.expect("held");
+    assert_eq!((holder.id.as_str(), holder.remaining), (BARE_HOLDER, None));
+
+    let repairing = mutex_with(&client, short.repair_keys_without_expiry(SECOND));
+    let begun = Instant::now();
+    assert!(repairing.try_lock().await.expect("answered").is_none());
+    let rest = pttl(&mut raw, LOCK);
+    assert!(rest == -2 || (1..=1000).contains(&rest), "{rest} ms left");
+    let _guard = within(SOON, repairing.lock()).await.expect("granted");
+    assert!(begun.elapsed() >= ms(995), "the expiry counts from the first request that met the key");
+}
+
+// Later holders
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releasing_a_lost_lease_tells_so_and_leaves_the_later_holder_alone() {
+    let Some(server) = RedisServer::start_or_skip("later holders") else { return };
+    let [one, two] = connect_many(&server).await;
+    let first = mutex_of(&one).lock().await.expect("free");
+    server.raw().send(&["DEL", LOCK]);
+    let second = mutex_of(&two).try_lock().await.expect("answered").expect("free");
+    let id = holder_id(&mutex_of(&two)).await;
+    assert_lost(first.release().await, LossReason::Taken);
+    assert_eq!(holder_id(&mutex_of(&two)).await, id);
+    second.release().await.expect("held to the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_an_expired_guard_leaves_the_later_holder_alone() {
+    let Some(server) = RedisServer::start_or_skip("later holders") else { return };
+    let [one, two] = connect_many(&server).await;
+    let first = mutex_with(&one, MutexOptions::new().lease(ms(500))).lock().await.expect("free");
+    let lost = first.lost();
+    server.pause();
+    assert_eq!(within(SOON, lost).await, LossReason::StoreUnreachable);
+    assert!(!first.is_held());
+    server.resume();
+    let second = within(SOON, mutex_of(&two).lock()).await.expect("granted");
+    assert!(second.token() > first.token());
+    let id = holder_id(&mutex_of(&two)).await;
+    drop(first);
+    // By then everything that the first client owed has been sent and answered.
+    one.shutdown().await.expect("drained");
+    assert_eq!(holder_id(&mutex_of(&two)).await, id);
+    second.release().await.expect("held to the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_a_guard_that_does_not_know_of_its_loss_leaves_the_later_holder_alone() {
+    let Some(server) = RedisServer::start_or_skip("later holders") else { return };
+    let [one, two] = connect_many(&server).await;
+    let first = mutex_of(&one).lock().await.expect("free");
+    server.raw().send(&["DEL", LOCK]);
+    let second = mutex_of(&two).try_lock().await.expect("answered").expect("free");
+    assert!(first.is_held(), "nobody has told it");
+    drop(first);
+    one.shutdown().await.expect("drained");
+    assert_eq!(holder_id(&mutex_of(&two)).await, server.raw().get(LOCK));
+    second.release().await.expect("held to the end");
+}
+
+// Loss
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_key_is_a_loss_and_other_names_are_unharmed() {
+    let Some(server) = RedisServer::start_or_skip("deleted keys") else { return };
+    let client = connect(&server).await;
+    let guard = attentive(&client).lock().await.expect("free");
+    let options = MutexOptions::new().renewal_period(ms(20));
+    let other = client.mutex_with("machine:43", options).expect("valid").lock().await.expect("free");
+    let mut lost = pin!(guard.lost());
+    assert_pending(ms(200), &mut lost).await;
+    server.raw().send(&["DEL", LOCK]);
+    assert_eq!(within(SOON, lost).await, LossReason::Expired);
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert_lost(guard.release().await, LossReason::Expired);
+    assert_pending(ms(200), other.lost()).await;
+    other.release().await.expect("held to the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replaced_value_is_a_loss_and_is_left_alone() {
+    let Some(server) = RedisServer::start_or_skip("replaced keys") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let guard = attentive(&client).lock().await.expect("free");
+    assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::Taken);
+    drop(guard);
+    client.shutdown().await.expect("drained");
+    assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_another_type_is_a_loss_and_is_left_alone() {
+    let Some(server) = RedisServer::start_or_skip("replaced keys") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let guard = attentive(&client).lock().await.expect("free");
+    let other = client.mutex("machine:43").expect("valid").lock().await.expect("free");
+    raw.send(&["MULTI"]);
+    raw.send(&["DEL", LOCK]);
+    raw.send(&["LPUSH", LOCK, "x"]);
+    raw.send(&["EXEC"]);
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::Taken);
+    assert_lost(guard.release().await, LossReason::Taken);
+    assert!(other.is_held());
+    other.release().await.expect("held to the end");
+    client.shutdown().await.expect("drained");
+    assert_eq!(raw.send(&["LRANGE", LOCK, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
+}
+
+/// Tells when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn protected_work_ends_with_the_lease() {
+    let Some(server) = RedisServer::start_or_skip("protected work") else { return };
+    let client = connect(&server).await;
+    let guard = attentive(&client).lock().await.expect("free");
+    assert_eq!(guard.protect(async { 42 }).await.expect("held"), 42);
+    let dropped = Arc::new(AtomicBool::default());
+    let witness = Dropped(Arc::clone(&dropped));
+    let mut work = pin!(guard.protect(async move {
+        let _witness = witness;
+        pending::<()>().await;
+    }));
+    assert_pending(ms(100), &mut work).await;
+    server.raw().send(&["DEL", LOCK]);
+    assert_lost(within(SOON, &mut work).await, LossReason::Expired);
+    assert!(dropped.load(Ordering::SeqCst), "the work is dropped when the loss is told, not later");
+}
+
+// Ending by force and by time
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn force_release_tells_the_holder_at_once_and_serves_the_next_waiter() {
+    const ROUNDS: usize = 9;
+    let Some(server) = RedisServer::start_or_skip("release by force") else { return };
+    let [one, two, operator] = connect_many(&server).await;
+    let mut delays = Vec::new();
+    for _ in 0..ROUNDS {
+        // Renewed every ten seconds: only a push can tell sooner.
+        let guard = mutex_of(&one).lock().await.expect("free");
+        let waiter = waiter(&mutex_of(&two));
+        waiting(&mutex_of(&operator), 1).await;
+        let lost = tokio::spawn({
+            let lost = guard.lost();
+            async move { (lost.await, Instant::now()) }
+        });
+        let begun = Instant::now();
+        assert!(mutex_of(&operator).force_release().await.expect("answered"));
+        let next = granted(waiter).await;
+        let (reason, told) = within(SOON, lost).await.expect("no panic");
+        assert_eq!(reason, LossReason::Revoked);
+        delays.push(told - begun);
+        assert!(next.token() > guard.token());
+        assert!(!guard.is_held());
+        assert_lost(guard.release().await, LossReason::Revoked);
+        assert!(next.is_held());
+        next.release().await.expect("held to the end");
+    }
+    // A busy machine may hold one of them up.
+    delays.sort();
+    assert!(delays[ROUNDS / 2] <= ms(50), "told after {delays:?}");
+    assert!(!mutex_of(&operator).force_release().await.expect("answered"), "nobody holds it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn force_release_takes_the_lock_from_another_librarys_client() {
+    let Some(server) = RedisServer::start_or_skip("release by force") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_of(&client);
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
+    let waiter = waiter(&mutex);
+    waiting(&mutex, 1).await;
+    assert!(mutex.force_release().await.expect("answered"));
+    let guard = granted(waiter).await;
+    assert!(!bare_release(&mut raw, BARE_HOLDER));
+    guard.release().await.expect("held to the end");
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
+    assert!(mutex.force_release().await.expect("answered"));
+    assert!(!mutex.force_release().await.expect("answered"));
+    assert_eq!(raw.get(LOCK), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_maximum_hold_time_ends_a_lease_and_the_next_waiter_gets_it() {
+    let Some(server) = RedisServer::start_or_skip("maximum hold time") else { return };
+    let [one, two] = connect_many(&server).await;
+    let guard = mutex_with(&one, MutexOptions::new().max_hold(ms(700))).lock().await.expect("free");
+    let begun = Instant::now();
+    let waiter = waiter(&mutex_of(&two));
+    waiting(&mutex_of(&two), 1).await;
+    assert!(guard.remaining() <= ms(700));
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::HeldTooLong);
+    let next = granted(waiter).await;
+    assert!(begun.elapsed() >= ms(650), "after {:?}", begun.elapsed());
+    assert!(next.token() > guard.token());
+    assert_lost(guard.release().await, LossReason::HeldTooLong);
+    next.release().await.expect("held to the end");
+}
+
+// Tokens
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_when_the_store_forgets_while_the_lock_is_idle() {
+    let Some(server) = RedisServer::start_or_skip("tokens") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_of(&client);
+    let mut newest = None;
+    for forget in [&["FLUSHALL"][..], &["DEL", FENCE], &["SCRIPT", "FLUSH"], &["FLUSHALL"]] {
+        let guard = mutex.lock().await.expect("free");
+        assert!(Some(guard.token()) > newest, "{:?} after {newest:?}", guard.token());
+        newest = Some(guard.token());
+        guard.release().await.expect("held to the end");
+        raw.send(forget);
+    }
+    assert!(Some(mutex.lock().await.expect("free").token()) > newest);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_for() {
+    let Some(server) = RedisServer::start_or_skip("tokens") else { return };
+    let [one, two] = connect_many(&server).await;
+    let mut raw = server.raw();
+    let short = MutexOptions::new().lease(SECOND);
+    for forget in [&["FLUSHALL"][..], &["DEL", LOCK, FENCE], &["DEL", FENCE]] {
+        let guard = mutex_with(&one, short.clone()).lock().await.expect("free");
+        let waiter = waiter(&mutex_with(&two, short.clone()));
+        waiting(&mutex_of(&two), 1).await;
+        raw.send(forget);
+        if forget[1..] == [FENCE] {
+            guard.protect(ready(())).await.expect("still held");
+            assert!(raw.get(LOCK).is_some(), "the lock itself was not forgotten");
+        }
+        let first = guard.token();
+        drop(guard);
+        // It may have to find out by itself that it stands in no line any more.
+        let next = granted(waiter).await;
+        assert!(next.token() > first, "after {forget:?}: {:?} after {first:?}", next.token());
+        next.release().await.expect("held to the end");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_over_a_restart_without_disk() {
+    let Some(mut server) = RedisServer::start_or_skip("restarts") else { return };
+    let [one, two] = connect_many(&server).await;
+    let short = MutexOptions::new().lease(SECOND);
+    let idle = one.mutex("idle").expect("valid").lock().await.expect("free");
+    let idle_token = idle.token();
+    idle.release().await.expect("held to the end");
+    let held = mutex_with(&one, short.clone()).lock().await.expect("free");
+    let waiter = waiter(&mutex_with(&two, short));
+    waiting(&mutex_of(&two), 1).await;
+    server.restart();
+    assert_eq!(server.raw().get(FENCE), None, "the server remembers nothing");
+    let next = within(SECOND * 15, waiter).await.expect("no panic");
+    assert!(next.token() > held.token());
+    let again = within(SECOND * 15, two.mutex("idle").expect("valid").lock()).await.expect("granted");
+    assert!(again.token() > idle_token);
+    let reason = within(SOON, held.lost()).await;
+    assert!(matches!(reason, LossReason::Expired | LossReason::Taken | LossReason::StoreUnreachable));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_go_on_from_the_last_one_when_the_clock_was_set_back() {
+    let Some(server) = RedisServer::start_or_skip("tokens") else { return };
+    let [one, two] = connect_many(&server).await;
+    let mut raw = server.raw();
+    // What the store would remember if its clock had been eleven days ahead.
+    let ahead = now_us(&mut raw) + 1_000_000_000_000;
+    raw.send(&["SET", FENCE, &ahead.to_string()]);
+    let first = mutex_of(&one).lock().await.expect("free");
+    assert_eq!(first.token().get(), ahead + 1);
+    let waiter = waiter(&mutex_of(&two));
+    waiting(&mutex_of(&two), 1).await;
+    first.release().await.expect("held to the end");
+    let second = granted(waiter).await;
+    assert_eq!(second.token().get(), ahead + 2);
+    second.release().await.expect("held to the end");
+    let third = mutex_of(&one).try_lock().await.expect("answered").expect("free");
+    assert_eq!(third.token().get(), ahead + 3);
+    assert_eq!(raw.get(FENCE), Some((ahead + 3).to_string()));
+}
+
+// Nothing left
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
+    const TASKS: usize = 60;
+    let Some(server) = RedisServer::start_or_skip("nothing left") else { return };
+    let mut raw = server.raw();
+    let before = connections(&mut raw);
+    let clients = connect_many::<3>(&server).await;
+    let mut tasks = JoinSet::new();
+    for i in 0..TASKS {
+        let client = clients[i % clients.len()].clone();
+        tasks.spawn(async move {
+            for round in 0..8 {
+                let name = format!("machine:{}", (i + round) % 4);
+                let mutex = client.mutex(&name).expect("valid");
+                match (i + round) % 5 {
+                    0 => mutex.lock().await.expect("granted").release().await.expect("held to the end"),
+                    1 => drop(mutex.lock().await.expect("granted")),
+                    2 => drop(mutex.try_lock().await.expect("answered")),
+                    // Times out, and is dropped, at any point of the way to a grant and after it.
+                    3 => drop(mutex.lock_for(ms((i * 7 + round) as u64 % 12)).await),
+                    _ => drop(timeout(ms((i * 5 + round) as u64 % 12), mutex.lock()).await),
+                }
+            }
+        });
+    }
+    let mut seen = 0;
+    let end = Instant::now() + SECOND * 30;
+    while !tasks.is_empty() {
+        let lines = [raw.keys("*:queue"), raw.keys("*:waiters")].concat();
+        for key in lines {
+            let rest = pttl(&mut raw, &key);
+            assert!(rest == -2 || rest > 0, "{key} has no expiry: {rest}");
+            seen += u32::from(rest > 0);
+        }
+        while let Some(ended) = tasks.try_join_next() {
+            ended.expect("no panic");
+        }
+        assert!(Instant::now() < end, "{} tasks still run", tasks.len());
+        tokio::task::yield_now().await;
+    }
+    assert!(seen > 0, "no line was ever seen: the test proves nothing");
+    for client in &clients {
+        client.shutdown().await.expect("drained");
+    }
+    assert_only_fences(&mut raw);
+    assert_eq!(raw.keys("*").len(), 4, "one fence per name");
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown() {
+    let Some(server) = RedisServer::start_or_skip("nothing left") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let guard = mutex_of(&client).lock().await.expect("free");
+    let waiters: Vec<_> = (0..20).map(|_| waiter(&mutex_of(&client))).collect();
+    waiting(&mutex_of(&client), 20).await;
+    for key in [QUEUE, "{lock:machine:42}:waiters"] {
+        assert!((1..=60_000).contains(&pttl(&mut raw, key)), "{key}: two leases at most");
+    }
+    waiters.iter().for_each(JoinHandle::abort);
+    drop(guard);
+    eventually(SECOND, || ready(raw.keys("*") == [FENCE])).await;
+    assert_only_fences(&mut raw);
+}
+
+// Connections
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_has_two_connections_however_many_locks_and_waiters() {
+    let Some(server) = RedisServer::start_or_skip("connections") else { return };
+    let mut raw = server.raw();
+    let before = connections(&mut raw);
+    let clients = connect_many::<3>(&server).await;
+    let mut guards = Vec::new();
+    let mut waiters = JoinSet::new();
+    for client in &clients {
+        for i in 0..40 {
+            let mutex = client.mutex(&format!("machine:{i}")).expect("valid");
+            match mutex.try_lock().await.expect("answered") {
+                Some(guard) => guards.push(guard),
+                None => drop(waiters.spawn(async move { mutex.lock().await.map(drop) })),
+            }
+        }
+    }
+    eventually(SOON, || {
+        let queues = raw.keys("*:queue");
+        let waiting: i64 = queues.iter().map(|queue| raw.send(&["ZCARD", queue]).int()).sum();
+        ready(waiting == 80)
+    })
+    .await;
+    assert_eq!(guards.len(), 40);
+    assert_eq!(connections(&mut raw), before + 6);
+    let channels = raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).array();
+    assert_eq!(channels.len(), 3);
+    for channel in &channels {
+        let channel = channel.text().expect("a name");
+        let numbers = raw.send(&["PUBSUB", "NUMSUB", &channel]).array();
+        assert_eq!(numbers[1].int(), 1, "{channel}");
+    }
+    drop(guards);
+    for served in within(SECOND * 20, waiters.join_all()).await {
+        served.expect("granted");
+    }
+    assert_eq!(connections(&mut raw), before + 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_close_on_shutdown_and_when_everything_is_dropped() {
+    let Some(server) = RedisServer::start_or_skip("connections") else { return };
+    let mut raw = server.raw();
+    let before = connections(&mut raw);
+
+    // Never used.
+    drop(connect(&server).await);
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+
+    // Shut down, with a handle left.
+    let client = connect(&server).await;
+    let guard = mutex_of(&client).lock().await.expect("free");
+    client.shutdown().await.expect("drained");
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+    assert_lost(guard.release().await, LossReason::ClientClosed);
+    assert!(matches!(mutex_of(&client).lock().await, Err(Error::Closed { .. })));
+    assert!(matches!(mutex_of(&client).inspect().await, Err(Error::Closed { .. })));
+
+    // Used and dropped; the last handle is a guard's.
+    let client = connect(&server).await;
+    let guard = mutex_of(&client).lock().await.expect("free");
+    drop(client);
+    assert_eq!(connections(&mut raw), before + 2);
+    assert!(guard.is_held());
+    drop(guard);
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+    assert_only_fences(&mut raw);
+
+    // Dropped in the middle of a wait.
+    assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
+    let client = connect(&server).await;
+    assert_timed_out(mutex_of(&client).lock_for(ms(50)).await);
+    let waiter = waiter(&mutex_of(&client));
+    waiting(&mutex_of(&client), 1).await;
+    drop(client);
+    waiter.abort();
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+    eventually(SOON, || ready(raw.send(&["EXISTS", QUEUE]).int() == 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connecting_that_is_given_up_at_any_point_leaves_no_connection() {
+    let Some(server) = RedisServer::start_or_skip("connections") else { return };
+    let mut raw = server.raw();
+    let before = connections(&mut raw);
+    for i in 0..100 {
+        // The first poll begins, the others fall anywhere between that and the end.
+        drop(timeout(ms(i % 5), Client::connect(&server.url())).await);
+    }
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_works_over_a_unix_socket() {
+    let setup = Setup { unix_socket: true, ..Setup::default() };
+    let Some(server) = RedisServer::start_with_or_skip("unix sockets", setup) else { return };
+    let [one, two] = [(); 2].map(|()| server.unix_url());
+    let (one, two) = tokio::join!(Client::connect(&one), Client::connect(&two));
+    let (one, two) = (one.expect("connected"), two.expect("connected"));
+    let tcp = connections(&mut server.raw());
+    let guard = mutex_of(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex_of(&two));
+    waiting(&mutex_of(&one), 1).await;
+    guard.release().await.expect("held to the end");
+    granted(waiter).await.release().await.expect("held to the end");
+    let clients = server.raw().send(&["CLIENT", "LIST"]).text().expect("text");
+    let over_socket = clients.lines().filter(|line| line.contains("redis.sock")).count();
+    assert_eq!((over_socket, tcp), (4, 5), "{clients}");
+    assert!(Path::new(server.dir()).join("redis.sock").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_configuration_of_ones_own_names_the_database() {
+    let Some(server) = RedisServer::start_or_skip("databases") else { return };
+    let config = Config { database: Some(3), ..Config::from_url(&server.url()).expect("valid") };
+    let backend = RedisBackend::builder(config).connect().await.expect("connected");
+    let by_config = Client::with_backend(Arc::new(backend));
+    let by_url = Client::connect(&format!("{}/3", server.url())).await.expect("connected");
+    let elsewhere = connect(&server).await;
+    let guard = mutex_of(&by_config).lock().await.expect("free");
+    assert!(mutex_of(&by_url).try_lock().await.expect("answered").is_none());
+    let mut raw = server.raw();
+    assert_eq!(raw.keys("*"), Vec::<String>::new());
+    assert_eq!(raw.send(&["SELECT", "3"]), Reply::ok());
+    assert_eq!(raw.keys("*"), [LOCK, FENCE]);
+    assert!(mutex_of(&elsewhere).try_lock().await.expect("answered").is_some(), "another database");
+    let waiter = waiter(&mutex_of(&by_url));
+    waiting(&mutex_of(&by_config), 1).await;
+    guard.release().await.expect("held to the end");
+    granted(waiter).await.release().await.expect("held to the end");
+}
+
+// Names
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_names_lock_wait_and_hand_over_and_never_collide() {
+    let Some(server) = RedisServer::start_or_skip("odd names") else { return };
+    let [one, two] = connect_many(&server).await;
+    let long = ["x".repeat(MAX_NAME_BYTES), "é".repeat(MAX_NAME_BYTES / 2), "{".repeat(MAX_NAME_BYTES)];
+    let names = [
+        " ",
+        "  ",
+        "a b",
+        "a  b",
+        " a b ",
+        "\n",
+        "a\nb",
+        "a\r\nb",
+        "\t",
+        "\0",
+        "a\0b",
+        "maschine:ä",
+        "机器",
+        "🔒",
+        "a",
+        "A",
+        "{",
+        "}",
+        "{}",
+        "}{",
+        "{tag}",
+        "{tag}x",
+        "{tag}y",
+        "x{tag}",
+        "a}b",
+        "a}b}",
+        "{a",
+        "{{a}}",
+        "{lock:a}:queue",
+        "{lock:a}:fence",
+        "a:queue",
+        "a}:queue",
+        "lock:a",
+        ":",
+        "*",
+        "?",
+        "\"",
+        "'",
+        "\\",
+        "%s %d",
+        "0",
+        "-1",
+        "nil",
+        "grant",
+        "revoke x y",
+        "é",
+        "e\u{301}",
+    ];
+    let names: Vec<_> = names.into_iter().map(str::to_owned).chain(long).collect();
+    let mut held = Vec::new();
+    for name in &names {
+        let mutex = one.mutex(name).expect("valid");
+        let guard = mutex.try_lock().await.expect("answered");
+        held.push(guard.unwrap_or_else(|| panic!("{name:?} collides with a name before it")));
+    }
+    let mut tasks = Vec::new();
+    for name in &names {
+        let mutex = two.mutex(name).expect("valid");
+        assert!(mutex.try_lock().await.expect("answered").is_none(), "{name:?} is held");
+        tasks.push(waiter(&mutex));
+        waiting(&mutex, 1).await;
+    }
+    for ((name, guard), waiter) in names.iter().zip(held).zip(tasks) {
+        assert_eq!(guard.name(), name);
+        let first = guard.token();
+        guard.release().await.unwrap_or_else(|error| panic!("{name:?}: {error}"));
+        let next = granted(waiter).await;
+        assert!(next.token() > first, "{name:?}");
+        next.release().await.unwrap_or_else(|error| panic!("{name:?}: {error}"));
+    }
+    assert_only_fences(&mut server.raw());
+    assert_eq!(server.raw().keys("*").len(), names.len());
+}
+
+// Cost
+
+/// What contended acquisitions cost.
+struct Cost {
+    /// Client commands per acquisition, from standing in line to having released.
+    client_commands: f64,
+    /// Commands per hand-over, those inside scripts included.
+    all_commands: f64,
+}
+
+async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Cost {
+    let mut raw = server.raw();
+    // Repeats itself every 100 seconds.
+    let options = MutexOptions::new().lease(SECOND * 300);
+    let guard = mutex_with(&clients[0], options.clone()).lock().await.expect("free");
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    let mut tasks = JoinSet::new();
+    for i in 0..waiters {
+        let mutex = mutex_with(&clients[i % clients.len()], options.clone());
+        tasks.spawn(async move { mutex.lock().await.expect("granted").release().await });
+    }
+    let standing = i64::try_from(waiters).expect("a small number");
+    eventually(SECOND * 20, || ready(raw.send(&["ZCARD", QUEUE]).int() == standing)).await;
+    let queueing = scripts_called(&raw.info_commandstats());
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    guard.release().await.expect("held to the end");
+    for released in within(SECOND * 30, tasks.join_all()).await {
+        released.expect("held to the end");
+    }
+    let calls = raw.info_commandstats();
+    // The first release was not the waiters'.
+    let client_commands = queueing + scripts_called(&calls) - 1;
+    Cost {
+        client_commands: client_commands as f64 / waiters as f64,
+        all_commands: all_commands(&calls) as f64 / waiters as f64,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_costs_the_same_for_ten_and_for_a_thousand_waiters() {
+    let Some(server) = RedisServer::start_or_skip("costs") else { return };
+    let clients = connect_many::<2>(&server).await;
+    // The server learns the scripts.
+    cost_of(&server, &clients, 2).await;
+    let few = cost_of(&server, &clients, 10).await;
+    let many = cost_of(&server, &clients, 1000).await;
+    for cost in [&few, &many] {
+        let commands = cost.client_commands;
+        assert!((2.0..2.05).contains(&commands), "{commands} client commands per acquisition");
+    }
+    let (few, many) = (few.all_commands, many.all_commands);
+    assert!(many <= few * 1.1, "{few} commands per hand-over among 10 waiters, {many} among 1000");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_uncontended_lock_and_release_are_two_commands() {
+    let Some(server) = RedisServer::start_or_skip("costs") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_of(&client);
+    mutex.lock().await.expect("free").release().await.expect("held to the end");
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    mutex.lock().await.expect("free").release().await.expect("held to the end");
+    let calls = raw.info_commandstats();
+    assert_eq!(calls.get("evalsha"), Some(&2), "{calls:?}");
+    assert!(!calls.contains_key("eval"), "{calls:?}");
+    assert!(!calls.contains_key("publish"), "{calls:?}");
+    assert!(all_commands(&calls) <= 10, "{calls:?}");
+}
+
+// Keeping leases
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_kept_for_many_times_its_length() {
+    let Some(server) = RedisServer::start_or_skip("renewal") else { return };
+    let [one, two] = connect_many(&server).await;
+    let guard = mutex_with(&one, MutexOptions::new().lease(SECOND)).lock().await.expect("free");
+    let (begun, mut raw, id) = (Instant::now(), server.raw(), server.raw().get(LOCK));
+    let (mut refreshed, mut last) = (0, i64::MAX);
+    eventually(SECOND * 10, || {
+        let rest = pttl(&mut raw, LOCK);
+        assert!((1..=1000).contains(&rest), "{rest} ms left after {:?}", begun.elapsed());
+        assert!(guard.is_held(), "lost after {:?}", begun.elapsed());
+        refreshed += u32::from(rest > last);
+        last = rest;
+        ready(begun.elapsed() >= SECOND * 5)
+    })
+    .await;
+    assert!(refreshed >= 5, "refreshed {refreshed} times");
+    assert_eq!(raw.get(LOCK), id);
+    assert!(mutex_of(&two).try_lock().await.expect("answered").is_none());
+    guard.release().await.expect("held to the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_hundred_leases_of_one_client_are_all_kept() {
+    const LEASES: usize = 500;
+    let Some(server) = RedisServer::start_or_skip("renewal") else { return };
+    let client = connect(&server).await;
+    let options = MutexOptions::new().lease(ms(1500));
+    let guards = join_all((0..LEASES).map(|i| {
+        let mutex = client.mutex_with(&format!("machine:{i}"), options.clone()).expect("valid");
+        async move { mutex.lock().await.expect("free") }
+    }))
+    .await;
+    assert_pending(ms(6000), select_all(guards.iter().map(|guard| Box::pin(guard.lost())))).await;
+    assert!(guards.iter().all(Guard::is_held));
+    assert_eq!(server.raw().keys("lock:machine:*").len(), LEASES);
+    for released in join_all(guards.into_iter().map(Guard::release)).await {
+        released.expect("held to the end");
+    }
+    assert_only_fences(&mut server.raw());
+}
+
+// Refusals
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unusable_arguments_are_told_and_send_nothing() {
+    let Some(server) = RedisServer::start_or_skip("arguments") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    let argument = |outcome: Result<DistMutex, Error>| match outcome {
+        Err(Error::InvalidArgument { what, .. }) => what,
+        other => panic!("expected a refusal, got {other:?}"),
+    };
+    let lease = |lease: Duration| MutexOptions::new().lease(lease);
+    assert_eq!(argument(client.mutex("")), "name");
+    assert_eq!(argument(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1))), "name");
+    assert_eq!(argument(client.mutex_with(NAME, lease(ms(99)))), "lease");
+    assert_eq!(argument(client.mutex_with(NAME, lease(SECOND).renewal_period(SECOND))), "renewal period");
+    assert_eq!(argument(client.mutex_with(NAME, lease(SECOND).renewal_period(SECOND * 2))), "renewal period");
+    assert_eq!(raw.keys("*"), Vec::<String>::new());
+    assert_eq!(scripts_called(&raw.info_commandstats()), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn urls_that_name_no_server_are_refused_without_their_password() {
+    for url in
+        ["", "redis", "http://:hunter2@h", "redis://:hunter2@", "redis://:hunter2@h:99999", "redis://h/x"]
+    {
+        let error = Client::connect(url).await.expect_err(url);
+        assert!(matches!(error, Error::InvalidArgument { what: "url", .. }), "{url}: {error:?}");
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
+    }
+    for url in ["rediss://:hunter2@h", "redis-cluster://:hunter2@h", "redis-sentinel://:hunter2@h"] {
+        let error = Client::connect(url).await.expect_err(url);
+        assert!(matches!(error, Error::Unsupported { .. }), "{url}: {error:?}");
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
+    }
+}
+
+/// The error of a connection that cannot be made, and how long it took.
+async fn unreachable(port: u16) -> (String, Duration) {
+    let begun = Instant::now();
+    let url = format!("redis://:hunter2@127.0.0.1:{port}");
+    let error = within(SECOND * 20, Client::connect(&url)).await.expect_err("nobody is there");
+    let text = error.to_string();
+    assert!(matches!(error, Error::StoreUnavailable { step: "connect", .. }), "{error:?}");
+    assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    (text, begun.elapsed())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_nobody_listens_on_is_reported_at_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("a listener has an address").port();
+    drop(listener);
+    let (error, elapsed) = unreachable(port).await;
+    assert!(elapsed < SECOND, "after {elapsed:?}: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_never_answers_is_reported_within_the_connect_timeout() {
+    // Connections are accepted by the system, and nobody reads them.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("a listener has an address").port();
+    let (error, elapsed) = unreachable(port).await;
+    assert!((ms(1900)..ms(3500)).contains(&elapsed), "after {elapsed:?}: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_password_is_refused_and_not_repeated() {
+    let Some(server) = RedisServer::start_or_skip("passwords") else { return };
+    let mut raw = server.raw();
+    let before = connections(&mut raw);
+    assert_eq!(raw.send(&["CONFIG", "SET", "requirepass", "swordfish"]), Reply::ok());
+    for url in ["redis://:hunter2@", "redis://default:hunter2@", "redis://nobody:hunter2@", "redis://"] {
+        let url = format!("{url}127.0.0.1:{}", server.port());
+        let error = within(SOON, Client::connect(&url)).await.expect_err("refused");
+        assert!(matches!(error, Error::StoreRefused { step: "connect", .. }), "{url}: {error:?}");
+        assert!(error.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{error}");
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    }
+    let client = Client::connect(&format!("redis://:swordfish@127.0.0.1:{}", server.port())).await;
+    let client = client.expect("the right password");
+    assert!(!format!("{client:?}").contains("swordfish"));
+    assert!(mutex_of(&client).try_lock().await.expect("answered").is_some());
+    client.shutdown().await.expect("drained");
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+    assert_only_fences(&mut raw);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_needs_the_wake_channels_and_is_told_so() {
+    let Some(server) = RedisServer::start_or_skip("users") else { return };
+    let mut raw = server.raw();
+    let before = connections(&mut raw);
+    let user = |name: &str| format!("redis://{name}:pw@127.0.0.1:{}", server.port());
+    raw.send(&["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "+@all", "resetchannels"]);
+    // More than once: the server's answer may find the client at one step or the next.
+    for _ in 0..20 {
+        let error = refusal(within(SOON, Client::connect(&user("deaf"))).await);
+        assert!(error.contains("leasehold:*"), "{error}");
+    }
+    eventually(SOON, || ready(connections(&mut raw) == before)).await;
+    assert_eq!(raw.keys("*"), Vec::<String>::new());
+
+    raw.send(&["ACL", "SETUSER", "hearing", "on", ">pw", "+@all", "resetchannels", "&leasehold:*"]);
+    raw.send(&["ACL", "SETUSER", "hearing", "~lock:*", "~{lock:*"]);
+    let client = Client::connect(&user("hearing")).await.expect("it may subscribe");
+    let guard = mutex_of(&client).lock().await.expect("free");
+    let waiter = waiter(&mutex_of(&client));
+    waiting(&mutex_of(&client), 1).await;
+    guard.release().await.expect("held to the end");
+    granted(waiter).await.release().await.expect("held to the end");
+    let elsewhere = client.mutex_with(NAME, MutexOptions::new().prefix("private:")).expect("valid");
+    let error = refusal(elsewhere.try_lock().await);
+    assert!(error.contains("NOPERM") && error.contains(NAME), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
+    let Some(server) = RedisServer::start_or_skip("wrong types") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_of(&client);
+    for key in [LOCK, QUEUE, FENCE] {
+        raw.send(&["LPUSH", key, "x"]);
+        for error in [
+            refusal(within(SOON, mutex.try_lock()).await),
+            refusal(within(SOON, mutex.lock()).await),
+            refusal(within(SOON, mutex.lock_for(ms(100))).await),
+        ] {
+            assert!(error.contains("WRONGTYPE") && error.contains(NAME), "{key}: {error}");
+        }
+        let other =
+            client.mutex("machine:43").expect("valid").lock().await.expect("other names are unharmed");
+        other.release().await.expect("held to the end");
+        raw.send(&["DEL", "{lock:machine:43}:fence"]);
+        // What the refused requests owed has been given back as well.
+        eventually(SOON, || ready(raw.keys("*") == [key])).await;
+        assert_eq!(raw.send(&["LRANGE", key, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
+        raw.send(&["DEL", key]);
+        mutex.lock().await.expect("mended").release().await.expect("held to the end");
+        raw.send(&["DEL", FENCE]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_store_refuses_new_locks_and_still_renews_and_hands_over() {
+    let Some(server) = RedisServer::start_or_skip("a full store") else { return };
+    let [one, two] = connect_many(&server).await;
+    let mut raw = server.raw();
+    let guard = attentive(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex_of(&two));
+    waiting(&mutex_of(&two), 1).await;
+    assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "1"]), Reply::ok());
+    let other = two.mutex("machine:43").expect("valid");
+    for error in [
+        refusal(within(SOON, other.try_lock()).await),
+        refusal(within(SOON, other.lock()).await),
+        refusal(within(SOON, mutex_of(&one).lock()).await),
+    ] {
+        assert!(error.contains("OOM"), "{error}");
+    }
+    assert_pending(ms(200), guard.lost()).await;
+    guard.release().await.expect("held to the end");
+    let next = granted(waiter).await;
+    assert_eq!(holder_id(&mutex_of(&one)).await, raw.get(LOCK));
+    next.release().await.expect("held to the end");
+    assert_eq!(raw.keys("*"), [FENCE]);
+}

@@ -1,0 +1,154 @@
+//! What the fault tests share: clients and locks in a few words, and what the store says about them.
+
+#![allow(dead_code)]
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold::{Client, DistMutex, Guard, MutexOptions};
+use tokio::time::Instant;
+
+use crate::support::proxy::Request;
+use crate::support::{Raw, RedisServer, eventually};
+
+pub(crate) const NAME: &str = "machine:42";
+pub(crate) const KEY: &str = "lock:machine:42";
+pub(crate) const QUEUE: &str = "{lock:machine:42}:queue";
+pub(crate) const FENCE: &str = "{lock:machine:42}:fence";
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+/// A deadline for what should happen at once, on a machine that has other things to do.
+pub(crate) const SOON: Duration = Duration::from_secs(5);
+/// How much later than promised something may be on such a machine.
+pub(crate) const SLACK: Duration = Duration::from_secs(1);
+
+pub(crate) const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+pub(crate) async fn connect(url: &str) -> Client {
+    Client::connect(url).await.expect("the server answers")
+}
+
+pub(crate) fn mutex(client: &Client, lease: Duration) -> DistMutex {
+    named(client, NAME, lease)
+}
+
+pub(crate) fn named(client: &Client, name: &str, lease: Duration) -> DistMutex {
+    client.mutex_with(name, MutexOptions::new().lease(lease)).expect("valid")
+}
+
+/// Makes the server remember every script, so that none of the next calls is refused as unknown.
+pub(crate) async fn warm_up(server: &RedisServer, client: &Client) {
+    let mutex = named(client, "warm", ms(300));
+    let guard = mutex.lock().await.expect("free");
+    let mut raw = server.raw();
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    // Of all scripts only the renewal calls this.
+    eventually(SOON, || std::future::ready(raw.info_commandstats().contains_key("pexpire"))).await;
+    guard.release().await.expect("held");
+}
+
+// What a request asks for
+
+pub(crate) fn asks(request: &Request) -> bool {
+    // What is usual may be left out at the end.
+    is_call(request, 4, 2) || is_call(request, 4, 4)
+}
+
+pub(crate) fn releases(request: &Request) -> bool {
+    is_call(request, 4, 1)
+}
+
+pub(crate) fn renews(request: &Request) -> bool {
+    is_call(request, 2, 2)
+}
+
+fn is_call(request: &Request, keys: usize, args: usize) -> bool {
+    request.script_call().is_some_and(|call| {
+        call.0.len() == keys && call.1.len() == args && call.0.first().is_some_and(|key| key == KEY)
+    })
+}
+
+// What the store says
+
+/// The keys there are, fences aside.
+pub(crate) fn left(raw: &mut Raw) -> Vec<String> {
+    let mut keys = raw.keys("*");
+    keys.retain(|key| !key.ends_with(":fence"));
+    keys
+}
+
+/// Nothing but fences is left within `deadline`.
+#[track_caller]
+pub(crate) fn nothing_left(server: &RedisServer, deadline: Duration) -> impl Future<Output = ()> {
+    let mut raw = server.raw();
+    eventually(deadline, move || std::future::ready(left(&mut raw).is_empty()))
+}
+
+/// `n` requests stand in line, soon.
+#[track_caller]
+pub(crate) fn queued(server: &RedisServer, n: i64) -> impl Future<Output = ()> {
+    let mut raw = server.raw();
+    eventually(SOON, move || std::future::ready(raw.send(&["ZCARD", QUEUE]).int() == n))
+}
+
+/// How many connections the server has, that of `raw` aside.
+pub(crate) fn connections(raw: &mut Raw) -> usize {
+    let list = raw.send(&["CLIENT", "LIST"]).text().expect("a list");
+    list.lines().filter(|line| line.contains("id=")).count() - 1
+}
+
+/// All connections but this one are closed, soon; panics with what is known of those that are not.
+pub(crate) async fn disconnected(raw: &mut Raw) {
+    let closed = eventually(2 * SOON, || std::future::ready(connections(raw) == 0));
+    if tokio::time::timeout(SOON, closed).await.is_err() {
+        panic!("connections are left: {}", raw.send(&["CLIENT", "LIST"]).text().unwrap_or_default());
+    }
+}
+
+/// How many clients listen on their wake channels.
+pub(crate) fn listeners(raw: &mut Raw) -> usize {
+    raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).array().len()
+}
+
+// Time and futures
+
+/// When `guard` stops being held unless it is renewed.
+pub(crate) fn deadline(guard: &Guard) -> Instant {
+    Instant::now() + guard.remaining()
+}
+
+/// A fault that lasts.
+pub(crate) async fn lasting(duration: Duration) {
+    tokio::time::sleep(duration).await;
+}
+
+/// Polls `future` whenever it is woken, `polls` times at most, and drops it.
+pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Drives `future` until `event`; panics if it completes before.
+pub(crate) async fn drive_until<F: Future + ?Sized>(future: Pin<&mut F>, event: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        () = event => {}
+        _ = future => panic!("the future completed too early"),
+    }
+}
