@@ -4,12 +4,13 @@
 
 if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   local time = redis.call('TIME')
-  local token = tonumber(time[1]) * 1000000 + tonumber(time[2])
-  local last = tonumber(redis.call('SET', KEYS[4], string.format('%.0f', token), 'PX', '86400000', 'GET') or 0)
-  if last and last >= token then
+  -- As text throughout: to turn such a number into text costs more than any command here.
+  local token = time[1] .. string.sub('00000' .. time[2], -6)
+  local last = tonumber(redis.call('SET', KEYS[4], token, 'PX', '86400000', 'GET') or 0)
+  if last and last >= tonumber(token) then
     -- The clock was set back: the last token counts.
-    token = last + 1
-    redis.call('SET', KEYS[4], string.format('%.0f', token), 'PX', '86400000')
+    token = string.format('%.0f', last + 1)
+    redis.call('SET', KEYS[4], token, 'PX', '86400000')
   end
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   return token
