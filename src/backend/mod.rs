@@ -97,6 +97,13 @@ impl LeaseId {
         self.sequence
     }
 
+    /// What `Display` writes, without the machinery of formatting: this is done for every command.
+    pub(crate) fn to_text(self) -> String {
+        let mut buffer = Uuid::encode_buffer();
+        let client = self.client.hyphenated().encode_lower(&mut buffer);
+        [client, ".", &self.sequence.to_string()].concat()
+    }
+
     /// Reads what `Display` wrote; `None` for anything else, such as another library's holder value.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -111,8 +118,7 @@ impl LeaseId {
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.client.hyphenated().encode_lower(&mut Uuid::encode_buffer()))?;
-        write!(f, ".{}", self.sequence)
+        f.write_str(&self.to_text())
     }
 }
 

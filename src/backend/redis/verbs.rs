@@ -132,7 +132,7 @@ impl RedisBackend {
     async fn ask(&self, request: &AcquireRequest) -> Result<Answer, BackendError> {
         let waits = Value::from(i64::from(request.wait != Wait::No));
         let repair = Value::from(request.repair.map_or(0, millis));
-        let args = [Value::from(request.lease.to_string()), Value::from(millis(request.term)), waits, repair];
+        let args = [Value::from(request.lease.to_text()), Value::from(millis(request.term)), waits, repair];
         // Every argument costs a microsecond on its way: the frequent case goes without the last two.
         let usual = request.wait != Wait::No && request.repair.is_none();
         let args = if usual { &args[..2] } else { &args[..] };
@@ -142,7 +142,7 @@ impl RedisBackend {
 
     async fn renew_once(&self, request: &RenewRequest) -> Result<Renewal, BackendError> {
         let keys = LockKeys::of(&request.key).lock_and_fence();
-        let args = [Value::from(request.lease.to_string()), Value::from(millis(request.term))];
+        let args = [Value::from(request.lease.to_text()), Value::from(millis(request.term))];
         let sent = Instant::now();
         match self.transport.call(&RENEW, &keys, &args, self.patience(request.term)).await {
             // Somebody has put something else in the place of the lock.
@@ -339,7 +339,7 @@ async fn release(
     timeouts: Timeouts,
 ) -> Result<Released, BackendError> {
     let lease = match whose {
-        Whose::Lease(lease) => Value::from(lease.to_string()),
+        Whose::Lease(lease) => Value::from(lease.to_text()),
         Whose::Anyone => Value::from_static_str(""),
     };
     let (keys, patience) = (LockKeys::of(key), timeouts.reply);
