@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::backend::BackendError;
 use crate::fence::FencingToken;
 
 /// Everything that this crate's calls can fail with.
@@ -124,6 +123,56 @@ impl fmt::Display for LossReason {
             Self::HeldTooLong => "the maximum hold time was reached",
             Self::ClientClosed => "the client was shut down",
         })
+    }
+}
+
+/// What a store reports when it cannot answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// The request certainly did not reach the store.
+    #[error("the request was not sent: {source}")]
+    NotSent {
+        /// The cause.
+        source: BoxError,
+    },
+    /// The request may or may not have been carried out: it can be sent again.
+    #[error("no answer, the outcome is unknown: {source}")]
+    Unanswered {
+        /// The cause.
+        source: BoxError,
+    },
+    /// Something that is no lock stands under the key.
+    #[error("something that is not a lock stands under the key: {source}")]
+    WrongType {
+        /// What the store said.
+        source: BoxError,
+    },
+    /// The store answered with an error.
+    #[error("{source}")]
+    Refused {
+        /// What the store said.
+        source: BoxError,
+    },
+    /// The store cannot do this.
+    #[error("{what}")]
+    Unsupported {
+        /// What was asked for, and what would be needed.
+        what: String,
+    },
+    /// The backend was closed.
+    #[error("the backend is closed")]
+    Closed,
+}
+
+/// Any error of a store's client.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl BackendError {
+    /// Whether sending the same request again may help.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::NotSent { .. } | Self::Unanswered { .. })
     }
 }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::lease::Terms;
 
 /// The shortest lease: below it, one slow round trip would end it.
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
@@ -159,6 +158,14 @@ fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Res
         }
         _ => Ok(()),
     }
+}
+
+/// The durations a lease is held under, as validated by the options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) lease: Duration,
+    pub(crate) renewal_period: Duration,
+    pub(crate) max_hold: Option<Duration>,
 }
 
 /// Options after validation.

@@ -24,23 +24,24 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod lease_id;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
+pub use crate::error::{BackendError, BoxError};
+pub use lease_id::{LeaseId, LeaseIds};
 pub use memory::MemoryBackend;
 #[cfg(feature = "redis")]
 pub use redis::{RedisBackend, RedisBuilder};
@@ -73,92 +74,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Closes connections and ends background work. Later calls answer [`BackendError::Closed`].
     fn close(&self) -> BoxFuture<'_, ()>;
-}
-
-/// Identifies one acquisition: the client that made it and a number of its own.
-///
-/// Whoever knows a lease id can end the lease, so `Debug` shows only enough of it to tell two apart.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseId {
-    client: Uuid,
-    sequence: u64,
-}
-
-impl LeaseId {
-    /// The client that made the acquisition.
-    #[must_use]
-    pub const fn client(&self) -> Uuid {
-        self.client
-    }
-
-    /// The acquisition's number within its client.
-    #[must_use]
-    pub const fn sequence(&self) -> u64 {
-        self.sequence
-    }
-
-    /// What `Display` writes, without the machinery of formatting: this is done for every command.
-    pub(crate) fn to_text(self) -> String {
-        let mut buffer = Uuid::encode_buffer();
-        let client = self.client.hyphenated().encode_lower(&mut buffer);
-        [client, ".", &self.sequence.to_string()].concat()
-    }
-
-    /// Reads what `Display` wrote; `None` for anything else, such as another library's holder value.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (client, sequence) = text.split_once('.')?;
-        // `Uuid` reads several spellings; only the hyphenated one is ours.
-        if client.len() != uuid::fmt::Hyphenated::LENGTH {
-            return None;
-        }
-        Some(Self { client: client.parse().ok()?, sequence: sequence.parse().ok()? })
-    }
-}
-
-impl fmt::Display for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.to_text())
-    }
-}
-
-impl fmt::Debug for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let start = self.client.as_fields().0;
-        write!(f, "LeaseId({start:08x}….{})", self.sequence)
-    }
-}
-
-/// Makes the lease ids of one client.
-#[derive(Debug)]
-pub struct LeaseIds {
-    client: Uuid,
-    next: AtomicU64,
-}
-
-impl LeaseIds {
-    /// A new client with a random (version 4) UUID.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { client: Uuid::new_v4(), next: AtomicU64::new(1) }
-    }
-
-    /// The client whose ids these are.
-    #[must_use]
-    pub const fn client(&self) -> Uuid {
-        self.client
-    }
-
-    /// The next id.
-    pub fn next(&self) -> LeaseId {
-        LeaseId { client: self.client, sequence: self.next.fetch_add(1, Ordering::Relaxed) }
-    }
-}
-
-impl Default for LeaseIds {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 /// A request for a key.
@@ -390,80 +305,9 @@ impl Capabilities {
     }
 }
 
-/// What a store reports when it cannot answer.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BackendError {
-    /// The request certainly did not reach the store.
-    #[error("the request was not sent: {source}")]
-    NotSent {
-        /// The cause.
-        source: BoxError,
-    },
-    /// The request may or may not have been carried out: it can be sent again.
-    #[error("no answer, the outcome is unknown: {source}")]
-    Unanswered {
-        /// The cause.
-        source: BoxError,
-    },
-    /// Something that is no lock stands under the key.
-    #[error("something that is not a lock stands under the key: {source}")]
-    WrongType {
-        /// What the store said.
-        source: BoxError,
-    },
-    /// The store answered with an error.
-    #[error("{source}")]
-    Refused {
-        /// What the store said.
-        source: BoxError,
-    },
-    /// The store cannot do this.
-    #[error("{what}")]
-    Unsupported {
-        /// What was asked for, and what would be needed.
-        what: String,
-    },
-    /// The backend was closed.
-    #[error("the backend is closed")]
-    Closed,
-}
-
-/// Any error of a store's client.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-impl BackendError {
-    /// Whether sending the same request again may help.
-    #[must_use]
-    pub const fn is_transient(&self) -> bool {
-        matches!(self, Self::NotSent { .. } | Self::Unanswered { .. })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_lease_id_reads_back_and_foreign_values_do_not() {
-        let id = LeaseIds::new().next();
-        for sequence in [id.sequence, 0, 9, 10, u64::MAX] {
-            let id = LeaseId { sequence, ..id };
-            assert_eq!(id.to_string(), format!("{}.{sequence}", id.client));
-            assert_eq!(LeaseId::parse(&id.to_string()), Some(id));
-        }
-        for foreign in [
-            "",
-            "x",
-            "1.2",
-            "0bd7ff6ea7e311f0a9dd0242ac120002",
-            "x.1",
-            "-.",
-            "0bd7ff6ea7e311f0a9dd0242ac120002.7",
-        ] {
-            assert_eq!(LeaseId::parse(foreign), None, "{foreign}");
-        }
-    }
 
     #[test]
     fn debug_does_not_tell_the_whole_id() {

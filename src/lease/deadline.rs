@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::options::Terms;
+
 /// What decides over one lease: its terms, and when the store last confirmed it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
@@ -17,14 +19,6 @@ pub(crate) struct Deadline {
     counted_from: Instant,
     /// The end of the maximum hold time.
     cap: Option<Instant>,
-}
-
-/// The durations a lease is held under, as validated by the options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    pub(crate) lease: Duration,
-    pub(crate) renewal_period: Duration,
-    pub(crate) max_hold: Option<Duration>,
 }
 
 /// How much earlier than the store the client lets a lease end: 10 ms for timers and scheduling, and a

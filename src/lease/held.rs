@@ -5,12 +5,13 @@ use std::sync::OnceLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::deadline::{Deadline, Terms};
+use super::deadline::Deadline;
 use super::reaper::Obligation;
 use crate::backend::{BackendError, Grant, LeaseId, Renewal};
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::name::Name;
+use crate::options::Terms;
 use crate::sync::Mutex;
 
 /// What the guard, its futures and the watchdog share.

@@ -32,6 +32,5 @@ mod reaper;
 mod watchdog;
 
 pub(crate) use acquire::acquire;
-pub(crate) use deadline::Terms;
 pub(crate) use engine::Engine;
 pub(crate) use held::Lease;

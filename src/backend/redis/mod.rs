@@ -9,14 +9,18 @@
 //! | `transport` | the one for commands; errors sorted into not sent, unknown, and answered |
 //! | `wake` | the one that listens; grants and revocations pushed to those concerned |
 //! | `url` | what a URL names, and how a server is called in errors |
+//! | `calls` | the scripts as typed calls |
+//! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
+mod calls;
 mod connection;
 mod keys;
 mod script;
 mod transport;
 mod url;
 mod verbs;
+mod waiting;
 mod wake;
 
 use std::fmt;
@@ -158,7 +162,7 @@ impl RedisBackend {
         ];
         let (channel, wake) = (keys::channel(backend.ids.client()), Arc::clone(&backend.wake));
         let subscription = Subscription::open(subscriber, commands, channel, wake, timeouts).await?;
-        let strays = tokio::spawn(verbs::release_strays(Arc::clone(&backend.transport), stray, timeouts));
+        let strays = tokio::spawn(verbs::release_strays(Arc::clone(&backend.transport), stray));
         *backend.background.lock() = Some(Background {
             drivers,
             _subscription: subscription,

@@ -44,6 +44,10 @@ impl Transport {
         }
     }
 
+    pub(super) const fn reply_timeout(&self) -> Duration {
+        self.reply_timeout
+    }
+
     pub(super) const fn client(&self) -> &Client {
         &self.client
     }

@@ -1,0 +1,118 @@
+//! The names of acquisitions.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uuid::Uuid;
+
+/// Identifies one acquisition: the client that made it and a number of its own.
+///
+/// Whoever knows a lease id can end the lease, so `Debug` shows only enough of it to tell two apart.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId {
+    client: Uuid,
+    sequence: u64,
+}
+
+impl LeaseId {
+    /// The client that made the acquisition.
+    #[must_use]
+    pub const fn client(&self) -> Uuid {
+        self.client
+    }
+
+    /// The acquisition's number within its client.
+    #[must_use]
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// What `Display` writes, without the machinery of formatting: this is done for every command.
+    pub(crate) fn to_text(self) -> String {
+        let mut buffer = Uuid::encode_buffer();
+        let client = self.client.hyphenated().encode_lower(&mut buffer);
+        [client, ".", &self.sequence.to_string()].concat()
+    }
+
+    /// Reads what `Display` wrote; `None` for anything else, such as another library's holder value.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (client, sequence) = text.split_once('.')?;
+        // `Uuid` reads several spellings; only the hyphenated one is ours.
+        if client.len() != uuid::fmt::Hyphenated::LENGTH {
+            return None;
+        }
+        Some(Self { client: client.parse().ok()?, sequence: sequence.parse().ok()? })
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_text())
+    }
+}
+
+impl fmt::Debug for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = self.client.as_fields().0;
+        write!(f, "LeaseId({start:08x}….{})", self.sequence)
+    }
+}
+
+/// Makes the lease ids of one client.
+#[derive(Debug)]
+pub struct LeaseIds {
+    client: Uuid,
+    next: AtomicU64,
+}
+
+impl LeaseIds {
+    /// A new client with a random (version 4) UUID.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { client: Uuid::new_v4(), next: AtomicU64::new(1) }
+    }
+
+    /// The client whose ids these are.
+    #[must_use]
+    pub const fn client(&self) -> Uuid {
+        self.client
+    }
+
+    /// The next id.
+    pub fn next(&self) -> LeaseId {
+        LeaseId { client: self.client, sequence: self.next.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+impl Default for LeaseIds {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_id_reads_back_and_foreign_values_do_not() {
+        let id = LeaseIds::new().next();
+        for sequence in [id.sequence, 0, 9, 10, u64::MAX] {
+            let id = LeaseId { sequence, ..id };
+            assert_eq!(id.to_string(), format!("{}.{sequence}", id.client));
+            assert_eq!(LeaseId::parse(&id.to_string()), Some(id));
+        }
+        for foreign in [
+            "",
+            "x",
+            "1.2",
+            "0bd7ff6ea7e311f0a9dd0242ac120002",
+            "x.1",
+            "-.",
+            "0bd7ff6ea7e311f0a9dd0242ac120002.7",
+        ] {
+            assert_eq!(LeaseId::parse(foreign), None, "{foreign}");
+        }
+    }
+}

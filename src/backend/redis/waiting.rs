@@ -1,0 +1,198 @@
+//! A request that stands in line.
+//!
+//! It repeats itself every third of a lease, when the holder's lease should be over, when pushes may have been
+//! lost, and as often as its poll interval says. In between it waits for its grant to be pushed.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot::error::RecvError;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::calls::{Answer, RETRY, unreadable};
+use super::script::ACQUIRE;
+use super::transport::Transport;
+use super::wake::Wake;
+use crate::backend::{AcquireRequest, Acquired, BackendError, Grant};
+use crate::fence::FencingToken;
+
+/// How long a waiting request bears a store that does not answer: this, or four leases if that is longer.
+const OUTAGE: Duration = Duration::from_secs(30);
+/// What the first request may take however short the patience is.
+const ROUND_TRIP: Duration = Duration::from_millis(100);
+/// How much later each waiter looks for the end of the holder's lease than the one before it, up to a limit:
+/// the first one finds it, the others need not all ask at that moment.
+const STAGGER: Duration = Duration::from_millis(2);
+const MAX_STAGGER: Duration = Duration::from_millis(500);
+
+/// A request that stands in line.
+pub(super) struct Waiting<'a> {
+    transport: &'a Transport,
+    wake: &'a Wake,
+    request: &'a AcquireRequest,
+    grant: oneshot::Receiver<FencingToken>,
+    ask_again: watch::Receiver<()>,
+    /// The latest instant that certainly lies before the grant: when the last request was sent that the server
+    /// answered with "still queued", or else the first one.
+    counted_from: Instant,
+    heard: Heard,
+}
+
+/// What the server last said to a waiting request.
+#[derive(Debug)]
+enum Heard {
+    /// Nothing yet, since the first request was sent.
+    Nothing { since: Instant },
+    /// That it stands in line.
+    Queued { at: Instant },
+    /// Nothing any more: the last request was not answered.
+    Silence { since: Instant, error: BackendError },
+}
+
+/// How a wait goes on.
+enum Next {
+    Done(Acquired),
+    AskAgainIn(Duration),
+}
+
+impl<'a> Waiting<'a> {
+    pub(super) fn new(transport: &'a Transport, wake: &'a Wake, request: &'a AcquireRequest) -> Self {
+        let now = Instant::now();
+        Self {
+            transport,
+            wake,
+            request,
+            grant: wake.expect_grant(request.lease, request.revocation.clone()),
+            ask_again: wake.ask_again(),
+            counted_from: now,
+            heard: Heard::Nothing { since: now },
+        }
+    }
+
+    pub(super) async fn wait(mut self) -> Result<Acquired, BackendError> {
+        loop {
+            let pause = match self.ask().await? {
+                Next::Done(acquired) => return Ok(acquired),
+                Next::AskAgainIn(pause) => pause,
+            };
+            if let Next::Done(acquired) = self.rest(pause).await? {
+                return Ok(acquired);
+            }
+        }
+    }
+
+    /// Sends the request, and takes the grant from the answer or from a push, whichever comes first.
+    async fn ask(&mut self) -> Result<Next, BackendError> {
+        self.ask_again.mark_unchanged();
+        let sent = Instant::now();
+        let give_up = self.give_up_asking();
+        tokio::select! {
+            biased;
+            token = &mut self.grant => Ok(self.pushed(token)),
+            answer = self.transport.acquire(self.request) => self.answered(answer, sent),
+            () = sleep_until_some(give_up) => self.out_of_patience(),
+        }
+    }
+
+    /// Waits for a push, or for a reason to ask again.
+    async fn rest(&mut self, pause: Duration) -> Result<Next, BackendError> {
+        let (deadline, repeat) = (self.request.wait.deadline(), Instant::now() + pause);
+        tokio::select! {
+            biased;
+            token = &mut self.grant => Ok(self.pushed(token)),
+            () = sleep_until_some(deadline) => self.out_of_patience(),
+            _ = self.ask_again.changed() => Ok(Next::AskAgainIn(Duration::ZERO)),
+            () = sleep_until(repeat) => Ok(Next::AskAgainIn(Duration::ZERO)),
+        }
+    }
+
+    /// A pushed grant is good if it still has most of its time. If not, this process was paused, and only the
+    /// server knows what became of it.
+    fn pushed(&mut self, token: Result<FencingToken, RecvError>) -> Next {
+        match token {
+            Ok(token) if self.counted_from.elapsed() < self.request.term / 2 => {
+                Next::Done(Acquired::Granted(Grant::new(token, self.counted_from)))
+            }
+            _ => {
+                self.grant = self.wake.expect_grant(self.request.lease, self.request.revocation.clone());
+                Next::AskAgainIn(Duration::ZERO)
+            }
+        }
+    }
+
+    fn answered(
+        &mut self,
+        answer: Result<Answer, BackendError>,
+        sent: Instant,
+    ) -> Result<Next, BackendError> {
+        match answer {
+            Ok(Answer::Granted(token)) => {
+                if matches!(self.heard, Heard::Queued { .. }) {
+                    self.wake.suspect();
+                }
+                Ok(Next::Done(Acquired::Granted(Grant::new(token, sent))))
+            }
+            Ok(Answer::Queued { remaining, before }) => {
+                tracing::debug!(key = &*self.request.key, before, ?remaining, "waiting");
+                (self.counted_from, self.heard) = (sent, Heard::Queued { at: Instant::now() });
+                Ok(Next::AskAgainIn(self.pause(remaining, before)))
+            }
+            Ok(Answer::Busy) => Err(unreadable(&ACQUIRE)),
+            Err(error) if error.is_transient() => self.silence(error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Bears a store that does not answer for a while.
+    fn silence(&mut self, error: BackendError) -> Result<Next, BackendError> {
+        let since = match self.heard {
+            Heard::Nothing { since } | Heard::Silence { since, .. } | Heard::Queued { at: since } => since,
+        };
+        if since.elapsed() >= OUTAGE.max(self.request.term * 4) {
+            return Err(error);
+        }
+        tracing::debug!(key = &*self.request.key, %error, "request not answered, asking again");
+        self.heard = Heard::Silence { since, error };
+        Ok(Next::AskAgainIn(RETRY))
+    }
+
+    /// The time to wait is over: somebody else has the lock, or nobody knows.
+    fn out_of_patience(&mut self) -> Result<Next, BackendError> {
+        let heard = std::mem::replace(&mut self.heard, Heard::Nothing { since: self.counted_from });
+        match heard {
+            Heard::Queued { .. } => Ok(Next::Done(Acquired::Busy)),
+            Heard::Silence { error, .. } => Err(error),
+            Heard::Nothing { .. } => {
+                Err(BackendError::Unanswered { source: "no answer within the time to wait".into() })
+            }
+        }
+    }
+
+    /// When an unanswered request need not be waited for any more. The first one gets the time of a round
+    /// trip, however short the patience is.
+    fn give_up_asking(&self) -> Option<Instant> {
+        let deadline = self.request.wait.deadline()?;
+        match self.heard {
+            Heard::Nothing { since } => Some(deadline.max(since + ROUND_TRIP)),
+            _ => Some(deadline),
+        }
+    }
+
+    /// How long to wait for a push before asking again.
+    fn pause(&self, remaining: Option<Duration>, before: u32) -> Duration {
+        let holder_gone =
+            remaining.map(|rest| rest + Duration::from_millis(1) + (STAGGER * before).min(MAX_STAGGER));
+        [Some(self.request.term / 3), self.request.poll_interval, holder_gone]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(self.request.term / 3)
+    }
+}
+
+async fn sleep_until_some(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}
