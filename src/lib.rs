@@ -44,7 +44,7 @@ mod sync;
 
 pub use backend::{Backend, Holder, Inspection, MemoryBackend, Waiter};
 #[cfg(feature = "redis")]
-pub use backend::{RedisBackend, RedisBuilder};
+pub use backend::{RedisBackend, RedisBuilder, fred};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fence::{Fence, FencingToken, StaleToken};

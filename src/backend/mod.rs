@@ -44,7 +44,7 @@ pub use crate::error::{BackendError, BoxError};
 pub use lease_id::{LeaseId, LeaseIds};
 pub use memory::MemoryBackend;
 #[cfg(feature = "redis")]
-pub use redis::{RedisBackend, RedisBuilder};
+pub use redis::{RedisBackend, RedisBuilder, fred};
 
 /// A store that carries leases. See the [module documentation](self) for the contract.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
@@ -252,6 +252,14 @@ pub struct Inspection {
     pub waiters: Vec<Waiter>,
 }
 
+impl Inspection {
+    /// This holder, and these waiters in the order in which they will be served.
+    #[must_use]
+    pub const fn new(holder: Option<Holder>, waiters: Vec<Waiter>) -> Self {
+        Self { holder, waiters }
+    }
+}
+
 /// The holder of a key.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -262,6 +270,14 @@ pub struct Holder {
     pub token: Option<FencingToken>,
     /// When the hold ends unless it is renewed; `None` if it has no expiry.
     pub remaining: Option<Duration>,
+}
+
+impl Holder {
+    /// A holder with this id, token and remaining time.
+    #[must_use]
+    pub fn new(id: impl Into<String>, token: Option<FencingToken>, remaining: Option<Duration>) -> Self {
+        Self { id: id.into(), token, remaining }
+    }
 }
 
 impl fmt::Debug for Holder {
@@ -284,6 +300,14 @@ pub struct Waiter {
     pub id: LeaseId,
     /// For how long it counts as living unless it repeats its request.
     pub remaining: Duration,
+}
+
+impl Waiter {
+    /// A waiter with this id that counts as living for `remaining`.
+    #[must_use]
+    pub const fn new(id: LeaseId, remaining: Duration) -> Self {
+        Self { id, remaining }
+    }
 }
 
 /// What a store is and can do.

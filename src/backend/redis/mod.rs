@@ -23,6 +23,9 @@ mod verbs;
 mod waiting;
 mod wake;
 
+/// The Redis client this crate is built on, in the version whose `Config` [`RedisBackend::builder`] takes.
+pub use fred;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +71,7 @@ struct Background {
 /// |---|---|---|
 /// | [`connect_timeout`](Self::connect_timeout) | 2 s | an address nobody answers on should be reported soon |
 /// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; later means that something is wrong |
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
     config: Config,
@@ -117,6 +120,16 @@ impl RedisBuilder {
         opened
             .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
+    }
+}
+
+impl fmt::Debug for RedisBuilder {
+    /// Leaves the configuration out but for the address: it holds the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBuilder")
+            .field("store", &url::address(&self.config).ok())
+            .field("timeouts", &self.timeouts)
+            .finish_non_exhaustive()
     }
 }
 
@@ -194,5 +207,17 @@ impl fmt::Debug for RedisBackend {
 impl Drop for RedisBackend {
     fn drop(&mut self) {
         self.closed.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_of_a_builder_has_no_password() {
+        let config = Config::from_url("redis://user:hunter2@db:7000").unwrap();
+        let text = format!("{:?}", RedisBackend::builder(config));
+        assert!(text.contains("redis://db:7000") && !text.contains("hunter2"), "{text}");
     }
 }
