@@ -15,15 +15,23 @@
 //! `merge: locked kept 100/100, unlocked kept NN/100`. The exit status is 1 if the locked run lost an update,
 //! and 2 if something else went wrong.
 //!
-//! To see how a lock is held, read `worker.rs`; how a resource checks the tokens, `storage.rs`.
+//! To see how a lock is held, read `merge/worker.rs`; how a resource checks the tokens, `merge/storage.rs`.
 
+#[path = "merge/event.rs"]
 mod event;
+#[path = "merge/failure.rs"]
 mod failure;
+#[path = "merge/machine.rs"]
 mod machine;
+#[path = "merge/process.rs"]
 mod process;
+#[path = "merge/record.rs"]
 mod record;
+#[path = "merge/run.rs"]
 mod run;
+#[path = "merge/storage.rs"]
 mod storage;
+#[path = "merge/worker.rs"]
 mod worker;
 
 use std::process::ExitCode;
