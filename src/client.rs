@@ -12,7 +12,7 @@ use crate::options::MutexOptions;
 ///
 /// Each client has one background task for renewals and releases, and one subscription for wake-ups, however
 /// many locks and waiters it has. The task runs on the tokio runtime of the first request, which needs its
-/// timer (and its I/O, for Redis) enabled.
+/// timer (and its I/O, for Redis) enabled. A client of a Redis server lives on the runtime on which it was connected.
 ///
 /// When the last handle (clients, primitives and guards) is gone, what is still owed to the store is released
 /// and the connections close. To wait for that, call [`shutdown`](Self::shutdown).
@@ -28,6 +28,7 @@ impl Client {
     /// |---|---|
     /// | `memory:` | this process; every call makes a new, empty store |
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
+    /// | `valkey://...` | the same |
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same over a unix socket |
     ///
     /// # Errors
@@ -70,7 +71,7 @@ impl Client {
 
     /// A client of any store that keeps the [contract](crate::backend).
     ///
-    /// The client takes the backend over: shutting it down closes the backend.
+    /// The client takes the backend over: shutting it down closes the backend, for other clients on it as well.
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
         Self { engine: Arc::new(Engine::new(backend)) }
@@ -81,7 +82,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes.
+    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes. (With a prefix that is empty or starts
+    /// with `{`, also if prefix and name make a key that stands beside another lock, such as `{lock:a}:queue`.)
     pub fn mutex(&self, name: &str) -> Result<DistMutex, Error> {
         self.mutex_with(name, MutexOptions::new())
     }
@@ -102,7 +104,8 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; what is left runs out
-    /// within a lease. The connections are closed all the same.
+    /// within a lease. A `lock()` future that still exists and is not polled is waited for as well: drop it first. The
+    /// connections are closed all the same.
     ///
     /// # Cancel safety
     ///

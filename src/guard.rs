@@ -83,7 +83,8 @@ impl Guard {
     /// Waits until the lease is lost, and tells why.
     ///
     /// The future does not borrow the guard, so that another task can wait for it. It stays pending for ever
-    /// once the guard is released or dropped: a lease that was given back is not lost.
+    /// once the guard is released or dropped: a lease that was given back is not lost. (If `release` finds that it was
+    /// lost before, the future completes.)
     ///
     /// # Cancel safety
     ///
@@ -110,7 +111,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lease was lost before `work` was done.
+    /// [`Error::Lost`] if the lease was lost before `work` was done, also if it was lost during its last step: what
+    /// `work` returned is dropped then.
     ///
     /// # Cancel safety
     ///
@@ -153,6 +155,8 @@ impl Drop for Guard {
 }
 
 /// Future of [`Guard::lost`]: completes when the lease is lost.
+///
+/// Poll it on one runtime: its timer belongs to the one on which it was first polled.
 ///
 /// It has a timer of its own, so that it fires at the deadline whatever the store or any task of the client
 /// does. Polled outside a tokio runtime it depends on the client's background task instead.
@@ -222,7 +226,11 @@ impl<F: Future> Future for Protected<'_, F> {
         };
         let output = ready!(work.poll(cx));
         this.work.set(None);
-        Poll::Ready(Ok(output))
+        // The last step itself may have taken too long.
+        Poll::Ready(match this.lost.lease.loss(Instant::now()) {
+            None => Ok(output),
+            Some(reason) => Err(this.lost.lease.loss_error(reason)),
+        })
     }
 }
 

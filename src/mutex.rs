@@ -67,6 +67,8 @@ impl DistMutex {
     ///
     /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four leases if that is longer.
     /// * [`Error::StoreRefused`] if the store says no, for instance because the key holds something else.
+    /// * [`Error::Lost`] if several grants in a row arrived after their lease had ended: the lease is too short for
+    ///   this store or this machine.
     /// * [`Error::Closed`] if the client is shut down.
     ///
     /// # Cancel safety
@@ -85,7 +87,7 @@ impl DistMutex {
     /// # Errors
     ///
     /// * [`Error::StoreUnavailable`] if the store does not answer within a few seconds.
-    /// * [`Error::StoreRefused`] and [`Error::Closed`] as for [`lock`](Self::lock).
+    /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
     ///
     /// # Cancel safety
     ///
@@ -100,7 +102,7 @@ impl DistMutex {
     ///
     /// * [`Error::TimedOut`] if somebody else held the lock all that time.
     /// * [`Error::StoreUnavailable`] if the store did not answer at the end of it.
-    /// * [`Error::StoreRefused`] and [`Error::Closed`] as for [`lock`](Self::lock).
+    /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
     ///
     /// # Cancel safety
     ///
@@ -140,7 +142,8 @@ impl DistMutex {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the lock may or may not have been taken away.
+    /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the lock may or may not have been taken away;
+    /// it is not tried twice, since that could take it from the next holder as well.
     pub async fn force_release(&self) -> Result<bool, Error> {
         let answer = self.engine.backend().release(self.name.key(), Whose::Anyone).await;
         let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;

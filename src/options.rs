@@ -6,6 +6,8 @@ use crate::error::Error;
 
 /// The shortest lease: below it, one slow round trip would end it.
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
+/// The shortest maximum hold time: below it, a grant could be over before it is handed out.
+const MIN_HOLD: Duration = Duration::from_millis(10);
 /// The longest lease: a store remembers the last token of an idle name for a day, and must not forget it
 /// while a lease lasts.
 pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -79,7 +81,7 @@ impl MutexOptions {
     }
 
     /// The longest time one guard may hold the lock. When it is over, the lease is released and the guard's
-    /// `lost` fires with [`HeldTooLong`](crate::LossReason::HeldTooLong), however alive the holder is.
+    /// `lost` fires with [`HeldTooLong`](crate::LossReason::HeldTooLong), however alive the holder is. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -130,8 +132,8 @@ impl MutexOptions {
             let why = format!("{renewal_period:?} is not between zero and the lease of {lease:?}");
             return Err(Error::invalid("renewal period", why));
         }
-        if self.max_hold.is_some_and(|hold| hold.is_zero()) {
-            return Err(Error::invalid("maximum hold time", "it is zero"));
+        if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {
+            return Err(Error::invalid("maximum hold time", format!("{hold:?} is below {MIN_HOLD:?}")));
         }
         at_least_a_millisecond("poll interval", self.poll_interval)?;
         at_least_a_millisecond("expiry for repaired keys", self.repair)?;
@@ -221,7 +223,8 @@ mod tests {
 
     #[test]
     fn durations_of_nothing_are_refused() {
-        assert!(MutexOptions::new().max_hold(Duration::ZERO).validate().is_err());
+        assert!(MutexOptions::new().max_hold(ms(9)).validate().is_err());
+        assert!(MutexOptions::new().max_hold(ms(10)).validate().is_ok());
         assert!(MutexOptions::new().poll_interval(Duration::ZERO).validate().is_err());
         assert!(MutexOptions::new().repair_keys_without_expiry(Duration::ZERO).validate().is_err());
         assert!(MutexOptions::new().repair_keys_without_expiry(Duration::MAX).validate().is_err());

@@ -493,3 +493,19 @@ async fn a_reset_of_every_connection_while_holding_and_waiting_costs_nothing() {
     granted(waiter, lease / 3 + SLACK).await.release().await.expect("held");
     nothing_left(&stage.server, SECOND).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_next_holder() {
+    let Some(stage) = Stage::set("a forced release without reply").await else { return };
+    let first = stage.near(LONG).lock().await.expect("free");
+    let waiter = spawn_lock(&stage.near(LONG));
+    queued(&stage.server, 1).await;
+    let cut = stage.proxy.cut_after_next_request(releases);
+    let forced = stage.far(LONG).force_release().await;
+    assert!(matches!(forced, Err(Error::StoreUnavailable { .. })), "the outcome is unknown: {forced:?}");
+    within(SOON, cut).await.expect("the reply is lost");
+    assert_eq!(within(SOON, first.lost()).await, LossReason::Revoked);
+    let second = within(SOON, waiter).await.expect("no panic").expect("handed over");
+    assert!(timeout(SECOND, second.lost()).await.is_err(), "the next holder was taken down as well");
+    second.release().await.expect("held to the end");
+}

@@ -550,3 +550,44 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
     assert_eq!(raw.get(KEY), Some(holder), "still held by the same lease");
     guard.release().await.expect("held to the end");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_a_hung_server_answers_after_the_lease_tells_of_the_loss() {
+    let Some(server) = RedisServer::start_or_skip("a release into a hung server") else { return };
+    let client = connect(&server.url()).await;
+    warm_up(&server, &client).await;
+    let guard = mutex(&client, ms(600)).lock().await.expect("free");
+    server.pause();
+    let release = tokio::spawn(guard.release());
+    // Longer than one reply is waited for, so that the release is sent twice.
+    lasting(ms(2300)).await;
+    server.resume();
+    let released = within(SOON, release).await.expect("no panic");
+    assert!(matches!(released, Err(Error::Lost { .. })), "{released:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_stalls_under_many_leases_do_not_cost_the_connection_or_a_lease() {
+    let Some(server) = RedisServer::start_or_skip("short stalls") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    warm_up(&server, &client).await;
+    let mut guards = Vec::new();
+    for n in 0..20 {
+        guards.push(named(&client, &n.to_string(), SECOND).lock().await.expect("free"));
+    }
+    let connections = |raw: &mut Raw| {
+        let list = raw.send(&["CLIENT", "LIST"]).text().expect("a list");
+        list.lines().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    let before = connections(&mut raw);
+    for _ in 0..5 {
+        server.pause();
+        lasting(ms(450)).await;
+        server.resume();
+        lasting(ms(450)).await;
+    }
+    assert_eq!(connections(&mut raw), before, "a connection was replaced");
+    for guard in guards {
+        guard.release().await.expect("held to the end");
+    }
+}

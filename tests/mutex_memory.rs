@@ -1168,3 +1168,26 @@ impl Backend for Reluctant {
         self.store.close()
     }
 }
+
+// What a release or the last step of the work finds out
+
+#[tokio::test(start_paused = true)]
+async fn lost_is_told_when_a_release_finds_that_the_lease_was_lost() -> Outcome {
+    let store = MemoryBackend::new();
+    let guard = mutex_of(&store).lock().await?;
+    let lost = tokio::spawn(guard.lost());
+    store.flush();
+    assert!(matches!(guard.release().await, Err(Error::Lost { reason: LossReason::Expired, .. })));
+    assert_eq!(within(SECOND, lost).await.expect("no panic"), LossReason::Expired);
+    Ok(())
+}
+
+#[tokio::test]
+async fn protect_does_not_hand_out_what_was_done_after_the_deadline() -> Outcome {
+    let client = Client::memory();
+    let guard = lease_of(&client, ms(100)).lock().await?;
+    // A step that blocks its thread is the fault here.
+    let output = guard.protect(async { std::thread::sleep(ms(150)) }).await;
+    assert!(matches!(output, Err(Error::Lost { .. })), "{output:?}");
+    Ok(())
+}

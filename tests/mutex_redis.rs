@@ -1250,3 +1250,49 @@ async fn a_full_store_refuses_new_locks_and_still_renews_and_hands_over() {
     next.release().await.expect("held to the end");
     assert_eq!(raw.keys("*"), [FENCE]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_met() {
+    const TURNS: u64 = 50;
+    let Some(server) = RedisServer::start_or_skip("silent waiters") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_of(&client);
+    let mut costs = Vec::new();
+    for silent in [0, 1000] {
+        let mut guard = mutex.lock().await.expect("free");
+        stand_in_line_and_die(&mut raw, silent);
+        // The first hand-over meets them all, the others none.
+        guard = handed_over(&mutex, guard, &mut raw, silent).await;
+        let before = work(&mut raw);
+        for _ in 0..TURNS {
+            guard = handed_over(&mutex, guard, &mut raw, silent).await;
+        }
+        costs.push(work(&mut raw) - before);
+        guard.release().await.expect("held");
+    }
+    assert!(costs[1] <= costs[0] + TURNS, "{costs:?} commands for {TURNS} hand-overs, without and with them");
+}
+
+/// As `n` tasks of a process that is killed: for half a minute they count as alive, and nobody listens for them.
+fn stand_in_line_and_die(raw: &mut Raw, n: i64) {
+    let (client, alive_until) = (uuid::Uuid::new_v4(), now_us(raw) / 1000 + 30_000);
+    for ticket in 1..=n {
+        let (id, ticket) = (format!("{client}.{ticket}"), ticket.to_string());
+        raw.send(&["HSET", "{lock:machine:42}:waiters", &id, &format!("{ticket} 30000 {alive_until}")]);
+        raw.send(&["ZADD", QUEUE, &ticket, &id]);
+    }
+}
+
+async fn handed_over(mutex: &DistMutex, guard: Guard, raw: &mut Raw, others: i64) -> Guard {
+    let next = waiter(mutex);
+    eventually(SOON, || std::future::ready(raw.send(&["ZCARD", QUEUE]).int() > others)).await;
+    guard.release().await.expect("held");
+    granted(next).await
+}
+
+/// Everything the server did but for what this test looks up.
+fn work(raw: &mut Raw) -> u64 {
+    let mut calls = raw.info_commandstats();
+    calls.remove("zcard");
+    all_commands(&calls)
+}

@@ -232,8 +232,10 @@ pub enum Whose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {
-    /// A hold, which has ended. Also the answer when an earlier attempt of the same call may have ended it.
+    /// A hold, which has ended.
     Held,
+    /// Nothing any more, but an earlier attempt of the same call, whose answer got lost, may have ended a hold.
+    Unknown,
     /// A place in the queue, which has been given up.
     Queued,
     /// Nothing of this lease; another one holds the key.

@@ -53,12 +53,12 @@ async fn ask(
         return Err(closed(name));
     }
     engine.ensure_running();
-    if wait == Wait::No {
-        // A guard of this client that was just dropped must not be in the way. Late is no error: then it is.
-        let _ = timeout(SETTLE, engine.reaper().settled(name.key())).await;
-    }
     let mut late = 0;
     loop {
+        if wait == Wait::No {
+            // A guard of this client that was just dropped must not be in the way. Late is no error: then it is.
+            let _ = timeout(SETTLE, engine.reaper().settled(name.key())).await;
+        }
         let id = engine.backend().lease_id();
         let lost = CancellationToken::new();
         let obligation = engine.reaper().oblige(name.clone(), id, settings.terms.lease);
@@ -78,7 +78,14 @@ async fn ask(
         };
         match answer.map_err(|error| engine.error(error, "acquire", Some(name)))? {
             Acquired::Granted(grant) => {
-                let lease = Lease::new(id, name.clone(), settings.terms, grant, lost, obligation);
+                let lease = Lease::new(
+                    id,
+                    name.clone(),
+                    settings.terms,
+                    grant,
+                    lost,
+                    obligation.granted(grant.token),
+                );
                 match lease.loss(Instant::now()) {
                     None => return hold(engine, lease).map(Some),
                     // The process was paused between request and now. The lease has given itself back.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::held::Lease;
@@ -78,27 +78,26 @@ impl Engine {
 
     /// Ends a lease: nothing is renewed any more, and the store is told now.
     pub(crate) async fn release(&self, lease: &Lease) -> Result<(), Error> {
-        if let Some(reason) = lease.loss(tokio::time::Instant::now()) {
+        if let Some(reason) = lease.loss(Instant::now()) {
             return Err(lease.loss_error(reason));
         }
         let Some(obligation) = lease.take_obligation() else {
             // Lost since the line above; only a loss takes it from under a live guard.
-            let reason = lease.loss(tokio::time::Instant::now()).unwrap_or(LossReason::Expired);
+            let reason = lease.loss(Instant::now()).unwrap_or(LossReason::Expired);
             return Err(lease.loss_error(reason));
         };
         self.watchdog.forget(lease);
         let name = lease.name();
         match self.backend.release(name.key(), Whose::Lease(lease.id())).await {
-            Ok(Released::Held) => {
+            Ok(released) => {
                 obligation.settle();
-                tracing::debug!(name = %name, token = lease.token().get(), "released");
-                Ok(())
-            }
-            Ok(not_held) => {
-                obligation.settle();
-                tracing::warn!(name = %name, token = lease.token().get(), "released, but was lost before");
-                let taken = not_held == Released::Taken;
-                Err(lease.loss_error(if taken { LossReason::Taken } else { LossReason::Expired }))
+                match lost_before(released, lease.ends()) {
+                    None => {
+                        tracing::debug!(name = %name, token = lease.token().get(), "released");
+                        Ok(())
+                    }
+                    Some(reason) => Err(lease.loss_error(lease.found_lost(reason))),
+                }
             }
             // The obligation is dropped: the reaper goes on trying.
             Err(error) => Err(self.error(error, "release", Some(name))),
@@ -128,6 +127,18 @@ impl Engine {
     /// Puts a store's error into words.
     pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&Name>) -> Error {
         Error::from_backend(error, step, name.map(Name::as_str), &self.backend.capabilities().store)
+    }
+}
+
+/// Whether what a release found means that the lease was lost before. If nobody knows, the lease had not ended as long
+/// as its time was not over.
+fn lost_before(released: Released, ends: Instant) -> Option<LossReason> {
+    match released {
+        Released::Held => None,
+        Released::Unknown if Instant::now() < ends => None,
+        Released::Unknown => Some(LossReason::StoreUnreachable),
+        Released::Taken => Some(LossReason::Taken),
+        Released::Queued | Released::Absent => Some(LossReason::Expired),
     }
 }
 

@@ -147,6 +147,14 @@ impl Lease {
         self.reason.get().copied()
     }
 
+    /// The release has found that the lease was lost before: tells whoever still waits for that.
+    pub(crate) fn found_lost(&self, reason: LossReason) -> LossReason {
+        let reason = *self.reason.get_or_init(|| reason);
+        tracing::warn!(name = %self.name, token = self.token.get(), %reason, "lease lost before its release");
+        self.lost.cancel();
+        reason
+    }
+
     /// Ends the lease as released: what is owed to the store passes to the caller.
     pub(crate) fn take_obligation(&self) -> Option<Obligation> {
         self.state.lock().obligation.take()

@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backend::{Backend, LeaseId, Whose};
+use crate::fence::FencingToken;
 use crate::name::Name;
 use crate::sync::Mutex;
 
@@ -38,8 +39,15 @@ pub(crate) struct Reaper {
 #[derive(Debug, Default)]
 struct Queue {
     debts: VecDeque<Debt>,
-    /// How many debts are queued or in flight, per key.
-    unsettled: HashMap<Arc<str>, usize>,
+    /// The keys with debts that are queued or in flight.
+    unsettled: HashMap<Arc<str>, Progress>,
+}
+
+/// How many debts of a key there have been, and how many of them are settled, since there last were none.
+#[derive(Debug, Default)]
+struct Progress {
+    queued: usize,
+    settled: usize,
 }
 
 /// A release that must reach the store.
@@ -48,6 +56,8 @@ struct Debt {
     name: Name,
     lease: LeaseId,
     term: Duration,
+    /// The token of the grant, if there was one.
+    token: Option<FencingToken>,
     _open: TaskTrackerToken,
 }
 
@@ -69,6 +79,12 @@ pub(crate) struct Obligation {
 }
 
 impl Obligation {
+    /// What is owed is the release of a grant with this token.
+    pub(crate) const fn granted(mut self, token: FencingToken) -> Self {
+        self.debt.token = Some(token);
+        self
+    }
+
     /// The store has confirmed that nothing is left to release.
     pub(crate) fn settle(mut self) {
         self.owed = false;
@@ -88,16 +104,18 @@ impl Drop for Obligation {
 impl Reaper {
     /// Takes on the obligation to release `lease`, before anything is sent for it.
     pub(crate) fn oblige(self: &Arc<Self>, name: Name, lease: LeaseId, term: Duration) -> Obligation {
-        let debt = Debt { name, lease, term, _open: self.obligations.token() };
+        let debt = Debt { name, lease, term, token: None, _open: self.obligations.token() };
         Obligation { debt, reaper: Arc::clone(self), owed: true, releasing: false }
     }
 
-    /// Waits until no release of `key` is queued or in flight, so that a request sent now finds what was
-    /// dropped before it released.
+    /// Waits until as many releases of `key` are settled as are queued or in flight now, so that a request sent then
+    /// finds what was dropped before it released. Those queued later are not waited for.
     pub(crate) async fn settled(&self, key: &str) {
+        let progress = |queue: &Queue| queue.unsettled.get(key).map(|p| (p.queued, p.settled));
+        let Some((goal, _)) = progress(&self.queue.lock()) else { return };
         loop {
             let settled = self.settled.notified();
-            if !self.queue.lock().unsettled.contains_key(key) {
+            if progress(&self.queue.lock()).is_none_or(|(_, settled)| settled >= goal) {
                 return;
             }
             settled.await;
@@ -132,7 +150,7 @@ impl Reaper {
     fn push(&self, debt: Debt, counted: bool) {
         let mut queue = self.queue.lock();
         if !counted {
-            *queue.unsettled.entry(Arc::clone(debt.name.key())).or_insert(0) += 1;
+            queue.unsettled.entry(Arc::clone(debt.name.key())).or_default().queued += 1;
         }
         queue.debts.push_back(debt);
         drop(queue);
@@ -147,9 +165,9 @@ impl Reaper {
 
     fn mark_settled(&self, key: &Arc<str>) {
         let mut queue = self.queue.lock();
-        if let Some(count) = queue.unsettled.get_mut(key) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(progress) = queue.unsettled.get_mut(key) {
+            progress.settled += 1;
+            if progress.settled == progress.queued {
                 queue.unsettled.remove(key);
             }
         }
@@ -160,20 +178,21 @@ impl Reaper {
 
 /// Sends one release until the store confirms it, or a lease has passed and the store has forgotten by itself.
 async fn release(backend: &dyn Backend, obligation: Obligation) {
-    let Debt { name, lease, term, .. } = &obligation.debt;
+    let Debt { name, lease, term, token, .. } = &obligation.debt;
+    let token = token.map(FencingToken::get);
     let forgotten = Instant::now() + *term;
     loop {
         match backend.release(name.key(), Whose::Lease(*lease)).await {
             Ok(released) => {
-                tracing::debug!(name = %name, ?released, "released in the background");
+                tracing::debug!(name = %name, token, ?released, "released in the background");
                 break;
             }
             Err(error) if error.is_transient() && Instant::now() < forgotten => {
-                tracing::debug!(name = %name, %error, "release not answered, sending it again");
+                tracing::debug!(name = %name, token, %error, "release not answered, sending it again");
                 sleep(RETRY).await;
             }
             Err(error) => {
-                tracing::warn!(name = %name, %error, "release given up: the store forgets within a lease");
+                tracing::warn!(name = %name, token, %error, "release given up: the store forgets within a lease");
                 break;
             }
         }

@@ -95,7 +95,9 @@ impl Watchdog {
                 Some((lease, answer)) = renewals.next() => {
                     self.forget(&lease);
                     lease.renewed(answer, Instant::now());
-                    self.watch(lease);
+                    if !lease.is_released() {
+                        self.watch(lease);
+                    }
                 }
                 () = sleep_until(alarm) => {}
                 () = self.rescheduled.notified() => {}

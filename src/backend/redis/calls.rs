@@ -64,18 +64,23 @@ impl Transport {
         }
     }
 
-    /// Releases, until the server answers or two timeouts have passed.
+    /// Releases, until the server answers or two timeouts have passed. A release of whoever holds the lock is not
+    /// idempotent, and not sent again once it may have been carried out.
     pub(super) async fn release(&self, key: &str, whose: Whose) -> Result<Released, BackendError> {
         let lease = match whose {
             Whose::Lease(lease) => Value::from(lease.to_text()),
             Whose::Anyone => Value::from_static_str(""),
         };
-        let (answer, repeated) = self.insist(&RELEASE, LockKeys::of(key).all(), &[lease]).await?;
+        let again: fn(&BackendError) -> bool = match whose {
+            Whose::Lease(_) => BackendError::is_transient,
+            Whose::Anyone => |error| matches!(error, BackendError::NotSent { .. }),
+        };
+        let (answer, repeated) = self.insist(&RELEASE, LockKeys::of(key).all(), &[lease], again).await?;
         match answer.as_i64() {
             Some(1) => Ok(Released::Held),
             Some(2) => Ok(Released::Queued),
             // An earlier attempt may have released it, and its answer got lost.
-            Some(0 | 3) if repeated => Ok(Released::Held),
+            Some(0 | 3) if repeated => Ok(Released::Unknown),
             Some(3) => Ok(Released::Taken),
             Some(0) => Ok(Released::Absent),
             _ => Err(unreadable(&RELEASE)),
@@ -84,16 +89,19 @@ impl Transport {
 
     /// Inspects, until the server answers or two timeouts have passed.
     pub(super) async fn inspect(&self, key: &str) -> Result<Inspection, BackendError> {
-        let (answer, _) = self.insist(&INSPECT, LockKeys::of(key).all(), &[]).await?;
+        let keys = LockKeys::of(key);
+        let (answer, _) = self.insist(&INSPECT, keys.all(), &[], BackendError::is_transient).await?;
         read_inspection(answer)
     }
 
-    /// Calls an idempotent script again while it is not answered. Tells whether there was more than one attempt.
+    /// Calls a script again while it fails in a way for which `again` allows that. Tells whether an attempt before
+    /// the one that was answered may have been carried out.
     async fn insist(
         &self,
         script: &Script,
         keys: &[Key],
         args: &[Value],
+        again: fn(&BackendError) -> bool,
     ) -> Result<(Value, bool), BackendError> {
         let patience = self.reply_timeout();
         let give_up = Instant::now() + patience * 2;
@@ -101,8 +109,8 @@ impl Transport {
         loop {
             match self.call(script, keys, args, patience).await {
                 Ok(answer) => return Ok((answer, repeated)),
-                Err(error) if error.is_transient() && Instant::now() + RETRY < give_up => {
-                    repeated = true;
+                Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
+                    repeated |= matches!(error, BackendError::Unanswered { .. });
                     sleep(RETRY).await;
                 }
                 Err(error) => return Err(error),

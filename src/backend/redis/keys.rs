@@ -13,6 +13,8 @@
 //!
 //! Because the whole first key is part of the others, different locks never share one.
 
+use std::sync::LazyLock;
+
 use fred::bytes::Bytes;
 use fred::types::Key;
 use uuid::Uuid;
@@ -105,11 +107,19 @@ fn hash_tag(key: &str) -> Option<&str> {
     (!tag.is_empty()).then_some(tag)
 }
 
-/// The smallest number whose digits hash to the slot of `key`. Every slot has one below 200 000.
+/// The smallest number whose digits hash to the slot of `key`.
 fn number_in_slot_of(key: &str) -> u32 {
-    let slot = fred::util::redis_keyslot(key.as_bytes());
-    (0..).find(|n: &u32| fred::util::redis_keyslot(n.to_string().as_bytes()) == slot).unwrap_or_default()
+    NUMBERS[usize::from(fred::util::redis_keyslot(key.as_bytes()))]
 }
+
+/// The smallest number in each slot. All slots have one below 200 000.
+static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+    let mut numbers = vec![0; 16384];
+    for number in (0..200_000u32).rev() {
+        numbers[usize::from(fred::util::redis_keyslot(number.to_string().as_bytes()))] = number;
+    }
+    numbers
+});
 
 #[cfg(test)]
 mod tests {

@@ -65,6 +65,9 @@ struct Background {
     _strays: AbortOnDropHandle<()>,
 }
 
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
+const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+
 /// Makes a [`RedisBackend`] from a fred configuration.
 ///
 /// | setting | default | why |
@@ -100,7 +103,7 @@ impl RedisBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a timeout is zero.
+    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h.
     /// * [`Error::Unsupported`] for clusters and sentinels.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached in time.
     /// * [`Error::StoreRefused`] if it refuses the credentials, or does not let this user subscribe.
@@ -110,8 +113,11 @@ impl RedisBuilder {
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedisBackend, Error> {
         let Self { config, timeouts } = self;
-        if timeouts.connect.is_zero() || timeouts.reply.is_zero() {
-            return Err(Error::invalid("timeout", "it is zero"));
+        for timeout in [timeouts.connect, timeouts.reply] {
+            if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
+                let why = format!("{timeout:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}");
+                return Err(Error::invalid("timeout", why));
+            }
         }
         let store = url::address(&config)?;
         let opened =

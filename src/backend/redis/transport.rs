@@ -5,32 +5,33 @@
 //! * It repeats a command whose reply was lost: switched off, so that an unknown outcome is seen as one. The
 //!   scripts are idempotent per lease id, and whoever called decides whether to send again.
 //! * A dropped future does not take its command back: every command has a timeout of fred's own as well.
-//! * It does not notice a server that hangs while commands are still being written: after a few timeouts in a
-//!   row the connection is made anew.
+//! * It does not notice a server that hangs while commands are still being written: when nothing is answered
+//!   for two timeouts the connection is made anew.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::interfaces::{ClientLike, LuaInterface};
 use fred::types::{Key, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::connection::Timeouts;
 use super::script::Script;
 use crate::backend::BackendError;
+use crate::sync::Mutex;
 
-/// Answers that did not come, in a row, before the connection is given up.
-const TIMEOUTS_BEFORE_RECONNECT: u32 = 3;
+/// For how many reply timeouts nothing is answered before the connection is given up.
+const SILENT_TIMEOUTS: u32 = 2;
 
 /// The connection that carries all commands.
 #[derive(Debug)]
 pub(super) struct Transport {
     client: Client,
     reply_timeout: Duration,
-    timeouts_in_a_row: AtomicU32,
+    silent_since: Mutex<Option<Instant>>,
     reconnecting: Arc<AtomicBool>,
 }
 
@@ -39,7 +40,7 @@ impl Transport {
         Self {
             client,
             reply_timeout: timeouts.reply,
-            timeouts_in_a_row: AtomicU32::new(0),
+            silent_since: Mutex::default(),
             reconnecting: Arc::default(),
         }
     }
@@ -60,6 +61,7 @@ impl Transport {
         args: &[Value],
         patience: Duration,
     ) -> Result<Value, BackendError> {
+        let sent = Instant::now();
         let run = self.run(script, keys, args);
         let answer = if patience >= self.reply_timeout {
             // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
@@ -68,7 +70,7 @@ impl Transport {
             let late = |_| FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
             timeout(patience, run).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
         };
-        self.note(&answer);
+        self.note(&answer, sent);
         answer.map_err(sort)
     }
 
@@ -85,22 +87,29 @@ impl Transport {
         }
     }
 
-    /// Counts timeouts in a row; too many of them, and the connection is made anew.
-    fn note(&self, answer: &Result<Value, FredError>) {
+    /// Remembers since when nothing has been answered; if that is too long ago, the connection is made anew. How
+    /// many calls time out says nothing: they may have been sent together, and be impatient.
+    fn note(&self, answer: &Result<Value, FredError>, sent: Instant) {
+        let mut silent_since = self.silent_since.lock();
         if !matches!(answer, Err(error) if *error.kind() == ErrorKind::Timeout) {
-            self.timeouts_in_a_row.store(0, Ordering::Relaxed);
+            *silent_since = None;
             return;
         }
-        let timeouts = self.timeouts_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-        if timeouts < TIMEOUTS_BEFORE_RECONNECT || self.reconnecting.swap(true, Ordering::AcqRel) {
+        let since = *silent_since.get_or_insert(sent);
+        if since.elapsed() < self.reply_timeout * SILENT_TIMEOUTS
+            || self.reconnecting.swap(true, Ordering::AcqRel)
+        {
             return;
         }
-        tracing::warn!(timeouts, "the server does not answer, reconnecting");
-        self.timeouts_in_a_row.store(0, Ordering::Relaxed);
+        *silent_since = None;
+        tracing::warn!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
         let (client, reconnecting) = (self.client.clone(), Arc::clone(&self.reconnecting));
+        let patience = self.reply_timeout * SILENT_TIMEOUTS;
         tokio::spawn(async move {
-            if let Err(error) = client.force_reconnection().await {
-                tracing::debug!(%error, "not reconnected");
+            match timeout(patience, client.force_reconnection()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "not reconnected"),
+                Err(_) => tracing::debug!("not reconnected yet"),
             }
             reconnecting.store(false, Ordering::Release);
         });
@@ -114,7 +123,7 @@ pub(super) fn sort(error: FredError) -> BackendError {
     if text.contains("WRONGTYPE") {
         return BackendError::WrongType { source: source(error) };
     }
-    if NOT_SENT.iter().any(|start| text.starts_with(start)) || *error.kind() == ErrorKind::Backpressure {
+    if NOT_SENT.iter().any(|words| text.contains(words)) || *error.kind() == ErrorKind::Backpressure {
         return BackendError::NotSent { source: source(error) };
     }
     match error.kind() {
@@ -125,9 +134,10 @@ pub(super) fn sort(error: FredError) -> BackendError {
     }
 }
 
-/// How errors start after which the command has certainly not been carried out: fred's own words, then
+/// What stands in errors after which the command has certainly not been carried out: fred's own words, then
 /// answers of a server that is on its way up, down, or behind a script that runs for too long.
-const NOT_SENT: [&str; 9] = [
+const NOT_SENT: [&str; 10] = [
+    "Failed to send command to router",
     "Failed to route command",
     "Too many failed write attempts",
     "Too many redirections",

@@ -246,8 +246,10 @@ async fn keep(
         if check {
             if !wake.is_idle() && !answers(&subscriber, timeouts).await {
                 tracing::debug!("the subscription does not answer, reconnecting");
-                if let Err(error) = subscriber.force_reconnection().await {
-                    tracing::debug!(%error, "not reconnected");
+                match timeout(timeouts.connect * 2, subscriber.force_reconnection()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "not reconnected"),
+                    Err(_) => tracing::debug!("not reconnected yet"),
                 }
             }
             continue;

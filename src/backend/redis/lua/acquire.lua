@@ -6,7 +6,7 @@
 -- ARGV[4]  expiry in ms for a lock that has none, '0' or absent to leave such a lock alone
 --
 -- Returns  the token if granted
---          {ms until the holder's lease ends or -1, number of waiters before this one} if queued
+--          {ms until the holder's lease ends or -1, waiters before this one, parked ones included} if queued
 --          0 if somebody else holds the lock
 --
 -- Idempotent per lease id: the holder is told its token again and its lease begins anew; a waiter keeps its
@@ -31,13 +31,13 @@ end
 local function stand_in_line(now)
   local ticket = waiter(id)
   if not ticket then
-    ticket = last_place() + 1
+    ticket = next_ticket(now)
   elseif tonumber(redis.call('ZSCORE', QUEUE, id)) ~= ticket then
     take_places_back()
   end
   local alive_until = math.floor(now / 1000) + lease_ms
   redis.call('HSET', WAITERS, id, string.format('%.0f %.0f %.0f', ticket, lease_ms, alive_until))
-  redis.call('ZADD', QUEUE, ticket, id)
+  redis.call('ZADD', QUEUE, string.format('%.0f', ticket), id)
   -- The line goes with its last waiter, and by itself if that one dies.
   for _, key in ipairs({ QUEUE, WAITERS }) do
     if redis.call('PTTL', key) < lease_ms * 1.5 then

@@ -7,7 +7,7 @@ if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   -- As text throughout: to turn such a number into text costs more than any command here.
   local token = time[1] .. string.sub('00000' .. time[2], -6)
   local last = tonumber(redis.call('SET', KEYS[4], token, 'PX', '86400000', 'GET') or 0)
-  if last and last >= tonumber(token) then
+  if last and last >= tonumber(token) and last < 2 ^ 53 then
     -- The clock was set back: the last token counts.
     token = string.format('%.0f', last + 1)
     redis.call('SET', KEYS[4], token, 'PX', '86400000')

@@ -1,13 +1,14 @@
 -- The keys of one lock and the steps that acquire.lua and release.lua share.
 --
 -- KEYS[1]  lock     string: the holder's lease id. Expires with the lease. The canonical recipe, nothing else.
--- KEYS[2]  queue    sorted set: waiting lease ids, scored by place in line.
+-- KEYS[2]  queue    sorted set: waiting lease ids, scored by ticket. Those for which nobody listens are parked: scored
+--                   by minus the time until which they count as alive.
 -- KEYS[3]  waiters  hash: lease id -> "ticket lease_ms alive_until_ms". Has the same members as the queue.
 -- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal.
 --
--- A ticket is the place a waiter got on arrival. Its score in the queue is the same, except while nobody
--- listens for it: then it stands at the end, so that a hand-over meets it once per turn and not every time.
--- When its client is heard again, its ticket becomes its score again.
+-- A ticket is the time of arrival in microseconds, or one more than the last ticket. A hand-over parks a waiter that
+-- nobody listens for, so that no other meets it again; when its client is heard again, its ticket becomes its score
+-- again. So a ticket must not be given twice, also not while the one who has it is parked.
 --
 -- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits.
 
@@ -20,9 +21,10 @@ local function now_us()
 end
 
 -- One above the last token, or the time, whichever is greater: grows while the store remembers, whatever the
--- clock does, and grows when the store has forgotten, because time has passed.
+-- clock does, and grows when the store has forgotten, because time has passed. What is no token is not counted.
 local function next_token(now)
-  return math.max(now, (tonumber(redis.call('GET', FENCE)) or 0) + 1)
+  local last = tonumber(redis.call('GET', FENCE)) or 0
+  return (last >= now and last < 2 ^ 53) and last + 1 or now
 end
 
 local function grant(id, lease_ms, token)
@@ -53,22 +55,25 @@ local function forget(id)
   return redis.call('ZREM', QUEUE, id) > 0
 end
 
-local function last_place()
-  return tonumber(redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] or 0)
+local function next_ticket(now)
+  local last = tonumber(redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] or 0)
+  return math.max(last + 1, now)
 end
 
 -- Gives the free lock to the oldest waiter that is alive and can be told, or that is `asker`, who is being
 -- answered anyway. Returns whose it is now and the token, or nil if it stays free. Every waiter passed on the
--- way is either dead and forgotten, or moved to the end and not met again before everybody else had a turn.
+-- way is forgotten if it is dead and parked if it is silent; each hand-over also forgets two of those that died
+-- while they were parked. So each waiter is met at most three times, however many there are.
 local function hand_over(now, asker)
   local token = next_token(now)
-  local last = last_place()
-  local tail = last
+  local died = redis.call('ZRANGEBYSCORE', QUEUE, string.format('%.0f', -now / 1000), '(0', 'LIMIT', 0, 2)
+  for _, id in ipairs(died) do
+    forget(id)
+  end
   local silent = {}
   while true do
-    local head = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
-    local id = head[1]
-    if not id or tonumber(head[2]) > last then
+    local id = redis.call('ZRANGEBYSCORE', QUEUE, 0, '+inf', 'LIMIT', 0, 1)[1]
+    if not id then
       return nil
     end
     local ticket, lease_ms, alive_until = waiter(id)
@@ -81,8 +86,7 @@ local function hand_over(now, asker)
         return id, grant(id, lease_ms, token)
       end
       silent[client] = true
-      tail = tail + 1
-      redis.call('ZADD', QUEUE, tail, id)
+      redis.call('ZADD', QUEUE, string.format('%.0f', -alive_until), id)
     end
   end
 end

@@ -18,7 +18,12 @@ if holder and (anyone or holder == id) then
   if anyone then
     tell(holder, 'revoke ' .. holder)
   end
-  if waiting == 0 or not hand_over(now_us(), nil) then
+  -- What stands beside the lock may be broken; that must not keep it. Whoever waits is told when it asks again.
+  local intact, new_holder = true, nil
+  if waiting > 0 then
+    intact, new_holder = pcall(hand_over, now_us(), nil)
+  end
+  if not intact or not new_holder then
     redis.call('DEL', LOCK)
   end
   return 1
