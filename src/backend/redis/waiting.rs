@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
-use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::calls::{Answer, RETRY, unreadable};
@@ -31,7 +31,8 @@ pub(super) struct Waiting<'a> {
     wake: &'a Wake,
     request: &'a AcquireRequest,
     grant: oneshot::Receiver<FencingToken>,
-    ask_again: watch::Receiver<()>,
+    /// What [`Wake::lapses`] was when the request was last sent.
+    lapses: u64,
     /// The latest instant that certainly lies before the grant: when the last request was sent that the server
     /// answered with "still queued", or else the first one.
     counted_from: Instant,
@@ -63,7 +64,7 @@ impl<'a> Waiting<'a> {
             wake,
             request,
             grant: wake.expect_grant(request.lease, request.revocation.clone()),
-            ask_again: wake.ask_again(),
+            lapses: 0,
             counted_from: now,
             heard: Heard::Nothing { since: now },
         }
@@ -83,7 +84,7 @@ impl<'a> Waiting<'a> {
 
     /// Sends the request, and takes the grant from the answer or from a push, whichever comes first.
     async fn ask(&mut self) -> Result<Next, BackendError> {
-        self.ask_again.mark_unchanged();
+        self.lapses = self.wake.lapses();
         let sent = Instant::now();
         let give_up = self.give_up_asking();
         tokio::select! {
@@ -101,7 +102,7 @@ impl<'a> Waiting<'a> {
             biased;
             token = &mut self.grant => Ok(self.pushed(token)),
             () = sleep_until_some(deadline) => self.out_of_patience(),
-            _ = self.ask_again.changed() => Ok(Next::AskAgainIn(Duration::ZERO)),
+            () = self.wake.lapsed_since(self.lapses) => Ok(Next::AskAgainIn(Duration::ZERO)),
             () = sleep_until(repeat) => Ok(Next::AskAgainIn(Duration::ZERO)),
         }
     }

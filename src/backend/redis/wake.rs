@@ -35,7 +35,8 @@ const RETRY: Duration = Duration::from_millis(50);
 pub(super) struct Wake {
     client: Uuid,
     entries: Mutex<HashMap<LeaseId, Entry>>,
-    ask_again: watch::Sender<()>,
+    /// How often pushes may have been lost so far.
+    lapses: watch::Sender<u64>,
     suspect: Notify,
     /// Grants that nobody waits for any more, to be released.
     strays: mpsc::UnboundedSender<(LeaseId, Arc<str>)>,
@@ -52,7 +53,7 @@ impl Wake {
         Self {
             client,
             entries: Mutex::default(),
-            ask_again: watch::Sender::new(()),
+            lapses: watch::Sender::new(0),
             suspect: Notify::new(),
             strays,
         }
@@ -79,9 +80,20 @@ impl Wake {
         self.entries.lock().remove(&lease);
     }
 
-    /// Changes whenever pushes may have been lost.
-    pub(super) fn ask_again(&self) -> watch::Receiver<()> {
-        self.ask_again.subscribe()
+    /// How often pushes may have been lost so far.
+    pub(super) fn lapses(&self) -> u64 {
+        *self.lapses.borrow()
+    }
+
+    /// Waits until pushes may have been lost more often than `before` times.
+    pub(super) async fn lapsed_since(&self, before: u64) {
+        // The sender is in `self`, so this cannot fail.
+        let _ = self.lapses.subscribe().wait_for(|lapses| *lapses > before).await;
+    }
+
+    /// Pushes may have been lost: every waiting request asks again.
+    fn lapse(&self) {
+        self.lapses.send_modify(|lapses| *lapses += 1);
     }
 
     /// A grant was found that should have been pushed: see whether the subscription still works.
@@ -219,7 +231,7 @@ async fn listen(mut messages: tokio::sync::broadcast::Receiver<Message>, wake: A
             },
             Err(RecvError::Lagged(lost)) => {
                 tracing::debug!(lost, "wake-ups lost, asking again");
-                wake.ask_again.send_replace(());
+                wake.lapse();
             }
             Err(RecvError::Closed) => return,
         }
@@ -259,7 +271,7 @@ async fn keep(
             sleep(RETRY).await;
         }
         tracing::debug!("subscribed again, asking again");
-        wake.ask_again.send_replace(());
+        wake.lapse();
     }
 }
 
