@@ -4,7 +4,7 @@
 -- KEYS[2]  queue    sorted set: waiting lease ids, scored by ticket. Those for which nobody listens are parked: scored
 --                   by minus the time until which they count as alive.
 -- KEYS[3]  waiters  hash: lease id -> "ticket lease_ms alive_until_ms". Has the same members as the queue.
--- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal.
+-- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal, or up to 100 s earlier.
 --
 -- A ticket is the time of arrival in microseconds, or one more than the last ticket. A hand-over parks a waiter that
 -- nobody listens for, so that no other meets it again; when its client is heard again, its ticket becomes its score
