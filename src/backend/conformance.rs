@@ -66,6 +66,7 @@ pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness) {
     waiting.abort();
     let _ = (&mut waiting).await;
     let waiting = other.spawn(waiter.clone());
+    // The line looks the same before and after the request is repeated, so its arrival cannot be awaited.
     sleep(SLACK / 5).await;
     one.until_waiting(1).await;
 

@@ -1,5 +1,6 @@
 //! What the fault tests share: clients and locks in a few words, and what the store says about them.
 
+// Each of the binaries that include this uses a part.
 #![allow(dead_code)]
 
 use std::future::{Future, poll_fn};
