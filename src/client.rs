@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, MemoryBackend};
 use crate::error::Error;
+use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
 use crate::mutex::DistMutex;
-use crate::options::MutexOptions;
+use crate::options::{MutexOptions, SemaphoreOptions};
+use crate::reentrant::ReentrantLock;
+use crate::semaphore::CountingSemaphore;
 
 /// A connection to a store, shared by everything that comes from it. Cheap to clone.
 ///
@@ -95,6 +98,72 @@ impl Client {
     /// [`Error::InvalidArgument`] if the name or an option is out of bounds; the message says which and why.
     pub fn mutex_with(&self, name: &str, options: MutexOptions) -> Result<DistMutex, Error> {
         DistMutex::new(Arc::clone(&self.engine), name, &options)
+    }
+
+    /// The reentrant lock called `name`, with default options, for a new owner that this handle and its clones are. Local,
+    /// no I/O. It is the same lock as the mutex of that name.
+    ///
+    /// # Errors
+    ///
+    /// As for [`mutex`](Self::mutex).
+    pub fn reentrant_lock(&self, name: &str) -> Result<ReentrantLock, Error> {
+        self.reentrant_lock_with(name, MutexOptions::new())
+    }
+
+    /// The reentrant lock called `name`, with the given options. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// As for [`mutex_with`](Self::mutex_with).
+    pub fn reentrant_lock_with(&self, name: &str, options: MutexOptions) -> Result<ReentrantLock, Error> {
+        ReentrantLock::new(Arc::clone(&self.engine), name, &options)
+    }
+
+    /// The counting semaphore called `name` with so many permits, with default options. Local, no I/O: whether the limit
+    /// is the one in force is seen by the first request.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex).
+    pub fn counting_semaphore(&self, name: &str, limit: u32) -> Result<CountingSemaphore, Error> {
+        self.counting_semaphore_with(name, limit, SemaphoreOptions::new())
+    }
+
+    /// The counting semaphore called `name`, with the given options. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if the name, the limit or an option is out of bounds; the message says which and why.
+    pub fn counting_semaphore_with(
+        &self,
+        name: &str,
+        limit: u32,
+        options: SemaphoreOptions,
+    ) -> Result<CountingSemaphore, Error> {
+        CountingSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
+    }
+
+    /// The fair semaphore called `name` with so many permits, with default options. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// As for [`counting_semaphore`](Self::counting_semaphore).
+    pub fn fair_semaphore(&self, name: &str, limit: u32) -> Result<FairSemaphore, Error> {
+        self.fair_semaphore_with(name, limit, SemaphoreOptions::new())
+    }
+
+    /// The fair semaphore called `name`, with the given options. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// As for [`counting_semaphore_with`](Self::counting_semaphore_with).
+    pub fn fair_semaphore_with(
+        &self,
+        name: &str,
+        limit: u32,
+        options: SemaphoreOptions,
+    ) -> Result<FairSemaphore, Error> {
+        FairSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
     }
 
     /// Ends everything that comes from this client: waiting requests fail with [`Error::Closed`], live guards

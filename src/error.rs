@@ -11,7 +11,7 @@ use crate::fence::FencingToken;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument cannot be used; nothing was sent anywhere. Mend the call.
+    /// An argument cannot be used; nothing has been changed anywhere. Mend the call.
     #[error("invalid {what}: {why}")]
     #[non_exhaustive]
     InvalidArgument {
@@ -42,6 +42,19 @@ pub enum Error {
         token: FencingToken,
         /// How it was lost.
         reason: LossReason,
+    },
+
+    /// The limit that a semaphore's handle states is not the one in force; nothing was granted. Let all handles state the
+    /// same limit, or change the limit in force with `resize`.
+    #[error("`{name}`: this handle states a limit of {stated}, the limit in force is {in_force}")]
+    #[non_exhaustive]
+    LimitDiffers {
+        /// The semaphore.
+        name: String,
+        /// What this handle states.
+        stated: u32,
+        /// What the others go by.
+        in_force: u32,
     },
 
     /// The store did not answer in time or cannot be reached. Whatever it may have done is undone in the
@@ -154,6 +167,22 @@ pub enum BackendError {
         /// What the store said.
         source: BoxError,
     },
+    /// The request states a limit that is not the one in force.
+    #[error("a limit of {stated} was stated, the limit in force is {in_force}")]
+    LimitDiffers {
+        /// What the request states.
+        stated: u32,
+        /// What is in force.
+        in_force: u32,
+    },
+    /// More permits are asked for than the limit in force allows to anybody.
+    #[error("{permits} permits were asked for, the limit is {limit}")]
+    AboveLimit {
+        /// How many were asked for.
+        permits: u32,
+        /// The limit in force.
+        limit: u32,
+    },
     /// The store cannot do this.
     #[error("{what}")]
     Unsupported {
@@ -181,6 +210,10 @@ impl Error {
         Self::InvalidArgument { what, why: why.into() }
     }
 
+    pub(crate) fn permits_above(permits: u32, limit: u32) -> Self {
+        Self::invalid("permits", format!("{permits} can never be had, the limit is {limit}"))
+    }
+
     /// Puts a store's own error into words: which name, which step, which store.
     pub(crate) fn from_backend(
         source: BackendError,
@@ -196,6 +229,10 @@ impl Error {
             BackendError::WrongType { .. } | BackendError::Refused { .. } => {
                 Self::StoreRefused { name, step, store, source }
             }
+            BackendError::LimitDiffers { stated, in_force } => {
+                Self::LimitDiffers { name: name.unwrap_or_default(), stated, in_force }
+            }
+            BackendError::AboveLimit { permits, limit } => Self::permits_above(permits, limit),
             BackendError::Unsupported { what } => Self::Unsupported { store, what },
             BackendError::Closed => Self::Closed { name, step },
         }

@@ -28,7 +28,15 @@ use crate::lease::{Engine, Lease};
 /// [`release`](Self::release).
 ///
 /// A guard that is forgotten (`mem::forget`) stays held and renewed until its maximum hold time, until
-/// [`Client::shutdown`](crate::Client::shutdown), or until the process ends.
+/// [`Client::shutdown`](crate::Client::shutdown), or until the process ends. There is no `forget` that takes permits out of
+/// a semaphore for good, as tokio's has: permits live as long as somebody answers for them. To have fewer of them, use
+/// `resize`.
+///
+/// # Several guards of one lease
+///
+/// Guards of a reentrant lock that the same owner took within one client, and guards that were [split](Self::split) off,
+/// share one lease and its token. They may be dropped in any order; the lease ends with the last of them, and a loss is
+/// told to all.
 ///
 /// # Losing the lease
 ///
@@ -37,19 +45,25 @@ use crate::lease::{Engine, Lease};
 /// [`lost`](Self::lost) fires, [`protect`](Self::protect) ends, and [`is_held`](Self::is_held) is false, all
 /// before the store lets anybody else in, as long as both clocks run at the same speed within 0.1 %. A process
 /// that does not run cannot be told: against that, let the resource check the [`token`](Self::token).
-#[must_use = "dropping the guard releases the lock at once"]
+#[must_use = "dropping the guard releases what it holds at once"]
 pub struct Guard {
     lease: Arc<Lease>,
     engine: Arc<Engine>,
+    /// What goes when this guard goes; 0 once it has gone.
+    permits: u32,
 }
 
 impl Guard {
-    pub(crate) const fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
-        Self { lease, engine }
+    pub(crate) const fn new(engine: Arc<Engine>, lease: Arc<Lease>, permits: u32) -> Self {
+        Self { lease, engine, permits }
     }
 
     /// The fencing token: greater than that of every earlier grant of this name. Hand it to the protected
     /// resource with every write. Local, no I/O.
+    ///
+    /// Under a lock, nested guards of one owner have the same token. Under a semaphore several holders are valid at once:
+    /// there the token tells the order of the grants, and a resource that refuses older tokens would refuse holders that
+    /// are in their right.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.lease.token()
@@ -63,8 +77,33 @@ impl Guard {
 
     /// How many permits this guard holds; 1 for a lock. Local, no I/O.
     #[must_use]
-    pub fn permits(&self) -> u32 {
-        self.lease.permits()
+    pub const fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// Splits `permits` off into a guard of their own, which can be released apart from this one. `None` if not at least
+    /// one permit would be left here, or if `permits` is 0. Local, no I/O.
+    ///
+    /// Both guards go on under the same lease: the same token, and one loss for both.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let semaphore = leasehold::Client::memory().fair_semaphore("printer", 5)?;
+    /// let mut three = semaphore.acquire_many(3).await?;
+    /// let one = three.split(1).expect("three are more than one");
+    /// three.release().await?; // which are two by now
+    /// assert_eq!(semaphore.available().await?, 4);
+    /// # drop(one);
+    /// # Ok(()) }
+    /// ```
+    pub fn split(&mut self, permits: u32) -> Option<Self> {
+        if permits == 0 || permits >= self.permits {
+            return None;
+        }
+        self.lease.split();
+        self.permits -= permits;
+        Some(Self::new(Arc::clone(&self.engine), Arc::clone(&self.lease), permits))
     }
 
     /// Whether the lease may still be trusted, by this process's clock. Local, no I/O.
@@ -122,7 +161,8 @@ impl Guard {
     }
 
     /// Releases and waits until the store has confirmed it. When this returns `Ok`, the lease was held to the
-    /// end, and the next waiter, if there is one, holds the resource now.
+    /// end, and whoever was next in line for what became free holds it now. While other guards share the lease of a lock,
+    /// nothing becomes free and nothing is sent.
     ///
     /// # Errors
     ///
@@ -133,8 +173,9 @@ impl Guard {
     /// # Cancel safety
     ///
     /// Once polled, dropping the future does not keep the lease: the release goes on in the background.
-    pub async fn release(self) -> Result<(), Error> {
-        self.engine.release(&self.lease).await
+    pub async fn release(mut self) -> Result<(), Error> {
+        let permits = std::mem::take(&mut self.permits);
+        self.engine.release(&self.lease, permits).await
     }
 }
 
@@ -143,6 +184,7 @@ impl fmt::Debug for Guard {
         f.debug_struct("Guard")
             .field("name", &self.name())
             .field("token", &self.token().get())
+            .field("permits", &self.permits)
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }
@@ -150,7 +192,9 @@ impl fmt::Debug for Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.engine.abandon(&self.lease);
+        if self.permits > 0 {
+            self.engine.abandon(&self.lease, self.permits);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Distributed locks for tokio applications, built on Redis.
+//! Distributed locks and semaphores for tokio applications, built on Redis.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -35,12 +35,17 @@
 pub mod backend;
 mod client;
 mod error;
+mod fair_semaphore;
 mod fence;
 mod guard;
 mod lease;
 mod mutex;
 mod name;
 mod options;
+mod permits;
+mod primitive;
+mod reentrant;
+mod semaphore;
 mod sync;
 
 pub use backend::{Backend, Holder, Inspection, MemoryBackend, Waiter};
@@ -48,11 +53,14 @@ pub use backend::{Backend, Holder, Inspection, MemoryBackend, Waiter};
 pub use backend::{RedisBackend, RedisBuilder, fred};
 pub use client::Client;
 pub use error::{Error, LossReason};
+pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Guard, Lost, Protected};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
-pub use options::{MAX_LEASE, MIN_LEASE, MutexOptions};
+pub use options::{MAX_LEASE, MIN_LEASE, MutexOptions, SemaphoreOptions};
+pub use reentrant::ReentrantLock;
+pub use semaphore::CountingSemaphore;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

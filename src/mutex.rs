@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::backend::{Inspection, Released, Wait, Whose};
+use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{self, Engine};
+use crate::lease::Engine;
 use crate::name::Name;
-use crate::options::{MutexOptions, Settings};
+use crate::options::MutexOptions;
+use crate::primitive::Primitive;
 
 /// A lock that at most one holder has at a time, among all processes that use the same store.
 ///
-/// Cheap to clone; all clones, and all mutexes of the same prefix and name on the same store, are one lock. It
-/// is not reentrant: a task that locks twice waits for itself.
+/// Cheap to clone; all clones, and all mutexes of the same prefix and name on the same store, are one lock, and so is
+/// a [`ReentrantLock`](crate::ReentrantLock) of that prefix and name. It is not reentrant: a task that locks twice waits
+/// for itself.
 ///
 /// # Fairness
 ///
@@ -41,21 +41,19 @@ use crate::options::{MutexOptions, Settings};
 /// ```
 #[derive(Clone, Debug)]
 pub struct DistMutex {
-    engine: Arc<Engine>,
-    name: Name,
-    settings: Settings,
+    primitive: Primitive,
 }
 
 impl DistMutex {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
-        let name = Name::new(options.key_prefix(), name)?;
-        Ok(Self { engine, name, settings: options.validate()? })
+        let name = Name::new(options.key_prefix(), name, Kind::Mutex)?;
+        Ok(Self { primitive: Primitive { engine, name, settings: options.validate()? } })
     }
 
     /// The name, without prefix.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.name.as_str()
+        self.primitive.name.as_str()
     }
 
     /// Locks, waiting in line for as long as it takes.
@@ -76,8 +74,7 @@ impl DistMutex {
     /// The future can be dropped at any await point and leaves nothing behind: its place in the queue is lost,
     /// and whatever it was granted is released in the background.
     pub async fn lock(&self) -> Result<Guard, Error> {
-        let started = Instant::now();
-        self.acquire(Wait::Forever).await?.ok_or_else(|| self.timed_out(started))
+        self.primitive.acquire(&Claim::Sole).await
     }
 
     /// Locks if nobody holds the lock or waits for it.
@@ -93,7 +90,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
-        self.acquire(Wait::No).await
+        self.primitive.try_acquire(&Claim::Sole).await
     }
 
     /// Locks, waiting in line for at most `patience`.
@@ -108,9 +105,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
-        let started = Instant::now();
-        let wait = started.checked_add(patience).map_or(Wait::Forever, Wait::Until);
-        self.acquire(wait).await?.ok_or_else(|| self.timed_out(started))
+        self.primitive.acquire_for(&Claim::Sole, patience).await
     }
 
     /// Tells who holds the lock and who waits for it. A snapshot: it may be out of date on arrival.
@@ -124,8 +119,7 @@ impl DistMutex {
     ///
     /// Cancel safe: nothing is changed.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
-        let answer = self.engine.backend().inspect(self.name.key()).await;
-        answer.map_err(|error| self.engine.error(error, "inspect", Some(&self.name)))
+        self.primitive.inspect(Detail::Everybody).await
     }
 
     /// Takes the lock away from whoever holds it, also from another library's client, and gives it to the next
@@ -145,18 +139,6 @@ impl DistMutex {
     /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the lock may or may not have been taken away;
     /// it is not tried twice, since that could take it from the next holder as well.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        let answer = self.engine.backend().release(self.name.key(), Whose::Anyone).await;
-        let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;
-        tracing::warn!(name = %self.name, ?released, "released by force");
-        Ok(released == Released::Held)
-    }
-
-    async fn acquire(&self, wait: Wait) -> Result<Option<Guard>, Error> {
-        let lease = lease::acquire(&self.engine, &self.name, self.settings, wait).await?;
-        Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease)))
-    }
-
-    fn timed_out(&self, started: Instant) -> Error {
-        Error::TimedOut { name: self.name().to_owned(), waited: started.elapsed() }
+        self.primitive.force_release().await
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::backend::{Kind, Resource};
 use crate::error::Error;
 
 /// The longest name that is accepted, in bytes.
@@ -10,20 +11,20 @@ pub const MAX_NAME_BYTES: usize = 512;
 
 /// How the keys beside a lock's own end. They start with `{`, so that only a prefix that is empty or starts so
 /// too could make a lock of the same key.
-const RESERVED: [&str; 3] = [":queue", ":waiters", ":fence"];
+const RESERVED: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 
-/// A validated name together with the store key it becomes: prefix, then name, nothing in between.
+/// A validated name together with the resource it names. The key is the prefix, then the name, nothing in between.
 ///
 /// Two different names never share a key under one prefix, because the name is taken as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Name {
-    key: Arc<str>,
+    resource: Resource,
     prefix_len: usize,
 }
 
 impl Name {
     /// Checks `name` and joins it to `prefix`.
-    pub(crate) fn new(prefix: &str, name: &str) -> Result<Self, Error> {
+    pub(crate) fn new(prefix: &str, name: &str, kind: Kind) -> Result<Self, Error> {
         if name.is_empty() {
             return Err(Error::invalid("name", "it is empty"));
         }
@@ -46,17 +47,27 @@ impl Name {
                 format!("`{key}` is kept for what stands beside another lock"),
             ));
         }
-        Ok(Self { key: key.into(), prefix_len: prefix.len() })
+        Ok(Self { resource: Resource::new(key, kind), prefix_len: prefix.len() })
     }
 
     /// The name as the user gave it.
     pub(crate) fn as_str(&self) -> &str {
-        &self.key[self.prefix_len..]
+        &self.resource.key[self.prefix_len..]
+    }
+
+    /// What is named, in the store's terms.
+    pub(crate) const fn resource(&self) -> &Resource {
+        &self.resource
     }
 
     /// The key in the store: prefix and name.
-    pub(crate) fn key(&self) -> &Arc<str> {
-        &self.key
+    pub(crate) const fn key(&self) -> &Arc<str> {
+        &self.resource.key
+    }
+
+    /// By which rules it is held.
+    pub(crate) const fn kind(&self) -> Kind {
+        self.resource.kind
     }
 }
 
@@ -70,30 +81,34 @@ impl fmt::Display for Name {
 mod tests {
     use super::*;
 
+    fn named(prefix: &str, name: &str) -> Result<Name, Error> {
+        Name::new(prefix, name, Kind::Mutex)
+    }
+
     #[test]
     fn a_name_keeps_its_text_and_gains_its_prefix() {
-        let name = Name::new("lock:", "machine:42").unwrap();
+        let name = named("lock:", "machine:42").unwrap();
         assert_eq!(name.as_str(), "machine:42");
         assert_eq!(&**name.key(), "lock:machine:42");
-        assert_eq!(&**Name::new("", "x").unwrap().key(), "x");
+        assert_eq!(&**named("", "x").unwrap().key(), "x");
     }
 
     #[test]
     fn a_key_beside_another_lock_is_refused() {
-        assert!(Name::new("", "{lock:a}:queue").is_err());
-        assert!(Name::new("{", "t}:fence").is_err());
-        assert!(Name::new("lock:", "{lock:a}:queue").is_ok());
-        assert!(Name::new("", "{t}a").is_ok());
+        assert!(named("", "{lock:a}:queue").is_err());
+        assert!(named("{", "t}:fence").is_err());
+        assert!(named("lock:", "{lock:a}:queue").is_ok());
+        assert!(named("", "{t}a").is_ok());
     }
 
     #[test]
     fn empty_and_oversized_names_are_refused() {
-        assert!(Name::new("lock:", "").is_err());
-        assert!(Name::new("lock:", &"n".repeat(MAX_NAME_BYTES)).is_ok());
-        let error = Name::new("lock:", &"n".repeat(MAX_NAME_BYTES + 1)).unwrap_err();
+        assert!(named("lock:", "").is_err());
+        assert!(named("lock:", &"n".repeat(MAX_NAME_BYTES)).is_ok());
+        let error = named("lock:", &"n".repeat(MAX_NAME_BYTES + 1)).unwrap_err();
         assert!(error.to_string().contains("513 bytes"), "{error}");
         // The limit counts bytes, as the store does, not characters.
-        assert!(Name::new("lock:", &"é".repeat(257)).is_err());
-        assert!(Name::new(&"p".repeat(MAX_NAME_BYTES + 1), "x").is_err());
+        assert!(named("lock:", &"é".repeat(257)).is_err());
+        assert!(named(&"p".repeat(MAX_NAME_BYTES + 1), "x").is_err());
     }
 }

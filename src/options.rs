@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backend::Kind;
 use crate::error::Error;
 
 /// The shortest lease: below it, one slow round trip would end it.
@@ -12,7 +13,7 @@ const MIN_HOLD: Duration = Duration::from_millis(10);
 /// while a lease lasts.
 pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Options of a [`DistMutex`](crate::DistMutex).
+/// Options of a [`DistMutex`](crate::DistMutex) or a [`ReentrantLock`](crate::ReentrantLock).
 ///
 /// | option | default | why |
 /// |---|---|---|
@@ -31,28 +32,12 @@ pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// let mutex = Client::memory().mutex_with("machine:42", options)?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "options do nothing until they are given to `Client::mutex_with`"]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "options do nothing until they are given to `Client::mutex_with` or `Client::reentrant_lock_with`"]
 pub struct MutexOptions {
-    lease: Duration,
-    renewal_period: Option<Duration>,
-    max_hold: Option<Duration>,
-    prefix: String,
+    hold: HoldOptions,
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
-}
-
-impl Default for MutexOptions {
-    fn default() -> Self {
-        Self {
-            lease: Duration::from_secs(30),
-            renewal_period: None,
-            max_hold: None,
-            prefix: "lock:".to_owned(),
-            poll_interval: None,
-            repair: None,
-        }
-    }
 }
 
 impl MutexOptions {
@@ -66,7 +51,7 @@ impl MutexOptions {
     ///
     /// Default: 30 s.
     pub const fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+        self.hold.lease = lease;
         self
     }
 
@@ -76,25 +61,26 @@ impl MutexOptions {
     ///
     /// Default: a third of the lease.
     pub const fn renewal_period(mut self, period: Duration) -> Self {
-        self.renewal_period = Some(period);
+        self.hold.renewal_period = Some(period);
         self
     }
 
-    /// The longest time one guard may hold the lock. When it is over, the lease is released and the guard's
-    /// `lost` fires with [`HeldTooLong`](crate::LossReason::HeldTooLong), however alive the holder is. 10 ms or more.
+    /// The longest time one lease may last, from its grant. When it is over, the lease is released and the `lost` of its
+    /// guards fires with [`HeldTooLong`](crate::LossReason::HeldTooLong), however alive the holder is. Coming in again
+    /// does not prolong it. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
-        self.max_hold = Some(hold);
+        self.hold.max_hold = Some(hold);
         self
     }
 
-    /// What stands before the name in the store's keys; may be empty. Two mutexes exclude each other if
+    /// What stands before the name in the store's keys; may be empty. Two locks exclude each other if
     /// prefix and name together are the same.
     ///
     /// Default: `lock:`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
+        self.hold.prefix = Some(prefix.into());
         self
     }
 
@@ -118,10 +104,101 @@ impl MutexOptions {
     }
 
     pub(crate) fn key_prefix(&self) -> &str {
-        &self.prefix
+        self.hold.prefix.as_deref().unwrap_or("lock:")
     }
 
     pub(crate) fn validate(&self) -> Result<Settings, Error> {
+        at_least_a_millisecond("poll interval", self.poll_interval)?;
+        at_least_a_millisecond("expiry for repaired keys", self.repair)?;
+        Ok(Settings { terms: self.hold.terms()?, poll_interval: self.poll_interval, repair: self.repair })
+    }
+}
+
+/// Options of a [`CountingSemaphore`](crate::CountingSemaphore) or a [`FairSemaphore`](crate::FairSemaphore).
+///
+/// | option | default | why |
+/// |---|---|---|
+/// | [`lease`](Self::lease) | 30 s | long enough for a pause or a short outage, short enough to wait for |
+/// | [`renewal_period`](Self::renewal_period) | a third of the lease | two renewals may fail before the third is too late |
+/// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work may take |
+/// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds do not mix under one key |
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "options do nothing until they are given to a client"]
+pub struct SemaphoreOptions {
+    hold: HoldOptions,
+}
+
+impl SemaphoreOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How long the store keeps permits without hearing from their holder: the longest time that a dead holder keeps
+    /// them from the others. From 100 ms to 24 h; fractions of a millisecond are cut off.
+    ///
+    /// Default: 30 s.
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.hold.lease = lease;
+        self
+    }
+
+    /// How long after each confirmation the lease is renewed; bounds and effects as for
+    /// [`MutexOptions::renewal_period`].
+    ///
+    /// Default: a third of the lease.
+    pub const fn renewal_period(mut self, period: Duration) -> Self {
+        self.hold.renewal_period = Some(period);
+        self
+    }
+
+    /// The longest time one lease may last, from its grant; then its permits go back and the `lost` of its guards fires
+    /// with [`HeldTooLong`](crate::LossReason::HeldTooLong). 10 ms or more.
+    ///
+    /// Default: none.
+    pub const fn max_hold(mut self, hold: Duration) -> Self {
+        self.hold.max_hold = Some(hold);
+        self
+    }
+
+    /// What stands before the name in the store's keys; may be empty. Do not use one prefix for both kinds of semaphore,
+    /// or for semaphores and locks: names that they have in common would be taken by whichever came first.
+    ///
+    /// Default: `semaphore:` for a [`CountingSemaphore`](crate::CountingSemaphore), `fair-semaphore:` for a
+    /// [`FairSemaphore`](crate::FairSemaphore).
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.hold.prefix = Some(prefix.into());
+        self
+    }
+
+    pub(crate) fn key_prefix(&self, kind: Kind) -> &str {
+        let default = if kind == Kind::Fair { "fair-semaphore:" } else { "semaphore:" };
+        self.hold.prefix.as_deref().unwrap_or(default)
+    }
+
+    pub(crate) fn validate(&self) -> Result<Settings, Error> {
+        Ok(Settings { terms: self.hold.terms()?, poll_interval: None, repair: None })
+    }
+}
+
+/// What can be chosen for every primitive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct HoldOptions {
+    lease: Duration,
+    renewal_period: Option<Duration>,
+    max_hold: Option<Duration>,
+    /// `None` for the primitive's own.
+    prefix: Option<String>,
+}
+
+impl Default for HoldOptions {
+    fn default() -> Self {
+        Self { lease: Duration::from_secs(30), renewal_period: None, max_hold: None, prefix: None }
+    }
+}
+
+impl HoldOptions {
+    fn terms(&self) -> Result<Terms, Error> {
         let lease = whole_milliseconds(self.lease);
         if lease < MIN_LEASE || lease > MAX_LEASE {
             let why = format!("{lease:?} is outside {MIN_LEASE:?} to {MAX_LEASE:?}");
@@ -135,13 +212,7 @@ impl MutexOptions {
         if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {
             return Err(Error::invalid("maximum hold time", format!("{hold:?} is below {MIN_HOLD:?}")));
         }
-        at_least_a_millisecond("poll interval", self.poll_interval)?;
-        at_least_a_millisecond("expiry for repaired keys", self.repair)?;
-        Ok(Settings {
-            terms: Terms { lease, renewal_period, max_hold: self.max_hold },
-            poll_interval: self.poll_interval,
-            repair: self.repair,
-        })
+        Ok(Terms { lease, renewal_period, max_hold: self.max_hold })
     }
 }
 
@@ -197,6 +268,9 @@ mod tests {
         assert_eq!(settings.terms.renewal_period, ms(10_000));
         assert_eq!(settings.terms.max_hold, None);
         assert_eq!(MutexOptions::new().key_prefix(), "lock:");
+        assert_eq!(SemaphoreOptions::new().validate().unwrap().terms, settings.terms);
+        assert_eq!(SemaphoreOptions::new().key_prefix(Kind::Counting), "semaphore:");
+        assert_eq!(SemaphoreOptions::new().key_prefix(Kind::Fair), "fair-semaphore:");
     }
 
     #[test]

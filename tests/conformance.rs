@@ -5,26 +5,29 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use leasehold::backend::conformance::{self, Harness};
+use leasehold::backend::Kind;
+use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
 #[cfg(feature = "redis")]
 mod support;
 
-/// One test per numbered point, on every store named.
+/// One test per numbered point, for all kinds named, on one store.
 macro_rules! every_point {
-    ($store:path => $($point:ident),* $(,)?) => {
+    ($store:path, $kinds:expr => $($point:ident),* $(,)?) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $point() {
             let Some(store) = $store(stringify!($point)).await else { return };
-            conformance::$point(&store).await;
+            for kind in $kinds {
+                conformance::$point(&store, kind).await;
+            }
         })*
     };
 }
 
 macro_rules! contract {
     ($store:path) => {
-        every_point! { $store =>
+        every_point! { $store, KINDS =>
             point_1_every_verb_can_be_sent_again,
             point_2_release_forgets_a_lease_everywhere,
             point_3_tokens_grow_whatever_happens,
@@ -35,6 +38,16 @@ macro_rules! contract {
             point_8_requests_are_served_in_order_of_arrival,
             point_9_a_hand_over_costs_the_same_however_many_wait,
             point_10_the_store_decides_when_a_lease_is_over,
+        }
+        every_point! { $store, [Kind::Counting, Kind::Fair] =>
+            point_12_a_release_serves_exactly_those_that_fit,
+            point_13_one_limit_is_in_force,
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn point_11_an_owner_comes_in_again() {
+            let Some(store) = $store("point_11_an_owner_comes_in_again").await else { return };
+            conformance::point_11_an_owner_comes_in_again(&store).await;
         }
     };
 }

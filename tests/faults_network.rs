@@ -497,10 +497,12 @@ async fn a_reset_of_every_connection_while_holding_and_waiting_costs_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_next_holder() {
     let Some(stage) = Stage::set("a forced release without reply").await else { return };
+    // The server must know the script, or it is the refusal whose reply is lost.
+    stage.near(LONG).force_release().await.expect("nobody holds");
     let first = stage.near(LONG).lock().await.expect("free");
     let waiter = spawn_lock(&stage.near(LONG));
     queued(&stage.server, 1).await;
-    let cut = stage.proxy.cut_after_next_request(releases);
+    let cut = stage.proxy.cut_after_next_request(releases_by_force);
     let forced = stage.far(LONG).force_release().await;
     assert!(matches!(forced, Err(Error::StoreUnavailable { .. })), "the outcome is unknown: {forced:?}");
     within(SOON, cut).await.expect("the reply is lost");

@@ -494,11 +494,15 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
         "revoke".to_owned(),
         "probe".to_owned(),
         "x".repeat(100_000),
-        format!("grant {holder} not-a-number {KEY}"),
-        format!("grant {holder} 99999999999999999999999999 {KEY}"),
-        format!("grant {unknown} 1 {KEY}"),
-        format!("grant {stranger} 1 {KEY}"),
-        format!("grant {unknown} 1 lock:elsewhere"),
+        format!("grant {holder} not-a-number mutex {KEY}"),
+        format!("grant {holder} 99999999999999999999999999 mutex {KEY}"),
+        format!("grant {holder} 1 gate {KEY}"),
+        format!("grant {unknown} 1 mutex {KEY}"),
+        format!("grant {stranger} 1 mutex {KEY}"),
+        format!("grant {unknown} 1 mutex lock:elsewhere"),
+        format!("grant {unknown} 1 fair lock:elsewhere"),
+        format!("ask {unknown} {KEY}"),
+        format!("ask {stranger} {KEY}"),
         format!("revoke {unknown} {KEY}"),
         format!("revoke {stranger} {KEY}"),
     ];
@@ -537,7 +541,7 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
     let holder = raw.get(KEY).expect("held");
     // Its own client knows the lease; the other one does not, and has no business with it either.
     for channel in raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).words() {
-        assert_eq!(raw.send(&["PUBLISH", &channel, &format!("grant {holder} 7 {KEY}")]).int(), 1);
+        assert_eq!(raw.send(&["PUBLISH", &channel, &format!("grant {holder} 7 mutex {KEY}")]).int(), 1);
     }
     // What a client gives back goes the way of its requests: a later request is answered after it.
     for client in stage.clients() {

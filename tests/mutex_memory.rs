@@ -16,7 +16,8 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt, join_all};
 use futures::poll;
 use leasehold::backend::{
-    AcquireRequest, Acquired, BackendError, Capabilities, LeaseId, Released, RenewRequest, Renewal, Whose,
+    AcquireRequest, Acquired, BackendError, Capabilities, Claim, Detail, Kind, LeaseId, Limit, Released,
+    RenewRequest, Renewal, Resource, Whose,
 };
 use leasehold::{
     Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, Lost, MAX_NAME_BYTES,
@@ -54,7 +55,7 @@ fn lease_of(client: &Client, lease: Duration) -> DistMutex {
 }
 
 fn is_empty(inspection: &Inspection) -> bool {
-    inspection.holder.is_none() && inspection.waiters.is_empty()
+    inspection.holder().is_none() && inspection.waiters.is_empty()
 }
 
 /// Neither a holder nor a waiter is left, soon.
@@ -450,7 +451,7 @@ async fn release_confirms_that_the_next_waiter_holds() -> Outcome {
     guard.release().await?;
     let Poll::Ready(next) = poll!(waiter) else { panic!("the waiter holds when release returns") };
     let next = next?;
-    let holder = mutex.inspect().await?.holder.expect("a holder");
+    let holder = mutex.inspect().await?.holder().cloned().expect("a holder");
     assert_eq!(holder.token, Some(next.token()));
     assert!(next.token() > token);
     Ok(())
@@ -971,8 +972,8 @@ async fn tokens_grow_whatever_ended_the_hold_before() -> Outcome {
                 // The holder dies: nobody renews and nobody releases.
                 store.flush();
                 let dead = store.peer();
-                let mut request = AcquireRequest::new(dead.lease_id(), "lock:machine:42".into(), ms(100));
-                request.wait = leasehold::backend::Wait::No;
+                let lock = Resource::new("lock:machine:42", Kind::Mutex);
+                let request = AcquireRequest::new(dead.lease_id(), lock, Claim::Sole, ms(100));
                 let Ok(Acquired::Granted(grant)) = dead.acquire(&request).await else { panic!("free") };
                 assert!(grant.token.get() > newest, "round {round}");
                 newest = grant.token.get();
@@ -1086,7 +1087,7 @@ async fn handles_guards_and_futures_can_be_printed_without_the_lease_id() -> Out
     let client = Client::memory();
     let mutex = client.mutex(NAME)?;
     let guard = mutex.lock().await?;
-    let id = mutex.inspect().await?.holder.expect("a holder").id;
+    let id = mutex.inspect().await?.holder().cloned().expect("a holder").id;
     let printed = format!("{client:?} {mutex:?} {guard:?} {:?} {:?}", guard.lost(), guard.protect(async {}));
     assert!(printed.contains(NAME));
     assert!(!printed.contains(&id) && !printed.contains(&id[9..]), "whoever knows the id can end the lease");
@@ -1143,7 +1144,7 @@ impl Backend for Reluctant {
 
     fn release<'a>(
         &'a self,
-        key: &'a Arc<str>,
+        resource: &'a Resource,
         whose: Whose,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
@@ -1151,13 +1152,27 @@ impl Backend for Reluctant {
                 self.asked.notify_one();
                 sleep(ms(100)).await;
             }
-            self.store.release(key, whose).await
+            self.store.release(resource, whose).await
         }
         .boxed()
     }
 
-    fn inspect<'a>(&'a self, key: &'a Arc<str>) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        self.store.inspect(key)
+    fn resize<'a>(
+        &'a self,
+        resource: &'a Resource,
+        permits: u32,
+        term: Duration,
+        limit: &'a Limit,
+    ) -> BoxFuture<'a, Result<(), BackendError>> {
+        self.store.resize(resource, permits, term, limit)
+    }
+
+    fn inspect<'a>(
+        &'a self,
+        resource: &'a Resource,
+        detail: Detail,
+    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
+        self.store.inspect(resource, detail)
     }
 
     fn capabilities(&self) -> &Capabilities {

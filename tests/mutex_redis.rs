@@ -95,7 +95,7 @@ fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
 }
 
 async fn holder_id(mutex: &DistMutex) -> Option<String> {
-    mutex.inspect().await.expect("inspected").holder.map(|holder| holder.id)
+    mutex.inspect().await.expect("inspected").holder().map(|holder| holder.id.clone())
 }
 
 /// The future does not complete, whatever happens meanwhile.
@@ -274,7 +274,7 @@ async fn inspect_lists_the_waiters_in_order_and_the_holders_token() {
         waiting(&mutex_of(&one), i + 1).await;
     }
     let inspection = mutex_of(&two).inspect().await.expect("inspected");
-    let holder = inspection.holder.expect("held");
+    let holder = inspection.holder().cloned().expect("held");
     assert_eq!(holder.token, Some(guard.token()));
     assert!(holder.remaining.is_some_and(|rest| rest > SECOND * 20 && rest <= SECOND * 30), "{holder:?}");
     let clients: Vec<_> = inspection.waiters.iter().map(|waiter| waiter.id.client()).collect();
@@ -312,7 +312,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     assert!(mutex.try_lock().await.expect("answered").is_none());
     assert_timed_out(mutex.lock_for(ms(150)).await);
-    let holder = mutex.inspect().await.expect("inspected").holder.expect("held");
+    let holder = mutex.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.token), (BARE_HOLDER, None));
     assert!(holder.remaining.is_some_and(|rest| rest > SECOND * 40 && rest <= SECOND * 60), "{holder:?}");
     assert!(bare_release(&mut raw, BARE_HOLDER));
@@ -394,7 +394,7 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     assert_timed_out(plain.lock_for(ms(700)).await);
     assert!(plain.try_lock().await.expect("answered").is_none());
     assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
-    let holder = plain.inspect().await.expect("inspected").holder.expect("held");
+    let holder = plain.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.remaining), (BARE_HOLDER, None));
 
     let repairing = mutex_with(&client, short.repair_keys_without_expiry(SECOND));
@@ -1277,9 +1277,9 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
 fn stand_in_line_and_die(raw: &mut Raw, n: i64) {
     let (client, alive_until) = (uuid::Uuid::new_v4(), now_us(raw) / 1000 + 30_000);
     for ticket in 1..=n {
-        let (id, ticket) = (format!("{client}.{ticket}"), ticket.to_string());
-        raw.send(&["HSET", "{lock:machine:42}:waiters", &id, &format!("{ticket} 30000 {alive_until}")]);
-        raw.send(&["ZADD", QUEUE, &ticket, &id]);
+        let (id, ticket) = (format!("{client}.{ticket}"), format!("{ticket:016}"));
+        raw.send(&["HSET", "{lock:machine:42}:waiters", &id, &format!("{ticket} 30000 {alive_until} 1")]);
+        raw.send(&["ZADD", QUEUE, "1", &format!("{ticket} {id}")]);
     }
 }
 

@@ -254,7 +254,7 @@ async fn leaving_worker() {
 async fn passing_worker() {
     let Some(orders) = Orders::receive().await else { return };
     let guard = orders.mutex().lock().await.expect("granted");
-    let id = orders.mutex().inspect().await.expect("inspected").holder.and_then(|holder| holder.token);
+    let id = orders.mutex().inspect().await.expect("inspected").holder().and_then(|holder| holder.token);
     assert_eq!(id, Some(guard.token()), "the store names another holder");
     say(&format!("held {}", guard.token()));
     guard.release().await.expect("held to the end");
@@ -481,7 +481,7 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
     let paused = Instant::now();
     let first_token = first.token();
     first.release().await.expect("held to the end");
-    let granted = mutex.inspect().await.expect("inspected").holder.and_then(|holder| holder.token);
+    let granted = mutex.inspect().await.expect("inspected").holder().and_then(|holder| holder.token);
     assert!(granted > Some(first_token), "the paused waiter has been granted the lock");
     let second = within(SOON, mutex.lock()).await.expect("granted");
     assert!(Some(second.token()) > granted);
@@ -491,7 +491,7 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
     // It asks again instead, stands in line, and leaves the holder alone.
     waiting(&mutex, 1).await;
     assert_silent(&mut worker, LEASE).await;
-    let holder = mutex.inspect().await.expect("inspected").holder.and_then(|holder| holder.token);
+    let holder = mutex.inspect().await.expect("inspected").holder().and_then(|holder| holder.token);
     assert_eq!(holder, Some(second.token()));
     let second_token = second.token();
     second.release().await.expect("held to the end");

@@ -129,7 +129,7 @@ async fn no_trace_tells_a_lease_id() -> Result<(), Error> {
     let client = Client::memory();
     let mutex = client.mutex_with(NAME, MutexOptions::new().lease(SECOND))?;
     let guard = mutex.lock().await?;
-    let id = mutex.inspect().await?.holder.expect("a holder").id;
+    let id = mutex.inspect().await?.holder().cloned().expect("a holder").id;
     tokio::time::sleep(SECOND).await;
     drop(guard);
     client.shutdown().await?;

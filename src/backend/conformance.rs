@@ -1,8 +1,8 @@
 //! The [contract](super) as functions: one per numbered point, each panicking where a store breaks it.
 //!
-//! A store's tests implement [`Harness`] and call every function, or [`run_all`]. Every function uses keys of
-//! its own, so they may run side by side on one store, except point 3, which makes the store forget, and point
-//! 9, which counts its work.
+//! A store's tests implement [`Harness`] and call every function, or [`run_all`]. Points 1 to 10 are checked for one
+//! [`Kind`] at a time, semaphores with a limit of one. Every function uses keys of its own, so they may run side by side
+//! on one store, except point 3, which makes the store forget, and point 9, which counts its work.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
 use super::{
-    AcquireRequest, Acquired, Backend, BackendError, Grant, LeaseId, Released, RenewRequest, Renewal, Wait,
-    Whose,
+    AcquireRequest, Acquired, Backend, BackendError, Claim, Detail, Grant, Inspection, Kind, LeaseId, Limit,
+    Released, RenewRequest, Renewal, Resource, Wait, Whose,
 };
 use crate::error::LossReason;
 
@@ -23,6 +23,9 @@ use crate::error::LossReason;
 const TERM: Duration = Duration::from_millis(600);
 /// What timers, scheduling and a round trip may add.
 const SLACK: Duration = Duration::from_millis(500);
+
+/// All kinds of resources.
+pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Counting, Kind::Fair];
 
 /// A store under test.
 pub trait Harness: Send + Sync {
@@ -40,21 +43,28 @@ pub trait Harness: Send + Sync {
 ///
 /// If the store breaks the contract.
 pub async fn run_all(store: &dyn Harness) {
-    point_1_every_verb_can_be_sent_again(store).await;
-    point_2_release_forgets_a_lease_everywhere(store).await;
-    point_3_tokens_grow_whatever_happens(store).await;
-    point_4_a_lease_is_counted_from_before_its_grant(store).await;
-    point_5_release_and_renew_touch_only_their_own_lease(store).await;
-    point_6_renewal_tells_renewed_from_lost_from_unknown(store).await;
-    point_7_a_dead_waiter_blocks_nobody(store).await;
-    point_8_requests_are_served_in_order_of_arrival(store).await;
-    point_9_a_hand_over_costs_the_same_however_many_wait(store).await;
-    point_10_the_store_decides_when_a_lease_is_over(store).await;
+    for kind in KINDS {
+        point_1_every_verb_can_be_sent_again(store, kind).await;
+        point_2_release_forgets_a_lease_everywhere(store, kind).await;
+        point_3_tokens_grow_whatever_happens(store, kind).await;
+        point_4_a_lease_is_counted_from_before_its_grant(store, kind).await;
+        point_5_release_and_renew_touch_only_their_own_lease(store, kind).await;
+        point_6_renewal_tells_renewed_from_lost_from_unknown(store, kind).await;
+        point_7_a_dead_waiter_blocks_nobody(store, kind).await;
+        point_8_requests_are_served_in_order_of_arrival(store, kind).await;
+        point_9_a_hand_over_costs_the_same_however_many_wait(store, kind).await;
+        point_10_the_store_decides_when_a_lease_is_over(store, kind).await;
+    }
+    point_11_an_owner_comes_in_again(store).await;
+    for kind in [Kind::Counting, Kind::Fair] {
+        point_12_a_release_serves_exactly_those_that_fit(store, kind).await;
+        point_13_one_limit_is_in_force(store, kind).await;
+    }
 }
 
 /// 1. Every verb is idempotent per lease id.
-pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness) {
-    let (one, other) = Site::pair(store, "again").await;
+pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness, kind: Kind) {
+    let (one, other) = Site::pair(store, kind, "again").await;
     let holder = one.request();
     let first = one.grant(&holder).await;
     let again = one.grant(&holder).await;
@@ -76,14 +86,14 @@ pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness) {
     assert_eq!(one.release(holder.lease).await, Released::Held);
     let next = granted(within(SLACK, "the repeated waiter", waiting).await);
     assert!(next.token > first.token);
-    assert_eq!(one.release(holder.lease).await, Released::Taken, "a release sent again must find nothing");
+    assert_eq!(one.release(holder.lease).await, one.not_ours(), "a release sent again must find nothing");
     assert_eq!(one.release(waiter.lease).await, Released::Held);
     one.assert_empty().await;
 }
 
 /// 2. `release` forgets a lease everywhere, and a dropped `acquire` plus `release` leaves nothing.
-pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness) {
-    let site = Site::new(store, "forget").await;
+pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness, kind: Kind) {
+    let site = Site::new(store, kind, "forget").await;
     let holder = site.request();
     site.grant(&holder).await;
 
@@ -100,8 +110,8 @@ pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness) {
 }
 
 /// 3. Tokens grow: from holder to holder, after an expiry, after the store lost its memory.
-pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness) {
-    let site = Site::new(store, "tokens").await;
+pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness, kind: Kind) {
+    let site = Site::new(store, kind, "tokens").await;
     let mut tokens = Vec::new();
     for _ in 0..100 {
         let request = site.request();
@@ -116,8 +126,8 @@ pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness) {
 }
 
 /// 4. The instant a lease is counted from is not later than its grant: for an answer, a push and a renewal.
-pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harness) {
-    let site = Site::new(store, "count").await;
+pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harness, kind: Kind) {
+    let site = Site::new(store, kind, "count").await;
     let holder = site.request();
     let grant = site.grant(&holder).await;
     site.assert_not_trusted_beyond_the_store(grant.counted_from).await;
@@ -137,24 +147,25 @@ pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harnes
 }
 
 /// 5. Release and renew act on their lease id only.
-pub async fn point_5_release_and_renew_touch_only_their_own_lease(store: &dyn Harness) {
-    let (one, other) = Site::pair(store, "own").await;
+pub async fn point_5_release_and_renew_touch_only_their_own_lease(store: &dyn Harness, kind: Kind) {
+    let (one, other) = Site::pair(store, kind, "own").await;
     let late = one.request();
     one.grant(&late).await;
     one.release(late.lease).await;
     let holder = other.request();
     let grant = other.grant(&holder).await;
 
-    assert_eq!(one.release(late.lease).await, Released::Taken);
-    assert_eq!(one.renew(late.lease).await, Renewal::Lost(LossReason::Taken));
+    assert_eq!(one.release(late.lease).await, one.not_ours());
+    let reason = if kind.is_semaphore() { LossReason::Expired } else { LossReason::Taken };
+    assert_eq!(one.renew(late.lease).await, Renewal::Lost(reason));
     assert!(matches!(other.renew(holder.lease).await, Renewal::Renewed { .. }));
     assert_eq!(other.grant(&holder).await.token, grant.token, "still the same hold");
     assert_eq!(other.release(holder.lease).await, Released::Held);
 }
 
 /// 6. Renewal answers renewed, lost, or unknown.
-pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Harness) {
-    let (site, watcher) = Site::pair(store, "renew").await;
+pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Harness, kind: Kind) {
+    let (site, watcher) = Site::pair(store, kind, "renew").await;
     let request = site.request();
     site.grant(&request).await;
     let until = Instant::now() + TERM * 2;
@@ -169,19 +180,18 @@ pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Ha
     let request = site.request();
     site.grant(&request).await;
     site.backend.close().await;
-    let renewal = RenewRequest::new(request.lease, Arc::clone(&site.key), TERM);
+    let renewal = RenewRequest::new(request.lease, site.resource.clone(), TERM);
     let unknown = site.backend.renew(&renewal).await;
     assert!(
         matches!(unknown, Err(BackendError::Closed)),
         "a renewal that cannot be sent is not lost: {unknown:?}"
     );
-    let inspection = watcher.backend.inspect(&watcher.key).await.expect("the store answers");
-    assert!(inspection.holder.is_some(), "an unknown renewal ended the lease");
+    assert!(watcher.inspect().await.holder().is_some(), "an unknown renewal ended the lease");
 }
 
 /// 7. A dead waiter is passed over, or stops counting within a lease; those behind it are served.
-pub async fn point_7_a_dead_waiter_blocks_nobody(store: &dyn Harness) {
-    let (one, other) = Site::pair(store, "dead").await;
+pub async fn point_7_a_dead_waiter_blocks_nobody(store: &dyn Harness, kind: Kind) {
+    let (one, other) = Site::pair(store, kind, "dead").await;
     let holder = one.request();
     one.grant(&holder).await;
 
@@ -204,9 +214,9 @@ pub async fn point_7_a_dead_waiter_blocks_nobody(store: &dyn Harness) {
 }
 
 /// 8. Requests are served in order of arrival, whichever client they come from.
-pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness) {
+pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness, kind: Kind) {
     const WAITERS: usize = 12;
-    let (one, other) = Site::pair(store, "order").await;
+    let (one, other) = Site::pair(store, kind, "order").await;
     let holder = one.request();
     one.grant(&holder).await;
     let mut waiting = Vec::new();
@@ -222,18 +232,18 @@ pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness
 }
 
 /// 9. The work of a hand-over is the same for few waiters and for many.
-pub async fn point_9_a_hand_over_costs_the_same_however_many_wait(store: &dyn Harness) {
+pub async fn point_9_a_hand_over_costs_the_same_however_many_wait(store: &dyn Harness, kind: Kind) {
     const { assert!(FEW * 20 == MANY) };
-    let few = work_per_hand_over(store, FEW).await;
-    let many = work_per_hand_over(store, MANY).await;
+    let few = work_per_hand_over(store, kind, FEW).await;
+    let many = work_per_hand_over(store, kind, MANY).await;
     assert!(many <= few * 1.2 + 1.0, "work per hand-over: {few} with {FEW} waiters, {many} with {MANY}");
 }
 
 const FEW: usize = 10;
 const MANY: usize = 200;
 
-async fn work_per_hand_over(store: &dyn Harness, waiters: usize) -> f64 {
-    let site = Site { term: Duration::from_secs(30), ..Site::new(store, "work").await };
+async fn work_per_hand_over(store: &dyn Harness, kind: Kind, waiters: usize) -> f64 {
+    let site = Site { term: Duration::from_secs(30), ..Site::new(store, kind, "work").await };
     let holder = site.request();
     site.grant(&holder).await;
     let waiting: Vec<_> = (0..waiters).map(|_| site.spawn_and_release(site.request_waiting())).collect();
@@ -248,8 +258,8 @@ async fn work_per_hand_over(store: &dyn Harness, waiters: usize) -> f64 {
 }
 
 /// 10. A lease that nobody renews is over when the store says so: not before its term, and soon after.
-pub async fn point_10_the_store_decides_when_a_lease_is_over(store: &dyn Harness) {
-    let (one, other) = Site::pair(store, "expiry").await;
+pub async fn point_10_the_store_decides_when_a_lease_is_over(store: &dyn Harness, kind: Kind) {
+    let (one, other) = Site::pair(store, kind, "expiry").await;
     let asked = Instant::now();
     one.grant(&one.request()).await;
     let answered = Instant::now();
@@ -259,32 +269,133 @@ pub async fn point_10_the_store_decides_when_a_lease_is_over(store: &dyn Harness
     assert!(took_over <= answered + TERM + SLACK, "taken over {:?} after the grant", took_over - answered);
 }
 
-/// One client and one key.
+/// 11. An owner that holds the lock is let in at once, past those who wait, under the same token; the lock is free when
+///     its last hold has ended.
+pub async fn point_11_an_owner_comes_in_again(store: &dyn Harness) {
+    let (one, other) = Site::pair(store, Kind::Reentrant, "owner").await;
+    let claim = Claim::Owner("order-42".into());
+    let first = AcquireRequest { claim: claim.clone(), ..one.request() };
+    let second = AcquireRequest { claim: claim.clone(), ..other.request() };
+    let token = one.grant(&first).await.token;
+    let mutex = Site { resource: Resource::new(Arc::clone(&one.resource.key), Kind::Mutex), ..one.clone() };
+    let mut waiting = mutex.spawn(mutex.request_waiting());
+    one.until_waiting(1).await;
+
+    for _ in 0..2 {
+        assert_eq!(other.grant(&second).await.token, token, "past the one who waits, and twice is once");
+    }
+    assert_eq!(one.inspect().await.holders.len(), 2);
+    assert_eq!(one.release(first.lease).await, Released::Held);
+    assert_eq!(one.renew(first.lease).await, Renewal::Lost(LossReason::Taken));
+    assert!(matches!(other.renew(second.lease).await, Renewal::Renewed { .. }));
+    assert!(timeout(SLACK / 5, &mut waiting).await.is_err(), "let in while the owner had a hold");
+    assert_eq!(other.release(second.lease).await, Released::Held);
+    let next = granted(within(SLACK, "the one who waits", waiting).await);
+    assert!(next.token > token);
+}
+
+/// 12. Permits held never exceed the limit; a release hands them to exactly those that now fit.
+pub async fn point_12_a_release_serves_exactly_those_that_fit(store: &dyn Harness, kind: Kind) {
+    let site = Site { limit: Limit::new(4), ..Site::new(store, kind, "permits").await };
+    let holder = site.request_for(4);
+    site.grant(&holder).await;
+    let mut waiting = Vec::new();
+    for permits in [3, 2, 1] {
+        waiting.push(site.spawn(AcquireRequest { wait: Wait::Forever, ..site.request_for(permits) }));
+        site.until_waiting(waiting.len()).await;
+    }
+    // Two are given back: too few for the first in line. The second takes them unless nobody may pass anybody.
+    let whose = Whose::AllBut(holder.lease, 2);
+    assert_eq!(site.backend.release(&site.resource, whose).await.expect("the store answers"), Released::Held);
+    let now = site.inspect().await;
+    let expected = if kind == Kind::Counting { (4, 2) } else { (2, 3) };
+    assert_eq!((now.in_use, now.waiters.len()), expected, "in use, waiting");
+    // Two more: one is left over for the counting semaphore's last waiter, the fair one serves its first.
+    assert_eq!(site.release(holder.lease).await, Released::Held);
+    let now = site.inspect().await;
+    let expected = if kind == Kind::Counting { (3, 1) } else { (3, 2) };
+    assert_eq!((now.in_use, now.waiters.len()), expected, "in use, waiting");
+    assert_eq!(now.in_use, now.holders.iter().map(|holder| holder.permits).sum::<u32>());
+    waiting.iter().for_each(JoinHandle::abort);
+}
+
+/// 13. The first to come states the limit, others must agree, and a resize is followed by those who have met it.
+pub async fn point_13_one_limit_is_in_force(store: &dyn Harness, kind: Kind) {
+    let (one, other) = Site::pair(store, kind, "limit").await;
+    let (one, other) = (Site { limit: Limit::new(1), ..one }, Site { limit: Limit::new(2), ..other });
+    let holder = one.request();
+    one.grant(&holder).await;
+    let refused = other.backend.acquire(&other.request()).await;
+    assert!(matches!(refused, Err(BackendError::LimitDiffers { stated: 2, in_force: 1 })), "{refused:?}");
+    let refused = one.backend.acquire(&one.request_for(2)).await;
+    assert!(matches!(refused, Err(BackendError::AboveLimit { permits: 2, limit: 1 })), "{refused:?}");
+
+    let waiting = one.spawn(one.request_waiting());
+    one.until_waiting(1).await;
+    other.backend.resize(&other.resource, 3, TERM, &other.limit).await.expect("the store answers");
+    granted(within(SLACK, "the waiter, when the limit grew", waiting).await);
+    one.grant(&one.request()).await;
+    assert_eq!(one.limit.stated().permits, 3, "who has met a limit follows it");
+
+    other.backend.resize(&other.resource, 1, TERM, &other.limit).await.expect("the store answers");
+    let now = one.inspect().await;
+    assert_eq!((now.limit, now.in_use), (Some(1), 3), "nothing is taken away");
+    one.release(holder.lease).await;
+    assert_eq!(one.backend.acquire(&one.request()).await.expect("the store answers"), Acquired::Busy);
+    let stranger = Site { limit: Limit::new(3), ..other };
+    let refused = stranger.backend.acquire(&stranger.request()).await;
+    assert!(matches!(refused, Err(BackendError::LimitDiffers { stated: 3, in_force: 1 })), "{refused:?}");
+}
+
+/// One client and one resource.
+#[derive(Clone)]
 struct Site {
     backend: Arc<dyn Backend>,
-    key: Arc<str>,
+    resource: Resource,
+    limit: Limit,
     term: Duration,
 }
 
 impl Site {
-    async fn new(store: &dyn Harness, what: &str) -> Self {
+    async fn new(store: &dyn Harness, kind: Kind, what: &str) -> Self {
         let key = format!("lock:conformance:{what}:{}", Uuid::new_v4());
-        Self { backend: store.client().await, key: key.into(), term: TERM }
+        let (backend, resource) = (store.client().await, Resource::new(key, kind));
+        Self { backend, resource, limit: Limit::new(1), term: TERM }
     }
 
-    /// Two clients and one key.
-    async fn pair(store: &dyn Harness, what: &str) -> (Self, Self) {
-        let one = Self::new(store, what).await;
-        let other = Self { backend: store.client().await, key: Arc::clone(&one.key), term: one.term };
+    /// Two clients and one resource.
+    async fn pair(store: &dyn Harness, kind: Kind, what: &str) -> (Self, Self) {
+        let one = Self::new(store, kind, what).await;
+        let other = Self { backend: store.client().await, ..one.clone() };
         (one, other)
     }
 
     fn request(&self) -> AcquireRequest {
-        AcquireRequest::new(self.backend.lease_id(), Arc::clone(&self.key), self.term)
+        self.request_for(1)
+    }
+
+    /// Of a lock, by an owner of its own; or for so many permits.
+    fn request_for(&self, permits: u32) -> AcquireRequest {
+        let lease = self.backend.lease_id();
+        let claim = match self.resource.kind {
+            Kind::Mutex => Claim::Sole,
+            Kind::Reentrant => Claim::Owner(lease.to_string().into()),
+            Kind::Counting | Kind::Fair => Claim::Permits(permits, self.limit.clone()),
+        };
+        AcquireRequest::new(lease, self.resource.clone(), claim, self.term)
     }
 
     fn request_waiting(&self) -> AcquireRequest {
         AcquireRequest { wait: Wait::Forever, ..self.request() }
+    }
+
+    /// What a release finds that has nothing to release, while somebody else holds.
+    const fn not_ours(&self) -> Released {
+        if self.resource.kind.is_semaphore() { Released::Absent } else { Released::Taken }
+    }
+
+    async fn inspect(&self) -> Inspection {
+        self.backend.inspect(&self.resource, Detail::Everybody).await.expect("the store answers")
     }
 
     async fn grant(&self, request: &AcquireRequest) -> Grant {
@@ -292,11 +403,11 @@ impl Site {
     }
 
     async fn release(&self, lease: LeaseId) -> Released {
-        self.backend.release(&self.key, Whose::Lease(lease)).await.expect("the store answers")
+        self.backend.release(&self.resource, Whose::Lease(lease)).await.expect("the store answers")
     }
 
     async fn renew(&self, lease: LeaseId) -> Renewal {
-        let request = RenewRequest::new(lease, Arc::clone(&self.key), self.term);
+        let request = RenewRequest::new(lease, self.resource.clone(), self.term);
         self.backend.renew(&request).await.expect("the store answers")
     }
 
@@ -306,16 +417,16 @@ impl Site {
     }
 
     fn spawn_and_release(&self, request: AcquireRequest) -> JoinHandle<Grant> {
-        let (backend, key) = (Arc::clone(&self.backend), Arc::clone(&self.key));
+        let (backend, resource) = (Arc::clone(&self.backend), self.resource.clone());
         tokio::spawn(async move {
             let grant = granted(backend.acquire(&request).await.expect("the store answers"));
-            backend.release(&key, Whose::Lease(request.lease)).await.expect("the store answers");
+            backend.release(&resource, Whose::Lease(request.lease)).await.expect("the store answers");
             grant
         })
     }
 
     async fn waiters(&self) -> usize {
-        self.backend.inspect(&self.key).await.expect("the store answers").waiters.len()
+        self.inspect().await.waiters.len()
     }
 
     /// Waits until exactly `count` requests stand in line: a store cannot push that.
@@ -329,14 +440,14 @@ impl Site {
     }
 
     async fn assert_empty(&self) {
-        let left = self.backend.inspect(&self.key).await.expect("the store answers");
-        assert!(left.holder.is_none() && left.waiters.is_empty(), "left behind: {left:?}");
+        let left = self.inspect().await;
+        assert!(left.holders.is_empty() && left.waiters.is_empty(), "left behind: {left:?}");
     }
 
     /// What a client would believe of a lease counted from `counted_from` must end before the store's lease.
     async fn assert_not_trusted_beyond_the_store(&self, counted_from: Instant) {
-        let holder = self.backend.inspect(&self.key).await.expect("the store answers").holder;
-        let remaining = holder.and_then(|holder| holder.remaining).expect("the lease has an expiry");
+        let now = self.inspect().await;
+        let remaining = now.holder().and_then(|holder| holder.remaining).expect("the lease has an expiry");
         // The store rounds to milliseconds.
         let store_ends = Instant::now() + remaining + Duration::from_millis(1);
         assert!(counted_from + self.term <= store_ends, "the client outlives the store");

@@ -1,7 +1,10 @@
 //! What a store must do to carry leases: the [`Backend`] trait and its contract.
 //!
-//! Five verbs: acquire, renew, release, inspect, capabilities. How to wait is the store's own business: Redis
-//! pushes, memory wakes, a database would poll.
+//! Six verbs: acquire, renew, release, resize, inspect, capabilities. How to wait is the store's own business:
+//! Redis pushes, memory wakes, a database would poll.
+//!
+//! A [`Resource`] is a key and the rules under which it is held ([`Kind`]); a request says what it [claims](Claim)
+//! of it. A mutex and a reentrant lock of one key are the same lock, with one line of waiters.
 //!
 //! # The contract
 //!
@@ -18,9 +21,18 @@
 //! 5. Release and renew act on their lease id only; another holder's lease is never touched.
 //! 6. Renewal answers renewed, lost, or (as an error) unknown. Unknown neither extends nor ends the lease.
 //! 7. A waiting request that dies stops counting as a waiter within one lease; it never blocks those behind.
-//! 8. Requests for a mutex are served in order of arrival at the store.
-//! 9. Work per hand-over does not grow with the number of waiters.
+//! 8. Requests are served in order of arrival at the store. With a counting semaphore, that is the order among those
+//!    that fit: a smaller request may pass a larger one, so that permits never idle while somebody fits.
+//! 9. Work per hand-over does not grow with the number of waiters. (For a counting semaphore it grows with the number of
+//!    different sizes among them.)
 //! 10. The store's time decides expiry; client clocks decide nothing.
+//! 11. A lock's owner is let in again at once, past everybody who waits, under the token it has; each hold is a
+//!     lease of its own, and the lock is free when the last of them has ended.
+//! 12. Permits held never exceed the limit in force when they were granted. A release hands them to exactly those
+//!     waiters that now fit, and may give back a part of a lease's permits.
+//! 13. The limit in force is the one stated by the first to come; a request that states another is refused, with both
+//!     limits. It stays in force while anybody holds or waits, and for a lease after. `resize` changes it for everybody
+//!     at once, those who have met it before included, and takes nothing away.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,6 +44,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::LossReason;
 use crate::fence::FencingToken;
+use crate::sync::Mutex;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -51,7 +64,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Names a new acquisition. Ids are unguessable and never repeat.
     fn lease_id(&self) -> LeaseId;
 
-    /// Asks for `request.key`, and waits for it as `request.wait` says.
+    /// Asks for `request.resource`, and waits for it as `request.wait` says.
     ///
     /// The future may be dropped at any point; the caller then owes a [`release`](Backend::release).
     fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>>;
@@ -59,15 +72,29 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Extends a held lease by a full term, counted by the store from now.
     fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>>;
 
-    /// Ends one lease, or whatever holds the key, and hands the resource to the oldest living waiter.
+    /// Ends one lease, or a part of it, or whatever holds the lock, and hands what is free to the waiters next in line.
     fn release<'a>(
         &'a self,
-        key: &'a Arc<str>,
+        resource: &'a Resource,
         whose: Whose,
     ) -> BoxFuture<'a, Result<Released, BackendError>>;
 
-    /// Tells who holds `key` and who waits for it. Changes nothing.
-    fn inspect<'a>(&'a self, key: &'a Arc<str>) -> BoxFuture<'a, Result<Inspection, BackendError>>;
+    /// Changes the limit of a semaphore to `permits` for everybody. Permits that become free are handed out at once;
+    /// nothing is taken away. It stays in force for `term` if nobody uses the semaphore. `limit` follows.
+    fn resize<'a>(
+        &'a self,
+        resource: &'a Resource,
+        permits: u32,
+        term: Duration,
+        limit: &'a Limit,
+    ) -> BoxFuture<'a, Result<(), BackendError>>;
+
+    /// Tells who holds a resource and who waits for it, as far as `detail` says. Changes nothing.
+    fn inspect<'a>(
+        &'a self,
+        resource: &'a Resource,
+        detail: Detail,
+    ) -> BoxFuture<'a, Result<Inspection, BackendError>>;
 
     /// What this store is and can do.
     fn capabilities(&self) -> &Capabilities;
@@ -76,14 +103,143 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// A request for a key.
+/// Something that is held: a key, and the rules for holding it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Resource {
+    /// Prefix and name.
+    pub key: Arc<str>,
+    /// The rules.
+    pub kind: Kind,
+}
+
+impl Resource {
+    /// What is held under `key` by the rules of `kind`.
+    #[must_use]
+    pub fn new(key: impl Into<Arc<str>>, kind: Kind) -> Self {
+        Self { key: key.into(), kind }
+    }
+}
+
+/// The rules under which a key is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Kind {
+    /// One lease at a time.
+    Mutex,
+    /// One owner at a time, under any number of leases. The same lock as a mutex of the same key.
+    Reentrant,
+    /// As many permits as the limit says; whoever fits may pass those who do not.
+    Counting,
+    /// As many permits as the limit says; nobody passes anybody.
+    Fair,
+}
+
+impl Kind {
+    /// How the kind is called in messages and in the store.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::Reentrant => "reentrant",
+            Self::Counting => "counting",
+            Self::Fair => "fair",
+        }
+    }
+
+    /// Reads what [`as_str`](Self::as_str) wrote.
+    #[cfg(feature = "redis")]
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        [Self::Mutex, Self::Reentrant, Self::Counting, Self::Fair]
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+    }
+
+    /// Whether it has permits and a limit.
+    #[must_use]
+    pub const fn is_semaphore(self) -> bool {
+        matches!(self, Self::Counting | Self::Fair)
+    }
+}
+
+/// What a request wants to have of a resource.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Claim {
+    /// All of a lock, for this lease alone.
+    Sole,
+    /// All of a lock, for everything that the same owner holds.
+    Owner(Arc<str>),
+    /// So many permits of a semaphore whose limit is believed to be this.
+    Permits(u32, Limit),
+}
+
+impl Claim {
+    /// How many permits are claimed; a lock counts as one.
+    #[must_use]
+    pub const fn permits(&self) -> u32 {
+        match self {
+            Self::Permits(permits, _) => *permits,
+            Self::Sole | Self::Owner(_) => 1,
+        }
+    }
+
+    /// The owner that claims the lock, if it is one that can come in again.
+    #[must_use]
+    pub const fn owner(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Owner(owner) => Some(owner),
+            Self::Sole | Self::Permits(..) => None,
+        }
+    }
+}
+
+/// The limit that the handles of a semaphore state. Clones are one: they follow together when it is changed.
+///
+/// A limit is in force from when somebody first states it, for a time that has a number, its *reign*. Whoever has met
+/// that reign follows its changes; whoever comes new must state the limit as it is.
+#[derive(Clone, Debug)]
+pub struct Limit(Arc<Mutex<Stated>>);
+
+/// What is believed of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stated {
+    /// The limit.
+    pub permits: u32,
+    /// The reign in which it was in force, 0 if it never was.
+    pub reign: u64,
+}
+
+impl Limit {
+    /// A limit that nobody has confirmed.
+    #[must_use]
+    pub fn new(permits: u32) -> Self {
+        Self(Arc::new(Mutex::new(Stated { permits, reign: 0 })))
+    }
+
+    /// What is believed of it now.
+    #[must_use]
+    pub fn stated(&self) -> Stated {
+        *self.0.lock()
+    }
+
+    /// The store says that the limit is this.
+    pub fn follow(&self, permits: u32, reign: u64) {
+        *self.0.lock() = Stated { permits, reign };
+    }
+}
+
+/// A request for a resource.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AcquireRequest {
     /// This acquisition.
     pub lease: LeaseId,
-    /// What is asked for: prefix and name.
-    pub key: Arc<str>,
+    /// What is asked for.
+    pub resource: Resource,
+    /// How much of it.
+    pub claim: Claim,
     /// How long the lease lasts without renewal.
     pub term: Duration,
     /// How long to wait.
@@ -99,10 +255,11 @@ pub struct AcquireRequest {
 impl AcquireRequest {
     /// A request that does not wait, with no other options.
     #[must_use]
-    pub fn new(lease: LeaseId, key: Arc<str>, term: Duration) -> Self {
+    pub fn new(lease: LeaseId, resource: Resource, claim: Claim, term: Duration) -> Self {
         Self {
             lease,
-            key,
+            resource,
+            claim,
             term,
             wait: Wait::No,
             poll_interval: None,
@@ -161,7 +318,7 @@ impl Revocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Acquired {
-    /// The key is held by the request's lease.
+    /// What was claimed is held by the request's lease.
     Granted(Grant),
     /// Somebody else held it for as long as the request was ready to wait.
     Busy,
@@ -171,7 +328,7 @@ pub enum Acquired {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
-    /// Greater than every earlier token for this key.
+    /// Greater than every earlier token for this key; an owner that comes in again gets the one it has.
     pub token: FencingToken,
     /// The lease may be counted from here: certainly not later than the grant in the store.
     pub counted_from: Instant,
@@ -192,16 +349,16 @@ pub struct RenewRequest {
     /// The lease.
     pub lease: LeaseId,
     /// What it holds.
-    pub key: Arc<str>,
+    pub resource: Resource,
     /// How long it shall last from now.
     pub term: Duration,
 }
 
 impl RenewRequest {
-    /// A request to keep `lease` on `key` for another `term`.
+    /// A request to keep `lease` on `resource` for another `term`.
     #[must_use]
-    pub const fn new(lease: LeaseId, key: Arc<str>, term: Duration) -> Self {
-        Self { lease, key, term }
+    pub const fn new(lease: LeaseId, resource: Resource, term: Duration) -> Self {
+        Self { lease, resource, term }
     }
 }
 
@@ -224,7 +381,9 @@ pub enum Renewal {
 pub enum Whose {
     /// This lease's, wherever it stands, and nobody else's.
     Lease(LeaseId),
-    /// Whoever holds the key now. The holder is told at once if the store can push.
+    /// This lease's, but for so many permits that it keeps. Never gives a lease more than it has.
+    AllBut(LeaseId, u32),
+    /// Whoever holds the lock now. All its holders are told at once if the store can push. A semaphore refuses this.
     Anyone,
 }
 
@@ -232,7 +391,7 @@ pub enum Whose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {
-    /// A hold, which has ended.
+    /// A hold, which has ended, or has given back what was asked for.
     Held,
     /// Nothing any more, but an earlier attempt of the same call, whose answer got lost, may have ended a hold.
     Unknown,
@@ -244,25 +403,46 @@ pub enum Released {
     Absent,
 }
 
-/// Who holds a key, and who waits for it, at one moment.
+/// How much an inspection tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Detail {
+    /// Everybody who holds and everybody who waits.
+    Everybody,
+    /// The numbers only, at a cost that does not depend on how many hold or wait.
+    Numbers,
+}
+
+/// Who holds a lock or permits, and who waits, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The holder, if there is one.
-    pub holder: Option<Holder>,
-    /// The living waiters, the next to be served first.
+    /// The holders. A mutex has one at most; a reentrant lock has one per hold, the one that the lock key names first;
+    /// a semaphore lists its holders by the time their leases end.
+    pub holders: Vec<Holder>,
+    /// The living waiters, in order of arrival.
     pub waiters: Vec<Waiter>,
+    /// The limit of a semaphore, while one is in force.
+    pub limit: Option<u32>,
+    /// How many permits are held; 1 for a lock that is held.
+    pub in_use: u32,
 }
 
 impl Inspection {
-    /// This holder, and these waiters in the order in which they will be served.
+    /// These holders, and these waiters in order of arrival.
     #[must_use]
-    pub const fn new(holder: Option<Holder>, waiters: Vec<Waiter>) -> Self {
-        Self { holder, waiters }
+    pub fn new(holders: Vec<Holder>, waiters: Vec<Waiter>, limit: Option<u32>, in_use: u32) -> Self {
+        Self { holders, waiters, limit, in_use }
+    }
+
+    /// The holder of a lock, if there is one.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holders.first()
     }
 }
 
-/// The holder of a key.
+/// A holder of a lock or of permits.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -272,13 +452,17 @@ pub struct Holder {
     pub token: Option<FencingToken>,
     /// When the hold ends unless it is renewed; `None` if it has no expiry.
     pub remaining: Option<Duration>,
+    /// How many permits are held; 1 for a lock.
+    pub permits: u32,
+    /// The owner for which a reentrant lock is held.
+    pub owner: Option<String>,
 }
 
 impl Holder {
-    /// A holder with this id, token and remaining time.
+    /// A holder with this id, token and remaining time, of one permit and no owner.
     #[must_use]
     pub fn new(id: impl Into<String>, token: Option<FencingToken>, remaining: Option<Duration>) -> Self {
-        Self { id: id.into(), token, remaining }
+        Self { id: id.into(), token, remaining, permits: 1, owner: None }
     }
 }
 
@@ -290,6 +474,8 @@ impl fmt::Debug for Holder {
             .field("id", &id.as_ref().map_or(&"another library's" as &dyn fmt::Debug, |id| id))
             .field("token", &self.token)
             .field("remaining", &self.remaining)
+            .field("permits", &self.permits)
+            .field("owner", &self.owner)
             .finish()
     }
 }
@@ -302,13 +488,15 @@ pub struct Waiter {
     pub id: LeaseId,
     /// For how long it counts as living unless it repeats its request.
     pub remaining: Duration,
+    /// How many permits it waits for; 1 for a lock.
+    pub permits: u32,
 }
 
 impl Waiter {
-    /// A waiter with this id that counts as living for `remaining`.
+    /// A waiter with this id that counts as living for `remaining` and wants one permit.
     #[must_use]
     pub const fn new(id: LeaseId, remaining: Duration) -> Self {
-        Self { id, remaining }
+        Self { id, remaining, permits: 1 }
     }
 }
 
@@ -340,9 +528,9 @@ mod tests {
         let id = LeaseIds::new().next();
         let tail = &id.client().to_string()[9..];
         assert!(!format!("{id:?}").contains(tail));
-        let holder = Holder { id: id.to_string(), token: None, remaining: None };
+        let holder = Holder::new(id.to_string(), None, None);
         assert!(!format!("{holder:?}").contains(tail));
-        let foreign = Holder { id: "secret".into(), token: None, remaining: None };
+        let foreign = Holder::new("secret", None, None);
         assert!(!format!("{foreign:?}").contains("secret"));
     }
 }

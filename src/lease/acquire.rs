@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use super::engine::Engine;
 use super::held::Lease;
-use crate::backend::{AcquireRequest, Acquired, Revocation, Wait};
+use crate::backend::{AcquireRequest, Acquired, Claim, Revocation, Wait, Whose};
 use crate::error::{Error, LossReason};
 use crate::name::Name;
 use crate::options::Settings;
@@ -25,17 +25,18 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// this store or this machine.
 const MAX_LATE: u32 = 3;
 
-/// Asks for `name`. `None` if somebody else held it for as long as `wait` allows.
+/// Asks for what is claimed of `name`. `None` if somebody else held it for as long as `wait` allows.
 ///
 /// Cancel safe: dropping the future gives back whatever it was granted.
 pub(crate) async fn acquire(
     engine: &Engine,
     name: &Name,
     settings: Settings,
+    claim: &Claim,
     wait: Wait,
 ) -> Result<Option<Arc<Lease>>, Error> {
     let span = tracing::debug_span!("acquire", %name, token = tracing::field::Empty);
-    let lease = ask(engine, name, settings, wait).instrument(span.clone()).await?;
+    let lease = ask(engine, name, settings, claim, wait).instrument(span.clone()).await?;
     if let Some(lease) = &lease {
         // Not `Span::current()`: where this span is filtered out, that is the caller's.
         span.record("token", lease.token().get());
@@ -47,6 +48,7 @@ async fn ask(
     engine: &Engine,
     name: &Name,
     settings: Settings,
+    claim: &Claim,
     wait: Wait,
 ) -> Result<Option<Arc<Lease>>, Error> {
     if engine.closed().is_cancelled() {
@@ -61,10 +63,11 @@ async fn ask(
         }
         let id = engine.backend().lease_id();
         let lost = CancellationToken::new();
-        let obligation = engine.reaper().oblige(name.clone(), id, settings.terms.lease);
+        let obligation = engine.reaper().oblige(name.clone(), Whose::Lease(id), settings.terms.lease);
         let request = AcquireRequest {
             lease: id,
-            key: Arc::clone(name.key()),
+            resource: name.resource().clone(),
+            claim: claim.clone(),
             term: settings.terms.lease,
             wait,
             poll_interval: settings.poll_interval,
@@ -78,14 +81,8 @@ async fn ask(
         };
         match answer.map_err(|error| engine.error(error, "acquire", Some(name)))? {
             Acquired::Granted(grant) => {
-                let lease = Lease::new(
-                    id,
-                    name.clone(),
-                    settings.terms,
-                    grant,
-                    lost,
-                    obligation.granted(grant.token),
-                );
+                let obligation = obligation.granted(grant.token);
+                let lease = Lease::new(&request, name.clone(), settings.terms, grant, lost, obligation);
                 match lease.loss(Instant::now()) {
                     None => return hold(engine, lease).map(Some),
                     // The process was paused between request and now. The lease has given itself back.
@@ -109,6 +106,7 @@ fn hold(engine: &Engine, lease: Lease) -> Result<Arc<Lease>, Error> {
     tracing::debug!(name = %lease.name(), token = lease.token().get(), "granted");
     let lease = Arc::new(lease);
     engine.watchdog().watch(Arc::clone(&lease));
+    engine.owners().remember(&lease);
     // A shutdown that began after the request was answered has not seen this lease.
     if engine.closed().is_cancelled() {
         lease.lose(LossReason::ClientClosed);

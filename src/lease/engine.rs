@@ -7,8 +7,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::held::Lease;
-use super::reaper::Reaper;
+use super::held::{Lease, Leaving};
+use super::owners::Owners;
+use super::reaper::{Obligation, Reaper};
 use super::watchdog::Watchdog;
 use crate::backend::{Backend, BackendError, Released, Whose};
 use crate::error::{Error, LossReason};
@@ -24,6 +25,7 @@ pub(crate) struct Engine {
     backend: Arc<dyn Backend>,
     watchdog: Arc<Watchdog>,
     reaper: Arc<Reaper>,
+    owners: Owners,
     task: Mutex<Option<JoinHandle<()>>>,
     closed: CancellationToken,
     /// Cancelled with the last handle, when nobody can take on an obligation any more.
@@ -36,6 +38,7 @@ impl Engine {
             backend,
             watchdog: Arc::default(),
             reaper: Arc::default(),
+            owners: Owners::default(),
             task: Mutex::default(),
             closed: CancellationToken::new(),
             abandoned: CancellationToken::new(),
@@ -52,6 +55,10 @@ impl Engine {
 
     pub(crate) const fn reaper(&self) -> &Arc<Reaper> {
         &self.reaper
+    }
+
+    pub(crate) const fn owners(&self) -> &Owners {
+        &self.owners
     }
 
     pub(crate) const fn closed(&self) -> &CancellationToken {
@@ -76,19 +83,19 @@ impl Engine {
         }));
     }
 
-    /// Ends a lease: nothing is renewed any more, and the store is told now.
-    pub(crate) async fn release(&self, lease: &Lease) -> Result<(), Error> {
-        if let Some(reason) = lease.loss(Instant::now()) {
-            return Err(lease.loss_error(reason));
-        }
-        let Some(obligation) = lease.take_obligation() else {
-            // Lost since the line above; only a loss takes it from under a live guard.
-            let reason = lease.loss(Instant::now()).unwrap_or(LossReason::Expired);
-            return Err(lease.loss_error(reason));
+    /// A guard goes, and its permits with it: the store is told now.
+    pub(crate) async fn release(&self, lease: &Lease, permits: u32) -> Result<(), Error> {
+        let obligation = match self.leave(lease, permits) {
+            Leaving::Last(obligation) => obligation,
+            Leaving::Keeping(keep) => self.oblige_to_shrink(lease, keep),
+            Leaving::Sharing => return Ok(()),
+            Leaving::Ended => {
+                let reason = lease.loss(Instant::now()).unwrap_or(LossReason::Expired);
+                return Err(lease.loss_error(reason));
+            }
         };
-        self.watchdog.forget(lease);
         let name = lease.name();
-        match self.backend.release(name.key(), Whose::Lease(lease.id())).await {
+        match self.backend.release(name.resource(), obligation.whose()).await {
             Ok(released) => {
                 obligation.settle();
                 match lost_before(released, lease.ends()) {
@@ -104,13 +111,29 @@ impl Engine {
         }
     }
 
-    /// Ends a lease without waiting: the store is told in the background.
-    pub(crate) fn abandon(&self, lease: &Lease) {
-        if let Some(obligation) = lease.take_obligation() {
+    /// A guard goes, and its permits with it, without waiting: the store is told in the background.
+    pub(crate) fn abandon(&self, lease: &Lease, permits: u32) {
+        let obligation = match self.leave(lease, permits) {
+            Leaving::Last(obligation) => obligation,
+            Leaving::Keeping(keep) => self.oblige_to_shrink(lease, keep),
+            Leaving::Sharing | Leaving::Ended => return,
+        };
+        tracing::debug!(name = %lease.name(), token = lease.token().get(), "guard dropped, release queued");
+        drop(obligation);
+    }
+
+    fn leave(&self, lease: &Lease, permits: u32) -> Leaving {
+        let leaving = lease.leave(permits, Instant::now());
+        if lease.is_deserted() {
             self.watchdog.forget(lease);
-            tracing::debug!(name = %lease.name(), token = lease.token().get(), "guard dropped, release queued");
-            drop(obligation);
+            self.owners.forget(lease);
         }
+        leaving
+    }
+
+    fn oblige_to_shrink(&self, lease: &Lease, keep: u32) -> Obligation {
+        let whose = Whose::AllBut(lease.id(), keep);
+        self.reaper.oblige(lease.name().clone(), whose, lease.terms().lease).granted(lease.token())
     }
 
     /// Ends everything: waiting requests fail, live leases are lost, all of it is released, connections close.

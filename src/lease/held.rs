@@ -1,27 +1,29 @@
-//! One lease that is, or was, held.
+//! One lease that is, or was, held, and the guards that share it.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::deadline::Deadline;
 use super::reaper::Obligation;
-use crate::backend::{BackendError, Grant, LeaseId, Renewal};
+use crate::backend::{AcquireRequest, BackendError, Grant, LeaseId, Renewal};
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::name::Name;
 use crate::options::Terms;
 use crate::sync::Mutex;
 
-/// What the guard, its futures and the watchdog share.
+/// What the guards, their futures and the watchdog share.
 #[derive(Debug)]
 pub(crate) struct Lease {
     id: LeaseId,
     name: Name,
     token: FencingToken,
     terms: Terms,
-    permits: u32,
+    /// For whom a reentrant lock is held.
+    owner: Option<Arc<str>>,
     /// Set before `lost` is cancelled, except by a revocation, which comes from the backend without a reason.
     reason: OnceLock<LossReason>,
     lost: CancellationToken,
@@ -33,6 +35,10 @@ struct State {
     deadline: Deadline,
     /// Present while the lease is held; taken by whoever ends it.
     obligation: Option<Obligation>,
+    /// How many guards share the lease. A guard that comes in again or is split off is one more.
+    guards: u32,
+    /// How many permits they have together.
+    permits: u32,
     renewing: bool,
     /// Set after a renewal that was not answered: when to try again.
     retry_at: Option<Instant>,
@@ -48,9 +54,22 @@ pub(crate) enum Step {
     Forget,
 }
 
+/// What a guard that goes leaves to be done.
+#[derive(Debug)]
+pub(crate) enum Leaving {
+    /// It was the last one: the lease is over, and this is owed to the store.
+    Last(Obligation),
+    /// Others stay, and keep so many permits; the rest goes back.
+    Keeping(u32),
+    /// Others stay, and keep everything.
+    Sharing,
+    /// The lease had ended before.
+    Ended,
+}
+
 impl Lease {
     pub(crate) fn new(
-        id: LeaseId,
+        request: &AcquireRequest,
         name: Name,
         terms: Terms,
         grant: Grant,
@@ -61,12 +80,22 @@ impl Lease {
         let state = State {
             deadline: Deadline::new(terms, grant.counted_from, now),
             obligation: Some(obligation),
+            guards: 1,
+            permits: request.claim.permits(),
             renewing: false,
             retry_at: None,
             event_at: now,
         };
-        let reason = OnceLock::new();
-        Self { id, name, token: grant.token, terms, permits: 1, reason, lost, state: Mutex::new(state) }
+        Self {
+            id: request.lease,
+            name,
+            token: grant.token,
+            terms,
+            owner: request.claim.owner().cloned(),
+            reason: OnceLock::new(),
+            lost,
+            state: Mutex::new(state),
+        }
     }
 
     pub(crate) const fn id(&self) -> LeaseId {
@@ -85,8 +114,8 @@ impl Lease {
         self.terms
     }
 
-    pub(crate) const fn permits(&self) -> u32 {
-        self.permits
+    pub(crate) const fn owner(&self) -> Option<&Arc<str>> {
+        self.owner.as_ref()
     }
 
     /// Fires when the lease is lost by anything but time; for time, ask [`ends`](Self::ends).
@@ -100,12 +129,12 @@ impl Lease {
     }
 
     /// For how long the lease may still be trusted, zero if it is lost or released.
-    pub(crate) fn remaining(&self, now: Instant) -> std::time::Duration {
+    pub(crate) fn remaining(&self, now: Instant) -> Duration {
         if self.loss(now).is_some() {
-            return std::time::Duration::ZERO;
+            return Duration::ZERO;
         }
         let state = self.state.lock();
-        if state.obligation.is_some() { state.deadline.remaining(now) } else { std::time::Duration::ZERO }
+        if state.obligation.is_some() { state.deadline.remaining(now) } else { Duration::ZERO }
     }
 
     /// Why the lease is lost, if it is. This is where a passed deadline and a revocation are noticed: by the
@@ -149,15 +178,53 @@ impl Lease {
 
     /// The release has found that the lease was lost before: tells whoever still waits for that.
     pub(crate) fn found_lost(&self, reason: LossReason) -> LossReason {
+        if let Some(reason) = self.lose(reason) {
+            return reason;
+        }
         let reason = *self.reason.get_or_init(|| reason);
         tracing::warn!(name = %self.name, token = self.token.get(), %reason, "lease lost before its release");
         self.lost.cancel();
         reason
     }
 
-    /// Ends the lease as released: what is owed to the store passes to the caller.
-    pub(crate) fn take_obligation(&self) -> Option<Obligation> {
-        self.state.lock().obligation.take()
+    /// One guard more shares the lease, if it is still held.
+    pub(crate) fn enter(&self, now: Instant) -> bool {
+        let lost = self.loss(now).is_some();
+        let mut state = self.state.lock();
+        let held = !lost && state.obligation.is_some();
+        if held {
+            state.guards += 1;
+        }
+        held
+    }
+
+    /// One guard more shares the permits that the others have.
+    pub(crate) fn split(&self) {
+        self.state.lock().guards += 1;
+    }
+
+    /// A guard goes, with its permits. The last one ends the lease as released: what is owed to the store passes to the
+    /// caller.
+    pub(crate) fn leave(&self, permits: u32, now: Instant) -> Leaving {
+        let lost = self.loss(now).is_some();
+        let mut state = self.state.lock();
+        state.guards -= 1;
+        if lost || state.obligation.is_none() {
+            return Leaving::Ended;
+        }
+        if state.guards == 0 {
+            return state.obligation.take().map_or(Leaving::Ended, Leaving::Last);
+        }
+        if !self.name.kind().is_semaphore() {
+            return Leaving::Sharing;
+        }
+        state.permits -= permits;
+        Leaving::Keeping(state.permits)
+    }
+
+    /// Whether no guard is left.
+    pub(crate) fn is_deserted(&self) -> bool {
+        self.state.lock().guards == 0
     }
 
     /// The loss as an error.

@@ -21,13 +21,16 @@
 //!    to the store; a renewal confirmed later does not bring it back (`held`).
 //! 4. One task per client renews every lease that is due, many at a time, and never waits for one renewal
 //!    before it looks at another lease (`watchdog`).
-//! 5. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue
+//! 5. Several guards may share one lease: those of an owner that came in again, and those that were split off. It ends
+//!    with the last of them (`held`, `owners`).
+//! 6. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue
 //!    until a task of this client runs again (`reaper`, `engine`).
 
 mod acquire;
 mod deadline;
 mod engine;
 mod held;
+mod owners;
 mod reaper;
 mod watchdog;
 

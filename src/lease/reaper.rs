@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::backend::{Backend, LeaseId, Whose};
+use crate::backend::{Backend, Whose};
 use crate::fence::FencingToken;
 use crate::name::Name;
 use crate::sync::Mutex;
@@ -54,7 +54,7 @@ struct Progress {
 #[derive(Clone)]
 struct Debt {
     name: Name,
-    lease: LeaseId,
+    whose: Whose,
     term: Duration,
     /// The token of the grant, if there was one.
     token: Option<FencingToken>,
@@ -63,11 +63,11 @@ struct Debt {
 
 impl fmt::Debug for Debt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Debt").field("name", &self.name).field("lease", &self.lease).finish_non_exhaustive()
+        f.debug_struct("Debt").field("name", &self.name).field("whose", &self.whose).finish_non_exhaustive()
     }
 }
 
-/// Whoever holds this owes the store the release of one lease id. Dropping it queues the release.
+/// Whoever holds this owes the store the release of one lease, or of a part of it. Dropping it queues the release.
 #[derive(Debug)]
 #[must_use = "dropping an obligation queues the release"]
 pub(crate) struct Obligation {
@@ -83,6 +83,11 @@ impl Obligation {
     pub(crate) const fn granted(mut self, token: FencingToken) -> Self {
         self.debt.token = Some(token);
         self
+    }
+
+    /// What is to be released.
+    pub(crate) const fn whose(&self) -> Whose {
+        self.debt.whose
     }
 
     /// The store has confirmed that nothing is left to release.
@@ -102,9 +107,9 @@ impl Drop for Obligation {
 }
 
 impl Reaper {
-    /// Takes on the obligation to release `lease`, before anything is sent for it.
-    pub(crate) fn oblige(self: &Arc<Self>, name: Name, lease: LeaseId, term: Duration) -> Obligation {
-        let debt = Debt { name, lease, term, token: None, _open: self.obligations.token() };
+    /// Takes on the obligation to release a lease, before anything is sent for it, or a part of one that is held.
+    pub(crate) fn oblige(self: &Arc<Self>, name: Name, whose: Whose, term: Duration) -> Obligation {
+        let debt = Debt { name, whose, term, token: None, _open: self.obligations.token() };
         Obligation { debt, reaper: Arc::clone(self), owed: true, releasing: false }
     }
 
@@ -178,11 +183,11 @@ impl Reaper {
 
 /// Sends one release until the store confirms it, or a lease has passed and the store has forgotten by itself.
 async fn release(backend: &dyn Backend, obligation: Obligation) {
-    let Debt { name, lease, term, token, .. } = &obligation.debt;
+    let Debt { name, whose, term, token, .. } = &obligation.debt;
     let token = token.map(FencingToken::get);
     let forgotten = Instant::now() + *term;
     loop {
-        match backend.release(name.key(), Whose::Lease(*lease)).await {
+        match backend.release(name.resource(), *whose).await {
             Ok(released) => {
                 tracing::debug!(name = %name, token, ?released, "released in the background");
                 break;

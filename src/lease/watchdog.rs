@@ -154,7 +154,7 @@ impl Watchdog {
 }
 
 async fn renew(backend: &dyn Backend, lease: Arc<Lease>) -> (Arc<Lease>, Result<Renewal, BackendError>) {
-    let request = RenewRequest::new(lease.id(), Arc::clone(lease.name().key()), lease.terms().lease);
+    let request = RenewRequest::new(lease.id(), lease.name().resource().clone(), lease.terms().lease);
     let answer = backend.renew(&request).await;
     (lease, answer)
 }

@@ -63,6 +63,10 @@ pub(crate) fn releases(request: &Request) -> bool {
     is_call(request, 4, 1)
 }
 
+pub(crate) fn releases_by_force(request: &Request) -> bool {
+    is_call(request, 5, 0)
+}
+
 pub(crate) fn renews(request: &Request) -> bool {
     is_call(request, 2, 2)
 }

@@ -1,27 +1,26 @@
-//! The scripts as calls: typed requests in, typed answers out.
+//! What the scripts for locks and for semaphores have in common as calls: typed requests in, typed answers out.
 
 use std::time::Duration;
 
 use fred::types::{Key, Value};
 use tokio::time::{Instant, sleep};
 
-use super::keys::LockKeys;
-use super::script::{ACQUIRE, INSPECT, RELEASE, RENEW, Script};
+use super::script::Script;
 use super::transport::Transport;
+use super::{lock, semaphore};
 use crate::backend::{
-    AcquireRequest, BackendError, Holder, Inspection, LeaseId, Released, RenewRequest, Renewal, Wait, Waiter,
-    Whose,
+    AcquireRequest, BackendError, Claim, Detail, Inspection, LeaseId, Limit, Released, RenewRequest, Renewal,
+    Resource, Waiter, Whose,
 };
-use crate::error::LossReason;
 use crate::fence::FencingToken;
 
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);
 
-/// The server's answer to a request for a lock.
+/// The server's answer to a request.
 pub(super) enum Answer {
     Granted(FencingToken),
-    /// How long the holder's lease still lasts, if it ends at all, and how many wait before this one.
+    /// How long until a holder's lease ends, if one does, and how many wait before this one.
     Queued {
         remaining: Option<Duration>,
         before: u32,
@@ -30,73 +29,65 @@ pub(super) enum Answer {
 }
 
 impl Transport {
-    /// How long one command for a lease of `term` may take.
-    fn patience(&self, term: Duration) -> Duration {
-        self.reply_timeout().min(term / 3)
-    }
-
-    /// Asks for a lock, once.
+    /// Asks for a lock or for permits, once.
     pub(super) async fn acquire(&self, request: &AcquireRequest) -> Result<Answer, BackendError> {
-        let waits = Value::from(i64::from(request.wait != Wait::No));
-        let repair = Value::from(request.repair.map_or(0, millis));
-        let args = [Value::from(request.lease.to_text()), Value::from(millis(request.term)), waits, repair];
-        // Every argument costs a microsecond on its way: the frequent case goes without the last two.
-        let usual = request.wait != Wait::No && request.repair.is_none();
-        let args = if usual { &args[..2] } else { &args[..] };
-        let keys = LockKeys::of(&request.key);
-        read_answer(self.call(&ACQUIRE, keys.all(), args, self.patience(request.term)).await?)
+        match &request.claim {
+            Claim::Permits(permits, limit) => semaphore::acquire(self, request, *permits, limit).await,
+            Claim::Sole | Claim::Owner(_) => lock::acquire(self, request).await,
+        }
     }
 
     /// Renews a lease, once.
     pub(super) async fn renew(&self, request: &RenewRequest) -> Result<Renewal, BackendError> {
-        let keys = LockKeys::of(&request.key).lock_and_fence();
-        let args = [Value::from(request.lease.to_text()), Value::from(millis(request.term))];
-        let sent = Instant::now();
-        match self.call(&RENEW, &keys, &args, self.patience(request.term)).await {
-            // Somebody has put something else in the place of the lock.
-            Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
-            answer => match answer?.as_bytes_str().as_deref() {
-                Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
-                Some("taken") => Ok(Renewal::Lost(LossReason::Taken)),
-                Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
-                _ => Err(unreadable(&RENEW)),
-            },
+        if request.resource.kind.is_semaphore() {
+            semaphore::renew(self, request).await
+        } else {
+            lock::renew(self, request).await
         }
     }
 
     /// Releases, until the server answers or two timeouts have passed. A release of whoever holds the lock is not
     /// idempotent, and not sent again once it may have been carried out.
-    pub(super) async fn release(&self, key: &str, whose: Whose) -> Result<Released, BackendError> {
-        let lease = match whose {
-            Whose::Lease(lease) => Value::from(lease.to_text()),
-            Whose::Anyone => Value::from_static_str(""),
-        };
-        let again: fn(&BackendError) -> bool = match whose {
-            Whose::Lease(_) => BackendError::is_transient,
-            Whose::Anyone => |error| matches!(error, BackendError::NotSent { .. }),
-        };
-        let (answer, repeated) = self.insist(&RELEASE, LockKeys::of(key).all(), &[lease], again).await?;
-        match answer.as_i64() {
-            Some(1) => Ok(Released::Held),
-            Some(2) => Ok(Released::Queued),
-            // An earlier attempt may have released it, and its answer got lost.
-            Some(0 | 3) if repeated => Ok(Released::Unknown),
-            Some(3) => Ok(Released::Taken),
-            Some(0) => Ok(Released::Absent),
-            _ => Err(unreadable(&RELEASE)),
+    pub(super) async fn release(&self, resource: &Resource, whose: Whose) -> Result<Released, BackendError> {
+        if resource.kind.is_semaphore() {
+            semaphore::release(self, resource, whose).await
+        } else {
+            lock::release(self, resource, whose).await
         }
     }
 
+    /// Changes a limit, until the server answers or two timeouts have passed.
+    pub(super) async fn resize(
+        &self,
+        resource: &Resource,
+        permits: u32,
+        term: Duration,
+        limit: &Limit,
+    ) -> Result<(), BackendError> {
+        semaphore::resize(self, resource, permits, term, limit).await
+    }
+
     /// Inspects, until the server answers or two timeouts have passed.
-    pub(super) async fn inspect(&self, key: &str) -> Result<Inspection, BackendError> {
-        let keys = LockKeys::of(key);
-        let (answer, _) = self.insist(&INSPECT, keys.all(), &[], BackendError::is_transient).await?;
-        read_inspection(answer)
+    pub(super) async fn inspect(
+        &self,
+        resource: &Resource,
+        detail: Detail,
+    ) -> Result<Inspection, BackendError> {
+        if resource.kind.is_semaphore() {
+            semaphore::inspect(self, resource, detail).await
+        } else {
+            lock::inspect(self, resource, detail).await
+        }
+    }
+
+    /// How long one command for a lease of `term` may take.
+    pub(super) fn patience(&self, term: Duration) -> Duration {
+        self.reply_timeout().min(term / 3)
     }
 
     /// Calls a script again while it fails in a way for which `again` allows that. Tells whether an attempt before
     /// the one that was answered may have been carried out.
-    async fn insist(
+    pub(super) async fn insist(
         &self,
         script: &Script,
         keys: &[Key],
@@ -119,47 +110,48 @@ impl Transport {
     }
 }
 
-fn millis(duration: Duration) -> i64 {
+pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// `-1` and `-2`, for "never" and "not there", are no durations.
-fn from_millis(value: &Value) -> Option<Duration> {
+pub(super) fn from_millis(value: &Value) -> Option<Duration> {
     value.as_i64().and_then(|millis| u64::try_from(millis).ok()).map(Duration::from_millis)
 }
 
-fn read_answer(answer: Value) -> Result<Answer, BackendError> {
-    if let Value::Array(parts) = &answer {
-        let [remaining, before] = &parts[..] else { return Err(unreadable(&ACQUIRE)) };
-        let before = before.as_i64().and_then(|before| u32::try_from(before).ok());
-        let before = before.ok_or_else(|| unreadable(&ACQUIRE))?;
-        return Ok(Answer::Queued { remaining: from_millis(remaining), before });
-    }
-    match read_token(&answer).ok_or_else(|| unreadable(&ACQUIRE))? {
-        token if token.get() == 0 => Ok(Answer::Busy),
-        token => Ok(Answer::Granted(token)),
-    }
-}
-
-fn read_token(value: &Value) -> Option<FencingToken> {
+pub(super) fn read_token(value: &Value) -> Option<FencingToken> {
     value.as_u64().map(FencingToken::new)
 }
 
-fn read_inspection(answer: Value) -> Result<Inspection, BackendError> {
-    let parts = answer.into_array();
-    let [holder, remaining, token, waiters] = &parts[..] else { return Err(unreadable(&INSPECT)) };
-    let holder = holder.as_bytes().map(|id| {
-        let id = String::from_utf8_lossy(id).into_owned();
-        let ours = LeaseId::parse(&id).is_some();
-        Holder { token: if ours { read_token(token) } else { None }, remaining: from_millis(remaining), id }
-    });
+pub(super) fn read_number(value: &Value) -> Option<u32> {
+    value.as_i64().and_then(|number| u32::try_from(number).ok())
+}
+
+/// "Still queued", from the time until a holder's lease ends and the number of waiters before.
+pub(super) fn read_queued(remaining: &Value, before: &Value) -> Option<Answer> {
+    Some(Answer::Queued { remaining: from_millis(remaining), before: read_number(before)? })
+}
+
+/// Lease id, time and permits of each waiter.
+pub(super) fn read_waiters(waiters: &Value) -> Option<Vec<Waiter>> {
     let waiters = waiters.clone().into_array();
-    let waiters = waiters.chunks_exact(2).map(|pair| {
-        let id = pair[0].as_bytes_str().and_then(|id| LeaseId::parse(&id))?;
-        Some(Waiter { id, remaining: from_millis(&pair[1])? })
+    let waiters = waiters.chunks_exact(3).map(|part| {
+        let waiter = Waiter::new(read_lease(&part[0])?, from_millis(&part[1])?);
+        Some(Waiter { permits: read_number(&part[2])?, ..waiter })
     });
-    let waiters = waiters.collect::<Option<_>>().ok_or_else(|| unreadable(&INSPECT))?;
-    Ok(Inspection { holder, waiters })
+    waiters.collect()
+}
+
+pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
+    value.as_bytes_str().and_then(|id| LeaseId::parse(&id))
+}
+
+/// How much an inspection is asked to tell.
+pub(super) fn wanted(detail: Detail) -> Value {
+    Value::from_static_str(match detail {
+        Detail::Everybody => "everybody",
+        Detail::Numbers => "numbers",
+    })
 }
 
 pub(super) fn unreadable(script: &Script) -> BackendError {

@@ -1,17 +1,25 @@
-//! Every key of a lock, and the channel of a client.
+//! Every key of a lock and of a semaphore, and the channel of a client.
 //!
 //! | key | type | what | expires |
 //! |---|---|---|---|
-//! | `lock:N` | string | the holder's lease id, and nothing else: the canonical recipe | with the lease |
+//! | `lock:N` | string | the holder's lease id, and nothing else: the canonical recipe; `/owner` follows for a reentrant lock | with the lease |
 //! | `{lock:N}:queue` | sorted set | waiting lease ids by place in line | two leases after the last request |
 //! | `{lock:N}:waiters` | hash | what is known of each of them | likewise |
 //! | `{lock:N}:fence` | string | the last fencing token | a day after the last grant or renewal |
+//! | `{lock:N}:holds` | sorted set | the leases of an owner that holds under several, by the time they end | with the lock |
 //!
-//! `lock:` stands for the prefix. The other three live in the cluster slot of the first. A key that brings a
+//! | key | type | what | expires |
+//! |---|---|---|---|
+//! | `semaphore:N` | sorted set | the holders' lease ids by the time their leases end | with the last holder, or two leases after the last grant or renewal |
+//! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
+//! | `{semaphore:N}:fence` | hash | the last fencing token, and the limit | a day after the last grant or renewal |
+//! | `{semaphore:N}:holds` | hash | permits and token of each holder, and the sum of the permits | as the first |
+//!
+//! `lock:` and `semaphore:` stand for the prefix. The others live in the cluster slot of the first. A key that brings a
 //! hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. A key with a `}` that closes no tag
 //! cannot be a tag itself; it gets the smallest number that hashes to its slot.
 //!
-//! Because the whole first key is part of the others, different locks never share one.
+//! Because the whole first key is part of the others, different names never share one.
 
 use std::sync::LazyLock;
 
@@ -23,21 +31,20 @@ use uuid::Uuid;
 pub(super) const CHANNEL_PREFIX: &str = "leasehold:";
 
 /// What is put behind the stem, in the order in which the scripts expect it.
-const SUFFIXES: [&str; 3] = [":queue", ":waiters", ":fence"];
+const SUFFIXES: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 
-const SUFFIXES_LEN: usize = SUFFIXES[0].len() + SUFFIXES[1].len() + SUFFIXES[2].len();
-
-/// The keys of one lock, in the order in which the scripts expect them.
+/// The keys of one resource, in the order in which the scripts expect them.
 #[derive(Clone, Debug)]
-pub(super) struct LockKeys([Key; 4]);
+pub(super) struct Keys([Key; 5]);
 
-impl LockKeys {
-    /// All four in one allocation: this is done for every command.
+impl Keys {
+    /// All in one allocation: this is done for every command.
     pub(super) fn of(key: &str) -> Self {
         let stem = Stem::of(key);
         // Exact for the usual stem, so that nothing is moved when the text becomes bytes.
-        let mut text = String::with_capacity(4 * key.len() + 3 * "{}".len() + SUFFIXES_LEN);
-        let mut ends = [0; 4];
+        let suffixes = SUFFIXES.iter().map(|suffix| suffix.len() + "{}".len()).sum::<usize>();
+        let mut text = String::with_capacity(5 * key.len() + suffixes);
+        let mut ends = [0; 5];
         text.push_str(key);
         ends[0] = text.len();
         for (suffix, end) in SUFFIXES.iter().zip(&mut ends[1..]) {
@@ -54,9 +61,14 @@ impl LockKeys {
         &self.0
     }
 
+    /// All but the holds, which a mutex does not have.
+    pub(super) fn without_holds(&self) -> &[Key] {
+        &self.0[..4]
+    }
+
     /// The lock itself and its fence.
     pub(super) fn lock_and_fence(&self) -> [Key; 2] {
-        let [lock, .., fence] = &self.0;
+        let [lock, _, _, fence, _] = &self.0;
         [lock.clone(), fence.clone()]
     }
 }
@@ -130,14 +142,15 @@ mod tests {
     use super::*;
 
     fn keys(key: &str) -> Vec<Vec<u8>> {
-        LockKeys::of(key).all().iter().map(|key| key.as_bytes().to_vec()).collect()
+        Keys::of(key).all().iter().map(|key| key.as_bytes().to_vec()).collect()
     }
 
     #[test]
     fn the_layout_is_as_documented() {
         let text =
             |key: &str| keys(key).into_iter().map(|k| String::from_utf8(k).unwrap()).collect::<Vec<_>>();
-        assert_eq!(text("lock:a"), ["lock:a", "{lock:a}:queue", "{lock:a}:waiters", "{lock:a}:fence"]);
+        let all = ["lock:a", "{lock:a}:queue", "{lock:a}:waiters", "{lock:a}:fence", "{lock:a}:holds"];
+        assert_eq!(text("lock:a"), all);
         assert_eq!(text("lock:{t}a")[1], "{t}:lock:{t}a:queue");
         assert_eq!(text("lock:{t")[1], "{lock:{t}:queue");
     }

@@ -9,14 +9,17 @@
 //! | `transport` | the one for commands; errors sorted into not sent, unknown, and answered |
 //! | `wake` | the one that listens; grants and revocations pushed to those concerned |
 //! | `url` | what a URL names, and how a server is called in errors |
-//! | `calls` | the scripts as typed calls |
+//! | `lock`, `semaphore` | their scripts as typed calls |
+//! | `calls` | what these have in common, and which of them a request is for |
 //! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
 mod calls;
 mod connection;
 mod keys;
+mod lock;
 mod script;
+mod semaphore;
 mod transport;
 mod url;
 mod verbs;

@@ -26,16 +26,43 @@ impl Script {
     }
 }
 
-/// An operation on the line of a lock: its short way, the steps shared, and its long way.
-macro_rules! on_line {
-    ($short:literal, $long:literal) => {
-        LazyLock::new(|| {
-            Script::new(concat!(include_str!($short), include_str!("lua/lock.lua"), include_str!($long)))
-        })
+/// A script made of parts, in this order.
+macro_rules! script {
+    ($($part:literal),+) => {
+        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("lua/", $part))),+)))
     };
 }
 
-pub(super) static ACQUIRE: LazyLock<Script> = on_line!("lua/acquire_free.lua", "lua/acquire.lua");
-pub(super) static RELEASE: LazyLock<Script> = on_line!("lua/release_alone.lua", "lua/release.lua");
-pub(super) static RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/renew.lua")));
-pub(super) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/inspect.lua")));
+/// The scripts for locks. Those that end in `_OWNED` are for holds that have an owner.
+pub(super) mod lock {
+    use super::{LazyLock, Script};
+
+    pub(crate) static ACQUIRE: LazyLock<Script> =
+        script!("lock/acquire_free.lua", "line.lua", "lock/lock.lua", "lock/acquire.lua");
+    pub(crate) static ACQUIRE_OWNED: LazyLock<Script> =
+        script!("line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua");
+    pub(crate) static RENEW: LazyLock<Script> = script!("lock/renew.lua");
+    pub(crate) static RENEW_OWNED: LazyLock<Script> =
+        script!("line.lua", "lock/holds.lua", "lock/renew_hold.lua");
+    pub(crate) static RELEASE: LazyLock<Script> =
+        script!("lock/release_alone.lua", "line.lua", "lock/lock.lua", "lock/release.lua");
+    pub(crate) static RELEASE_OWNED: LazyLock<Script> =
+        script!("line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua");
+    pub(crate) static FORCE: LazyLock<Script> = script!("line.lua", "lock/lock.lua", "lock/force.lua");
+    pub(crate) static INSPECT: LazyLock<Script> = script!("living.lua", "lock/inspect.lua");
+}
+
+/// The scripts for semaphores.
+pub(super) mod semaphore {
+    use super::{LazyLock, Script};
+
+    pub(crate) static ACQUIRE: LazyLock<Script> =
+        script!("line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua");
+    pub(crate) static RENEW: LazyLock<Script> =
+        script!("line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua");
+    pub(crate) static RELEASE: LazyLock<Script> =
+        script!("line.lua", "semaphore/semaphore.lua", "semaphore/release.lua");
+    pub(crate) static RESIZE: LazyLock<Script> =
+        script!("line.lua", "semaphore/semaphore.lua", "semaphore/resize.lua");
+    pub(crate) static INSPECT: LazyLock<Script> = script!("living.lua", "semaphore/inspect.lua");
+}

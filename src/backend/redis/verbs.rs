@@ -1,6 +1,7 @@
 //! The contract's verbs on one Redis server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -12,8 +13,8 @@ use super::calls::{Answer, RETRY};
 use super::transport::Transport;
 use super::waiting::Waiting;
 use crate::backend::{
-    AcquireRequest, Acquired, Backend, BackendError, Capabilities, Grant, Inspection, LeaseId, Released,
-    RenewRequest, Renewal, Wait, Whose,
+    AcquireRequest, Acquired, Backend, BackendError, Capabilities, Detail, Grant, Inspection, LeaseId, Limit,
+    Released, RenewRequest, Renewal, Resource, Wait, Whose,
 };
 
 impl Backend for RedisBackend {
@@ -44,7 +45,7 @@ impl Backend for RedisBackend {
 
     fn release<'a>(
         &'a self,
-        key: &'a Arc<str>,
+        resource: &'a Resource,
         whose: Whose,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
@@ -52,15 +53,33 @@ impl Backend for RedisBackend {
             if let Whose::Lease(lease) = whose {
                 self.wake.forget(lease);
             }
-            self.transport.release(key, whose).await
+            self.transport.release(resource, whose).await
         }
         .boxed()
     }
 
-    fn inspect<'a>(&'a self, key: &'a Arc<str>) -> BoxFuture<'a, Result<Inspection, BackendError>> {
+    fn resize<'a>(
+        &'a self,
+        resource: &'a Resource,
+        permits: u32,
+        term: Duration,
+        limit: &'a Limit,
+    ) -> BoxFuture<'a, Result<(), BackendError>> {
         async move {
             self.open_or_closed()?;
-            self.transport.inspect(key).await
+            self.transport.resize(resource, permits, term, limit).await
+        }
+        .boxed()
+    }
+
+    fn inspect<'a>(
+        &'a self,
+        resource: &'a Resource,
+        detail: Detail,
+    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
+        async move {
+            self.open_or_closed()?;
+            self.transport.inspect(resource, detail).await
         }
         .boxed()
     }
@@ -101,11 +120,12 @@ impl RedisBackend {
 /// Gives back what was granted to requests that had been given up by then.
 pub(super) async fn release_strays(
     transport: Arc<Transport>,
-    mut strays: mpsc::UnboundedReceiver<(LeaseId, Arc<str>)>,
+    mut strays: mpsc::UnboundedReceiver<(LeaseId, Resource)>,
 ) {
-    while let Some((lease, key)) = strays.recv().await {
-        if let Err(error) = transport.release(&key, Whose::Lease(lease)).await {
-            tracing::warn!(key = &*key, %error, "a grant to nobody was not given back: it runs out by itself");
+    while let Some((lease, resource)) = strays.recv().await {
+        if let Err(error) = transport.release(&resource, Whose::Lease(lease)).await {
+            let key = &*resource.key;
+            tracing::warn!(key, %error, "a grant to nobody was not given back: it runs out by itself");
         }
     }
 }

@@ -9,12 +9,10 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 use tokio::time::{Instant, sleep_until};
 
-use super::calls::{Answer, RETRY, unreadable};
-use super::script::ACQUIRE;
+use super::calls::{Answer, RETRY};
 use super::transport::Transport;
-use super::wake::Wake;
+use super::wake::{Pushed, Wake};
 use crate::backend::{AcquireRequest, Acquired, BackendError, Grant};
-use crate::fence::FencingToken;
 
 /// How long a waiting request bears a store that does not answer: this, or four leases if that is longer.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -30,7 +28,7 @@ pub(super) struct Waiting<'a> {
     transport: &'a Transport,
     wake: &'a Wake,
     request: &'a AcquireRequest,
-    grant: oneshot::Receiver<FencingToken>,
+    grant: oneshot::Receiver<Pushed>,
     /// What [`Wake::lapses`] was when the request was last sent.
     lapses: u64,
     /// The latest instant that certainly lies before the grant: when the last request was sent that the server
@@ -89,7 +87,7 @@ impl<'a> Waiting<'a> {
         let give_up = self.give_up_asking();
         tokio::select! {
             biased;
-            token = &mut self.grant => Ok(self.pushed(token)),
+            pushed = &mut self.grant => Ok(self.pushed(pushed)),
             answer = self.transport.acquire(self.request) => self.answered(answer, sent),
             () = sleep_until_some(give_up) => self.out_of_patience(),
         }
@@ -100,7 +98,7 @@ impl<'a> Waiting<'a> {
         let (deadline, repeat) = (self.request.wait.deadline(), Instant::now() + pause);
         tokio::select! {
             biased;
-            token = &mut self.grant => Ok(self.pushed(token)),
+            pushed = &mut self.grant => Ok(self.pushed(pushed)),
             () = sleep_until_some(deadline) => self.out_of_patience(),
             () = self.wake.lapsed_since(self.lapses) => Ok(Next::AskAgainIn(Duration::ZERO)),
             () = sleep_until(repeat) => Ok(Next::AskAgainIn(Duration::ZERO)),
@@ -109,9 +107,9 @@ impl<'a> Waiting<'a> {
 
     /// A pushed grant is good if it still has most of its time. If not, this process was paused, and only the
     /// server knows what became of it.
-    fn pushed(&mut self, token: Result<FencingToken, RecvError>) -> Next {
-        match token {
-            Ok(token) if self.counted_from.elapsed() < self.request.term / 2 => {
+    fn pushed(&mut self, pushed: Result<Pushed, RecvError>) -> Next {
+        match pushed {
+            Ok(Pushed::Grant(token)) if self.counted_from.elapsed() < self.request.term / 2 => {
                 Next::Done(Acquired::Granted(Grant::new(token, self.counted_from)))
             }
             _ => {
@@ -134,11 +132,13 @@ impl<'a> Waiting<'a> {
                 Ok(Next::Done(Acquired::Granted(Grant::new(token, sent))))
             }
             Ok(Answer::Queued { remaining, before }) => {
-                tracing::debug!(key = &*self.request.key, before, ?remaining, "waiting");
+                tracing::debug!(key = &*self.request.resource.key, before, ?remaining, "waiting");
                 (self.counted_from, self.heard) = (sent, Heard::Queued { at: Instant::now() });
                 Ok(Next::AskAgainIn(self.pause(remaining, before)))
             }
-            Ok(Answer::Busy) => Err(unreadable(&ACQUIRE)),
+            Ok(Answer::Busy) => {
+                Err(BackendError::Refused { source: "a request that waits was told that it does not".into() })
+            }
             Err(error) if error.is_transient() => self.silence(error),
             Err(error) => Err(error),
         }
@@ -152,7 +152,7 @@ impl<'a> Waiting<'a> {
         if since.elapsed() >= OUTAGE.max(self.request.term * 4) {
             return Err(error);
         }
-        tracing::debug!(key = &*self.request.key, %error, "request not answered, asking again");
+        tracing::debug!(key = &*self.request.resource.key, %error, "request not answered, asking again");
         self.heard = Heard::Silence { since, error };
         Ok(Next::AskAgainIn(RETRY))
     }

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::connection::Timeouts;
 use super::transport::sort;
-use crate::backend::{BackendError, LeaseId, Revocation};
+use crate::backend::{BackendError, Kind, LeaseId, Resource, Revocation};
 use crate::fence::FencingToken;
 use crate::sync::Mutex;
 
@@ -39,17 +39,26 @@ pub(super) struct Wake {
     lapses: watch::Sender<u64>,
     suspect: Notify,
     /// Grants that nobody waits for any more, to be released.
-    strays: mpsc::UnboundedSender<(LeaseId, Arc<str>)>,
+    strays: mpsc::UnboundedSender<(LeaseId, Resource)>,
+}
+
+/// What is pushed to a waiting request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pushed {
+    /// It holds now.
+    Grant(FencingToken),
+    /// It may come in if it asks.
+    Ask,
 }
 
 #[derive(Debug)]
 struct Entry {
-    grant: Option<oneshot::Sender<FencingToken>>,
+    waiting: Option<oneshot::Sender<Pushed>>,
     revocation: Revocation,
 }
 
 impl Wake {
-    pub(super) fn new(client: Uuid, strays: mpsc::UnboundedSender<(LeaseId, Arc<str>)>) -> Self {
+    pub(super) fn new(client: Uuid, strays: mpsc::UnboundedSender<(LeaseId, Resource)>) -> Self {
         Self {
             client,
             entries: Mutex::default(),
@@ -61,17 +70,13 @@ impl Wake {
 
     /// From now on `lease` is told of its revocation.
     pub(super) fn register(&self, lease: LeaseId, revocation: Revocation) {
-        self.entries.lock().insert(lease, Entry { grant: None, revocation });
+        self.entries.lock().insert(lease, Entry { waiting: None, revocation });
     }
 
     /// From now on `lease` is told of a grant as well. Replaces what was registered before.
-    pub(super) fn expect_grant(
-        &self,
-        lease: LeaseId,
-        revocation: Revocation,
-    ) -> oneshot::Receiver<FencingToken> {
+    pub(super) fn expect_grant(&self, lease: LeaseId, revocation: Revocation) -> oneshot::Receiver<Pushed> {
         let (tell, told) = oneshot::channel();
-        self.entries.lock().insert(lease, Entry { grant: Some(tell), revocation });
+        self.entries.lock().insert(lease, Entry { waiting: Some(tell), revocation });
         told
     }
 
@@ -107,7 +112,18 @@ impl Wake {
 
     fn tell(&self, message: &str) {
         match Push::parse(message).filter(|push| push.lease().client() == self.client) {
-            Some(Push::Grant { lease, token, key }) => self.tell_grant(lease, token, key),
+            Some(Push::Grant { lease, token, resource }) => {
+                if !self.tell_waiting(lease, Pushed::Grant(token)) {
+                    tracing::debug!(
+                        ?lease,
+                        key = &*resource.key,
+                        "granted to a request that was given up, releasing"
+                    );
+                    // The receiver is only gone when the backend is.
+                    let _ = self.strays.send((lease, resource));
+                }
+            }
+            Some(Push::Ask { lease }) => drop(self.tell_waiting(lease, Pushed::Ask)),
             Some(Push::Revoke { lease }) => {
                 tracing::warn!(?lease, "released by force");
                 if let Some(entry) = self.entries.lock().get(&lease) {
@@ -118,43 +134,44 @@ impl Wake {
         }
     }
 
-    fn tell_grant(&self, lease: LeaseId, token: FencingToken, key: &str) {
-        let waiting = self.entries.lock().get_mut(&lease).map(|entry| entry.grant.take());
-        match waiting {
+    /// `false` if nobody here knows the lease.
+    fn tell_waiting(&self, lease: LeaseId, pushed: Pushed) -> bool {
+        let waiting = self.entries.lock().get_mut(&lease).map(|entry| entry.waiting.take());
+        let known = waiting.is_some();
+        if let Some(tell) = waiting.flatten() {
             // If the request is being dropped right now, its release is on its way.
-            Some(Some(tell)) => drop(tell.send(token)),
-            Some(None) => {}
-            None => {
-                tracing::debug!(?lease, key, "granted to a request that was given up, releasing");
-                // The receiver is only gone when the backend is.
-                let _ = self.strays.send((lease, Arc::from(key)));
-            }
+            let _ = tell.send(pushed);
         }
+        known
     }
 }
 
 /// What is told on the wake channel. The key comes last, because it may contain spaces.
-enum Push<'a> {
-    Grant { lease: LeaseId, token: FencingToken, key: &'a str },
+enum Push {
+    Grant { lease: LeaseId, token: FencingToken, resource: Resource },
+    Ask { lease: LeaseId },
     Revoke { lease: LeaseId },
 }
 
-impl<'a> Push<'a> {
+impl Push {
     const fn lease(&self) -> LeaseId {
         match self {
-            Self::Grant { lease, .. } | Self::Revoke { lease } => *lease,
+            Self::Grant { lease, .. } | Self::Ask { lease } | Self::Revoke { lease } => *lease,
         }
     }
 
-    fn parse(message: &'a str) -> Option<Self> {
+    fn parse(message: &str) -> Option<Self> {
         let (verb, rest) = message.split_once(' ')?;
         let (lease, rest) = rest.split_once(' ')?;
         let lease = LeaseId::parse(lease)?;
         match verb {
             "grant" => {
-                let (token, key) = rest.split_once(' ')?;
-                Some(Self::Grant { lease, token: FencingToken::new(token.parse().ok()?), key })
+                let (token, rest) = rest.split_once(' ')?;
+                let (kind, key) = rest.split_once(' ')?;
+                let token = FencingToken::new(token.parse().ok()?);
+                Some(Self::Grant { lease, token, resource: Resource::new(key, Kind::parse(kind)?) })
             }
+            "ask" => Some(Self::Ask { lease }),
             "revoke" => Some(Self::Revoke { lease }),
             _ => None,
         }
@@ -284,7 +301,7 @@ mod tests {
     use super::*;
     use crate::backend::LeaseIds;
 
-    fn wake(ids: &LeaseIds) -> (Wake, mpsc::UnboundedReceiver<(LeaseId, Arc<str>)>) {
+    fn wake(ids: &LeaseIds) -> (Wake, mpsc::UnboundedReceiver<(LeaseId, Resource)>) {
         let (strays, stray) = mpsc::unbounded_channel();
         (Wake::new(ids.client(), strays), stray)
     }
@@ -295,9 +312,9 @@ mod tests {
         let (wake, mut strays) = wake(&ids);
         let lease = ids.next();
         let mut told = wake.expect_grant(lease, Revocation::default());
-        wake.tell(&format!("grant {lease} 42 lock:a b"));
-        wake.tell(&format!("grant {lease} 42 lock:a b"));
-        assert_eq!(told.try_recv().unwrap(), FencingToken::new(42));
+        wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
+        wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
+        assert_eq!(told.try_recv().unwrap(), Pushed::Grant(FencingToken::new(42)));
         assert!(strays.try_recv().is_err());
     }
 
@@ -306,8 +323,21 @@ mod tests {
         let ids = LeaseIds::new();
         let (wake, mut strays) = wake(&ids);
         let lease = ids.next();
-        wake.tell(&format!("grant {lease} 42 lock:a b"));
-        assert_eq!(strays.try_recv().unwrap(), (lease, Arc::from("lock:a b")));
+        wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
+        assert_eq!(strays.try_recv().unwrap(), (lease, Resource::new("lock:a b", Kind::Mutex)));
+    }
+
+    #[test]
+    fn a_request_is_told_to_ask_and_nobody_else_is() {
+        let ids = LeaseIds::new();
+        let (wake, mut strays) = wake(&ids);
+        let lease = ids.next();
+        let mut told = wake.expect_grant(lease, Revocation::default());
+        wake.tell(&format!("ask {} lock:a", ids.next()));
+        assert!(told.try_recv().is_err());
+        wake.tell(&format!("ask {lease} lock:a"));
+        assert_eq!(told.try_recv().unwrap(), Pushed::Ask);
+        assert!(strays.try_recv().is_err());
     }
 
     #[test]
@@ -317,9 +347,15 @@ mod tests {
         let lease = ids.next();
         let revocation = Revocation::default();
         wake.register(lease, revocation.clone());
-        for nonsense in
-            ["", "grant", "revoke x lock:a", "grant 1.2 3 k", &format!("grant {lease} x k"), "evict a b"]
-        {
+        for nonsense in [
+            "",
+            "grant",
+            "revoke x lock:a",
+            "grant 1.2 3 k",
+            &format!("grant {lease} x mutex k"),
+            &format!("grant {lease} 1 k k"),
+            "evict a b",
+        ] {
             wake.tell(nonsense);
         }
         assert!(!revocation.is_revoked());

@@ -1,0 +1,154 @@
+//! The scripts for mutexes and reentrant locks as calls.
+
+use fred::types::Value;
+use tokio::time::Instant;
+
+use super::calls::{
+    Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
+};
+use super::keys::Keys;
+use super::script::lock::{
+    ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED,
+};
+use super::transport::Transport;
+use crate::backend::{
+    AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, LeaseId, Released, RenewRequest, Renewal,
+    Resource, Wait, Whose,
+};
+use crate::error::LossReason;
+
+/// Asks for a lock, once.
+pub(super) async fn acquire(transport: &Transport, request: &AcquireRequest) -> Result<Answer, BackendError> {
+    let keys = Keys::of(&request.resource.key);
+    let id = Value::from(request.lease.to_text());
+    let waits = Value::from(i64::from(request.wait != Wait::No));
+    let repair = Value::from(request.repair.map_or(0, millis));
+    let mut args = vec![id, Value::from(millis(request.term)), waits, repair];
+    let (script, keys) = match request.claim.owner() {
+        Some(owner) => {
+            args.push(Value::from(&**owner));
+            (&*ACQUIRE_OWNED, keys.all())
+        }
+        None => {
+            // Every argument costs a microsecond on its way: the frequent case goes without the last two.
+            if request.wait != Wait::No && request.repair.is_none() {
+                args.truncate(2);
+            }
+            (&*ACQUIRE, keys.without_holds())
+        }
+    };
+    let answer = transport.call(script, keys, &args, transport.patience(request.term)).await?;
+    read_answer(&answer).ok_or_else(|| unreadable(script))
+}
+
+/// Renews a lease, once.
+pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
+    let keys = Keys::of(&request.resource.key);
+    let args = [Value::from(request.lease.to_text()), Value::from(millis(request.term))];
+    let patience = transport.patience(request.term);
+    let sent = Instant::now();
+    let answer = match request.resource.kind {
+        Kind::Reentrant => transport.call(&RENEW_OWNED, keys.all(), &args, patience).await,
+        _ => transport.call(&RENEW, &keys.lock_and_fence(), &args, patience).await,
+    };
+    match answer {
+        // Somebody has put something else in the place of the lock.
+        Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
+        answer => match answer?.as_bytes_str().as_deref() {
+            Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
+            Some("taken") => Ok(Renewal::Lost(LossReason::Taken)),
+            Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
+            _ => Err(unreadable(&RENEW)),
+        },
+    }
+}
+
+/// Releases, until the server answers or two timeouts have passed. A lock has no parts: what keeps one keeps all.
+pub(super) async fn release(
+    transport: &Transport,
+    resource: &Resource,
+    whose: Whose,
+) -> Result<Released, BackendError> {
+    let keys = Keys::of(&resource.key);
+    let lease = match whose {
+        Whose::Anyone => return force(transport, &keys).await,
+        Whose::AllBut(_, kept) if kept > 0 => return Ok(Released::Held),
+        Whose::AllBut(lease, _) | Whose::Lease(lease) => Value::from(lease.to_text()),
+    };
+    let (script, keys) = match resource.kind {
+        Kind::Reentrant => (&*RELEASE_OWNED, keys.all()),
+        _ => (&*RELEASE, keys.without_holds()),
+    };
+    let (answer, repeated) = transport.insist(script, keys, &[lease], BackendError::is_transient).await?;
+    match answer.as_i64() {
+        Some(1) => Ok(Released::Held),
+        Some(2) => Ok(Released::Queued),
+        // An earlier attempt may have released it, and its answer got lost.
+        Some(0 | 3) if repeated => Ok(Released::Unknown),
+        Some(3) => Ok(Released::Taken),
+        Some(0) => Ok(Released::Absent),
+        _ => Err(unreadable(script)),
+    }
+}
+
+/// Releases whoever holds the lock. Not sent again once it may have been carried out.
+async fn force(transport: &Transport, keys: &Keys) -> Result<Released, BackendError> {
+    let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
+    let (answer, _) = transport.insist(&FORCE, keys.all(), &[], not_sent).await?;
+    match answer.as_i64() {
+        Some(1) => Ok(Released::Held),
+        Some(0) => Ok(Released::Absent),
+        _ => Err(unreadable(&FORCE)),
+    }
+}
+
+/// Inspects, until the server answers or two timeouts have passed.
+pub(super) async fn inspect(
+    transport: &Transport,
+    resource: &Resource,
+    detail: Detail,
+) -> Result<Inspection, BackendError> {
+    let keys = Keys::of(&resource.key);
+    let again = BackendError::is_transient;
+    let (answer, _) = transport.insist(&INSPECT, keys.all(), &[wanted(detail)], again).await?;
+    read_inspection(&answer.into_array(), detail).ok_or_else(|| unreadable(&INSPECT))
+}
+
+fn read_answer(answer: &Value) -> Option<Answer> {
+    if let Value::Array(parts) = answer {
+        let [remaining, before] = &parts[..] else { return None };
+        return read_queued(remaining, before);
+    }
+    match read_token(answer)? {
+        token if token.get() == 0 => Some(Answer::Busy),
+        token => Some(Answer::Granted(token)),
+    }
+}
+
+fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
+    let [value, remaining, token, waiters, holds] = parts else { return None };
+    let Some(value) = value.as_bytes() else {
+        return Some(Inspection::new(Vec::new(), read_waiters(waiters)?, None, 0));
+    };
+    let value = String::from_utf8_lossy(value);
+    let lead = Holder::new(&*value, None, from_millis(remaining));
+    let lead = match value.split_once('/').map_or((&*value, None), |(id, owner)| (id, Some(owner))) {
+        (id, owner) if LeaseId::parse(id).is_some() => {
+            Holder { id: id.to_owned(), token: read_token(token), owner: owner.map(str::to_owned), ..lead }
+        }
+        _ => lead,
+    };
+    let mut holders = Vec::new();
+    for hold in holds.clone().into_array().chunks_exact(2) {
+        let id = read_lease(&hold[0])?.to_string();
+        holders.push(Holder { id, remaining: from_millis(&hold[1]), ..lead.clone() });
+    }
+    if holders.is_empty() {
+        holders.push(lead);
+    } else {
+        // The one that the key names comes first.
+        holders.sort_by_key(|hold| hold.id != lead.id);
+    }
+    let holders = if detail == Detail::Everybody { holders } else { Vec::new() };
+    Some(Inspection::new(holders, read_waiters(waiters)?, None, 1))
+}

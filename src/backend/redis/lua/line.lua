@@ -1,0 +1,210 @@
+-- The line of those who wait: what locks and semaphores have in common.
+--
+-- KEYS[1]  the lock or the semaphore itself; its name goes with every message
+-- KEYS[2]  queue    sorted set: places in line, "<ticket, 16 digits> <lease id>". Scored by 1, for a counting semaphore by
+--                   the number of permits wanted; those of one score stand in order of arrival, since equal scores are
+--                   ordered by their text. Places for which nobody listens are parked: scored by minus the time, in ms,
+--                   until which they count as alive.
+-- KEYS[3]  waiters  hash: lease id -> "ticket lease_ms alive_until_ms permits[ owner]", for each place in line;
+--                   and "/<owner>" -> the lease ids of those who wait for that owner, each followed by a space
+-- KEYS[4]  fence    the last token, and for a semaphore its limit. Expires after a day without grant or renewal.
+--
+-- A ticket is the time of arrival in microseconds, or one more than the last ticket. A hand-over parks a waiter that
+-- nobody listens for, so that no other meets it again; when its client is heard again, it gets back its place.
+--
+-- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits.
+
+local QUEUE, WAITERS, FENCE = KEYS[2], KEYS[3], KEYS[4]
+local FENCE_MS = '86400000'
+
+-- What the line is for, filled in by whoever serves it: how many permits are free and how many there can be at most;
+-- whether small requests may pass large ones; how the last token is found; how a waiter becomes a holder.
+local kind, by_size = 'mutex', false
+local free, limit = 0, 1
+local last_token, admit
+
+local function now_us()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- One above the last token, or the time, whichever is greater: grows while the store remembers, whatever the
+-- clock does, and grows when the store has forgotten, because time has passed. What is no token is not counted.
+local function next_token(now)
+  local last = last_token()
+  return (last >= now and last < 2 ^ 53) and last + 1 or now
+end
+
+-- The channel of the client that made lease `id`, or nil: a lease id is <client>.<sequence>.
+local function channel(id)
+  local client = string.match(id, '^(%x+%-%x+%-%x+%-%x+%-%x+)%.%d+$')
+  return client and 'leasehold:' .. client
+end
+
+-- Tells the client that made lease `id`; false if nobody there listens.
+local function tell(id, message)
+  local to = channel(id)
+  return to ~= nil and redis.call('PUBLISH', to, message .. ' ' .. KEYS[1]) > 0
+end
+
+local function listens(id)
+  local to = channel(id)
+  return to ~= nil and redis.call('PUBSUB', 'NUMSUB', to)[2] > 0
+end
+
+local function waiter(id)
+  local record = redis.call('HGET', WAITERS, id)
+  local ticket, lease_ms, alive_until, permits, owner =
+    string.match(record or '', '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
+  if not ticket then
+    return nil
+  end
+  return {
+    ticket = ticket,
+    lease_ms = tonumber(lease_ms),
+    alive_until = tonumber(alive_until),
+    permits = tonumber(permits),
+    owner = owner ~= '' and owner or nil,
+  }
+end
+
+-- Those who wait for `owner`, and where to put down who they are.
+local function waiting_for(owner)
+  return redis.call('HGET', WAITERS, '/' .. owner) or '', '/' .. owner
+end
+
+-- Takes `id` out of the line; nil if it does not stand there.
+local function forget(id)
+  local request = waiter(id)
+  if not request then
+    return nil
+  end
+  redis.call('HDEL', WAITERS, id)
+  redis.call('ZREM', QUEUE, request.ticket .. ' ' .. id)
+  if request.owner then
+    local ids, field = waiting_for(request.owner)
+    local from, to = string.find(ids, id .. ' ', 1, true)
+    local others = from and string.sub(ids, 1, from - 1) .. string.sub(ids, to + 1) or ids
+    if others == '' then
+      redis.call('HDEL', WAITERS, field)
+    else
+      redis.call('HSET', WAITERS, field, others)
+    end
+  end
+  return request
+end
+
+local function score(permits)
+  return by_size and permits or 1
+end
+
+local function next_ticket(now)
+  local last = redis.call('ZREVRANGE', QUEUE, 0, 0)[1]
+  return string.format('%016.0f', math.max((tonumber(string.sub(last or '', 1, 16)) or 0) + 1, now))
+end
+
+-- A client that could not be told for a while is heard again: all its waiters get back the places they had on
+-- arrival. Done once per such time, by the first of them that asks.
+local function take_places_back(id)
+  local client = string.match(id, '^[^.]+%.')
+  local records = redis.call('HGETALL', WAITERS)
+  for i = 1, #records, 2 do
+    if string.sub(records[i], 1, #client) == client then
+      local ticket, permits = string.match(records[i + 1], '^(%d+) %d+ %d+ (%d+)')
+      redis.call('ZADD', QUEUE, score(tonumber(permits)), ticket .. ' ' .. records[i])
+    end
+  end
+end
+
+-- A key goes by itself when those who use it have been silent for a lease or two.
+local function keep(key, lease_ms)
+  if redis.call('PTTL', key) < lease_ms * 1.5 then
+    redis.call('PEXPIRE', key, string.format('%.0f', lease_ms * 2))
+  end
+end
+
+-- Gives `id` a place in line, or lets it keep the one it has; alive for another lease. Returns the place.
+local function stand_in_line(now, id, lease_ms, permits, owner)
+  local before = waiter(id)
+  local ticket = before and before.ticket or next_ticket(now)
+  local place = ticket .. ' ' .. id
+  if before and tonumber(redis.call('ZSCORE', QUEUE, place) or -1) < 0 then
+    take_places_back(id)
+  end
+  local record = string.format('%s %.0f %.0f %.0f', ticket, lease_ms, math.floor(now / 1000) + lease_ms, permits)
+  if owner then
+    record = record .. ' ' .. owner
+    local ids, field = waiting_for(owner)
+    if not before then
+      redis.call('HSET', WAITERS, field, ids .. id .. ' ')
+    end
+  end
+  redis.call('HSET', WAITERS, id, record)
+  redis.call('ZADD', QUEUE, score(permits), place)
+  keep(QUEUE, lease_ms)
+  keep(WAITERS, lease_ms)
+  return place
+end
+
+-- The place to be served next: the first in line, or the first among those that fit.
+local function next_in_line()
+  if not by_size then
+    return redis.call('ZRANGEBYSCORE', QUEUE, 1, '+inf', 'LIMIT', 0, 1)[1]
+  end
+  local first, size = nil, '(0'
+  while true do
+    local found = redis.call('ZRANGEBYSCORE', QUEUE, size, free, 'WITHSCORES', 'LIMIT', 0, 1)
+    if not found[1] then
+      return first
+    end
+    if not first or found[1] < first then
+      first = found[1]
+    end
+    size = '(' .. found[2]
+  end
+end
+
+-- Gives what is free to those next in line that are alive and can be told; `asker`, if it is one of them, is being
+-- answered anyway. Returns the token of `asker` if it is served. Every waiter met on the way is forgotten if it is dead,
+-- or if it asks for more than anybody can have, and parked if it is silent; each call also forgets two of those that died
+-- while they were parked. So each waiter is met at most three times, however many there are.
+local function serve(now, asker)
+  local now_ms = math.floor(now / 1000)
+  local died = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. string.format('%.0f', -now_ms), '(0', 'LIMIT', 0, 2)
+  for _, place in ipairs(died) do
+    forget(string.sub(place, 18))
+    redis.call('ZREM', QUEUE, place)
+  end
+  local silent, answer = {}, nil
+  while free > 0 do
+    local place = next_in_line()
+    if not place then
+      return answer
+    end
+    local id = string.sub(place, 18)
+    local request = waiter(id)
+    if not request or request.alive_until <= now_ms or request.permits > limit then
+      forget(id)
+      redis.call('ZREM', QUEUE, place)
+    else
+      local client = string.match(id, '^[^.]+')
+      local token = next_token(now)
+      local grant = string.format('grant %s %.0f %s', id, token, request.owner and 'reentrant' or kind)
+      if request.permits > free and (id == asker or listens(id)) then
+        -- Whoever comes behind it waits with it.
+        return answer
+      elseif id == asker or (request.permits <= free and not silent[client] and tell(id, grant)) then
+        forget(id)
+        admit(id, request, token)
+        if id == asker then
+          answer = token
+        end
+      else
+        silent[client] = true
+        redis.call('ZADD', QUEUE, string.format('%.0f', -request.alive_until), place)
+      end
+    end
+  end
+  return answer
+end
+

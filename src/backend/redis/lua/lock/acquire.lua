@@ -1,0 +1,50 @@
+-- Asks for the lock, or asks again.
+--
+-- ARGV[1]  lease id
+-- ARGV[2]  lease, in ms
+-- ARGV[3]  '1' or absent to stand in line if somebody else holds the lock, '0' to leave at once
+-- ARGV[4]  expiry in ms for a lock that has none, '0' or absent to leave such a lock alone
+-- ARGV[5]  the owner of a reentrant lock, absent for a mutex
+--
+-- Returns  the token if granted
+--          {ms until the holder's lease ends or -1, waiters before this one, parked ones included} if queued
+--          0 if somebody else holds the lock
+--
+-- Idempotent per lease id: the holder is told its token again and its lease begins anew; a waiter keeps its
+-- place and counts as alive for another lease. This one request therefore proves a waiter alive, finds an
+-- expired holder, finds a grant that was not heard of, and stands in line again after the store lost its
+-- memory. If the lock is free but others wait, it goes to the oldest of them.
+
+local id, lease_ms, waits, repair_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] ~= '0', tonumber(ARGV[4] or 0)
+local request = { lease_ms = lease_ms, owner = ARGV[5] }
+
+local holder = redis.call('GET', LOCK)
+local now = now_us()
+
+if holder == (request.owner and id .. '/' .. request.owner or id) then
+  local token = last_token()
+  token = token > 0 and token or next_token(now)
+  admit(id, request, token)
+  return token
+end
+local place = waits and stand_in_line(now, id, lease_ms, 1, request.owner)
+if not holder then
+  free = 1
+  local token = serve(now, id)
+  if not token and free == 1 then
+    token = next_token(now)
+    admit(id, request, token)
+  end
+  if token then
+    return token
+  end
+end
+local remaining = redis.call('PTTL', LOCK)
+if remaining == -1 and repair_ms > 0 then
+  redis.call('PEXPIRE', LOCK, repair_ms)
+  remaining = repair_ms
+end
+if not waits then
+  return 0
+end
+return { remaining, redis.call('ZRANK', QUEUE, place) }

@@ -1,0 +1,21 @@
+-- Lets a hold of an owner begin anew, after line.lua and holds.lua.
+--
+-- ARGV[1]  lease id
+-- ARGV[2]  lease, in ms
+--
+-- Returns  'renewed'; 'taken' if other leases hold the lock, 'expired' if none does
+--
+-- Idempotent. Never takes back a hold that was lost.
+
+local now_ms = math.floor(now_us() / 1000)
+local lead, _, several = settle_holds(now_ms)
+if several and redis.call('ZSCORE', HOLDS, ARGV[1]) then
+  redis.call('ZADD', HOLDS, string.format('%.0f', now_ms + tonumber(ARGV[2])), ARGV[1])
+  expire_with_holds()
+elseif not several and lead == ARGV[1] then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+else
+  return redis.call('EXISTS', KEYS[1]) == 1 and 'taken' or 'expired'
+end
+redis.call('PEXPIRE', FENCE, FENCE_MS)
+return 'renewed'

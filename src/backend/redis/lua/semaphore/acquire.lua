@@ -1,0 +1,59 @@
+-- Asks for permits, or asks again.
+--
+-- ARGV[2]  lease id
+-- ARGV[3]  lease, in ms
+-- ARGV[4]  '1' to wait if there are not enough permits, '0' to leave at once
+-- ARGV[5]  how many permits
+-- ARGV[6]  the limit that the request states
+-- ARGV[7]  the reign in which it met that limit, '0' if in none
+--
+-- Returns  {'granted', limit, reign, token}
+--          {'queued', limit, reign, ms until the next lease of a holder ends or -1, waiters before this one}
+--          {'busy', limit, reign}
+--          {'differs', limit} if another limit is in force
+--          {'above', limit} if nobody can have so many
+--
+-- Idempotent per lease id, as the request for a lock. Whoever asks serves the line on the way, so that what a holder
+-- who has died has left goes to the next.
+
+local id, lease_ms, waits, permits = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
+local stated = tonumber(ARGV[6])
+
+settle()
+if limit and reign ~= ARGV[7] and stated ~= limit then
+  return { 'differs', limit }
+end
+if permits > (limit or stated) then
+  return { 'above', limit or stated }
+end
+if not limit then
+  put_in_force(stated, lease_ms)
+end
+
+local held = redis.call('HGET', HOLDS, id)
+if held then
+  extend(id, lease_ms)
+  return { 'granted', limit, reign, string.match(held, '%d+$') }
+end
+
+local line = redis.call('EXISTS', QUEUE) == 1
+if waits and (line or permits > free) then
+  local place = stand_in_line(now, id, lease_ms, permits, nil)
+  local token = serve(now, id)
+  if token then
+    return { 'granted', limit, reign, string.format('%.0f', token) }
+  end
+  local ends = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2]
+  local before = redis.call('ZRANK', QUEUE, place)
+  return { 'queued', limit, reign, ends and tonumber(ends) - now_ms or -1, before or 0 }
+end
+if line then
+  serve(now, nil)
+end
+-- Nobody in line fits. Where nobody may be passed, there must be nobody.
+if permits > free or (line and not by_size and redis.call('ZCOUNT', QUEUE, 1, '+inf') > 0) then
+  return { 'busy', limit, reign }
+end
+local token = next_token(now)
+admit(id, { lease_ms = lease_ms, permits = permits }, token)
+return { 'granted', limit, reign, string.format('%.0f', token) }

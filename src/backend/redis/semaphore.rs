@@ -1,0 +1,149 @@
+//! The scripts for semaphores as calls.
+
+use std::time::Duration;
+
+use fred::types::Value;
+use tokio::time::Instant;
+
+use super::calls::{
+    Answer, from_millis, millis, read_lease, read_number, read_queued, read_token, read_waiters, unreadable,
+    wanted,
+};
+use super::keys::Keys;
+use super::script::semaphore::{ACQUIRE, INSPECT, RELEASE, RENEW, RESIZE};
+use super::transport::Transport;
+use crate::backend::{
+    AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, Limit, Released, RenewRequest, Renewal,
+    Resource, Wait, Whose,
+};
+use crate::error::LossReason;
+
+/// Asks for permits, once.
+pub(super) async fn acquire(
+    transport: &Transport,
+    request: &AcquireRequest,
+    permits: u32,
+    limit: &Limit,
+) -> Result<Answer, BackendError> {
+    let keys = Keys::of(&request.resource.key);
+    let stated = limit.stated();
+    let args = [
+        kind(request.resource.kind),
+        Value::from(request.lease.to_text()),
+        Value::from(millis(request.term)),
+        Value::from(i64::from(request.wait != Wait::No)),
+        Value::from(permits),
+        Value::from(stated.permits),
+        Value::from(stated.reign.to_string()),
+    ];
+    let answer = transport.call(&ACQUIRE, keys.all(), &args, transport.patience(request.term)).await?;
+    let answer = answer.into_array();
+    let said = answer.first().and_then(Value::as_bytes_str);
+    match (said.as_deref(), answer.get(1).and_then(read_number)) {
+        (Some("differs"), Some(in_force)) => {
+            Err(BackendError::LimitDiffers { stated: stated.permits, in_force })
+        }
+        (Some("above"), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
+        _ => read_answer(&answer, limit).ok_or_else(|| unreadable(&ACQUIRE)),
+    }
+}
+
+/// Renews a lease, once.
+pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
+    let keys = Keys::of(&request.resource.key);
+    let id = Value::from(request.lease.to_text());
+    let args = [kind(request.resource.kind), id, Value::from(millis(request.term))];
+    let sent = Instant::now();
+    match transport.call(&RENEW, keys.all(), &args, transport.patience(request.term)).await {
+        // Somebody has put something else in the place of the semaphore.
+        Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
+        answer => match answer?.as_bytes_str().as_deref() {
+            Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
+            Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
+            _ => Err(unreadable(&RENEW)),
+        },
+    }
+}
+
+/// Releases, until the server answers or two timeouts have passed.
+pub(super) async fn release(
+    transport: &Transport,
+    resource: &Resource,
+    whose: Whose,
+) -> Result<Released, BackendError> {
+    let (lease, kept) = match whose {
+        Whose::Lease(lease) => (lease, 0),
+        Whose::AllBut(lease, kept) => (lease, kept),
+        Whose::Anyone => {
+            let what = "releasing a semaphore by force: it has many holders".to_owned();
+            return Err(BackendError::Unsupported { what });
+        }
+    };
+    let args = [kind(resource.kind), Value::from(lease.to_text()), Value::from(kept)];
+    let keys = Keys::of(&resource.key);
+    let again = BackendError::is_transient;
+    let (answer, repeated) = transport.insist(&RELEASE, keys.all(), &args, again).await?;
+    match answer.as_i64() {
+        Some(1) => Ok(Released::Held),
+        Some(2) => Ok(Released::Queued),
+        // An earlier attempt may have released it, and its answer got lost.
+        Some(0) if repeated => Ok(Released::Unknown),
+        Some(0) => Ok(Released::Absent),
+        _ => Err(unreadable(&RELEASE)),
+    }
+}
+
+/// Changes a limit, until the server answers or two timeouts have passed.
+pub(super) async fn resize(
+    transport: &Transport,
+    resource: &Resource,
+    permits: u32,
+    term: Duration,
+    limit: &Limit,
+) -> Result<(), BackendError> {
+    let keys = Keys::of(&resource.key);
+    let args = [kind(resource.kind), Value::from(permits), Value::from(millis(term))];
+    let (reign, _) = transport.insist(&RESIZE, keys.all(), &args, BackendError::is_transient).await?;
+    limit.follow(permits, reign.as_u64().ok_or_else(|| unreadable(&RESIZE))?);
+    Ok(())
+}
+
+/// Inspects, until the server answers or two timeouts have passed.
+pub(super) async fn inspect(
+    transport: &Transport,
+    resource: &Resource,
+    detail: Detail,
+) -> Result<Inspection, BackendError> {
+    let keys = Keys::of(&resource.key);
+    let again = BackendError::is_transient;
+    let (answer, _) = transport.insist(&INSPECT, keys.all(), &[wanted(detail)], again).await?;
+    read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT))
+}
+
+/// Which kind of semaphore the scripts are to serve.
+fn kind(kind: Kind) -> Value {
+    Value::from_static_str(kind.as_str())
+}
+
+fn read_answer(answer: &[Value], limit: &Limit) -> Option<Answer> {
+    let [said, in_force, reign, rest @ ..] = answer else { return None };
+    limit.follow(read_number(in_force)?, reign.as_u64()?);
+    match (said.as_bytes_str().as_deref()?, rest) {
+        ("granted", [token]) => Some(Answer::Granted(read_token(token)?)),
+        ("queued", [remaining, before]) => read_queued(remaining, before),
+        ("busy", []) => Some(Answer::Busy),
+        _ => None,
+    }
+}
+
+fn read_inspection(parts: &[Value]) -> Option<Inspection> {
+    let [limit, in_use, waiters, holders] = parts else { return None };
+    let holders = holders.clone().into_array();
+    let holders = holders.chunks_exact(4).map(|part| {
+        let id = read_lease(&part[0])?.to_string();
+        let holder = Holder::new(id, read_token(&part[3]), from_millis(&part[1]));
+        Some(Holder { permits: read_number(&part[2])?, ..holder })
+    });
+    let holders = holders.collect::<Option<_>>()?;
+    Some(Inspection::new(holders, read_waiters(waiters)?, read_number(limit), read_number(in_use)?))
+}

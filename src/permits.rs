@@ -1,0 +1,85 @@
+//! What both semaphores do alike; they differ in the order of service only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
+use crate::error::Error;
+use crate::guard::Guard;
+use crate::lease::Engine;
+use crate::name::Name;
+use crate::options::SemaphoreOptions;
+use crate::primitive::Primitive;
+
+/// So many permits under one name.
+#[derive(Clone, Debug)]
+pub(crate) struct Permits {
+    primitive: Primitive,
+    limit: Limit,
+}
+
+impl Permits {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        name: &str,
+        limit: u32,
+        kind: Kind,
+        options: &SemaphoreOptions,
+    ) -> Result<Self, Error> {
+        let name = Name::new(options.key_prefix(kind), name, kind)?;
+        let primitive = Primitive { engine, name, settings: options.validate()? };
+        Ok(Self { primitive, limit: Limit::new(at_least_one("limit", limit)?) })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.primitive.name.as_str()
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit.stated().permits
+    }
+
+    pub(crate) async fn acquire(&self, permits: u32) -> Result<Guard, Error> {
+        self.primitive.acquire(&self.claim(permits)?).await
+    }
+
+    pub(crate) async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>, Error> {
+        self.primitive.try_acquire(&self.claim(permits)?).await
+    }
+
+    pub(crate) async fn acquire_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
+        self.primitive.acquire_for(&self.claim(permits)?, patience).await
+    }
+
+    pub(crate) async fn available(&self) -> Result<u32, Error> {
+        let now = self.primitive.inspect(Detail::Numbers).await?;
+        Ok(now.limit.unwrap_or_else(|| self.limit()).saturating_sub(now.in_use))
+    }
+
+    pub(crate) async fn inspect(&self) -> Result<Inspection, Error> {
+        self.primitive.inspect(Detail::Everybody).await
+    }
+
+    pub(crate) async fn resize(&self, limit: u32) -> Result<(), Error> {
+        let limit = at_least_one("limit", limit)?;
+        let Primitive { engine, name, settings } = &self.primitive;
+        let answer = engine.backend().resize(name.resource(), limit, settings.terms.lease, &self.limit).await;
+        answer.map_err(|error| engine.error(error, "resize", Some(name)))?;
+        tracing::info!(%name, limit, "resized");
+        Ok(())
+    }
+
+    /// A request that can never be granted is refused here, unless the store may know of a larger limit.
+    fn claim(&self, permits: u32) -> Result<Claim, Error> {
+        let permits = at_least_one("permits", permits)?;
+        let stated = self.limit.stated();
+        if stated.reign == 0 && permits > stated.permits {
+            return Err(Error::permits_above(permits, stated.permits));
+        }
+        Ok(Claim::Permits(permits, self.limit.clone()))
+    }
+}
+
+fn at_least_one(what: &'static str, n: u32) -> Result<u32, Error> {
+    if n == 0 { Err(Error::invalid(what, "it is 0")) } else { Ok(n) }
+}

@@ -1,0 +1,69 @@
+//! What all primitives do alike: a name, the terms of its leases, and the three ways of asking for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backend::{Claim, Detail, Inspection, Released, Wait, Whose};
+use crate::error::Error;
+use crate::guard::Guard;
+use crate::lease::{self, Engine};
+use crate::name::Name;
+use crate::options::Settings;
+
+/// A named thing that can be held under leases.
+#[derive(Clone, Debug)]
+pub(crate) struct Primitive {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) name: Name,
+    pub(crate) settings: Settings,
+}
+
+impl Primitive {
+    /// Waits in line for as long as it takes.
+    pub(crate) async fn acquire(&self, claim: &Claim) -> Result<Guard, Error> {
+        let started = Instant::now();
+        self.ask(claim, Wait::Forever).await?.ok_or_else(|| self.timed_out(started))
+    }
+
+    /// Does not wait.
+    pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Option<Guard>, Error> {
+        self.ask(claim, Wait::No).await
+    }
+
+    /// Waits in line for at most `patience`.
+    pub(crate) async fn acquire_for(&self, claim: &Claim, patience: Duration) -> Result<Guard, Error> {
+        let started = Instant::now();
+        let wait = started.checked_add(patience).map_or(Wait::Forever, Wait::Until);
+        self.ask(claim, wait).await?.ok_or_else(|| self.timed_out(started))
+    }
+
+    /// Comes in again where `owner` is in already, without asking the store.
+    pub(crate) fn reenter(&self, owner: &Arc<str>) -> Option<Guard> {
+        let lease = self.engine.owners().enter(&self.name, owner)?;
+        Some(Guard::new(Arc::clone(&self.engine), lease, 1))
+    }
+
+    pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
+        let answer = self.engine.backend().inspect(self.name.resource(), detail).await;
+        answer.map_err(|error| self.engine.error(error, "inspect", Some(&self.name)))
+    }
+
+    /// Ends whatever hold there is. `false` if there was none.
+    pub(crate) async fn force_release(&self) -> Result<bool, Error> {
+        let answer = self.engine.backend().release(self.name.resource(), Whose::Anyone).await;
+        let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;
+        tracing::warn!(name = %self.name, ?released, "released by force");
+        Ok(released == Released::Held)
+    }
+
+    async fn ask(&self, claim: &Claim, wait: Wait) -> Result<Option<Guard>, Error> {
+        let lease = lease::acquire(&self.engine, &self.name, self.settings, claim, wait).await?;
+        Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease, claim.permits())))
+    }
+
+    fn timed_out(&self, started: Instant) -> Error {
+        Error::TimedOut { name: self.name.as_str().to_owned(), waited: started.elapsed() }
+    }
+}
