@@ -175,6 +175,16 @@ local function serve(now, asker)
     forget(string.sub(place, 18))
     redis.call('ZREM', QUEUE, place)
   end
+  if by_size then
+    -- One that asked for much may never be met. Two at random are, so that the dead do not pile up.
+    for _, place in ipairs(redis.call('ZRANDMEMBER', QUEUE, 2)) do
+      local request = waiter(string.sub(place, 18))
+      if not request or request.alive_until <= now_ms then
+        forget(string.sub(place, 18))
+        redis.call('ZREM', QUEUE, place)
+      end
+    end
+  end
   local silent, answer = {}, nil
   while free > 0 do
     local place = next_in_line()
