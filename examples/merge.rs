@@ -21,9 +21,11 @@
 mod event;
 #[path = "merge/failure.rs"]
 mod failure;
+#[path = "merge/job.rs"]
+mod job;
 #[path = "merge/machine.rs"]
 mod machine;
-#[path = "merge/process.rs"]
+#[path = "shared/process.rs"]
 mod process;
 #[path = "merge/record.rs"]
 mod record;
@@ -68,7 +70,7 @@ struct Args {
 async fn main() -> ExitCode {
     // The processes of a run are this program too; they find the URL in their environment.
     let outcome = match process::url_from_parent() {
-        Some(url) => process::work(&url).await.map(|()| ExitCode::SUCCESS),
+        Some(url) => job::work(&url).await.map(|()| ExitCode::SUCCESS),
         None => compare(&Args::parse()).await,
     };
     outcome.unwrap_or_else(|failure| {

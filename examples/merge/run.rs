@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::Args;
 use crate::event::Event;
 use crate::failure::Failure;
-use crate::process::{self, Job};
+use crate::job::{self, Job};
 use crate::record::Record;
 use crate::storage::Storage;
 use crate::worker::Worker;
@@ -76,8 +76,8 @@ impl<'a> Run<'a> {
                 workers.spawn(self.task(source, storage.clone(), events.clone()).run());
             } else {
                 let crash = self.args.crash && self.locked && source == 0;
-                let (url, job) = (self.args.url.clone(), self.job(source));
-                workers.spawn(process::supervise(url, job, crash, events.clone()));
+                let (url, own) = (self.args.url.clone(), self.job(source));
+                workers.spawn(job::supervise(url, own, crash, events.clone()));
             }
         }
         workers

@@ -1,23 +1,19 @@
 //! Workers as processes of their own: how they are started, listened to, and killed.
 
 use std::io::{self, Write};
-use std::process::{self, Stdio};
-use std::{env, thread};
+use std::process::Stdio;
 
 use clap::Parser;
 use leasehold::Client;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::event::Event;
 use crate::failure::Failure;
+use crate::process::{self, Process};
 use crate::run;
 use crate::storage::Storage;
 use crate::worker::Worker;
-
-/// The URL travels in the environment: command lines are public, and there may be a password in it.
-const URL: &str = "LEASEHOLD_MERGE_URL";
 
 /// What one process is to do; its command line.
 #[derive(Clone, Debug, Parser)]
@@ -41,18 +37,13 @@ pub(crate) struct Job {
 
 impl Job {
     /// Starts a process that is ended when the returned handle is dropped.
-    fn start(&self, url: &str) -> io::Result<Child> {
+    fn start(&self, url: &str) -> io::Result<Process> {
         let Self { run, lease, source, first, end, .. } = self;
         let numbers = format!("--run={run} --lease={lease} --source={source} --first={first} --end={end}");
-        Command::new(env::current_exe()?)
-            .args(numbers.split(' '))
-            .args(self.locked.then_some("--locked"))
-            .args(self.stall.then_some("--stall"))
-            .env(URL, url)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
+        let mut command = process::command(url)?;
+        command.args(numbers.split(' '));
+        command.args(self.locked.then_some("--locked")).args(self.stall.then_some("--stall"));
+        Process::start(command.stdout(Stdio::piped()))
     }
 }
 
@@ -74,32 +65,27 @@ pub(crate) async fn supervise(
 
 /// Passes on what a process reports until it ends, and kills it if it stalls.
 async fn listen(url: &str, job: &Job, events: &UnboundedSender<Event>) -> Result<(), Failure> {
-    let mut child = job.start(url)?;
-    let stdout = child.stdout.take().ok_or_else(|| io::Error::other("the worker has no output"))?;
+    let mut process = job.start(url)?;
+    let stdout = process.child.stdout.take().ok_or_else(|| io::Error::other("the worker has no output"))?;
     let mut lines = BufReader::new(stdout).lines();
     let mut killed = false;
     while let Some(line) = lines.next_line().await? {
         let event = line.parse()?;
         if matches!(event, Event::Stalled { .. }) {
-            child.start_kill()?; // SIGKILL: it gets no chance to release anything
+            process.child.start_kill()?; // SIGKILL: it gets no chance to release anything
             killed = true;
         }
         let _ = events.send(event); // nobody counts any more only if the run has failed
     }
-    match child.wait().await? {
+    match process.ended().await? {
         status if status.success() || killed => Ok(()),
         status => Err(Failure::Worker { number: job.source, status }),
     }
 }
 
-/// Where the work is, if this process was started by [`supervise`].
-pub(crate) fn url_from_parent() -> Option<String> {
-    env::var(URL).ok()
-}
-
 /// The other side of [`listen`]: does the job on the command line and reports on standard output.
 pub(crate) async fn work(url: &str) -> Result<(), Failure> {
-    end_with_parent();
+    process::end_with_parent();
     let job = Job::parse();
     let (events, inbox) = unbounded_channel();
     tokio::try_join!(work_at(url, job, events), print(inbox)).map(drop)
@@ -122,12 +108,4 @@ async fn print(mut inbox: UnboundedReceiver<Event>) -> Result<(), Failure> {
         writeln!(io::stdout(), "{event}")?;
     }
     Ok(())
-}
-
-/// Standard input ends when the parent is gone, however it went.
-fn end_with_parent() {
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        process::exit(3);
-    });
 }

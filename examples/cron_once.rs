@@ -1,0 +1,193 @@
+//! Several schedulers know the same timetable, so that the job is run whichever of their machines fails. Only one
+//! of them runs it: for every tick exactly once, with none run twice and none left out, although their clocks differ
+//! and the one that runs the job is killed in the middle of a tick.
+//!
+//! ```text
+//! cargo run --release --example cron_once
+//! cargo run --release --example cron_once -- --url redis://127.0.0.1:6379 --schedulers 4 --ticks 12
+//! ```
+//!
+//! The first needs nothing installed: the schedulers are tasks, and the one that runs the job is dropped where it
+//! stands. With the URL of a server the schedulers are processes, and that one is killed (SIGKILL): it gets no chance
+//! to release anything.
+//!
+//! Two things together make it sound:
+//!
+//! * A lock for leadership, held for as long as its holder lives. It decides *who* works. The others stand in line,
+//!   and the first of them takes over within a lease when the leader dies.
+//! * A record beside the job's results, which knows the next tick to run. It decides *what is left to do*, and takes
+//!   a result and the step to the next tick together, from the newest token only. A leader that was paused and has
+//!   been replaced is refused; a new leader goes on where the last one stopped, whatever its own clock says, and
+//!   catches up on what was due meanwhile.
+//!
+//! The lock alone would not do: a paused leader could run a tick beside the next one. Nor would a lock per tick, such
+//! as `try_lock` on `report:12:00` kept for a minute: a scheduler whose clock is late finds that lock gone, and runs
+//! the tick again. If the job acts on something that cannot share a step with the record, such as a mail server, no
+//! lock makes it exactly once; give it the tick as a key by which it can tell a repetition.
+//!
+//! You will see a table of all ticks and last the line `cron_once: proved: ...`. The exit status is 1 if the job of any
+//! tick ran to its end twice, or not at all, or if nobody took over from the scheduler that was killed, and 2 if
+//! something else went wrong.
+//!
+//! To see how a scheduler leads, read `cron_once/scheduler.rs`; what the record checks, `cron_once/record.rs`.
+
+#[path = "shared/failure.rs"]
+mod failure;
+#[path = "shared/fenced.rs"]
+mod fenced;
+#[path = "shared/loopback.rs"]
+mod loopback;
+#[path = "shared/process.rs"]
+mod process;
+#[path = "cron_once/record.rs"]
+mod record;
+#[path = "cron_once/run.rs"]
+mod run;
+#[path = "cron_once/scheduler.rs"]
+mod scheduler;
+#[path = "shared/store.rs"]
+mod store;
+#[path = "shared/table.rs"]
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::failure::Failure;
+use crate::record::Tick;
+use crate::run::Outcome;
+use crate::scheduler::Scheduler;
+
+/// Lets several schedulers keep one timetable, kills the one that works, and counts how often each tick was run.
+#[derive(Parser, Clone, Debug)]
+struct Args {
+    /// Where the lock is: `memory:`, or the URL of a Redis server
+    #[arg(long, default_value = "memory:")]
+    url: String,
+    /// How many schedulers: processes on Redis, tasks in memory
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    schedulers: u32,
+    /// How many ticks the timetable has; in the middle one the leader is killed
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(3..=1000))]
+    ticks: u32,
+    /// From one tick to the next, in milliseconds
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(10..=60_000))]
+    period: u32,
+    /// How far clocks are off at most, fast and slow, in milliseconds
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    skew: u32,
+    /// The lease of the lock, in milliseconds
+    #[arg(long, default_value_t = 1000)]
+    lease: u64,
+}
+
+impl Args {
+    /// The tick in which the leader is killed.
+    fn fatal(&self) -> u64 {
+        u64::from(self.ticks / 2)
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // The processes of a run are this program too; they find the URL in their environment.
+    let outcome = match process::url_from_parent() {
+        Some(url) => Scheduler::parse().work_at(&url).await.map(|()| ExitCode::SUCCESS),
+        None => show(&Args::parse()).await,
+    };
+    outcome.unwrap_or_else(|failure| {
+        eprintln!("cron_once: {failure}");
+        ExitCode::from(2)
+    })
+}
+
+async fn show(args: &Args) -> Result<ExitCode, Failure> {
+    let outcome = run::go(args).await?;
+    let rows = outcome.ticks.iter().map(|(number, tick)| row(*number, tick));
+    println!("{}", table::table(["tick", "begun by", "run by", "token", "begun after due"], rows));
+    Ok(match disproof(args, &outcome) {
+        None => {
+            println!("{}", proof(args, &outcome));
+            ExitCode::SUCCESS
+        }
+        Some(why) => {
+            println!("cron_once: NOT PROVED: {why}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// Why the run does not show what it should.
+fn disproof(args: &Args, outcome: &Outcome) -> Option<String> {
+    let Outcome { ticks, took_over } = outcome;
+    let run_by = |number: &u64| ticks.get(number).map_or(&[][..], |tick| &tick.run_by);
+    if let Some(number) = (0..u64::from(args.ticks)).find(|number| run_by(number).len() != 1) {
+        return Some(format!("the schedulers that ran tick {number}: {:?}", run_by(&number)));
+    }
+    match took_over {
+        _ if ticks.len() > args.ticks as usize => {
+            Some("a tick was begun that is not on the timetable".to_owned())
+        }
+        None => Some("nobody took over from the leader that was to be killed".to_owned()),
+        Some(_) => None,
+    }
+}
+
+fn proof(args: &Args, outcome: &Outcome) -> String {
+    let Args { schedulers, ticks, skew, lease, .. } = args;
+    let lost = if args.url == "memory:" {
+        "dropped, and so was its lock".to_owned()
+    } else {
+        format!("killed (lease {lease} ms)")
+    };
+    let took_over = outcome.took_over.unwrap_or_default();
+    format!(
+        "in tick {} the leader was {lost}; {took_over:.0?} later another one began it again\n\
+         cron_once: proved: {schedulers} schedulers, clocks up to {skew} ms off, ran {ticks} ticks, each of them once",
+        args.fatal()
+    )
+}
+
+fn row(number: u64, tick: &Tick) -> [String; 5] {
+    let begun = tick.begun.iter().map(|attempt| attempt.by.to_string()).collect::<Vec<_>>();
+    let run = tick.run_by.iter().map(u32::to_string).collect::<Vec<_>>();
+    let last = tick.begun.last();
+    let token = last.map(|attempt| attempt.token.to_string()).unwrap_or_default();
+    let late = last.map(|attempt| format!("{} ms", attempt.late)).unwrap_or_default();
+    [number.to_string(), begun.join(", then "), run.join(" and "), token, late]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn small() -> Args {
+        Args { url: "memory:".to_owned(), schedulers: 3, ticks: 4, period: 40, skew: 60, lease: 1000 }
+    }
+
+    fn seen(run_by: [&[u32]; 4], took_over: Option<Duration>) -> Outcome {
+        let tick = |by: &[u32]| Tick { begun: Vec::new(), run_by: by.to_vec() };
+        Outcome { ticks: (0..).zip(run_by.map(tick)).collect(), took_over }
+    }
+
+    #[test]
+    fn only_ticks_that_were_run_once_are_a_proof() {
+        let took_over = Some(Duration::from_secs(1));
+        assert_eq!(disproof(&small(), &seen([&[0], &[0], &[1], &[1]], took_over)), None);
+        let twice = disproof(&small(), &seen([&[0], &[0, 1], &[1], &[1]], took_over));
+        assert!(twice.is_some_and(|why| why.contains("tick 1: [0, 1]")));
+        let never = disproof(&small(), &seen([&[0], &[0], &[1], &[]], took_over));
+        assert!(never.is_some_and(|why| why.contains("tick 3: []")));
+        assert!(disproof(&small(), &seen([&[0], &[0], &[1], &[1]], None)).is_some());
+    }
+
+    #[tokio::test]
+    async fn each_tick_is_run_once_although_the_leader_is_lost() {
+        let outcome = run::go(&small()).await.expect("memory does not fail");
+        assert_eq!(disproof(&small(), &outcome), None, "{outcome:?}");
+        let fatal = &outcome.ticks[&small().fatal()];
+        assert_ne!(fatal.begun[0].by, fatal.run_by[0], "another one ran it");
+    }
+}

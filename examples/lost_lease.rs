@@ -1,0 +1,136 @@
+//! `Guard::protect` ends the work when the lease goes, however it goes.
+//!
+//! ```text
+//! cargo run --release --example lost_lease
+//! cargo run --release --example lost_lease -- --url redis://127.0.0.1:6379
+//! ```
+//!
+//! Five holders, each a thread with a runtime and a client of its own, do endless work under a lock in small steps, and
+//! somebody waits in line for each of those locks. Then, side by side, their leases go:
+//!
+//! | lost by | how | in memory | with the URL of a server |
+//! |---|---|---|---|
+//! | force | somebody calls `force_release` | the same | the same |
+//! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
+//! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key is deleted |
+//! | silence | the store does not answer any more | a backend that does not | a wire that swallows everything |
+//! | pause | nothing on the holder's runtime runs | its thread is blocked | the same |
+//!
+//! The first command needs nothing installed. With a server, the silent wire needs a `redis://` or `valkey://` URL; for
+//! others that row is left out.
+//!
+//! You will see how soon the work ended in each case, and that no step of it ran afterwards. Where the lease runs out,
+//! no step runs beside the next holder either. Force and forgetting are different: the store gives the lock away first,
+//! so the work may run beside the next holder for as long as it takes to be told, and only fencing tokens help. The
+//! last line is `lost_lease: proved: ...`. The exit status is 1 if any step ran after the work was ended, or beside the
+//! next holder where that must not be, or if the end came later than promised, and 2 if something else went wrong.
+//!
+//! To see how work is protected, read `lost_lease/holder.rs`.
+
+#[path = "lost_lease/case.rs"]
+mod case;
+#[path = "lost_lease/failure.rs"]
+mod failure;
+#[path = "lost_lease/holder.rs"]
+mod holder;
+#[path = "lost_lease/silence.rs"]
+mod silence;
+#[path = "shared/store.rs"]
+mod store;
+#[path = "shared/table.rs"]
+mod table;
+#[path = "lost_lease/wire.rs"]
+mod wire;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use comfy_table::CellAlignment;
+use futures::future::try_join_all;
+
+use crate::case::{Case, Outcome};
+use crate::failure::Failure;
+
+/// Takes leases away in several ways, and shows how soon the protected work ends.
+#[derive(Parser, Clone, Debug)]
+struct Args {
+    /// Where the locks are: `memory:`, or the URL of a Redis server
+    #[arg(long, default_value = "memory:")]
+    url: String,
+    /// The lease of the locks, in milliseconds
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u64).range(300..=60_000))]
+    lease: u64,
+}
+
+impl Args {
+    const fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease)
+    }
+
+    fn max_hold(&self) -> Duration {
+        self.lease() * 2 / 3
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    show(&Args::parse()).await.unwrap_or_else(|failure| {
+        eprintln!("lost_lease: {failure}");
+        ExitCode::from(2)
+    })
+}
+
+/// Plays all cases side by side.
+async fn show(args: &Args) -> Result<ExitCode, Failure> {
+    let cases = Case::ALL.into_iter().filter(|case| case.fits(&args.url));
+    let outcomes = try_join_all(cases.map(|case| case.play(args))).await?;
+    let header = [
+        "lost by",
+        "told: lost because",
+        "promised to end",
+        "ended after",
+        "steps",
+        "after the end",
+        "beside the next",
+    ];
+    let mut table = table::table(header, outcomes.iter().map(|outcome| row(args, outcome)));
+    table.column_iter_mut().take(3).for_each(|column| column.set_cell_alignment(CellAlignment::Left));
+    println!("{table}");
+    Ok(match outcomes.iter().find_map(|outcome| outcome.flaw(args)) {
+        None => {
+            println!(
+                "lost_lease: proved: leases were lost in {} ways, and no step of the work ran once that was told",
+                outcomes.len()
+            );
+            ExitCode::SUCCESS
+        }
+        Some(why) => {
+            println!("lost_lease: NOT PROVED: {why}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn row(args: &Args, outcome: &Outcome) -> [String; 7] {
+    let Outcome { case, reason, steps, after, beside, ended_after } = outcome;
+    let (_, promise) = case.promise(args.lease());
+    let ended_after = format!("{:.1} ms", ended_after.as_secs_f64() * 1e3);
+    let [name, reason, promise] = [case.name().to_owned(), reason.to_string(), promise.to_owned()];
+    [name, reason, promise, ended_after, steps.to_string(), after.to_string(), beside.to_string()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn work_ends_as_promised_in_every_case() {
+        let args = Args { url: "memory:".to_owned(), lease: 900 };
+        let outcomes =
+            try_join_all(Case::ALL.map(|case| case.play(&args))).await.expect("memory does not fail");
+        for outcome in outcomes {
+            assert_eq!(outcome.flaw(&args), None, "{outcome:?}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The ways in which a lease goes, and what is promised for each of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, DistMutex, Error, LossReason, MutexOptions};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use crate::Args;
+use crate::failure::Failure;
+use crate::holder::{Ended, Entrance, Holder};
+use crate::silence::Silent;
+use crate::store::Store;
+use crate::wire::{Wire, is_tcp};
+
+/// For how long everything goes well, and for how long the work is watched after its end.
+const A_WHILE: Duration = Duration::from_millis(150);
+
+/// How much later than promised something may be on a machine that has other things to do.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// A way in which a lease goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    Force,
+    MaxHold,
+    Forgetting,
+    Silence,
+    Pause,
+}
+
+/// What became of the work.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) case: Case,
+    pub(crate) reason: LossReason,
+    /// How many steps were made in all.
+    pub(crate) steps: usize,
+    /// How many of them after the work was ended.
+    pub(crate) after: usize,
+    /// How many of them while the next in line had the lock.
+    pub(crate) beside: usize,
+    /// How long after the lease was taken away the work was ended.
+    pub(crate) ended_after: Duration,
+}
+
+impl Case {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Force, Self::MaxHold, Self::Forgetting, Self::Silence, Self::Pause];
+
+    /// Whether it can be played with a store at `url`.
+    pub(crate) fn fits(self, url: &str) -> bool {
+        self != Self::Silence || url == "memory:" || is_tcp(url)
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Force => "force",
+            Self::MaxHold => "max_hold",
+            Self::Forgetting => "forgetting",
+            Self::Silence => "silence",
+            Self::Pause => "pause",
+        }
+    }
+
+    /// How soon the work ends.
+    pub(crate) fn promise(self, lease: Duration) -> (Duration, &'static str) {
+        match self {
+            Self::Force | Self::MaxHold => (Duration::ZERO, "at once"),
+            Self::Forgetting => (lease / 3, "at the next renewal"),
+            Self::Silence => (lease, "when the lease is over"),
+            Self::Pause => (Duration::ZERO, "when it runs again"),
+        }
+    }
+
+    /// Whether the work ends before the next in line is let in.
+    pub(crate) const fn excludes(self) -> bool {
+        !matches!(self, Self::Force | Self::Forgetting)
+    }
+
+    /// What the holder may be told.
+    const fn reasons(self) -> &'static [LossReason] {
+        match self {
+            Self::Force => &[LossReason::Revoked],
+            Self::MaxHold => &[LossReason::HeldTooLong],
+            Self::Forgetting => &[LossReason::Expired, LossReason::Taken],
+            Self::Silence => &[LossReason::StoreUnreachable],
+            // The second if a renewal was under way.
+            Self::Pause => &[LossReason::Expired, LossReason::StoreUnreachable],
+        }
+    }
+
+    /// Lets a holder work, takes its lease away in this way, and watches what becomes of the work.
+    pub(crate) async fn play(self, args: &Args) -> Result<Outcome, Failure> {
+        let (store, lease) = (Store::at(&args.url), args.lease());
+        let name = format!("lost_lease:{}", Uuid::new_v4());
+        let (silence, silent) = watch::channel(false);
+        let (entrance, _wire) = self.entrance(&store, silent).await?;
+        let mut holder = Holder::start(entrance, name.clone(), self.options(args)).await?;
+
+        let client = store.client().await?;
+        let mutex = client.mutex_with(&name, MutexOptions::new().lease(lease))?;
+        let next = tokio::spawn(wait_in_line(mutex.clone()));
+        while mutex.inspect().await?.waiters.is_empty() && !next.is_finished() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(A_WHILE).await;
+
+        let mut taken = Instant::now();
+        match self {
+            Self::Force => drop(mutex.force_release().await?),
+            Self::MaxHold => taken = holder.since + args.max_hold(),
+            Self::Forgetting => forget(&store, &name).await?,
+            Self::Silence => drop(silence.send_replace(true)),
+            Self::Pause => {
+                taken += lease * 3 / 2;
+                holder.block(lease * 3 / 2);
+            }
+        }
+        let next = next.await??;
+        let Ended { at, reason } = holder.ended().await?;
+        sleep(A_WHILE).await;
+        client.shutdown().await?;
+
+        let steps = holder.steps.so_far();
+        let later_than = |instant| steps.iter().filter(|step| **step > instant).count();
+        Ok(Outcome {
+            case: self,
+            reason,
+            steps: steps.len(),
+            after: later_than(at),
+            beside: later_than(next),
+            ended_after: at.saturating_duration_since(taken),
+        })
+    }
+
+    /// What the holder chooses.
+    fn options(self, args: &Args) -> MutexOptions {
+        let options = MutexOptions::new().lease(args.lease());
+        if self == Self::MaxHold { options.max_hold(args.max_hold()) } else { options }
+    }
+
+    /// How the holder comes to its lock.
+    async fn entrance(
+        self,
+        store: &Store,
+        silence: watch::Receiver<bool>,
+    ) -> Result<(Entrance, Option<Wire>), Failure> {
+        match (self, store) {
+            (Self::Silence, Store::Memory(memory)) => {
+                let client = Client::with_backend(Arc::new(Silent::new(memory, silence)));
+                Ok((Entrance::Client(client), None))
+            }
+            (Self::Silence, Store::Server(url)) => {
+                let wire = Wire::to(url, silence).await?;
+                Ok((Entrance::Store(Store::Server(wire.url.clone())), Some(wire)))
+            }
+            _ => Ok((Entrance::Store(store.clone()), None)),
+        }
+    }
+}
+
+impl Outcome {
+    /// What is not as promised.
+    pub(crate) fn flaw(&self, args: &Args) -> Option<String> {
+        let (case, name) = (self.case, self.case.name());
+        let (promise, _) = case.promise(args.lease());
+        match () {
+            () if !case.reasons().contains(&self.reason) => {
+                Some(format!("{name}: told that {}", self.reason))
+            }
+            () if self.steps == 0 => Some(format!("{name}: the work never began")),
+            () if self.after > 0 => Some(format!("{name}: {} steps after the end", self.after)),
+            () if case.excludes() && self.beside > 0 => {
+                Some(format!("{name}: {} steps beside the next holder", self.beside))
+            }
+            () if self.ended_after > promise + SLACK => {
+                Some(format!("{name}: ended after {:?} instead of {promise:?}", self.ended_after))
+            }
+            () => None,
+        }
+    }
+}
+
+/// Waits until it is the next holder, and tells when that was.
+async fn wait_in_line(mutex: DistMutex) -> Result<Instant, Error> {
+    let guard = mutex.lock().await?;
+    let held = Instant::now();
+    guard.release().await.map(|()| held)
+}
+
+/// Lets the store forget the lock.
+async fn forget(store: &Store, name: &str) -> Result<(), Failure> {
+    match store {
+        Store::Memory(memory) => memory.flush(),
+        Store::Server(url) => delete(url, &format!("lock:{name}")).await?,
+    }
+    Ok(())
+}
+
+#[cfg(feature = "redis")]
+async fn delete(url: &str, key: &str) -> Result<(), Failure> {
+    use fred::prelude::*;
+
+    let server = Builder::from_config(Config::from_url(url)?).build()?;
+    server.init().await?;
+    server.del::<(), _>(key).await?;
+    Ok(server.quit().await?)
+}
+
+#[cfg(not(feature = "redis"))]
+async fn delete(_: &str, _: &str) -> Result<(), Failure> {
+    Ok(()) // nobody comes here: this build connects to no server
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args() -> Args {
+        Args { url: "memory:".to_owned(), lease: 300 }
+    }
+
+    fn outcome(case: Case, reason: LossReason) -> Outcome {
+        Outcome { case, reason, steps: 50, after: 0, beside: 0, ended_after: Duration::ZERO }
+    }
+
+    #[test]
+    fn only_what_was_promised_is_a_proof() {
+        let good = outcome(Case::MaxHold, LossReason::HeldTooLong);
+        assert_eq!(good.flaw(&args()), None);
+        for bad in [
+            Outcome { after: 1, ..good.clone() },
+            Outcome { beside: 1, ..good.clone() },
+            Outcome { steps: 0, ..good.clone() },
+            Outcome { reason: LossReason::Expired, ..good.clone() },
+            Outcome { ended_after: SLACK + Duration::from_millis(1), ..good },
+        ] {
+            assert!(bad.flaw(&args()).is_some(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn beside_the_next_holder_work_may_go_on_only_where_the_store_gave_the_lock_away_first() {
+        let beside = |case, reason| Outcome { beside: 1, ..outcome(case, reason) }.flaw(&args());
+        assert_eq!(beside(Case::Force, LossReason::Revoked), None);
+        assert_eq!(beside(Case::Forgetting, LossReason::Taken), None);
+        assert!(beside(Case::Silence, LossReason::StoreUnreachable).is_some());
+        assert!(beside(Case::Pause, LossReason::Expired).is_some());
+    }
+}

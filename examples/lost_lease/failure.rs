@@ -1,0 +1,20 @@
+//! What ends the example early.
+
+use std::io;
+
+use tokio::task::JoinError;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Lock(#[from] leasehold::Error),
+    #[error("a holder ended without a word")]
+    Silent,
+    #[cfg(feature = "redis")]
+    #[error("the key cannot be deleted: {0}")]
+    Store(#[from] fred::error::Error),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Task(#[from] JoinError),
+}
