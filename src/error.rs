@@ -155,8 +155,8 @@ pub enum BackendError {
         /// The cause.
         source: BoxError,
     },
-    /// Something that is no lock stands under the key.
-    #[error("something that is not a lock stands under the key: {source}")]
+    /// Something else stands under the key: no lock where one was asked for, or no semaphore.
+    #[error("something else stands under the key: {source}")]
     WrongType {
         /// What the store said.
         source: BoxError,
@@ -198,6 +198,11 @@ pub enum BackendError {
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl BackendError {
+    /// A semaphore is not released by force.
+    pub(crate) fn many_holders() -> Self {
+        Self::Unsupported { what: "releasing a semaphore by force: it has many holders".to_owned() }
+    }
+
     /// Whether sending the same request again may help.
     #[must_use]
     pub const fn is_transient(&self) -> bool {

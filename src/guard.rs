@@ -21,7 +21,7 @@ use crate::lease::{Engine, Lease};
 ///
 /// # Dropping
 ///
-/// Dropping the guard stops renewal and queues the release; a background task of the client sends it. `drop`
+/// Dropping the last guard of a lease stops renewal and queues the release; a background task of the client sends it. `drop`
 /// never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance
 /// because the runtime is going down, the store forgets the lease by itself when it runs out. To know when
 /// the resource is free, or to be told that the lease did not last until the end, call
@@ -122,7 +122,8 @@ impl Guard {
     /// Waits until the lease is lost, and tells why.
     ///
     /// The future does not borrow the guard, so that another task can wait for it. It stays pending for ever
-    /// once the guard is released or dropped: a lease that was given back is not lost. (If `release` finds that it was
+    /// once the guard, or the last of those that share its lease, is released or dropped: a lease that was given back is
+    /// not lost. (If `release` finds that it was
     /// lost before, the future completes.)
     ///
     /// # Cancel safety
@@ -169,6 +170,7 @@ impl Guard {
     /// * [`Error::Lost`] if the lease was lost before; there was nothing left to release.
     /// * [`Error::StoreUnavailable`] if the store did not confirm. The release is repeated in the background
     ///   until it does or the lease has run out.
+    /// * [`Error::StoreRefused`] if the store says no. What this guard held is given back when its lease runs out.
     ///
     /// # Cancel safety
     ///

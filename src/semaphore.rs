@@ -24,9 +24,9 @@ use crate::permits::Permits;
 /// # The limit
 ///
 /// Each handle states the limit. The first to come puts it in force; a handle that states another one gets
-/// [`Error::LimitDiffers`] with both. It stays in force while anybody holds or waits, and for a lease after.
-/// [`resize`](Self::resize) changes it for everybody; handles that have used the semaphore before follow it, those that
-/// come new must state the limit as it is by then. A handle and its clones follow together.
+/// [`Error::LimitDiffers`] with both. It stays in force while anybody holds or waits, and for one to two leases after.
+/// [`resize`](Self::resize) changes it for everybody; handles that have used the semaphore since its limit came into force
+/// follow it, those that come new must state the limit as it is by then. A handle and its clones follow together.
 ///
 /// # What its tokens can do
 ///
@@ -85,8 +85,8 @@ impl CountingSemaphore {
     /// # Errors
     ///
     /// * [`Error::LimitDiffers`] if another limit is in force than this handle states.
-    /// * [`Error::InvalidArgument`] if more permits are asked for than the limit in force, or none. A request that waits
-    ///   when a [`resize`](Self::resize) makes the limit too small for it is told within a third of its lease.
+    /// * [`Error::InvalidArgument`] if more permits are asked for than the limit in force, or none; also if a
+    ///   [`resize`](Self::resize) makes the limit too small for a request that waits.
     /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four leases if that is longer.
     /// * [`Error::StoreRefused`] if the store says no, for instance because the key holds something else.
     /// * [`Error::Lost`] if several grants in a row arrived after their lease had ended: the lease is too short for

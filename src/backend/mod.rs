@@ -31,8 +31,8 @@
 //! 12. Permits held never exceed the limit in force when they were granted. A release hands them to exactly those
 //!     waiters that now fit, and may give back a part of a lease's permits.
 //! 13. The limit in force is the one stated by the first to come; a request that states another is refused, with both
-//!     limits. It stays in force while anybody holds or waits, and for a lease after. `resize` changes it for everybody
-//!     at once, those who have met it before included, and takes nothing away.
+//!     limits. It stays in force while anybody holds or waits, and for one to two leases after. `resize` changes it
+//!     for everybody at once, those who have met it before included, and takes nothing away.
 
 use std::fmt;
 use std::sync::Arc;
@@ -224,9 +224,12 @@ impl Limit {
         *self.0.lock()
     }
 
-    /// The store says that the limit is this.
+    /// The store says that the limit is this. What it said of an earlier reign, and was read late, changes nothing.
     pub fn follow(&self, permits: u32, reign: u64) {
-        *self.0.lock() = Stated { permits, reign };
+        let mut stated = self.0.lock();
+        if reign >= stated.reign {
+            *stated = Stated { permits, reign };
+        }
     }
 }
 
@@ -417,8 +420,8 @@ pub enum Detail {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The holders. A mutex has one at most; a reentrant lock has one per hold, the one that the lock key names first;
-    /// a semaphore lists its holders by the time their leases end.
+    /// The holders. A mutex has one at most, a reentrant lock one per lease, in no promised order; a semaphore lists its
+    /// holders by the time their leases end.
     pub holders: Vec<Holder>,
     /// The living waiters, in order of arrival.
     pub waiters: Vec<Waiter>,

@@ -18,7 +18,7 @@ use crate::error::{Error, LossReason};
 use crate::name::Name;
 use crate::options::Settings;
 
-/// How long a request that does not wait lets an earlier release of this client finish first.
+/// How long a request that does not wait, or that an owner makes, lets an earlier release of this client finish first.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
@@ -57,8 +57,9 @@ async fn ask(
     engine.ensure_running();
     let mut late = 0;
     loop {
-        if wait == Wait::No {
-            // A guard of this client that was just dropped must not be in the way. Late is no error: then it is.
+        if wait == Wait::No || claim.owner().is_some() {
+            // A guard of this client that was just dropped must not be in the way of one that does not wait, nor let
+            // its owner in again past those who wait for it to leave. Late is no error: then it is, and does.
             let _ = timeout(SETTLE, engine.reaper().settled(name.key())).await;
         }
         let id = engine.backend().lease_id();

@@ -197,7 +197,7 @@ async fn release(backend: &dyn Backend, obligation: Obligation) {
                 sleep(RETRY).await;
             }
             Err(error) => {
-                tracing::warn!(name = %name, token, %error, "release given up: the store forgets within a lease");
+                tracing::warn!(name = %name, token, %error, "release given up: it happens when the lease ends");
                 break;
             }
         }

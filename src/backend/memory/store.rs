@@ -70,11 +70,19 @@ pub(super) enum Requested {
 impl Store {
     pub(super) fn request(&mut self, request: &AcquireRequest) -> Result<Requested, BackendError> {
         let now = Instant::now();
+        self.settle(&request.resource);
         let reign = self.tokens.next().get();
         let slot = self.slot(&request.resource, now)?;
-        if let Claim::Permits(permits, limit) = &request.claim {
-            slot.agree(*permits, limit, request.term, reign, now)?;
+        // Point 1: a request that is sent again finds what it was granted.
+        if let Some(hold) = slot.holds.get(&request.lease) {
+            let token = hold.token;
+            slot.extend(request.lease, request.term, now);
+            if let Claim::Permits(_, limit) = &request.claim {
+                limit.follow(slot.limit, slot.reign);
+            }
+            return Ok(Requested::Granted(Grant::new(token, now)));
         }
+        slot.agree(request, reign, now)?;
         // A request that is sent again keeps its place, and is alive again.
         let mut place = slot.place(request);
         self.settle(&request.resource);
@@ -83,20 +91,16 @@ impl Store {
         }
         let token = self.tokens.next();
         let slot = self.slot(&request.resource, now)?;
-        // One that was granted already, or whose owner is in, is let in under the token there is.
-        if let Some(token) = slot.hold_of(request).map(|hold| hold.token) {
+        // One whose owner is in is let in under the token there is.
+        if let Some(token) = slot.hold_of_owner(request).map(|hold| hold.token) {
             slot.withdraw(request.lease);
-            slot.admit(
-                request.lease,
-                Hold::of(&request.claim, request.term, token, &request.revocation, now),
-            );
+            let hold = Hold::of(&request.claim, request.term, token, &request.revocation, now);
+            slot.admit(request.lease, hold, now);
             return Ok(Requested::Granted(Grant::new(token, now)));
         }
         if slot.has_room_for(request) {
-            slot.admit(
-                request.lease,
-                Hold::of(&request.claim, request.term, token, &request.revocation, now),
-            );
+            let hold = Hold::of(&request.claim, request.term, token, &request.revocation, now);
+            slot.admit(request.lease, hold, now);
             self.tokens.issued(token);
             return Ok(Requested::Granted(Grant::new(token, now)));
         }
@@ -116,8 +120,7 @@ impl Store {
         let Some(slot) = self.slots.get_mut(&request.resource.key) else {
             return Renewal::Lost(LossReason::Expired);
         };
-        if slot.extend(request.lease, now + request.term) {
-            slot.lapses = slot.lapses.max(now + request.term);
+        if slot.extend(request.lease, request.term, now) {
             Renewal::Renewed { counted_from: now }
         } else if slot.holds.is_empty() || slot.kind.is_semaphore() {
             Renewal::Lost(LossReason::Expired)
@@ -130,7 +133,7 @@ impl Store {
         self.settle(resource);
         let slot = self.slot(resource, Instant::now())?;
         let released = match whose {
-            Whose::Anyone if slot.kind.is_semaphore() => return Err(not_by_force()),
+            Whose::Anyone if slot.kind.is_semaphore() => return Err(BackendError::many_holders()),
             Whose::Anyone => slot.release_all(),
             Whose::Lease(lease) => slot.give_back(lease, 0),
             Whose::AllBut(lease, keep) => slot.give_back(lease, keep),
@@ -147,12 +150,16 @@ impl Store {
         limit: &Limit,
     ) -> Result<(), BackendError> {
         let now = Instant::now();
+        self.settle(resource);
         let reign = self.tokens.next().get();
         let slot = self.slot(resource, now)?;
         if !slot.limit_is_in_force(now) {
             slot.reign = reign;
         }
-        (slot.limit, slot.lapses) = (permits, slot.lapses.max(now + term));
+        slot.limit = permits;
+        slot.touch(term, now);
+        // Whoever waits for more is thrown out of the line, asks again, and is told.
+        slot.queue.retain(|waiting| waiting.claim.permits() <= permits);
         limit.follow(permits, slot.reign);
         self.settle(resource);
         Ok(())
@@ -252,25 +259,21 @@ impl Slot {
     }
 
     /// Point 13: the first to come states the limit, the others must agree or have met it before.
-    fn agree(
-        &mut self,
-        permits: u32,
-        limit: &Limit,
-        term: Duration,
-        reign: u64,
-        now: Instant,
-    ) -> Result<(), BackendError> {
+    fn agree(&mut self, request: &AcquireRequest, reign: u64, now: Instant) -> Result<(), BackendError> {
+        let Claim::Permits(permits, limit) = &request.claim else { return Ok(()) };
         let stated = limit.stated();
         let in_force = self.limit_is_in_force(now);
-        if in_force && stated.reign != self.reign && stated.permits != self.limit {
+        let waits = || self.queue.iter().any(|waiting| waiting.lease == request.lease);
+        if in_force && stated.reign != self.reign && stated.permits != self.limit && !waits() {
             return Err(BackendError::LimitDiffers { stated: stated.permits, in_force: self.limit });
         }
         let effective = if in_force { self.limit } else { stated.permits };
-        if permits > effective {
-            return Err(BackendError::AboveLimit { permits, limit: effective });
+        if *permits > effective {
+            return Err(BackendError::AboveLimit { permits: *permits, limit: effective });
         }
         if !in_force {
-            (self.limit, self.reign, self.lapses) = (effective, reign, now + term);
+            (self.limit, self.reign) = (effective, reign);
+            self.touch(request.term, now);
         }
         limit.follow(self.limit, self.reign);
         Ok(())
@@ -288,10 +291,10 @@ impl Slot {
         self.limit.saturating_sub(self.in_use)
     }
 
-    /// The hold that lets a request in without any more: its own, or its owner's.
-    fn hold_of(&self, request: &AcquireRequest) -> Option<&Hold> {
-        let owned = |hold: &&Hold| hold.owner.is_some() && hold.owner.as_ref() == request.claim.owner();
-        self.holds.get(&request.lease).or_else(|| self.holds.values().find(owned))
+    /// A hold that lets a request in because it has the same owner.
+    fn hold_of_owner(&self, request: &AcquireRequest) -> Option<&Hold> {
+        let owner = request.claim.owner()?;
+        self.holds.values().find(|hold| hold.owner.as_ref() == Some(owner))
     }
 
     /// Whether a request may be served now. Who stands in line goes first; for a counting semaphore nobody in line
@@ -302,23 +305,29 @@ impl Slot {
         request.claim.permits() <= self.free() && !overtakes
     }
 
-    fn admit(&mut self, lease: LeaseId, hold: Hold) {
-        self.forget(lease);
+    fn admit(&mut self, lease: LeaseId, hold: Hold, now: Instant) {
+        self.touch(hold.ends - now, now);
         // An owner that comes in again takes no more than it has.
         if hold.owner.is_none() || self.holds.is_empty() {
             self.in_use += hold.permits;
         }
-        self.lapses = self.lapses.max(hold.ends);
         self.ends.insert((hold.ends, lease));
         self.holds.insert(lease, hold);
     }
 
-    fn extend(&mut self, lease: LeaseId, ends: Instant) -> bool {
+    /// Lets a hold begin anew. `false` if there is none.
+    fn extend(&mut self, lease: LeaseId, term: Duration, now: Instant) -> bool {
         let Some(hold) = self.holds.get_mut(&lease) else { return false };
         self.ends.remove(&(hold.ends, lease));
-        hold.ends = ends;
-        self.ends.insert((ends, lease));
+        hold.ends = now + term;
+        self.ends.insert((hold.ends, lease));
+        self.touch(term, now);
         true
+    }
+
+    /// The limit stays in force for a lease after this one.
+    fn touch(&mut self, term: Duration, now: Instant) {
+        self.lapses = self.lapses.max(now + term * 2);
     }
 
     /// Ends a hold. `false` if there is none.
@@ -377,7 +386,7 @@ impl Slot {
             if alive && next.granted.send(Grant::new(token, now)).is_ok() {
                 tokens.issued(token);
                 let hold = Hold::of(&next.claim, next.term, token, &next.revocation, now);
-                self.admit(next.lease, hold);
+                self.admit(next.lease, hold, now);
                 self.serve_owner(&next.claim, token, now);
             }
         }
@@ -411,7 +420,7 @@ impl Slot {
         for waiting in same {
             if waiting.granted.send(Grant::new(token, now)).is_ok() {
                 let hold = Hold::of(&waiting.claim, waiting.term, token, &waiting.revocation, now);
-                self.admit(waiting.lease, hold);
+                self.admit(waiting.lease, hold, now);
             }
         }
     }
@@ -491,8 +500,4 @@ impl Tokens {
     const fn issued(&mut self, token: FencingToken) {
         self.newest = token.get();
     }
-}
-
-fn not_by_force() -> BackendError {
-    BackendError::Unsupported { what: "releasing a semaphore by force: it has many holders".to_owned() }
 }

@@ -47,18 +47,19 @@ pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Resu
     let args = [Value::from(request.lease.to_text()), Value::from(millis(request.term))];
     let patience = transport.patience(request.term);
     let sent = Instant::now();
-    let answer = match request.resource.kind {
-        Kind::Reentrant => transport.call(&RENEW_OWNED, keys.all(), &args, patience).await,
-        _ => transport.call(&RENEW, &keys.lock_and_fence(), &args, patience).await,
+    let two = keys.lock_and_fence();
+    let (script, keys) = match request.resource.kind {
+        Kind::Reentrant => (&*RENEW_OWNED, keys.all()),
+        _ => (&*RENEW, &two[..]),
     };
-    match answer {
+    match transport.call(script, keys, &args, patience).await {
         // Somebody has put something else in the place of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
             Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
             Some("taken") => Ok(Renewal::Lost(LossReason::Taken)),
             Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
-            _ => Err(unreadable(&RENEW)),
+            _ => Err(unreadable(script)),
         },
     }
 }

@@ -74,10 +74,7 @@ pub(super) async fn release(
     let (lease, kept) = match whose {
         Whose::Lease(lease) => (lease, 0),
         Whose::AllBut(lease, kept) => (lease, kept),
-        Whose::Anyone => {
-            let what = "releasing a semaphore by force: it has many holders".to_owned();
-            return Err(BackendError::Unsupported { what });
-        }
+        Whose::Anyone => return Err(BackendError::many_holders()),
     };
     let args = [kind(resource.kind), Value::from(lease.to_text()), Value::from(kept)];
     let keys = Keys::of(&resource.key);

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use super::calls::{Answer, RETRY};
 use super::transport::Transport;
 use super::wake::{Pushed, Wake};
-use crate::backend::{AcquireRequest, Acquired, BackendError, Grant};
+use crate::backend::{AcquireRequest, Acquired, BackendError, Claim, Grant};
 
 /// How long a waiting request bears a store that does not answer: this, or four leases if that is longer.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -109,7 +109,10 @@ impl<'a> Waiting<'a> {
     /// server knows what became of it.
     fn pushed(&mut self, pushed: Result<Pushed, RecvError>) -> Next {
         match pushed {
-            Ok(Pushed::Grant(token)) if self.counted_from.elapsed() < self.request.term / 2 => {
+            Ok(Pushed::Grant(token, met)) if self.counted_from.elapsed() < self.request.term / 2 => {
+                if let (Claim::Permits(_, limit), Some(met)) = (&self.request.claim, met) {
+                    limit.follow(met.permits, met.reign);
+                }
                 Next::Done(Acquired::Granted(Grant::new(token, self.counted_from)))
             }
             _ => {

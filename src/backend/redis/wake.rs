@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::connection::Timeouts;
 use super::transport::sort;
-use crate::backend::{BackendError, Kind, LeaseId, Resource, Revocation};
+use crate::backend::{BackendError, Kind, LeaseId, Resource, Revocation, Stated};
 use crate::fence::FencingToken;
 use crate::sync::Mutex;
 
@@ -45,8 +45,8 @@ pub(super) struct Wake {
 /// What is pushed to a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pushed {
-    /// It holds now.
-    Grant(FencingToken),
+    /// It holds now; of a semaphore, under this limit.
+    Grant(FencingToken, Option<Stated>),
     /// It may come in if it asks.
     Ask,
 }
@@ -112,8 +112,8 @@ impl Wake {
 
     fn tell(&self, message: &str) {
         match Push::parse(message).filter(|push| push.lease().client() == self.client) {
-            Some(Push::Grant { lease, token, resource }) => {
-                if !self.tell_waiting(lease, Pushed::Grant(token)) {
+            Some(Push::Grant { lease, token, limit, resource }) => {
+                if !self.tell_waiting(lease, Pushed::Grant(token, limit)) {
                     tracing::debug!(
                         ?lease,
                         key = &*resource.key,
@@ -148,7 +148,7 @@ impl Wake {
 
 /// What is told on the wake channel. The key comes last, because it may contain spaces.
 enum Push {
-    Grant { lease: LeaseId, token: FencingToken, resource: Resource },
+    Grant { lease: LeaseId, token: FencingToken, limit: Option<Stated>, resource: Resource },
     Ask { lease: LeaseId },
     Revoke { lease: LeaseId },
 }
@@ -169,7 +169,16 @@ impl Push {
                 let (token, rest) = rest.split_once(' ')?;
                 let (kind, key) = rest.split_once(' ')?;
                 let token = FencingToken::new(token.parse().ok()?);
-                Some(Self::Grant { lease, token, resource: Resource::new(key, Kind::parse(kind)?) })
+                // Of a semaphore: kind/limit/reign.
+                let mut parts = kind.split('/');
+                let kind = Kind::parse(parts.next()?)?;
+                let limit = match (parts.next(), parts.next()) {
+                    (Some(limit), Some(reign)) => {
+                        Some(Stated { permits: limit.parse().ok()?, reign: reign.parse().ok()? })
+                    }
+                    _ => None,
+                };
+                Some(Self::Grant { lease, token, limit, resource: Resource::new(key, kind) })
             }
             "ask" => Some(Self::Ask { lease }),
             "revoke" => Some(Self::Revoke { lease }),
@@ -314,7 +323,7 @@ mod tests {
         let mut told = wake.expect_grant(lease, Revocation::default());
         wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
         wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
-        assert_eq!(told.try_recv().unwrap(), Pushed::Grant(FencingToken::new(42)));
+        assert_eq!(told.try_recv().unwrap(), Pushed::Grant(FencingToken::new(42), None));
         assert!(strays.try_recv().is_err());
     }
 
@@ -325,6 +334,17 @@ mod tests {
         let lease = ids.next();
         wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
         assert_eq!(strays.try_recv().unwrap(), (lease, Resource::new("lock:a b", Kind::Mutex)));
+    }
+
+    #[test]
+    fn a_grant_of_permits_tells_the_limit() {
+        let ids = LeaseIds::new();
+        let (wake, _strays) = wake(&ids);
+        let lease = ids.next();
+        let mut told = wake.expect_grant(lease, Revocation::default());
+        wake.tell(&format!("grant {lease} 42 fair/5/17 semaphore:a"));
+        let limit = Some(Stated { permits: 5, reign: 17 });
+        assert_eq!(told.try_recv().unwrap(), Pushed::Grant(FencingToken::new(42), limit));
     }
 
     #[test]

@@ -23,6 +23,11 @@ local kind, by_size = 'mutex', false
 local free, limit = 0, 1
 local last_token, admit
 
+-- What a waiter has to know about the kind of its grant, for messages.
+local function kind_of(request)
+  return request.owner and 'reentrant' or kind
+end
+
 local function now_us()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -68,9 +73,9 @@ local function waiter(id)
   }
 end
 
--- Those who wait for `owner`, and where to put down who they are.
+-- The lease ids of those who wait for `owner`, each followed by a space.
 local function waiting_for(owner)
-  return redis.call('HGET', WAITERS, '/' .. owner) or '', '/' .. owner
+  return redis.call('HGET', WAITERS, '/' .. owner) or ''
 end
 
 -- Takes `id` out of the line; nil if it does not stand there.
@@ -82,7 +87,7 @@ local function forget(id)
   redis.call('HDEL', WAITERS, id)
   redis.call('ZREM', QUEUE, request.ticket .. ' ' .. id)
   if request.owner then
-    local ids, field = waiting_for(request.owner)
+    local ids, field = waiting_for(request.owner), '/' .. request.owner
     local from, to = string.find(ids, id .. ' ', 1, true)
     local others = from and string.sub(ids, 1, from - 1) .. string.sub(ids, to + 1) or ids
     if others == '' then
@@ -98,9 +103,17 @@ local function score(permits)
   return by_size and permits or 1
 end
 
-local function next_ticket(now)
+-- The last ticket given. A semaphore, whose places are not in the order of their tickets, remembers it.
+local last_ticket = function()
   local last = redis.call('ZREVRANGE', QUEUE, 0, 0)[1]
-  return string.format('%016.0f', math.max((tonumber(string.sub(last or '', 1, 16)) or 0) + 1, now))
+  return tonumber(string.sub(last or '', 1, 16)) or 0
+end
+local remember_ticket = function() end
+
+local function next_ticket(now)
+  local ticket = string.format('%016.0f', math.max(last_ticket() + 1, now))
+  remember_ticket(ticket)
+  return ticket
 end
 
 -- A client that could not be told for a while is heard again: all its waiters get back the places they had on
@@ -134,9 +147,8 @@ local function stand_in_line(now, id, lease_ms, permits, owner)
   local record = string.format('%s %.0f %.0f %.0f', ticket, lease_ms, math.floor(now / 1000) + lease_ms, permits)
   if owner then
     record = record .. ' ' .. owner
-    local ids, field = waiting_for(owner)
     if not before then
-      redis.call('HSET', WAITERS, field, ids .. id .. ' ')
+      redis.call('HSET', WAITERS, '/' .. owner, waiting_for(owner) .. id .. ' ')
     end
   end
   redis.call('HSET', WAITERS, id, record)
@@ -196,10 +208,14 @@ local function serve(now, asker)
     if not request or request.alive_until <= now_ms or request.permits > limit then
       forget(id)
       redis.call('ZREM', QUEUE, place)
+      if request and request.permits > limit then
+        -- It will be told why when it asks.
+        tell(id, 'ask ' .. id)
+      end
     else
       local client = string.match(id, '^[^.]+')
       local token = next_token(now)
-      local grant = string.format('grant %s %.0f %s', id, token, request.owner and 'reentrant' or kind)
+      local grant = string.format('grant %s %.0f %s', id, token, kind_of(request))
       if request.permits > free and (id == asker or listens(id)) then
         -- Whoever comes behind it waits with it.
         return answer

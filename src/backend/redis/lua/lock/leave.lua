@@ -1,7 +1,9 @@
 -- The way out for a hold whose owner has others. Stands before release.lua; same ARGV and answers.
 
 local lead_now, owner_now, several = settle_holds(math.floor(now_us() / 1000))
-if several and redis.call('ZREM', HOLDS, ARGV[1]) == 1 then
+-- Also from holds that do not count now: they might again, if their lead came back.
+local left = redis.call('ZREM', HOLDS, ARGV[1]) == 1
+if several and left then
   local last = redis.call('ZREVRANGE', HOLDS, 0, 0)[1]
   if last then
     if lead_now == ARGV[1] then

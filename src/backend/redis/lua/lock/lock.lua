@@ -6,6 +6,9 @@
 
 local LOCK = KEYS[1]
 
+-- Lets an owner in that holds the lock already; only for reentrant locks (enter.lua).
+local enter
+
 last_token = function()
   return tonumber(redis.call('GET', FENCE)) or 0
 end
@@ -16,7 +19,7 @@ admit = function(id, request, token)
   free = 0
   if request.owner then
     -- Whoever else waits for this owner may come in with it, and is told to ask.
-    for other in string.gmatch((waiting_for(request.owner)), '%S+') do
+    for other in string.gmatch(waiting_for(request.owner), '%S+') do
       tell(other, 'ask ' .. other)
     end
   end

@@ -8,10 +8,13 @@
 -- ARGV[7]  the reign in which it met that limit, '0' if in none
 --
 -- Returns  {'granted', limit, reign, token}
---          {'queued', limit, reign, ms until the next lease of a holder ends or -1, waiters before this one}
+--          {'queued', limit, reign, ms until the next lease of a holder ends or -1, places before this one}
 --          {'busy', limit, reign}
 --          {'differs', limit} if another limit is in force
 --          {'above', limit} if nobody can have so many
+--
+-- The number of places feeds the stagger of repetitions only: it counts parked ones, and for a counting semaphore all
+-- that ask for less.
 --
 -- Idempotent per lease id, as the request for a lock. Whoever asks serves the line on the way, so that what a holder
 -- who has died has left goes to the next.
@@ -20,7 +23,13 @@ local id, lease_ms, waits, permits = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1',
 local stated = tonumber(ARGV[6])
 
 settle()
-if limit and reign ~= ARGV[7] and stated ~= limit then
+-- Granted before, and the answer got lost: whatever has become of the limit since.
+local held = redis.call('HGET', HOLDS, id)
+if held then
+  extend(id, lease_ms)
+  return { 'granted', limit or stated, reign or '0', string.match(held, '%d+$') }
+end
+if limit and reign ~= ARGV[7] and stated ~= limit and not waiter(id) then
   return { 'differs', limit }
 end
 if permits > (limit or stated) then
@@ -28,12 +37,6 @@ if permits > (limit or stated) then
 end
 if not limit then
   put_in_force(stated, lease_ms)
-end
-
-local held = redis.call('HGET', HOLDS, id)
-if held then
-  extend(id, lease_ms)
-  return { 'granted', limit, reign, string.match(held, '%d+$') }
 end
 
 local line = redis.call('EXISTS', QUEUE) == 1

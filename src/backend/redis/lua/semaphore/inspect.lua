@@ -21,7 +21,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now_text)) do
 end
 local fence = redis.call('HMGET', FENCE, 'limit', 'lapse')
 local limit = tonumber(fence[1])
-if limit and now >= (tonumber(fence[2]) or 0) and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
+if limit and now >= (tonumber(fence[2]) or 0) and redis.call('EXISTS', QUEUE) == 0
+  and redis.call('ZCOUNT', HOLDERS, '(' .. now_text, '+inf') == 0 then
   limit = nil
 end
 

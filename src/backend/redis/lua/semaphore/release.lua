@@ -10,6 +10,7 @@
 local id, kept = ARGV[2], tonumber(ARGV[3])
 local released = 0
 
+write_first()
 settle()
 local held = redis.call('HGET', HOLDS, id)
 if held then

@@ -9,5 +9,13 @@
 
 settle()
 put_in_force(tonumber(ARGV[2]), tonumber(ARGV[3]))
+-- Whoever waits for more than anybody can have now leaves the line, asks, and is told why.
+for _, id in ipairs(redis.call('HKEYS', WAITERS)) do
+  local request = waiter(id)
+  if request and request.permits > limit then
+    forget(id)
+    tell(id, 'ask ' .. id)
+  end
+end
 serve(now, nil)
 return reign

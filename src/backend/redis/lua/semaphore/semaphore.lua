@@ -1,8 +1,8 @@
 -- A semaphore: what its scripts share, after line.lua.
 --
 -- KEYS[1]  holders  sorted set: lease ids by the time their leases end, in ms
--- KEYS[4]  fence    hash: "token", the last one; "limit", the number of permits; "reign", when that came into force; "lapse",
---                   until when, in ms, it stays in force if nobody holds or waits
+-- KEYS[4]  fence    hash: "token" and "ticket", the last ones; "limit", the number of permits; "reign", when that came into
+--                   force; "lapse", until when, in ms, it stays in force if nobody holds or waits
 -- KEYS[5]  holds    hash: lease id -> "permits token", and "used", their sum. Has the same leases as the holders.
 -- ARGV[1]  'counting' or 'fair'
 --
@@ -11,7 +11,7 @@
 local HOLDERS, HOLDS = KEYS[1], KEYS[5]
 local now = now_us()
 local now_ms = math.floor(now / 1000)
-local fence = redis.call('HMGET', FENCE, 'token', 'limit', 'reign', 'lapse')
+local fence = redis.call('HMGET', FENCE, 'token', 'limit', 'reign', 'lapse', 'ticket')
 local last, reign, lapse = tonumber(fence[1]) or 0, fence[3], tonumber(fence[4]) or 0
 local used = 0
 
@@ -19,6 +19,18 @@ kind, by_size = ARGV[1], ARGV[1] == 'counting'
 
 last_token = function()
   return last
+end
+
+last_ticket = function()
+  return tonumber(fence[5]) or 0
+end
+
+remember_ticket = function(ticket)
+  redis.call('HSET', FENCE, 'ticket', ticket)
+end
+
+kind_of = function()
+  return string.format('%s/%.0f/%s', kind, limit, reign)
 end
 
 local function permits_of(record)
@@ -69,16 +81,23 @@ local function settle()
   free = limit and limit - used or 0
 end
 
--- The semaphore is in use: its limit stays in force for a lease, and the last token is remembered for another day.
+-- The semaphore is in use: its limit stays in force for a lease after this one, and what the fence tells for a day.
 local function touch(lease_ms)
-  lapse = math.max(lapse, now_ms + lease_ms)
+  lapse = math.max(lapse, now_ms + 2 * lease_ms)
   redis.call('HSET', FENCE, 'lapse', string.format('%.0f', lapse))
+  redis.call('PEXPIRE', FENCE, FENCE_MS)
+end
+
+-- A server that is out of memory refuses to write, but not to a script that has written already. Giving back and renewing
+-- need no memory, and must not be refused.
+local function write_first()
   redis.call('PEXPIRE', FENCE, FENCE_MS)
 end
 
 local function put_in_force(permits, lease_ms)
   if not limit then
-    reign = string.format('%.0f', now)
+    -- Grows as tokens do, so that a later reign is known from an earlier one.
+    reign = string.format('%.0f', math.max((tonumber(reign) or 0) + 1, now))
   end
   limit = permits
   free = limit - used
