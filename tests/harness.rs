@@ -9,10 +9,10 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::{
-    Direction, Proxy, Raw, RedisServer, Reply, Setup, Worker, eventually, say, within, worker_args,
+    Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, Worker, eventually, say, within, worker_args,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -376,6 +376,134 @@ async fn a_worker_does_not_outlive_a_test_process_that_is_killed() {
         fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
     };
     eventually(5 * SECOND, gone).await;
+}
+
+// The clock
+
+/// Seconds since 1970, by this process's clock.
+fn seconds() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    i64::try_from(now.as_secs()).expect("the sun still shines")
+}
+
+/// What the server's clock is ahead of the machine's, in whole seconds, rounded.
+#[track_caller]
+fn ahead(raw: &mut Raw) -> i64 {
+    let micros = |reply: &[Reply]| {
+        let parts = reply.iter().map(|part| part.text().and_then(|part| part.parse::<f64>().ok()));
+        parts.map(|part| part.expect("a number")).zip([1e6, 1.0]).map(|(part, unit)| part * unit).sum::<f64>()
+    };
+    let right = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as f64;
+    ((micros(&raw.send(&["TIME"]).array()) - right) / 1e6).round() as i64
+}
+
+fn server_under(clock: &Clock) -> Option<RedisServer> {
+    RedisServer::start_with_or_skip("a server under a shifted clock", Setup::under(clock))
+}
+
+#[test]
+fn a_server_lives_by_its_clock() {
+    let Some(clock) = Clock::new_or_skip("a server's clock") else { return };
+    let Some(server) = server_under(&clock) else { return };
+    let mut raw = server.raw();
+    assert_eq!(ahead(&mut raw), 0);
+    clock.shift(31 * SECOND);
+    assert_eq!((ahead(&mut raw), clock.offset()), (31, 31_000_000));
+    clock.set_back(131 * SECOND);
+    assert_eq!((ahead(&mut raw), clock.offset()), (-100, -100_000_000));
+    let scripted = raw.send(&["EVAL", "return redis.call('TIME')[1]", "0"]).text().expect("text");
+    let behind = seconds() - scripted.parse::<i64>().expect("a number");
+    assert!((95..=100).contains(&behind), "a script is {behind} s behind");
+}
+
+#[test]
+fn keys_expire_by_a_servers_clock() {
+    let Some(clock) = Clock::new_or_skip("expiry by a server's clock") else { return };
+    let Some(server) = server_under(&clock) else { return };
+    let mut raw = server.raw();
+    raw.send(&["SET", "short", "1", "PX", "60000"]);
+    raw.send(&["SET", "long", "1", "PX", "180000"]);
+    assert_eq!(raw.keys("*"), ["long", "short"]);
+    clock.shift(120 * SECOND);
+    assert_eq!((raw.get("short"), raw.get("long").as_deref()), (None, Some("1")));
+    let left = raw.send(&["PTTL", "long"]).int();
+    assert!((30_000..=60_000).contains(&left), "{left} ms left");
+}
+
+#[test]
+fn a_clock_moves_those_alone_who_live_by_it() {
+    let Some(clock) = Clock::new_or_skip("two clocks") else { return };
+    let Some(one) = server_under(&clock) else { return };
+    let right = Clock::new_or_skip("two clocks").expect("there is one already");
+    let Some(other) = server_under(&right) else { return };
+    clock.shift(1000 * SECOND);
+    assert_eq!((ahead(&mut one.raw()), ahead(&mut other.raw())), (1000, 0));
+}
+
+#[test]
+fn a_restarted_server_lives_by_the_same_clock() {
+    let Some(clock) = Clock::new_or_skip("a restart under a clock") else { return };
+    let Some(mut server) = server_under(&clock) else { return };
+    clock.shift(1000 * SECOND);
+    server.restart();
+    assert_eq!(ahead(&mut server.raw()), 1000);
+}
+
+/// Says when it is, in seconds since 1970 and on the monotonic clock since it started, again and again.
+#[test]
+fn timekeeping_worker() {
+    if worker_args().is_none() {
+        return;
+    }
+    let start = Instant::now();
+    loop {
+        say(&format!("{} {}", seconds(), start.elapsed().as_secs()));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until a worker says that it is so many seconds ahead of this process.
+async fn until_ahead(worker: &mut Worker, expected: i64) {
+    let end = Instant::now() + 10 * SECOND;
+    loop {
+        let line = worker.line().await.expect("it goes on");
+        let (now, elapsed) = line.split_once(' ').expect("two numbers");
+        assert!(elapsed.parse::<u64>().expect("a number") < 1000, "its monotonic clock has moved: {line}");
+        let ahead = now.parse::<i64>().expect("a number") - seconds();
+        if (ahead - expected).abs() < 60 {
+            return;
+        }
+        assert!(Instant::now() < end, "{ahead} s ahead instead of {expected}");
+    }
+}
+
+#[tokio::test]
+async fn a_worker_lives_by_its_clock_and_its_monotonic_time_does_not() {
+    let Some(clock) = Clock::new_or_skip("a worker's clock") else { return };
+    clock.set_back(5000 * SECOND);
+    let mut worker = Worker::start_under(&clock, "timekeeping_worker", "");
+    until_ahead(&mut worker, -5000).await;
+    clock.shift(10_000 * SECOND);
+    until_ahead(&mut worker, 5000).await;
+}
+
+#[test]
+fn a_missing_compiler_is_told_or_is_a_failure() {
+    if Clock::new_or_skip("a machine without a compiler").is_none() {
+        return;
+    }
+    for (require, success) in [("0", true), ("1", false)] {
+        let output = Command::new(env::current_exe().expect("a process knows its program"))
+            .args(["--exact", "a_worker_lives_by_its_clock_and_its_monotonic_time_does_not"])
+            .env("PATH", "/nonexistent")
+            .env("LEASEHOLD_REQUIRE_SERVERS", require)
+            .output()
+            .expect("the binary runs");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert_eq!(output.status.success(), success, "{said}");
+        assert!(said.contains("a worker's clock: no C compiler"), "{said}");
+    }
 }
 
 // Deadlines

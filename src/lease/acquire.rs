@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -20,6 +20,9 @@ use crate::options::Settings;
 
 /// How long a request that does not wait, or that an owner makes, lets an earlier release of this client finish first.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// What a release that is on its way may take, however short the patience is.
+const ROUND_TRIP: Duration = Duration::from_millis(100);
 
 /// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
 /// this store or this machine.
@@ -57,10 +60,12 @@ async fn ask(
     engine.ensure_running();
     let mut late = 0;
     loop {
-        if wait == Wait::No || claim.owner().is_some() {
-            // A guard of this client that was just dropped must not be in the way of one that does not wait, nor let
-            // its owner in again past those who wait for it to leave. Late is no error: then it is, and does.
-            let _ = timeout(SETTLE, engine.reaper().settled(name.key())).await;
+        let settled = tokio::select! {
+            settled = settle(engine, name, claim, wait) => settled,
+            () = engine.closed().cancelled() => return Err(closed(name)),
+        };
+        if !settled {
+            return Ok(None);
         }
         let id = engine.backend().lease_id();
         let lost = CancellationToken::new();
@@ -100,6 +105,19 @@ async fn ask(
             }
         }
     }
+}
+
+/// Waits for guards of this client that were just dropped: they must not be in the way of a request that does not wait,
+/// nor let their owner in again past those who wait for it to leave. `false` if the time to wait is over before that.
+async fn settle(engine: &Engine, name: &Name, claim: &Claim, wait: Wait) -> bool {
+    if wait != Wait::No && claim.owner().is_none() {
+        return true;
+    }
+    let now = Instant::now();
+    let latest = now + SETTLE;
+    let until = wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
+    // Late is no error: then they are in the way, or their owner is let in.
+    timeout_at(until, engine.reaper().settled(name.key())).await.is_ok() || until == latest
 }
 
 /// A lease begins.

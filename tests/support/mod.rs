@@ -6,12 +6,14 @@
 //! | [`resp`] | [`Raw`]: commands sent by hand, so that no test depends on the client under test |
 //! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
 //! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
+//! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
 //! | [`tether`] | child processes that end with the test process |
 //! | [`time`] | waiting for an event with a deadline |
 
 // Every test binary includes all of it and uses a part.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod clock;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod resp;
@@ -19,6 +21,7 @@ pub(crate) mod tether;
 pub(crate) mod time;
 pub(crate) mod workers;
 
+pub(crate) use clock::Clock;
 pub(crate) use proxy::{Direction, Proxy};
 pub(crate) use redis::{RedisServer, Setup};
 pub(crate) use resp::{Raw, Reply};

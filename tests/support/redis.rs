@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::clock::Clock;
 use super::resp::{Raw, Reply};
 use super::tether::{TETHERED_DIR, Tethered};
 
 /// Names the server program, instead of a search on PATH.
 const SERVER: &str = "LEASEHOLD_REDIS_SERVER";
 /// Set to 1, a missing server fails the test.
-const REQUIRE: &str = "LEASEHOLD_REQUIRE_SERVERS";
+pub(crate) const REQUIRE: &str = "LEASEHOLD_REQUIRE_SERVERS";
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 
 /// How long a server may take to answer its first PING.
@@ -32,13 +33,20 @@ pub(crate) struct Setup {
     pub(crate) unix_socket: bool,
     /// Further options, such as `["--appendonly", "yes", "--appendfsync", "always"]`.
     pub(crate) options: Vec<String>,
+    /// Live by this clock instead of the machine's.
+    pub(crate) clock: Option<Clock>,
 }
 
 impl Setup {
     /// Every write is on disk before it is answered, so that a restart remembers everything.
     pub(crate) fn on_disk() -> Self {
         let options = ["--appendonly", "yes", "--appendfsync", "always"];
-        Self { unix_socket: false, options: options.map(str::to_owned).to_vec() }
+        Self { options: options.map(str::to_owned).to_vec(), ..Self::default() }
+    }
+
+    /// The server lives by `clock`.
+    pub(crate) fn under(clock: &Clock) -> Self {
+        Self { clock: Some(clock.clone()), ..Self::default() }
     }
 }
 
@@ -179,6 +187,7 @@ fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<Tether
     args.extend(setup.options.iter().map(OsString::from));
     let mut process = Tethered::start(program.as_os_str(), args, |command| {
         command.env(TETHERED_DIR, dir).stdout(Stdio::null()).stderr(Stdio::null());
+        command.envs(setup.clock.iter().flat_map(Clock::environment));
     });
     let end = Instant::now() + START;
     while process.is_alive() {

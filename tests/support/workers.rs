@@ -10,6 +10,7 @@
 //! ```
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{ExitStatus, Stdio};
 use std::thread;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::clock::Clock;
 use super::tether::Tethered;
 use super::time::within;
 
@@ -51,10 +53,19 @@ impl Worker {
     /// Runs the test function `name` (with its module path, as the test runner lists it) in a process of its
     /// own, where [`worker_args`] returns `args`.
     pub(crate) fn start(name: &str, args: &str) -> Self {
+        Self::start_in([], name, args)
+    }
+
+    /// The same in a process that lives by `clock`.
+    pub(crate) fn start_under(clock: &Clock, name: &str, args: &str) -> Self {
+        Self::start_in(clock.environment(), name, args)
+    }
+
+    fn start_in<const N: usize>(environment: [(OsString, OsString); N], name: &str, args: &str) -> Self {
         let program = env::current_exe().expect("a process knows its program");
         let options = ["--exact", name, "--nocapture", "--test-threads=1"];
         let mut process = Tethered::start(program.as_os_str(), options, |command| {
-            command.env(ARGS, args).stdout(Stdio::piped());
+            command.env(ARGS, args).envs(environment).stdout(Stdio::piped());
         });
         let stdout = process.take_stdout();
         let (said, lines) = unbounded_channel();

@@ -11,7 +11,8 @@ local HOLDS = KEYS[5]
 -- there are several holds; nil if no owner holds the lock.
 local function settle_holds(now_ms)
   local value = redis.call('GET', KEYS[1])
-  local lead, owner = string.match(value or '', '^([^/]+)/(.*)$')
+  -- What another library puts there may look like an owner, but hardly like a lease id.
+  local lead, owner = string.match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+)/(.*)$')
   if not lead or not redis.call('ZSCORE', HOLDS, lead) then
     return lead, owner, false
   end

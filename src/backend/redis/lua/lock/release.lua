@@ -8,10 +8,10 @@
 -- Idempotent: nothing is found the second time. Another holder's lease is never touched.
 
 local value = redis.call('GET', LOCK)
-local waiting = redis.call('ZCARD', QUEUE)
+-- What stands beside the lock may be broken; that must not keep it. Whoever waits is told when it asks again.
+local waiting = tonumber(redis.pcall('ZCARD', QUEUE)) or 0
 
 if value and string.match(value, '^[^/]*') == ARGV[1] then
-  -- What stands beside the lock may be broken; that must not keep it. Whoever waits is told when it asks again.
   local intact = true
   free = 1
   if waiting > 0 then

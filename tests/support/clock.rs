@@ -1,0 +1,138 @@
+//! A time of day that a test can shift, for one process or several: a server's, a worker's.
+//!
+//! It is a small library that is loaded before libc and adds an offset; the monotonic clock stays as it is. Only on
+//! Linux, and with a C compiler, which Rust needs to link in any case.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{Seek, Write};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::redis::REQUIRE;
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/clock.c");
+const DIR: &str = env!("CARGO_TARGET_TMPDIR");
+/// Tells the library where the offset is.
+const OFFSET: &str = "LEASEHOLD_CLOCK";
+
+/// A clock, and the processes that live by it. Clones are one clock.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    library: &'static Path,
+    path: PathBuf,
+    file: File,
+    /// In microseconds.
+    offset: Mutex<i64>,
+}
+
+impl Clock {
+    /// A clock that is right until it is shifted, or `None` where there can be none: then standard error tells what
+    /// was left out. With `LEASEHOLD_REQUIRE_SERVERS=1` the test fails instead.
+    ///
+    /// ```ignore
+    /// let Some(clock) = Clock::new_or_skip("skewed clocks") else { return };
+    /// let Some(server) = RedisServer::start_with_or_skip("skewed clocks", Setup::under(&clock)) else { return };
+    /// let worker = Worker::start_under(&clock, "skewed_worker", &server.url());
+    /// clock.shift(Duration::from_secs(31));
+    /// ```
+    #[track_caller]
+    pub(crate) fn new_or_skip(left_out: &str) -> Option<Self> {
+        static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(compile);
+        match &*LIBRARY {
+            Ok(library) => Some(Self::new(library)),
+            Err(why) => {
+                assert!(
+                    env::var_os(REQUIRE).is_none_or(|value| value != "1"),
+                    "no clock for: {left_out}: {why}"
+                );
+                let notice = format!("\nLEFT OUT: {left_out}: {why}\n");
+                std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+                None
+            }
+        }
+    }
+
+    fn new(library: &'static Path) -> Self {
+        let path = new_path("offset");
+        let file = File::create_new(&path).expect("the directory for temporary files is writable");
+        let clock = Self(Arc::new(Shared { library, path, file, offset: Mutex::default() }));
+        clock.change(|_| 0);
+        clock
+    }
+
+    /// What a process needs in its environment to live by this clock, also the processes it starts.
+    pub(crate) fn environment(&self) -> [(OsString, OsString); 2] {
+        [("LD_PRELOAD".into(), self.0.library.into()), (OFFSET.into(), self.0.path.clone().into())]
+    }
+
+    /// Lets time jump ahead.
+    pub(crate) fn shift(&self, by: Duration) {
+        self.change(|offset| offset + micros(by));
+    }
+
+    /// Sets the clock back.
+    pub(crate) fn set_back(&self, by: Duration) {
+        self.change(|offset| offset - micros(by));
+    }
+
+    /// How far the clock is from the right time, in microseconds: ahead if that is positive.
+    pub(crate) fn offset(&self) -> i64 {
+        *self.0.offset()
+    }
+
+    fn change(&self, change: impl FnOnce(i64) -> i64) {
+        let mut offset = self.0.offset();
+        *offset = change(*offset);
+        // In place: processes have mapped it.
+        let mut file = &self.0.file;
+        let written = file.rewind().and_then(|()| file.write_all(&offset.to_ne_bytes()));
+        written.expect("eight bytes can be written");
+    }
+}
+
+impl Shared {
+    fn offset(&self) -> std::sync::MutexGuard<'_, i64> {
+        self.offset.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).expect("less than 292 000 years")
+}
+
+/// Compiles the library; once per test process, and without regard to what others compile meanwhile.
+fn compile() -> Result<PathBuf, String> {
+    if !cfg!(target_os = "linux") {
+        return Err("clocks can be shifted on Linux only".to_owned());
+    }
+    let (new, library) = (new_path("so"), Path::new(DIR).join("libclock.so"));
+    let output = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-o"])
+        .args([new.as_os_str(), SOURCE.as_ref()])
+        .output()
+        .map_err(|error| format!("no C compiler: cc: {error}"))?;
+    assert!(output.status.success(), "{SOURCE}: {}", String::from_utf8_lossy(&output.stderr));
+    fs::rename(&new, &library).expect("files can be renamed within a directory");
+    Ok(library)
+}
+
+/// A path that nobody else uses.
+fn new_path(extension: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    Path::new(DIR).join(format!("clock-{}-{number}.{extension}", process::id()))
+}
