@@ -1721,7 +1721,7 @@ impl Backend for Wire {
         async move {
             self.send().await;
             if self.slow_releases.load(Ordering::SeqCst) {
-                sleep(ms(100)).await;
+                sleep(ms(500)).await;
             }
             self.store.release(resource, whose).await
         }

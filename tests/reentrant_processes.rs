@@ -20,7 +20,7 @@ const OWNER: &str = "order-42";
 const STRANGER: &str = "order-43";
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The lease of everybody.
+/// The lease of everybody who may die.
 const LEASE: Duration = SECOND;
 /// A holder that has died is replaced within this: its lease, and a second.
 const REPLACED: Duration = Duration::from_secs(2);
@@ -39,7 +39,11 @@ async fn connect(server: &RedisServer) -> Client {
 }
 
 fn owned(client: &Client, name: &str, owner: &str) -> ReentrantLock {
-    let lock = client.reentrant_lock_with(name, MutexOptions::new().lease(LEASE));
+    owned_with(client, name, owner, MutexOptions::new().lease(LEASE))
+}
+
+fn owned_with(client: &Client, name: &str, owner: &str, options: MutexOptions) -> ReentrantLock {
+    let lock = client.reentrant_lock_with(name, options);
     lock.and_then(|lock| lock.with_owner(owner)).expect("valid")
 }
 
@@ -225,7 +229,9 @@ async fn counting_worker() {
     assert_ne!(go, Reply::nil(), "nobody said go");
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
-        let lock = owned(&orders.client, &orders.name, &format!("{} {task}", orders.owner));
+        let owner = format!("{} {task}", orders.owner);
+        // With the default lease: nobody dies here, and nobody shall be too slow.
+        let lock = owned_with(&orders.client, &orders.name, &owner, MutexOptions::new());
         let mut raw = orders.raw();
         tasks.spawn(async move {
             for turn in 0..TURNS {

@@ -70,10 +70,12 @@ pub(super) enum Requested {
 impl Store {
     pub(super) fn request(&mut self, request: &AcquireRequest) -> Result<Requested, BackendError> {
         let now = Instant::now();
+        // A request that is sent again keeps its place, and is alive again.
+        let place = self.slots.get_mut(&request.resource.key).and_then(|slot| slot.place(request));
         self.settle(&request.resource);
-        let reign = self.tokens.next().get();
+        let token = self.tokens.next();
         let slot = self.slot(&request.resource, now)?;
-        // Point 1: a request that is sent again finds what it was granted.
+        // Point 1: it also finds what it was granted.
         if let Some(hold) = slot.holds.get(&request.lease) {
             let token = hold.token;
             slot.extend(request.lease, request.term, now);
@@ -82,15 +84,7 @@ impl Store {
             }
             return Ok(Requested::Granted(Grant::new(token, now)));
         }
-        slot.agree(request, reign, now)?;
-        // A request that is sent again keeps its place, and is alive again.
-        let mut place = slot.place(request);
-        self.settle(&request.resource);
-        if let Some(grant) = place.as_mut().and_then(|granted| granted.try_recv().ok()) {
-            return Ok(Requested::Granted(grant));
-        }
-        let token = self.tokens.next();
-        let slot = self.slot(&request.resource, now)?;
+        slot.agree(request, token.get(), now)?;
         // One whose owner is in is let in under the token there is.
         if let Some(token) = slot.hold_of_owner(request).map(|hold| hold.token) {
             slot.withdraw(request.lease);
@@ -190,12 +184,13 @@ impl Store {
         withdrawn
     }
 
-    /// When a waiting request should look again if nothing is pushed to it: when a hold ends or its own
-    /// patience does.
+    /// When a waiting request should look again if nothing is pushed to it: when a hold ends, or its own patience does,
+    /// or in a third of its lease, since a hold that it does not know of yet may end sooner.
     pub(super) fn next_change(&self, request: &AcquireRequest) -> Instant {
         let slot = self.slots.get(&request.resource.key);
         let hold_ends = slot.and_then(|slot| slot.ends.first()).map(|(ends, _)| *ends);
-        let look = hold_ends.unwrap_or_else(|| Instant::now() + request.term / 3);
+        let repeat = Instant::now() + request.term / 3;
+        let look = hold_ends.map_or(repeat, |ends| ends.min(repeat));
         request.wait.deadline().map_or(look, |end| look.min(end))
     }
 
@@ -385,6 +380,9 @@ impl Slot {
             // One that is thrown out here finds its channel closed, and asks again.
             if alive && next.granted.send(Grant::new(token, now)).is_ok() {
                 tokens.issued(token);
+                if let Claim::Permits(_, limit) = &next.claim {
+                    limit.follow(self.limit, self.reign);
+                }
                 let hold = Hold::of(&next.claim, next.term, token, &next.revocation, now);
                 self.admit(next.lease, hold, now);
                 self.serve_owner(&next.claim, token, now);

@@ -48,7 +48,8 @@ pub(super) mod lock {
         script!("lock/release_alone.lua", "line.lua", "lock/lock.lua", "lock/release.lua");
     pub(crate) static RELEASE_OWNED: LazyLock<Script> =
         script!("line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua");
-    pub(crate) static FORCE: LazyLock<Script> = script!("line.lua", "lock/lock.lua", "lock/force.lua");
+    pub(crate) static FORCE: LazyLock<Script> =
+        script!("line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua");
     pub(crate) static INSPECT: LazyLock<Script> = script!("living.lua", "lock/inspect.lua");
 }
 

@@ -10,19 +10,16 @@ local value = redis.call('GET', LOCK)
 if not value then
   return 0
 end
-local lead = string.match(value, '^[^/]*')
-tell(lead, 'revoke ' .. lead)
-pcall(function()
-  if redis.call('ZSCORE', KEYS[5], lead) then
-    for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do
-      if id ~= lead then
-        tell(id, 'revoke ' .. id)
-      end
-    end
-  end
-end)
-redis.call('DEL', LOCK, KEYS[5])
 -- What stands beside the lock may be broken; that must not keep it.
+local intact, lead, _, several = pcall(settle_holds, math.floor(now_us() / 1000))
+local holders = { intact and lead or string.match(value, '^[^/]*') }
+if intact and several then
+  holders = redis.call('ZRANGE', KEYS[5], 0, -1)
+end
+for _, id in ipairs(holders) do
+  tell(id, 'revoke ' .. id)
+end
+redis.call('DEL', LOCK, KEYS[5])
 free = 1
 pcall(serve, now_us(), nil)
 return 1

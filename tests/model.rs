@@ -1,0 +1,281 @@
+//! Whatever happens to a store, by operations, time, drops and crashes in any order, it answers as `MemoryBackend` does.
+//!
+//! Sequences of steps are made up at random and taken by both sides; a sequence on which they differ is shrunk and shown.
+//! `PROPTEST_CASES` sets how many there are per test, 256 by default.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `plan` | the steps, and how sequences are made up |
+//! | `side` | one side: a store, its clients, its leases; carries out steps |
+//! | `line`, `reply` | its requests that are on their way; what is answered |
+//! | `memory`, `redis` | the stores as a side needs them |
+//! | `duel` | both sides, the comparison, and where they may differ |
+
+#[path = "model/duel.rs"]
+mod duel;
+#[path = "model/line.rs"]
+mod line;
+#[path = "model/memory.rs"]
+mod memory;
+#[path = "model/plan.rs"]
+mod plan;
+#[cfg(feature = "redis")]
+#[path = "model/redis.rs"]
+mod redis;
+#[path = "model/reply.rs"]
+mod reply;
+#[path = "model/side.rs"]
+mod side;
+#[cfg(feature = "redis")]
+mod support;
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::poll;
+use leasehold::MemoryBackend;
+use leasehold::backend::{AcquireRequest, Backend, Claim, Kind, Resource, Wait, Whose};
+use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestError, TestRunner};
+use proptest_state_machine::ReferenceStateMachine;
+use tokio::time::{Instant, advance};
+
+use duel::Duel;
+use memory::Memory;
+use plan::{LENGTH, Mix, Nature, Plan};
+use side::Store;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+struct Locks;
+
+impl Mix for Locks {
+    const SITES: &'static [Nature] = &[Nature::Lock, Nature::Lock];
+    const FAULTS: u32 = 1;
+}
+
+#[derive(Debug)]
+struct Counting;
+
+impl Mix for Counting {
+    const SITES: &'static [Nature] = &[Nature::Counting];
+    const FAULTS: u32 = 1;
+}
+
+#[derive(Debug)]
+struct Fair;
+
+impl Mix for Fair {
+    const SITES: &'static [Nature] = &[Nature::Fair];
+    const FAULTS: u32 = 1;
+}
+
+#[derive(Debug)]
+struct Rough;
+
+impl Mix for Rough {
+    const SITES: &'static [Nature] = &[Nature::Lock, Nature::Counting, Nature::Fair];
+    const FAULTS: u32 = 4;
+}
+
+/// For how long a sequence is shrunk, in milliseconds, if `PROPTEST_MAX_SHRINK_TIME` does not say otherwise.
+const SHRINKING: u32 = 5 * 60 * 1000;
+
+/// Makes up sequences, until the sides differ on one.
+fn agree<M: Mix>(store: impl Store) {
+    let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/model/regressions.txt");
+    let mut config = Config {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
+        ..Config::default()
+    };
+    if config.max_shrink_time == 0 {
+        config.max_shrink_time = SHRINKING;
+    }
+    let duel = RefCell::new(Duel::new(store));
+    let found = TestRunner::new(config).run(&Plan::<M>::sequential_strategy(LENGTH), |(_, steps, taken)| {
+        let on_step = || {
+            // For the shrinking: what comes after the step that failed has no part in it.
+            if let Some(taken) = &taken {
+                taken.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        duel.borrow_mut().fight(M::SITES, &steps, on_step).map_err(TestCaseError::fail)
+    });
+    match found {
+        Ok(()) => {}
+        Err(TestError::Fail(why, (_, steps, _))) => {
+            let steps: String = steps.iter().map(|step| format!("    {step:?},\n")).collect();
+            panic!("{why}\nafter the steps\n{steps}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The machinery itself finds no difference where there is none.
+mod on_memory {
+    use super::*;
+
+    #[test]
+    fn locks_agree_with_themselves() {
+        agree::<Locks>(Memory::new());
+    }
+
+    #[test]
+    fn counting_semaphores_agree_with_themselves() {
+        agree::<Counting>(Memory::new());
+    }
+
+    #[test]
+    fn fair_semaphores_agree_with_themselves() {
+        agree::<Fair>(Memory::new());
+    }
+
+    #[test]
+    fn all_of_them_agree_with_themselves_in_rough_times() {
+        agree::<Rough>(Memory::new());
+    }
+
+    fn request(store: &MemoryBackend, term: Duration) -> AcquireRequest {
+        let mut request =
+            AcquireRequest::new(store.lease_id(), Resource::new("m", Kind::Mutex), Claim::Sole, term);
+        request.wait = Wait::Forever;
+        request
+    }
+
+    /// Above, waiters ask when they are told to; that they do so by themselves is seen here.
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_finds_out_that_a_hold_of_which_it_did_not_know_has_run_out() {
+        let store = MemoryBackend::new();
+        let [long, short, usual] = [MINUTE, SECOND, 3 * SECOND].map(|term| request(&store, term));
+        store.acquire(&long).await.expect("free");
+        let (mut next, mut last) = (store.acquire(&short), store.acquire(&usual));
+        assert!(poll!(&mut next).is_pending() && poll!(&mut last).is_pending());
+        store.release(&long.resource, Whose::Lease(long.lease)).await.expect("held");
+        // The next one holds it, and dies at once.
+        next.await.expect("granted");
+        let asked = Instant::now();
+        last.await.expect("granted");
+        assert!(asked.elapsed() <= 4 * SECOND, "after {:?}", asked.elapsed());
+    }
+
+    /// Above, the first future is there until the second has asked; that it need not be is seen here.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_sent_again_keeps_its_place_also_when_a_lease_has_just_ended() {
+        let store = MemoryBackend::new();
+        let [holder, first, second] = [SECOND, MINUTE, MINUTE].map(|term| request(&store, term));
+        store.acquire(&holder).await.expect("free");
+        let (mut waiting, mut behind) = (store.acquire(&first), store.acquire(&second));
+        assert!(poll!(&mut waiting).is_pending() && poll!(&mut behind).is_pending());
+        advance(2 * SECOND).await;
+        drop(waiting);
+        assert!(poll!(store.acquire(&first)).is_ready(), "it has lost its place");
+        assert!(poll!(&mut behind).is_pending());
+    }
+}
+
+#[cfg(feature = "redis")]
+mod on_redis {
+    use super::*;
+    use crate::redis::Redis;
+
+    #[test]
+    fn locks_agree_with_the_model() {
+        let Some(store) = Redis::start_or_skip("locks like the model's") else { return };
+        agree::<Locks>(store);
+    }
+
+    #[test]
+    fn counting_semaphores_agree_with_the_model() {
+        let Some(store) = Redis::start_or_skip("counting semaphores like the model's") else { return };
+        agree::<Counting>(store);
+    }
+
+    #[test]
+    fn fair_semaphores_agree_with_the_model() {
+        let Some(store) = Redis::start_or_skip("fair semaphores like the model's") else { return };
+        agree::<Fair>(store);
+    }
+
+    #[test]
+    fn all_of_them_agree_with_the_model_in_rough_times() {
+        let Some(store) = Redis::start_or_skip("stores like the model in rough times") else { return };
+        agree::<Rough>(store);
+    }
+}
+
+/// Sequences on which the sides once differed, shrunk.
+#[cfg(feature = "redis")]
+mod found {
+    use super::*;
+    use crate::plan::Step::*;
+    use crate::plan::Term::*;
+    use crate::plan::Wanted::*;
+    use crate::plan::{Label, Request, Step};
+    use crate::redis::Redis;
+
+    fn agree_on<M: Mix>(steps: &[Step]) {
+        let Some(store) = Redis::start_or_skip("sequences that went wrong once") else { return };
+        Duel::new(store).fight(M::SITES, steps, || ()).unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// A request of `client` that waits, by the handle that states the usual limit.
+    fn ask(lease: Label, client: usize, permits: u32) -> Step {
+        let claim = Permits { permits, handle: 0 };
+        Ask(lease, Request { client, site: 0, claim, term: Short, waits: true })
+    }
+
+    fn enter(lease: Label) -> Step {
+        Ask(lease, Request { client: 0, site: 0, claim: Owner("a"), term: Short, waits: true })
+    }
+
+    #[test]
+    fn a_limit_lapses_whether_anybody_looks_or_not() {
+        agree_on::<Counting>(&[ask(0, 0, 1), Pass(6), ask(1, 0, 1)]);
+        let other = Request {
+            client: 0,
+            site: 0,
+            claim: Permits { permits: 1, handle: 1 },
+            term: Short,
+            waits: true,
+        };
+        agree_on::<Counting>(&[ask(0, 0, 1), Pass(6), Ask(1, other)]);
+    }
+
+    #[test]
+    fn a_limit_that_is_changed_after_it_lapsed_begins_a_reign() {
+        let resize = Resize { client: 0, site: 0, handle: 0, permits: 2, term: Short };
+        agree_on::<Fair>(&[ask(0, 0, 1), Pass(6), resize]);
+    }
+
+    #[test]
+    fn nobody_who_died_waiting_keeps_a_limit_in_force_for_days() {
+        agree_on::<Fair>(&[ask(0, 0, 2), ask(1, 1, 3), Crash(1), Idle, ask(2, 0, 1)]);
+    }
+
+    #[test]
+    fn whoever_is_served_in_line_hears_of_the_limit() {
+        let resize = Resize { client: 1, site: 0, handle: 0, permits: 2, term: Short };
+        agree_on::<Fair>(&[ask(0, 0, 3), ask(1, 0, 2), resize, Release(0)]);
+    }
+
+    #[test]
+    fn an_inspection_shows_no_limit_that_has_lapsed() {
+        let look = Look { client: 0, site: 0, numbers: true };
+        agree_on::<Counting>(&[ask(0, 0, 1), Pass(6), look]);
+    }
+
+    #[test]
+    fn a_request_sent_again_does_not_take_back_what_its_lease_gave_back() {
+        agree_on::<Counting>(&[ask(0, 0, 3), Keep(0, 1), AskAgain(0), ask(1, 0, 3)]);
+    }
+
+    #[test]
+    fn force_tells_nobody_whose_lease_is_over() {
+        // The lease that led, and one that did not.
+        agree_on::<Locks>(&[enter(0), Pass(2), enter(1), Pass(1), Force { client: 0, site: 0 }]);
+        let long = Request { client: 0, site: 0, claim: Owner("a"), term: Long, waits: true };
+        agree_on::<Locks>(&[Ask(0, long), enter(1), Pass(3), Force { client: 0, site: 0 }]);
+    }
+}
