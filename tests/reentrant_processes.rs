@@ -42,6 +42,11 @@ fn owned(client: &Client, name: &str, owner: &str) -> ReentrantLock {
     owned_with(client, name, owner, MutexOptions::new().lease(LEASE))
 }
 
+/// With the default lease, for those who do not die and shall not be too slow.
+fn patient(client: &Client, name: &str, owner: &str) -> ReentrantLock {
+    owned_with(client, name, owner, MutexOptions::new())
+}
+
 fn owned_with(client: &Client, name: &str, owner: &str, options: MutexOptions) -> ReentrantLock {
     let lock = client.reentrant_lock_with(name, options);
     lock.and_then(|lock| lock.with_owner(owner)).expect("valid")
@@ -210,7 +215,7 @@ async fn holding_worker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passing_worker() {
     let Some(orders) = Orders::receive().await else { return };
-    let guard = orders.lock().lock().await.expect("granted");
+    let guard = patient(&orders.client, &orders.name, &orders.owner).lock().await.expect("granted");
     say(&format!("held {}", guard.token()));
     if orders.name.ends_with("shutdown") {
         orders.client.shutdown().await.expect("drained");
@@ -230,8 +235,7 @@ async fn counting_worker() {
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let owner = format!("{} {task}", orders.owner);
-        // With the default lease: nobody dies here, and nobody shall be too slow.
-        let lock = owned_with(&orders.client, &orders.name, &owner, MutexOptions::new());
+        let lock = patient(&orders.client, &orders.name, &owner);
         let mut raw = orders.raw();
         tasks.spawn(async move {
             for turn in 0..TURNS {
@@ -355,7 +359,7 @@ async fn a_process_that_leaves_in_good_order_leaves_the_holds_of_others() {
     let client = connect(&server).await;
     for name in ["machine:release", "machine:shutdown"] {
         for worker_leads in [true, false] {
-            let lock = owned(&client, name, OWNER);
+            let lock = patient(&client, name, OWNER);
             let (mut worker, guard) = if worker_leads {
                 // It may have left again by the time this process comes in.
                 let worker = start("passing_worker", &server, name, OWNER);

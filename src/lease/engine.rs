@@ -95,10 +95,13 @@ impl Engine {
             }
         };
         let name = lease.name();
+        let part = matches!(obligation.whose(), Whose::AllBut(..));
         match self.backend.release(name.resource(), obligation.whose()).await {
             Ok(released) => {
                 obligation.settle();
-                match lost_before(released, lease.ends()) {
+                // A part may find nothing because the rest of the lease was released meanwhile, and got there first.
+                let overtaken = part && lease.is_released();
+                match lost_before(released, lease.ends()).filter(|_| !overtaken) {
                     None => {
                         tracing::debug!(name = %name, token = lease.token().get(), "released");
                         Ok(())
