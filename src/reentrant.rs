@@ -28,6 +28,7 @@ use crate::primitive::Primitive;
 /// [`Guard`] shares the lease of the first. In other clients and processes the store lets it in at once, past everybody
 /// who waits, under a lease of its own. So a process that crashes drops its holds and nobody else's, and the lock is free
 /// when the last hold of the owner is gone. Guards may be dropped in any order. All of them carry the same token.
+/// So a fence keeps earlier owners out, not a process that lost its hold while its owner has others.
 ///
 /// # Fairness
 ///
