@@ -3,10 +3,10 @@
 use fred::types::Value;
 use tokio::time::Instant;
 
-use super::calls::{
+use super::keys::Keys;
+use super::reply::{
     Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
 };
-use super::keys::Keys;
 use super::script::lock::{
     ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED,
 };

@@ -10,7 +10,8 @@
 //! | `wake` | the one that listens; grants and revocations pushed to those concerned |
 //! | `url` | what a URL names, and how a server is called in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
-//! | `calls` | what these have in common, and which of them a request is for |
+//! | `reply` | what the scripts answer, read into types |
+//! | `calls` | which script a request is for |
 //! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
@@ -18,6 +19,7 @@ mod calls;
 mod connection;
 mod keys;
 mod lock;
+mod reply;
 mod script;
 mod semaphore;
 mod transport;

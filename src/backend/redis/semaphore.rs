@@ -5,11 +5,11 @@ use std::time::Duration;
 use fred::types::Value;
 use tokio::time::Instant;
 
-use super::calls::{
+use super::keys::Keys;
+use super::reply::{
     Answer, from_millis, millis, read_lease, read_number, read_queued, read_token, read_waiters, unreadable,
     wanted,
 };
-use super::keys::Keys;
 use super::script::semaphore::{ACQUIRE, INSPECT, RELEASE, RENEW, RESIZE};
 use super::transport::Transport;
 use crate::backend::{

@@ -16,12 +16,15 @@ use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::interfaces::{ClientLike, LuaInterface};
 use fred::types::{Key, Value};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::Timeouts;
 use super::script::Script;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
+
+/// The pause before a request that was not answered is sent again.
+pub(super) const RETRY: Duration = Duration::from_millis(25);
 
 /// For how many reply timeouts nothing is answered before the connection is given up.
 const SILENT_TIMEOUTS: u32 = 2;
@@ -72,6 +75,35 @@ impl Transport {
         };
         self.note(&answer, sent);
         answer.map_err(sort)
+    }
+
+    /// How long one command for a lease of `term` may take.
+    pub(super) fn patience(&self, term: Duration) -> Duration {
+        self.reply_timeout().min(term / 3)
+    }
+
+    /// Calls a script again while it fails in a way for which `again` allows that. Tells whether an attempt before
+    /// the one that was answered may have been carried out.
+    pub(super) async fn insist(
+        &self,
+        script: &Script,
+        keys: &[Key],
+        args: &[Value],
+        again: fn(&BackendError) -> bool,
+    ) -> Result<(Value, bool), BackendError> {
+        let patience = self.reply_timeout();
+        let give_up = Instant::now() + patience * 2;
+        let mut repeated = false;
+        loop {
+            match self.call(script, keys, args, patience).await {
+                Ok(answer) => return Ok((answer, repeated)),
+                Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
+                    repeated |= matches!(error, BackendError::Unanswered { .. });
+                    sleep(RETRY).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// EVALSHA, and EVAL if the server does not know the script: after a restart or SCRIPT FLUSH.

@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use super::RedisBackend;
-use super::calls::{Answer, RETRY};
-use super::transport::Transport;
+use super::reply::Answer;
+use super::transport::{RETRY, Transport};
 use super::waiting::Waiting;
 use crate::backend::{
     AcquireRequest, Acquired, Backend, BackendError, Capabilities, Detail, Grant, Inspection, LeaseId, Limit,

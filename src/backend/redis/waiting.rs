@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 use tokio::time::{Instant, sleep_until};
 
-use super::calls::{Answer, RETRY};
-use super::transport::Transport;
+use super::reply::Answer;
+use super::transport::{RETRY, Transport};
 use super::wake::{Pushed, Wake};
 use crate::backend::{AcquireRequest, Acquired, BackendError, Claim, Grant};
 
