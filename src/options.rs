@@ -161,8 +161,10 @@ impl SemaphoreOptions {
         self
     }
 
-    /// What stands before the name in the store's keys; may be empty. Do not use one prefix for both kinds of semaphore,
-    /// or for semaphores and locks: names that they have in common would be taken by whichever came first.
+    /// What stands before the name in the store's keys; may be empty. Do not use one prefix for both kinds of semaphore: of
+    /// a name that they have in common they would share the permits, and neither order would hold. Nor for semaphores and
+    /// locks: such a name is refused to one of them ([`StoreRefused`](crate::Error::StoreRefused)), on Redis for up to a day
+    /// after the other was last used.
     ///
     /// Default: `semaphore:` for a [`CountingSemaphore`](crate::CountingSemaphore), `fair-semaphore:` for a
     /// [`FairSemaphore`](crate::FairSemaphore).
