@@ -251,17 +251,18 @@ async fn accept(listener: TcpListener, wire: Arc<Wire>) {
         if wire.refusing.load(Ordering::SeqCst) {
             continue;
         }
+        // Before it is counted: a cut must reach every connection that was seen.
+        let cuts = wire.cuts.subscribe();
         wire.accepted.fetch_add(1, Ordering::SeqCst);
         let counted = Counted::new(Arc::clone(&wire));
         connections.spawn(async move {
             // However it ends, both sides are closed.
-            let _ = serve(client, &counted.0).await;
+            let _ = serve(client, cuts, &counted.0).await;
         });
     }
 }
 
-async fn serve(mut client: TcpStream, wire: &Wire) -> io::Result<()> {
-    let mut cuts = wire.cuts.subscribe();
+async fn serve(mut client: TcpStream, mut cuts: watch::Receiver<Cut>, wire: &Wire) -> io::Result<()> {
     let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, wire.server_port)).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
