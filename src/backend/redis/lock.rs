@@ -7,9 +7,7 @@ use super::keys::Keys;
 use super::reply::{
     Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
 };
-use super::script::lock::{
-    ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED,
-};
+use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
 use super::transport::Transport;
 use crate::backend::{
     AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, LeaseId, Released, RenewRequest, Renewal,

@@ -7,6 +7,7 @@
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: set up, kept driven, quit |
 //! | `transport` | the one for commands; errors sorted into not sent, unknown, and answered |
+//! | `batch` | many operations in one call |
 //! | `wake` | the one that listens; grants and revocations pushed to those concerned |
 //! | `url` | what a URL names, and how a server is called in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
@@ -15,6 +16,7 @@
 //! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
+mod batch;
 mod calls;
 mod connection;
 mod keys;

@@ -10,11 +10,17 @@ use fred::util::sha1_hash;
 pub(super) struct Script {
     source: Str,
     hash: Str,
+    /// By which letter it is called in a batch, if it can be part of one.
+    letter: Option<char>,
 }
 
 impl Script {
-    fn new(source: &'static str) -> Self {
-        Self { source: Str::from_static(source), hash: sha1_hash(source).into() }
+    fn new(source: &'static str, letter: Option<char>) -> Self {
+        Self { source: Str::from_static(source), hash: sha1_hash(source).into(), letter }
+    }
+
+    pub(super) const fn letter(&self) -> Option<char> {
+        self.letter
     }
 
     pub(super) const fn source(&self) -> &Str {
@@ -26,44 +32,56 @@ impl Script {
     }
 }
 
-/// A script made of parts, in this order.
-macro_rules! script {
-    ($($part:literal),+) => {
-        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("lua/", $part))),+)))
+/// The text of a script made of parts, in this order.
+macro_rules! parts {
+    ($($part:literal),+) => { concat!($(include_str!(concat!("lua/", $part))),+) };
+}
+
+/// Scripts by name and by the letter that calls them in a batch; and the batch, which contains all of them, each as a
+/// function that has its part of the keys and arguments in the place of the whole.
+macro_rules! scripts {
+    ($($(#[$doc:meta])* $name:ident = $letter:literal: $($part:literal),+;)+) => {
+        $($(#[$doc])*
+        pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(parts!($($part),+), Some($letter)));)+
+
+        /// Many operations in one call.
+        pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
+            Script::new(
+                concat!(
+                    "local OPERATIONS = {}\n",
+                    $("OPERATIONS['", $letter, "'] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
+                    parts!("batch.lua")
+                ),
+                None,
+            )
+        });
     };
 }
 
-/// The scripts for locks. Those that end in `_OWNED` are for holds that have an owner.
-pub(super) mod lock {
-    use super::{LazyLock, Script};
-
-    pub(crate) static ACQUIRE: LazyLock<Script> =
-        script!("lock/acquire_free.lua", "line.lua", "lock/lock.lua", "lock/acquire.lua");
-    pub(crate) static ACQUIRE_OWNED: LazyLock<Script> =
-        script!("line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua");
-    pub(crate) static RENEW: LazyLock<Script> = script!("lock/renew.lua");
-    pub(crate) static RENEW_OWNED: LazyLock<Script> =
-        script!("line.lua", "lock/holds.lua", "lock/renew_hold.lua");
-    pub(crate) static RELEASE: LazyLock<Script> =
-        script!("lock/release_alone.lua", "line.lua", "lock/lock.lua", "lock/release.lua");
-    pub(crate) static RELEASE_OWNED: LazyLock<Script> =
-        script!("line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua");
-    pub(crate) static FORCE: LazyLock<Script> =
-        script!("line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua");
-    pub(crate) static INSPECT: LazyLock<Script> = script!("living.lua", "lock/inspect.lua");
+scripts! {
+    ACQUIRE = 'a': "lock/acquire_free.lua", "line.lua", "lock/lock.lua", "lock/acquire.lua";
+    RENEW = 'n': "lock/renew.lua";
+    RELEASE = 'r': "lock/release_alone.lua", "line.lua", "lock/lock.lua", "lock/release.lua";
+    /// By an owner.
+    ACQUIRE_OWNED = 'A': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
+    RENEW_OWNED = 'N': "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
+    RELEASE_OWNED = 'R': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
+    ACQUIRE_PERMITS = 'p': "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
+    RENEW_PERMITS = 'q': "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
+    RELEASE_PERMITS = 's': "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 
-/// The scripts for semaphores.
-pub(super) mod semaphore {
-    use super::{LazyLock, Script};
+/// Scripts that are called now and then, each by itself.
+macro_rules! rare_scripts {
+    ($($name:ident: $($part:literal),+;)+) => {
+        $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::new(parts!($($part),+), None));)+
+    };
+}
 
-    pub(crate) static ACQUIRE: LazyLock<Script> =
-        script!("line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua");
-    pub(crate) static RENEW: LazyLock<Script> =
-        script!("line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua");
-    pub(crate) static RELEASE: LazyLock<Script> =
-        script!("line.lua", "semaphore/semaphore.lua", "semaphore/release.lua");
-    pub(crate) static RESIZE: LazyLock<Script> =
-        script!("line.lua", "semaphore/semaphore.lua", "semaphore/resize.lua");
-    pub(crate) static INSPECT: LazyLock<Script> = script!("living.lua", "semaphore/inspect.lua");
+rare_scripts! {
+    FORCE: "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua";
+    RESIZE: "line.lua", "semaphore/semaphore.lua", "semaphore/resize.lua";
+    INSPECT: "living.lua", "lock/inspect.lua";
+    INSPECT_PERMITS: "living.lua", "semaphore/inspect.lua";
 }

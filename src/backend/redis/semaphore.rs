@@ -10,7 +10,7 @@ use super::reply::{
     Answer, from_millis, millis, read_lease, read_number, read_queued, read_token, read_waiters, unreadable,
     wanted,
 };
-use super::script::semaphore::{ACQUIRE, INSPECT, RELEASE, RENEW, RESIZE};
+use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
 use super::transport::Transport;
 use crate::backend::{
     AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, Limit, Released, RenewRequest, Renewal,
@@ -36,7 +36,8 @@ pub(super) async fn acquire(
         Value::from(stated.permits),
         Value::from(stated.reign.to_string()),
     ];
-    let answer = transport.call(&ACQUIRE, keys.all(), &args, transport.patience(request.term)).await?;
+    let answer =
+        transport.call(&ACQUIRE_PERMITS, keys.all(), &args, transport.patience(request.term)).await?;
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
@@ -44,7 +45,7 @@ pub(super) async fn acquire(
             Err(BackendError::LimitDiffers { stated: stated.permits, in_force })
         }
         (Some("above"), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
-        _ => read_answer(&answer, limit).ok_or_else(|| unreadable(&ACQUIRE)),
+        _ => read_answer(&answer, limit).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
     }
 }
 
@@ -54,13 +55,13 @@ pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Resu
     let id = Value::from(request.lease.to_text());
     let args = [kind(request.resource.kind), id, Value::from(millis(request.term))];
     let sent = Instant::now();
-    match transport.call(&RENEW, keys.all(), &args, transport.patience(request.term)).await {
+    match transport.call(&RENEW_PERMITS, keys.all(), &args, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
             Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
             Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
-            _ => Err(unreadable(&RENEW)),
+            _ => Err(unreadable(&RENEW_PERMITS)),
         },
     }
 }
@@ -79,14 +80,14 @@ pub(super) async fn release(
     let args = [kind(resource.kind), Value::from(lease.to_text()), Value::from(kept)];
     let keys = Keys::of(&resource.key);
     let again = BackendError::is_transient;
-    let (answer, repeated) = transport.insist(&RELEASE, keys.all(), &args, again).await?;
+    let (answer, repeated) = transport.insist(&RELEASE_PERMITS, keys.all(), &args, again).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
         // An earlier attempt may have released it, and its answer got lost.
         Some(0) if repeated => Ok(Released::Unknown),
         Some(0) => Ok(Released::Absent),
-        _ => Err(unreadable(&RELEASE)),
+        _ => Err(unreadable(&RELEASE_PERMITS)),
     }
 }
 
@@ -113,8 +114,8 @@ pub(super) async fn inspect(
 ) -> Result<Inspection, BackendError> {
     let keys = Keys::of(&resource.key);
     let again = BackendError::is_transient;
-    let (answer, _) = transport.insist(&INSPECT, keys.all(), &[wanted(detail)], again).await?;
-    read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT))
+    let (answer, _) = transport.insist(&INSPECT_PERMITS, keys.all(), &[wanted(detail)], again).await?;
+    read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 
 /// Which kind of semaphore the scripts are to serve.

@@ -1,4 +1,5 @@
-//! The one narrow path to the server: a script, its keys and arguments in, a sorted answer out.
+//! The one narrow path to the server: a script, its keys and arguments in, a sorted answer out. What is called while others
+//! are under way goes together with them (`batch`).
 //!
 //! What fred does, and what is done about it here:
 //!
@@ -18,6 +19,7 @@ use fred::interfaces::{ClientLike, LuaInterface};
 use fred::types::{Key, Value};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::batch::Batches;
 use super::connection::Timeouts;
 use super::script::Script;
 use crate::backend::BackendError;
@@ -29,69 +31,66 @@ pub(super) const RETRY: Duration = Duration::from_millis(25);
 /// For how many reply timeouts nothing is answered before the connection is given up.
 const SILENT_TIMEOUTS: u32 = 2;
 
-/// The connection that carries all commands.
+/// Calls scripts: at once, or together with others.
 #[derive(Debug)]
 pub(super) struct Transport {
-    client: Client,
-    reply_timeout: Duration,
-    silent_since: Mutex<Option<Instant>>,
-    reconnecting: Arc<AtomicBool>,
+    wire: Arc<Wire>,
+    batches: Arc<Batches>,
 }
 
 impl Transport {
+    /// Must be called within the runtime on which the connection lives.
     pub(super) fn new(client: Client, timeouts: Timeouts) -> Self {
-        Self {
+        let wire = Arc::new(Wire {
             client,
             reply_timeout: timeouts.reply,
             silent_since: Mutex::default(),
             reconnecting: Arc::default(),
-        }
+        });
+        Self { batches: Batches::new(Arc::clone(&wire)), wire }
     }
 
-    pub(super) const fn reply_timeout(&self) -> Duration {
-        self.reply_timeout
+    pub(super) fn client(&self) -> &Client {
+        &self.wire.client
     }
 
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// Runs a script once, and waits for its answer for at most `patience`.
+    /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`.
     pub(super) async fn call(
         &self,
-        script: &Script,
+        script: &'static Script,
         keys: &[Key],
         args: &[Value],
         patience: Duration,
     ) -> Result<Value, BackendError> {
-        let sent = Instant::now();
-        let run = self.run(script, keys, args);
-        let answer = if patience >= self.reply_timeout {
+        let run = self.batches.run(script, keys, args);
+        let answer = if patience >= self.wire.reply_timeout {
             // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
             run.await
         } else {
+            let sent = Instant::now();
             let late = |_| FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
-            timeout(patience, run).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
+            let answer = timeout(patience, run).await.unwrap_or_else(|elapsed| Err(late(elapsed)));
+            self.wire.note(&answer, sent);
+            answer
         };
-        self.note(&answer, sent);
         answer.map_err(sort)
     }
 
     /// How long one command for a lease of `term` may take.
     pub(super) fn patience(&self, term: Duration) -> Duration {
-        self.reply_timeout().min(term / 3)
+        self.wire.reply_timeout.min(term / 3)
     }
 
     /// Calls a script again while it fails in a way for which `again` allows that. Tells whether an attempt before
     /// the one that was answered may have been carried out.
     pub(super) async fn insist(
         &self,
-        script: &Script,
+        script: &'static Script,
         keys: &[Key],
         args: &[Value],
         again: fn(&BackendError) -> bool,
     ) -> Result<(Value, bool), BackendError> {
-        let patience = self.reply_timeout();
+        let patience = self.wire.reply_timeout;
         let give_up = Instant::now() + patience * 2;
         let mut repeated = false;
         loop {
@@ -105,15 +104,43 @@ impl Transport {
             }
         }
     }
+}
+
+/// The connection that carries all commands. What goes through it goes as it is.
+#[derive(Debug)]
+pub(super) struct Wire {
+    client: Client,
+    reply_timeout: Duration,
+    silent_since: Mutex<Option<Instant>>,
+    reconnecting: Arc<AtomicBool>,
+}
+
+impl Wire {
+    pub(super) const fn reply_timeout(&self) -> Duration {
+        self.reply_timeout
+    }
+
+    /// Runs a script once, until it is answered or fred's timeout is over.
+    pub(super) async fn run(
+        &self,
+        script: &Script,
+        keys: Vec<Key>,
+        args: Vec<Value>,
+    ) -> Result<Value, FredError> {
+        let sent = Instant::now();
+        let answer = self.evaluate(script, keys, args).await;
+        self.note(&answer, sent);
+        answer
+    }
 
     /// EVALSHA, and EVAL if the server does not know the script: after a restart or SCRIPT FLUSH.
     ///
     /// fred's futures have 5 KB; boxed here, they are not copied through every future around this one.
-    async fn run(&self, script: &Script, keys: &[Key], args: &[Value]) -> Result<Value, FredError> {
-        let cached = Box::pin(self.client.evalsha(script.hash().clone(), keys.to_vec(), args.to_vec()));
+    async fn evaluate(&self, script: &Script, keys: Vec<Key>, args: Vec<Value>) -> Result<Value, FredError> {
+        let cached = Box::pin(self.client.evalsha(script.hash().clone(), keys.clone(), args.clone()));
         match cached.await {
             Err(error) if error.details().starts_with("NOSCRIPT") => {
-                Box::pin(self.client.eval(script.source().clone(), keys.to_vec(), args.to_vec())).await
+                Box::pin(self.client.eval(script.source().clone(), keys, args)).await
             }
             answer => answer,
         }

@@ -1,0 +1,219 @@
+//! Many operations, one call.
+//!
+//! An idle client sends at once. While a call is under way, whatever comes in waits for a moment, and goes together in the
+//! next call: a script that carries the operations out one after another, each answering for itself. So a client with
+//! thousands of tasks is bound neither by system calls nor by round trips, and one with a single task loses nothing.
+//!
+//! * Calls with many operations are made by tasks of their own ([`MAX_CALLS`] at most). No operation depends on whether
+//!   somebody else's future is polled.
+//! * Operations leave in the order in which they came in. Otherwise the release of a request that was given up could
+//!   reach the server before the request.
+//! * A task that gives up while its operation is queued takes it back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use fred::error::{Error as FredError, ErrorKind};
+use fred::types::{Key, Value};
+use futures::FutureExt;
+use futures::future::{BoxFuture, maybe_done};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::script::{BATCH, Script};
+use super::transport::Wire;
+use crate::sync::Mutex;
+
+/// Calls under way at once: while the server works on one, the next is on its way.
+const MAX_CALLS: usize = 2;
+/// Operations in one call: the server does nothing else meanwhile, for about half a millisecond.
+const MAX_OPERATIONS: usize = 128;
+
+/// What is under way, and what waits for its turn.
+#[derive(Debug)]
+pub(super) struct Batches {
+    wire: Arc<Wire>,
+    /// Where calls are made that nobody waits for alone.
+    runtime: Handle,
+    state: Mutex<State>,
+    /// Held from when operations are taken out of the queue until they are on their way.
+    sending: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Operation>,
+    /// Callers that send their own operation.
+    direct: usize,
+    /// Tasks that work the queue off. There is one whenever something is queued.
+    drains: usize,
+}
+
+/// A script call that waits for its turn.
+#[derive(Debug)]
+struct Operation {
+    script: &'static Script,
+    letter: char,
+    keys: Vec<Key>,
+    args: Vec<Value>,
+    answer: oneshot::Sender<Result<Value, FredError>>,
+}
+
+impl Batches {
+    /// Must be called within the runtime on which the connection lives.
+    pub(super) fn new(wire: Arc<Wire>) -> Arc<Self> {
+        Arc::new(Self {
+            wire,
+            runtime: Handle::current(),
+            state: Mutex::default(),
+            sending: Mutex::default(),
+        })
+    }
+
+    /// Runs a script, at once or with others.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        script: &'static Script,
+        keys: &[Key],
+        args: &[Value],
+    ) -> Result<Value, FredError> {
+        match script.letter().and_then(|letter| self.enqueue(script, letter, keys, args)) {
+            None => {
+                let _counted = script.letter().map(|_| Direct(self));
+                self.wire.run(script, keys.to_vec(), args.to_vec()).await
+            }
+            Some(answered) => match timeout(self.wire.reply_timeout(), answered).await {
+                Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
+                Err(late) => Err(FredError::new(ErrorKind::Timeout, late.to_string())),
+            },
+        }
+    }
+
+    /// Queues an operation if it cannot be sent at once. If it can, it is counted as under way.
+    fn enqueue(
+        self: &Arc<Self>,
+        script: &'static Script,
+        letter: char,
+        keys: &[Key],
+        args: &[Value],
+    ) -> Option<oneshot::Receiver<Result<Value, FredError>>> {
+        let mut state = self.state.lock();
+        if state.direct + state.drains == 0 {
+            state.direct += 1;
+            return None;
+        }
+        let (answer, answered) = oneshot::channel();
+        let (keys, args) = (keys.to_vec(), args.to_vec());
+        state.queue.push_back(Operation { script, letter, keys, args, answer });
+        let start = state.drains == 0 || state.direct + state.drains < MAX_CALLS;
+        if start {
+            state.drains += 1;
+        }
+        drop(state);
+        if start {
+            let batches = Arc::clone(self);
+            self.runtime.spawn(async move { batches.work_off().await });
+        }
+        Some(answered)
+    }
+
+    /// Makes calls until nothing is queued.
+    async fn work_off(&self) {
+        while let Some(call) = self.send() {
+            call.await;
+        }
+    }
+
+    /// Sends what goes in the next call, if there is anything. The call is to be awaited.
+    fn send(&self) -> Option<BoxFuture<'_, ()>> {
+        let _sending = self.sending.lock();
+        let operations = self.next()?;
+        let mut call = maybe_done(self.call(operations)).boxed();
+        // fred passes a command on when its future is polled for the first time.
+        let _ = (&mut call).now_or_never();
+        Some(call)
+    }
+
+    /// What goes in the next call. If there is nothing, there is one drain less.
+    fn next(&self) -> Option<Vec<Operation>> {
+        let mut state = self.state.lock();
+        let mut operations = Vec::new();
+        while operations.len() < MAX_OPERATIONS {
+            match state.queue.pop_front() {
+                Some(operation) if operation.answer.is_closed() => {}
+                Some(operation) => operations.push(operation),
+                None => break,
+            }
+        }
+        if operations.is_empty() {
+            state.drains -= 1;
+            return None;
+        }
+        Some(operations)
+    }
+
+    /// Carries operations out, and tells the answers to those who wait for them. If one gave up meanwhile, nobody listens.
+    async fn call(&self, mut operations: Vec<Operation>) {
+        if operations.len() == 1 {
+            for Operation { script, keys, args, answer, .. } in operations {
+                let _ = answer.send(self.wire.run(script, keys, args).await);
+            }
+            return;
+        }
+        let (mut keys, mut args) = (Vec::new(), Vec::new());
+        for operation in &mut operations {
+            args.push(Value::from(header(operation)));
+            keys.append(&mut operation.keys);
+            args.append(&mut operation.args);
+        }
+        let waiting = operations.into_iter().map(|operation| operation.answer);
+        match self.wire.run(&BATCH, keys, args).await {
+            Ok(Value::Array(answers)) if answers.len() == waiting.len() => {
+                for (waiting, answer) in waiting.zip(answers) {
+                    let _ = waiting.send(read(answer));
+                }
+            }
+            failed => {
+                let error = failed.err().unwrap_or_else(|| {
+                    FredError::new(ErrorKind::Protocol, "a batch gave an answer of no known form")
+                });
+                for waiting in waiting {
+                    let _ = waiting.send(Err(error.clone()));
+                }
+            }
+        }
+    }
+}
+
+/// Counts a caller that sends its own operation.
+struct Direct<'a>(&'a Batches);
+
+impl Drop for Direct<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().direct -= 1;
+    }
+}
+
+/// Letter, number of keys, number of arguments.
+fn header(operation: &Operation) -> String {
+    let digit = |n: usize| char::from_digit(u32::try_from(n).unwrap_or(u32::MAX), 10).unwrap_or('0');
+    [operation.letter, digit(operation.keys.len()), digit(operation.args.len())].iter().collect()
+}
+
+/// The answer of one operation of a batch.
+fn read(answer: Value) -> Result<Value, FredError> {
+    match &answer {
+        Value::Array(parts) => match &parts[..] {
+            [mark, text] if mark.as_bytes() == Some(b"!") => {
+                Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
+            }
+            _ => Ok(answer),
+        },
+        _ => Ok(answer),
+    }
+}
+
+fn gone() -> FredError {
+    FredError::new(ErrorKind::Canceled, "the runtime on which the client lives has ended")
+}

@@ -1,0 +1,198 @@
+//! Operations that arrive while calls are under way go together in the next one, and none of them notices.
+#![cfg(feature = "redis")]
+
+#[path = "support/stage.rs"]
+mod stage;
+mod support;
+
+use std::future::ready;
+use std::ops::Range;
+use std::pin::pin;
+
+use futures::future::join_all;
+use futures::poll;
+use leasehold::{Client, Error, Guard};
+use stage::{SECOND, SOON, connect, left, ms, named, nothing_left};
+use tokio::task::yield_now;
+
+use support::{Raw, RedisServer, eventually, within};
+
+const MANY: usize = 200;
+
+fn name(n: usize) -> String {
+    format!("machine:{n}")
+}
+
+/// Locks all of `names` at once.
+async fn lock_all(client: &Client, names: Range<usize>) -> Vec<Result<Guard, Error>> {
+    let mutexes: Vec<_> = names.map(|n| named(client, &name(n), SECOND * 30)).collect();
+    join_all(mutexes.iter().map(|mutex| mutex.lock())).await
+}
+
+async fn release_all(guards: Vec<Result<Guard, Error>>) {
+    for released in join_all(guards.into_iter().flatten().map(Guard::release)).await {
+        released.expect("held to the end");
+    }
+}
+
+/// Script calls since the last CONFIG RESETSTAT.
+fn calls(raw: &mut Raw) -> u64 {
+    let calls = raw.info_commandstats();
+    ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
+}
+
+/// The server has run both scripts and the batch.
+async fn warm_up(client: &Client, raw: &mut Raw) {
+    for _ in 0..2 {
+        release_all(lock_all(client, 0..16).await).await;
+    }
+    raw.send(&["CONFIG", "RESETSTAT"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_that_arrive_while_calls_are_under_way_travel_together() {
+    let Some(server) = RedisServer::start_or_skip("batches") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    warm_up(&client, &mut raw).await;
+    let guards = lock_all(&client, 0..MANY).await;
+    assert!(guards.iter().all(Result::is_ok), "{guards:?}");
+    let locking = calls(&mut raw);
+    assert!(locking <= MANY as u64 / 4, "{locking} calls for {MANY} locks");
+    release_all(guards).await;
+    let both = calls(&mut raw);
+    assert!(both <= MANY as u64 / 2, "{both} calls for {MANY} locks and releases");
+    nothing_left(&server, SECOND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operation_that_fails_harms_no_other_in_its_batch() {
+    let Some(server) = RedisServer::start_or_skip("failures in batches") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    warm_up(&client, &mut raw).await;
+    let broken = [7, 50, 51, MANY - 1];
+    for n in broken {
+        raw.send(&["HSET", &format!("lock:{}", name(n)), "something", "else"]);
+    }
+    let mut guards = lock_all(&client, 0..MANY).await;
+    for (n, guard) in guards.iter().enumerate() {
+        match guard {
+            Ok(guard) => assert_eq!(guard.name(), name(n)),
+            Err(Error::StoreRefused { name: named, .. }) => {
+                assert!(broken.contains(&n), "{n} was refused");
+                assert_eq!(named.as_deref(), Some(&*name(n)));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(guards.iter().filter(|guard| guard.is_err()).count(), broken.len());
+    guards.retain(Result::is_ok);
+    release_all(guards).await;
+    assert_eq!(left(&mut raw).len(), broken.len(), "what stood there before is left alone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_kinds_of_operations_travel_together() {
+    let Some(server) = RedisServer::start_or_skip("mixed batches") else { return };
+    let client = connect(&server.url()).await;
+    let mut tasks = Vec::new();
+    for n in 0..MANY {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            let name = name(n % 20);
+            let guard = match n % 4 {
+                0 => client.mutex(&name)?.lock().await?,
+                1 => client.reentrant_lock(&name)?.lock().await?,
+                2 => client.counting_semaphore(&name, 3)?.acquire_many(2).await?,
+                _ => client.fair_semaphore(&name, 3)?.acquire_many(2).await?,
+            };
+            yield_now().await;
+            guard.release().await
+        }));
+    }
+    for task in tasks {
+        within(SOON * 4, task).await.expect("no panic").expect("held to the end");
+    }
+    nothing_left(&server, SECOND).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_survives_a_server_that_has_forgotten_the_scripts() {
+    let Some(server) = RedisServer::start_or_skip("forgotten scripts") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    for _ in 0..5 {
+        raw.send(&["SCRIPT", "FLUSH"]);
+        let guards = lock_all(&client, 0..MANY).await;
+        raw.send(&["SCRIPT", "FLUSH"]);
+        release_all(guards).await;
+    }
+    nothing_left(&server, SECOND).await;
+}
+
+/// The server stands still, so that what is asked for after the first two requests is queued in the client. On one thread
+/// it is certain that these two are on their way by then.
+#[tokio::test]
+async fn a_request_given_up_while_it_is_queued_is_not_sent() {
+    let Some(server) = RedisServer::start_or_skip("requests given up in the queue") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    warm_up(&client, &mut raw).await;
+    server.pause();
+    let mutexes: Vec<_> = (0..MANY).map(|n| named(&client, &name(n), SECOND * 30)).collect();
+    let mut first = pin!(join_all(mutexes[..2].iter().map(|mutex| mutex.lock())));
+    assert!(poll!(first.as_mut()).is_pending());
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    {
+        let mut others = pin!(join_all(mutexes[2..].iter().map(|mutex| mutex.lock())));
+        assert!(poll!(others.as_mut()).is_pending());
+    }
+    server.resume();
+    for guard in within(SOON, first).await {
+        guard.expect("free").release().await.expect("held to the end");
+    }
+    nothing_left(&server, SECOND).await;
+    let keys = raw.keys("*:fence");
+    let granted = (2..MANY).filter(|n| keys.contains(&format!("{{lock:{}}}:fence", name(*n)))).count();
+    // The names of the warm-up were locked before.
+    assert_eq!(granted, 14, "granted to requests that had been given up: {keys:?}");
+}
+
+/// `lock` makes its call itself if nothing else is under way. That must not make others wait for a task that has better
+/// things to do than to poll it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_is_not_polled_holds_up_nobody() {
+    let Some(server) = RedisServer::start_or_skip("requests that are not polled") else { return };
+    let client = connect(&server.url()).await;
+    let mutexes: Vec<_> = (0..4).map(|n| named(&client, &name(n), SECOND * 30)).collect();
+    let mut idle: Vec<_> = mutexes.iter().map(|mutex| Box::pin(mutex.lock())).collect();
+    server.pause();
+    for request in &mut idle {
+        assert!(poll!(request).is_pending());
+    }
+    server.resume();
+    for _ in 0..3 {
+        release_all(within(SECOND, lock_all(&client, 4..MANY)).await).await;
+    }
+    for guard in within(SOON, join_all(idle)).await {
+        guard.expect("free").release().await.expect("held to the end");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_travel_together_and_keep_every_lease() {
+    let Some(server) = RedisServer::start_or_skip("renewals in batches") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    let mutexes: Vec<_> = (0..MANY).map(|n| named(&client, &name(n), ms(900))).collect();
+    let guards = join_all(mutexes.iter().map(|mutex| mutex.lock())).await;
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    // Each renewal extends a lock and its fence.
+    let renewed = |calls: &std::collections::BTreeMap<String, u64>| {
+        calls.get("pexpire").is_some_and(|extended| *extended >= 10 * 2 * MANY as u64)
+    };
+    eventually(SOON * 4, || ready(renewed(&raw.info_commandstats()))).await;
+    let calls = calls(&mut raw);
+    assert!(calls <= 10 * MANY as u64 / 4, "{calls} calls for ten renewals of {MANY} leases");
+    assert!(guards.iter().all(|guard| guard.as_ref().is_ok_and(Guard::is_held)));
+    release_all(guards).await;
+    nothing_left(&server, SECOND).await;
+}
