@@ -1,90 +1,366 @@
-//! What a lock costs that many want.
+//! What a lock costs that many want: this crate and the usual recipes side by side, in one run.
 //!
-//! `cargo bench --bench contended` starts a `redis-server` of its own (or uses `--port`), queues waiters of two clients behind
-//! a held lock and lets them through: operations per acquisition (sent by the clients; several may share a call), counted by
-//! the server, and hand-overs per second, for 10, 100, 1000 and 10 000 waiters.
+//! `cargo bench --bench contended` starts a `redis-server` of its own (or uses `--port`) and, for each strategy, length of
+//! section and number of waiters, two worker processes that share the waiters. Each waiter asks, holds for the section,
+//! releases and at once asks again, until the time is over. What happens in the first moments, while everybody comes to wait,
+//! is not counted; then, within the window:
 //!
-//! The target is 2.0 operations at any number of waiters: one to stand in line, one to release.
+//! * hand-overs per second: grants seen by the workers;
+//! * hand-over: from the call of a release to the next grant seen, in whichever process. Workers note the machine's time of
+//!   each grant and each release, and all of them are merged. If two holds overlap, the run fails;
+//! * wait: from asking to the grant. Who has waited for more than the median when the window ends counts with that;
+//! * commands per acquisition: what the clients sent, from the server's statistics. Commands that scripts run do not count.
+//!   For this crate also operations, several of which may share a command: each begins with one EXISTS within the script;
+//! * Jain: Jain's fairness index of the number of grants of each waiter, 1 if all have the same;
+//! * PING: median time of a PING from the parent, every 5 ms on a connection of its own.
+//!
+//! WATCH/MULTI increments are over when they succeed, so they have no hand-over; their counter is checked instead.
+//!
+//! The second part does the same with sections of 2 ms and some time between turns. The third holds a lock in a fresh
+//! process, has tasks of one client wait for it, and divides the growth of the resident memory by their number; beside it,
+//! what tasks cost there that wait for nothing.
 
-use std::time::Instant;
+use std::time::Duration;
 
-use clap::Parser;
-use leasehold::{Client, DistMutex};
-use uuid::Uuid;
+use clap::{Parser, Subcommand, ValueEnum};
+use comfy_table::Table;
+use indicatif::{ProgressBar, ProgressStyle};
 
 mod common;
-use common::{Place, Raw, Result, table, url};
+mod rivals;
+
+use common::plot::{self, Axis, Series};
+use common::turns::Spread;
+use common::{Place, Result, table};
+use rivals::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
+
+/// Turns that each waiter should have, where whoever waits is served.
+const TURNS: u32 = 12;
+/// Below so many, that they are whole numbers shows in Jain's index.
+const TURNS_FOR_JAIN: usize = 8;
+/// A guess at what a hand-over takes besides the section: one through the server, on a machine with other things to do.
+const HAND_OVER: Duration = Duration::from_micros(150);
 
 #[derive(Parser)]
 struct Options {
     #[command(flatten)]
     place: Place,
+    #[command(subcommand)]
+    worker: Option<Worker>,
+    /// Parts to run.
+    #[arg(long, value_delimiter = ',', default_value = "closed,think,memory")]
+    parts: Vec<Part>,
+    /// Strategies to measure; all by default.
+    #[arg(long, value_delimiter = ',')]
+    strategies: Option<Vec<Strategy>>,
+    /// Numbers of waiters.
+    #[arg(long, value_delimiter = ',', default_value = "2,16,128,1000,10000")]
+    waiters: Vec<usize>,
+    /// Lengths of section, in ms.
+    #[arg(long, value_delimiter = ',', default_value = "0,1")]
+    sections: Vec<u64>,
+    /// For how long is counted, in ms.
+    #[arg(long, default_value_t = 3000)]
+    window: u64,
+    /// The longest window, in ms: where whoever waits is served, a window lasts until each has had several turns.
+    #[arg(long, default_value_t = 30_000)]
+    longest_window: u64,
+    /// The longest time between two turns in the part with think time, in ms.
+    #[arg(long, default_value_t = 4)]
+    think: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Everybody asks again at once.
+    Closed,
+    /// 16 waiters, sections of 2 ms, and some time between turns.
+    Think,
+    /// Memory per waiter.
+    Memory,
+}
+
+/// What this process is if it is not the bench itself.
+#[derive(Subcommand)]
+enum Worker {
+    #[command(hide = true)]
+    Race(Job),
+    #[command(hide = true)]
+    Memory(MemoryJob),
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let options = Options::parse();
-    let Some((port, _server)) = options.place.server("the cost of waiting") else { return Ok(()) };
-    let mut table =
-        table(["waiters", "calls per acquisition", "hand-overs per second", "against 10 waiters"]);
-    let mut first = None;
-    for &waiters in options.place.choose(&[10, 100, 1000, 10_000][..], &[10][..]) {
-        let (calls, per_second) = hand_overs(port, waiters).await?;
-        assert!(calls < 2.1, "{calls} calls per acquisition with {waiters} waiters");
-        let ratio = per_second / *first.get_or_insert(per_second);
-        table.add_row([
-            waiters.to_string(),
-            format!("{calls:.3}"),
-            format!("{per_second:.0}"),
-            format!("{ratio:.2}"),
-        ]);
+    let mut options = Options::parse();
+    match options.worker.take() {
+        Some(Worker::Race(job)) => job.run().await,
+        Some(Worker::Memory(job)) => job.run().await,
+        None => bench(&options).await,
     }
-    println!("{table}");
+}
+
+async fn bench(options: &Options) -> Result<()> {
+    let Some((port, _server)) = options.place.server("the cost of waiting") else { return Ok(()) };
+    let mut claims = Claims::new();
+    if options.parts.contains(&Part::Closed) {
+        let cells = measure(port, &options.closed_races()).await?;
+        print(&cells);
+        plots(options, &cells)?;
+        claims.closed(&cells);
+    }
+    if options.parts.contains(&Part::Think) {
+        println!("Sections of 2 ms, and up to {} ms between turns:\n", options.think);
+        let cells = measure(port, &options.think_races()).await?;
+        print(&cells);
+        claims.think(&cells);
+    }
+    if options.parts.contains(&Part::Memory) {
+        let waiters = options.place.choose(10_000, 100);
+        let memory = memory_per_waiter(port, waiters).await?;
+        println!(
+            "{waiters} waiters of one client: {} bytes each; tasks that wait for nothing: {} bytes each\n",
+            memory.waiting, memory.empty
+        );
+        let what = format!("memory per waiter, {waiters} on one client, bytes");
+        claims.add(what, Some(memory.waiting as f64), Bar::AtMost(2048.0));
+    }
+    // A round that only shows that everything works says nothing about them.
+    if options.place.choose(true, false) {
+        println!("{}", claims.table);
+    }
     Ok(())
 }
 
-/// Queues `waiters` behind a held lock, then lets them through: counts every call a client made for that,
-/// from the first one to queue to the last release.
-async fn hand_overs(port: u16, waiters: usize) -> Result<(f64, f64)> {
-    let clients = [Client::connect(&url(port)).await?, Client::connect(&url(port)).await?];
-    let name = format!("bench:{}", Uuid::new_v4());
-    let mutexes = [clients[0].mutex(&name)?, clients[1].mutex(&name)?];
-    // The scripts are known to the server from here on.
-    pair(&mutexes[0]).await?;
-    let holder = mutexes[0].lock().await?;
-    let mut raw = Raw::connect(port)?;
-    let before = client_calls(&mut raw);
-    let tasks: Vec<_> = (0..waiters)
-        .map(|n| {
-            let mutex = mutexes[n % 2].clone();
-            tokio::spawn(async move { pair(&mutex).await })
-        })
-        .collect();
-    let queue = format!("{{lock:{name}}}:queue");
-    while raw.send(&["ZCARD", &queue]).int() < waiters as i64 {
-        tokio::task::yield_now().await;
+impl Options {
+    fn strategies(&self) -> &[Strategy] {
+        self.strategies.as_deref().unwrap_or(Strategy::value_variants())
     }
-    let started = Instant::now();
-    holder.release().await?;
-    for task in tasks {
-        task.await??;
+
+    fn closed_races(&self) -> Vec<Race> {
+        let waiters = self.place.choose(&self.waiters[..], &[16]);
+        let mut races = Vec::new();
+        for &section in self.place.choose(&self.sections[..], &[0]) {
+            for &waiters in waiters {
+                let section = Duration::from_millis(section);
+                let race = |&strategy| self.closed_race(strategy, waiters, section);
+                races.extend(self.strategies().iter().map(race));
+            }
+        }
+        races
     }
-    let elapsed = started.elapsed();
-    // The holder's release is one call more than the waiters' own.
-    let calls = client_calls(&mut raw) - before - 1;
-    for client in clients {
-        client.shutdown().await?;
+
+    fn closed_race(&self, strategy: Strategy, waiters: usize, section: Duration) -> Race {
+        let window = if strategy.is_ours() {
+            let served = (section + HAND_OVER) * waiters as u32 * TURNS;
+            self.window().max(served.min(Duration::from_millis(self.longest_window)))
+        } else {
+            self.window()
+        };
+        Race { strategy, waiters, section, think: Duration::ZERO, window }
     }
-    Ok((calls as f64 / waiters as f64, waiters as f64 / elapsed.as_secs_f64()))
+
+    fn think_races(&self) -> Vec<Race> {
+        let (section, think) = (Duration::from_millis(2), Duration::from_millis(self.think));
+        [Strategy::CohortsOff, Strategy::Leasehold, Strategy::Rslock, Strategy::Rslock10]
+            .into_iter()
+            .filter(|strategy| self.strategies().contains(strategy))
+            .map(|strategy| Race { strategy, waiters: 16, section, think, window: self.window() })
+            .collect()
+    }
+
+    fn window(&self) -> Duration {
+        Duration::from_millis(self.place.choose(self.window, 100))
+    }
 }
 
-/// What clients sent; commands that only scripts run are not theirs.
-fn client_calls(raw: &mut Raw) -> u64 {
-    let calls = raw.info_commandstats();
-    ["evalsha", "eval", "ping", "subscribe"].iter().filter_map(|command| calls.get(*command)).sum()
+/// A race and what it showed.
+struct Cell {
+    race: Race,
+    figures: Figures,
 }
 
-async fn pair(mutex: &DistMutex) -> Result<()> {
-    let guard = mutex.lock().await?;
-    Ok(guard.release().await?)
+async fn measure(port: u16, races: &[Race]) -> Result<Vec<Cell>> {
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}")?;
+    let progress = ProgressBar::new(races.len() as u64).with_style(style);
+    let mut cells = Vec::new();
+    for &race in races {
+        let name = format!("{}, {} waiters, {:?}", race.strategy.name(), race.waiters, race.section);
+        progress.set_message(name.clone());
+        let figures = race.run(port).await.map_err(|error| format!("{name}: {error}"))?;
+        cells.push(Cell { race, figures });
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    Ok(cells)
+}
+
+fn print(cells: &[Cell]) {
+    let mut table = table([
+        "section",
+        "waiters",
+        "strategy",
+        "hand-overs/s",
+        "hand-over p50/p99 us",
+        "wait p50/p99 ms",
+        "p99/p50",
+        "commands",
+        "operations",
+        "Jain",
+        "PING p50 us",
+    ]);
+    for Cell { race, figures } in cells {
+        let wait = figures.wait;
+        table.add_row([
+            format!("{:?}", race.section),
+            race.waiters.to_string(),
+            race.strategy.name().to_owned(),
+            format!("{:.0}", figures.per_second),
+            or_dash(figures.hand_over.map(|Spread { p50, p99 }| format!("{p50:.0} / {p99:.0}"))),
+            format!("{:.2} / {:.2}", wait.p50 / 1000.0, wait.p99 / 1000.0),
+            format!("{:.2}", wait.p99 / wait.p50),
+            format!("{:.2}", figures.commands),
+            or_dash(figures.operations.map(|operations| format!("{operations:.2}"))),
+            format!("{:.4}", figures.jain),
+            format!("{:.0}", figures.ping),
+        ]);
+    }
+    println!("{table}\n");
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+/// For each section, what is seen against the number of waiters.
+fn plots(options: &Options, cells: &[Cell]) -> Result<()> {
+    let mut sections: Vec<_> = cells.iter().map(|cell| cell.race.section).collect();
+    sections.dedup();
+    for section in sections {
+        let cells = || cells.iter().filter(|cell| cell.race.section == section);
+        let plot = |what: &str, label: &'static str, value: fn(&Figures) -> f64| -> Result<()> {
+            let Some(file) = options.place.plot(&format!("contended-{what}-{}ms", section.as_millis()))?
+            else {
+                return Ok(());
+            };
+            let series: Vec<_> = options.strategies().iter().map(|&s| series(s, cells(), value)).collect();
+            let title = format!("{label}, sections of {} ms", section.as_millis());
+            plot::lines(
+                &file,
+                &title,
+                Axis { label: "waiters", log: true },
+                Axis { label, log: true },
+                &series,
+            )
+        };
+        plot("throughput", "hand-overs per second", |figures| figures.per_second)?;
+        plot("wait", "wait p99, ms", |figures| figures.wait.p99 / 1000.0)?;
+        plot("commands", "commands per acquisition", |figures| figures.commands)?;
+    }
+    Ok(())
+}
+
+fn series<'a>(
+    strategy: Strategy,
+    cells: impl Iterator<Item = &'a Cell>,
+    value: fn(&Figures) -> f64,
+) -> Series {
+    let own = cells.filter(|cell| cell.race.strategy == strategy);
+    let points = own.map(|cell| (cell.race.waiters as f64, value(&cell.figures))).collect();
+    Series { name: strategy.name().to_owned(), points }
+}
+
+/// What a figure is measured against.
+#[derive(Clone, Copy)]
+enum Bar {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// What is aimed at, and how far that is reached.
+struct Claims {
+    table: Table,
+}
+
+impl Claims {
+    fn new() -> Self {
+        Self { table: table(["aim", "measured", "bar", ""]) }
+    }
+
+    fn add(&mut self, what: String, measured: Option<f64>, bar: Bar) {
+        let (bar, met) = match bar {
+            Bar::AtLeast(least) => (format!(">= {least}"), measured.map(|measured| measured >= least)),
+            Bar::AtMost(most) => (format!("<= {most}"), measured.map(|measured| measured <= most)),
+        };
+        let verdict = match met {
+            Some(true) => "met",
+            Some(false) => "not met",
+            None => "not measured",
+        };
+        self.table.add_row([
+            what,
+            or_dash(measured.map(|measured| format!("{measured:.3}"))),
+            bar,
+            verdict.to_owned(),
+        ]);
+    }
+
+    fn closed(&mut self, cells: &[Cell]) {
+        for Cell { race, figures } in cells.iter().filter(|cell| cell.race.strategy.is_ours()) {
+            let of = |what: &str| {
+                format!("{}, {} waiters, {:?}: {what}", race.strategy.name(), race.waiters, race.section)
+            };
+            self.add(of("commands per acquisition"), Some(figures.commands), Bar::AtMost(2.05));
+            if figures.grants >= TURNS_FOR_JAIN * race.waiters {
+                self.add(of("Jain"), Some(figures.jain), Bar::AtLeast(0.99));
+            }
+            if race.strategy == Strategy::CohortsOff {
+                if race.section.is_zero() {
+                    let hand_over = figures.hand_over.map(|hand_over| hand_over.p50 / figures.ping);
+                    self.add(of("hand-over p50 / PING p50"), hand_over, Bar::AtMost(1.35));
+                }
+                if race.waiters >= 16 {
+                    let ratio = figures.wait.p99 / figures.wait.p50;
+                    self.add(of("wait p99 / p50"), Some(ratio), Bar::AtMost(1.3));
+                }
+            }
+        }
+        self.against_others(cells);
+    }
+
+    /// Hand-overs per second with empty sections.
+    fn against_others(&mut self, cells: &[Cell]) {
+        use Strategy::{CohortsOff, Leasehold, Notify, Watch};
+        let mut compare = |one: (Strategy, usize), other: (Strategy, usize), least| {
+            let rate = |(strategy, waiters)| {
+                let found = cells.iter().map(|cell| (cell.race, &cell.figures)).find(|(race, _)| {
+                    race.section.is_zero() && race.strategy == strategy && race.waiters == waiters
+                });
+                found.map(|(_, figures)| figures.per_second)
+            };
+            let ratio = rate(one).zip(rate(other)).map(|(one, other)| one / other);
+            let name = |(strategy, waiters): (Strategy, usize)| format!("{} at {waiters}", strategy.name());
+            self.add(format!("hand-overs/s, {} : {}", name(one), name(other)), ratio, Bar::AtLeast(least));
+        };
+        compare((CohortsOff, 10_000), (CohortsOff, 16), 0.9);
+        for waiters in [16, 128, 1000] {
+            compare((Leasehold, waiters), (CohortsOff, waiters), 10.0);
+        }
+        compare((Leasehold, 1000), (Notify, 1000), 100.0);
+        compare((Leasehold, 1000), (Watch, 1000), 1000.0);
+    }
+
+    /// The longest waits, with some time between turns.
+    fn think(&mut self, cells: &[Cell]) {
+        let p99 = |strategy| {
+            let found = cells.iter().find(|cell| cell.race.strategy == strategy);
+            found.map(|cell| cell.figures.wait.p99)
+        };
+        for ours in [Strategy::CohortsOff, Strategy::Leasehold] {
+            for theirs in [Strategy::Rslock, Strategy::Rslock10] {
+                let ratio = p99(ours).zip(p99(theirs)).map(|(ours, theirs)| ours / theirs);
+                let what = format!("wait p99 with think time, {} : {}", ours.name(), theirs.name());
+                self.add(what, ratio, Bar::AtMost(0.3));
+            }
+        }
+    }
 }

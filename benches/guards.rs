@@ -1,21 +1,33 @@
 //! What held leases cost: memory and processor time of 10 000 and 100 000 guards of one client, renewed all the while.
 //!
 //! `cargo bench --bench guards` starts a `redis-server` of its own (or uses `--port`), takes that many locks, and watches for
-//! a minute, two lease thirds of 30 s: bytes per guard (growth of the process's resident memory, shared things included),
-//! the share of one core that the client uses, and the time of PINGs on another connection meanwhile.
+//! a minute (`--hold`), six thirds of a lease of 30 s. Each lease is renewed about once in a third. The first row, without
+//! guards, is what this machine and the pinging do by themselves.
+//!
+//! * bytes per guard: growth of this process's resident memory since the client took and gave back its first 256 locks,
+//!   shared things included;
+//! * % of a core: processor time of this process, the pinging included;
+//! * PING: round trips on another connection of this process meanwhile, one after the other, each 5 ms after the last;
+//! * PEXPIRE per guard: how often the server ran it meanwhile, by its own count. A renewal is two, one for the lock and one
+//!   for its fence. A lease that was lost fails the run when its guard is released.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use futures::StreamExt;
-use futures::stream;
+use comfy_table::Table;
+use futures::{StreamExt, TryStreamExt, stream};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-use leasehold::{Client, Guard};
+use leasehold::{Client, Guard, MutexOptions};
+use tokio::time::{MissedTickBehavior, interval};
 
 mod common;
-use common::{Bare, Place, Result, micros, table, timed, url};
+use common::plot::{Axis, bars};
+use common::{Bare, Place, Raw, Result, micros, table, timed, url};
+
+/// Requests under way at a time while locks are taken and released.
+const UNDER_WAY: usize = 512;
 
 #[derive(Parser)]
 struct Options {
@@ -30,60 +42,169 @@ struct Options {
 async fn main() -> Result<()> {
     let options = Options::parse();
     let Some((port, _server)) = options.place.server("the cost of guards") else { return Ok(()) };
-    let hold = Duration::from_secs(options.place.choose(options.hold, 1));
-    let mut table =
-        table(["guards", "bytes per guard", "% of a core", "PING p50 us", "PING p99 us", "PING max us"]);
-    for guards in options.place.choose([10_000, 100_000], [100, 1000]) {
-        table.add_row(hold_all(port, guards, hold).await?);
+    let lease = options.place.choose(Duration::from_secs(30), Duration::from_millis(900));
+    let hold = options.place.choose(Duration::from_secs(options.hold), lease);
+    let mut bench = Bench::new(port, lease).await?;
+    let mut costs = Vec::new();
+    for guards in options.place.choose([0, 10_000, 100_000], [0, 100, 1000]) {
+        costs.push(bench.cost(guards, hold).await?);
     }
-    println!("{table}");
-    Ok(())
+    println!("{}\n", summary(&costs));
+    if options.place.choose(true, false) {
+        println!("{}", targets(&costs));
+    }
+    draw(&options.place, &costs)?;
+    Ok(bench.client.shutdown().await?)
 }
 
-async fn hold_all(port: u16, count: usize, hold: Duration) -> Result<[String; 6]> {
-    let bare = Bare::connect(&url(port)).await?;
-    let client = Client::connect(&url(port)).await?;
-    // What is allocated once is not a guard's.
-    drop(take(&client, "bench:warm", 256).await?);
-    client.mutex("bench:warm:0")?.lock().await?.release().await?;
-    let before = resident()?;
-    let guards = take(&client, "bench:guard", count).await?;
-    let bytes = resident()?.saturating_sub(before) / count as u64;
-
-    let (started, cpu) = (Instant::now(), processor_time()?);
-    let mut pings = Histogram::<u64>::new(3)?;
-    let progress = ProgressBar::new(hold.as_secs());
-    while started.elapsed() < hold {
-        pings.record(timed(bare.ping()).await?)?;
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        progress.set_position(started.elapsed().as_secs());
-    }
-    progress.finish_and_clear();
-    let share = (processor_time()? - cpu).as_secs_f64() / started.elapsed().as_secs_f64();
-    assert!(guards.iter().all(Guard::is_held), "a lease was lost");
-    drop(guards);
-    client.shutdown().await?;
-    Ok([
-        count.to_string(),
-        bytes.to_string(),
-        format!("{:.1}", share * 100.0),
-        format!("{:.0}", micros(&pings, 0.5)),
-        format!("{:.0}", micros(&pings, 0.99)),
-        format!("{:.0}", pings.max() as f64 / 1000.0),
-    ])
+struct Bench {
+    client: Client,
+    options: MutexOptions,
+    bare: Bare,
+    raw: Raw,
+    /// In bytes, with the client warm and nothing held.
+    memory: u64,
 }
 
-async fn take(client: &Client, name: &str, count: usize) -> Result<Vec<Guard>> {
-    let mut guards = Vec::with_capacity(count);
-    let locks = (0..count).map(|n| {
-        let mutex = client.mutex(&format!("{name}:{n}"));
-        async move { mutex?.lock().await }
+/// What so many guards cost.
+struct Cost {
+    guards: usize,
+    /// Of all of them.
+    bytes: u64,
+    /// Of one core.
+    share: f64,
+    /// In ns.
+    pings: Histogram<u64>,
+    pexpires: u64,
+}
+
+impl Bench {
+    async fn new(port: u16, lease: Duration) -> Result<Self> {
+        let mut bench = Self {
+            client: Client::connect(&url(port)).await?,
+            options: MutexOptions::new().lease(lease),
+            bare: Bare::connect(&url(port)).await?,
+            raw: Raw::connect(port)?,
+            memory: 0,
+        };
+        // What is allocated once is not a guard's.
+        let guards = bench.take("bench:warm", 256).await?;
+        give_back(guards).await?;
+        bench.memory = resident()?;
+        Ok(bench)
+    }
+
+    async fn cost(&mut self, count: usize, hold: Duration) -> Result<Cost> {
+        let guards = self.take("bench:guard", count).await?;
+        let bytes = resident()?.saturating_sub(self.memory);
+        let (pexpires, cpu, started) = (self.pexpires(), processor_time()?, Instant::now());
+        let pings = self.ping_for(hold).await?;
+        let share = (processor_time()? - cpu).as_secs_f64() / started.elapsed().as_secs_f64();
+        let pexpires = self.pexpires() - pexpires;
+        give_back(guards).await?;
+        Ok(Cost { guards: count, bytes, share, pings, pexpires })
+    }
+
+    async fn take(&self, name: &str, count: usize) -> Result<Vec<Guard>> {
+        let locks = (0..count).map(|n| {
+            let mutex = self.client.mutex_with(&format!("{name}:{n}"), self.options.clone());
+            async move { mutex?.lock().await }
+        });
+        let mut guards = Vec::with_capacity(count);
+        let mut granted = stream::iter(locks).buffer_unordered(UNDER_WAY);
+        while let Some(guard) = granted.next().await {
+            guards.push(guard?);
+        }
+        Ok(guards)
+    }
+
+    async fn ping_for(&self, hold: Duration) -> Result<Histogram<u64>> {
+        let mut pings = Histogram::new(3)?;
+        let mut pace = interval(Duration::from_millis(5));
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let progress = ProgressBar::new(hold.as_secs());
+        let started = Instant::now();
+        while started.elapsed() < hold {
+            pace.tick().await;
+            pings.record(timed(self.bare.ping()).await?)?;
+            progress.set_position(started.elapsed().as_secs());
+        }
+        progress.finish_and_clear();
+        Ok(pings)
+    }
+
+    /// How often the server ran PEXPIRE so far.
+    fn pexpires(&mut self) -> u64 {
+        self.raw.info_commandstats().get("pexpire").copied().unwrap_or(0)
+    }
+}
+
+/// Releases all of them; fails if one did not last until here.
+async fn give_back(guards: Vec<Guard>) -> Result<()> {
+    let releases = guards.into_iter().map(Guard::release);
+    Ok(stream::iter(releases).buffer_unordered(UNDER_WAY).try_collect().await?)
+}
+
+impl Cost {
+    fn bytes_per_guard(&self) -> Option<u64> {
+        self.bytes.checked_div(self.guards as u64)
+    }
+
+    fn pexpires_per_guard(&self) -> f64 {
+        self.pexpires as f64 / self.guards as f64
+    }
+}
+
+fn summary(costs: &[Cost]) -> Table {
+    let mut table = table([
+        "guards",
+        "bytes per guard",
+        "% of a core",
+        "PING p50 us",
+        "PING p99 us",
+        "PING max us",
+        "PEXPIRE per guard",
+    ]);
+    for cost in costs {
+        table.add_row([
+            cost.guards.to_string(),
+            cost.bytes_per_guard().map_or("-".to_owned(), |bytes| bytes.to_string()),
+            format!("{:.1}", cost.share * 100.0),
+            format!("{:.0}", micros(&cost.pings, 0.5)),
+            format!("{:.0}", micros(&cost.pings, 0.99)),
+            format!("{:.0}", micros(&cost.pings, 1.0)),
+            if cost.guards == 0 { "-".to_owned() } else { format!("{:.1}", cost.pexpires_per_guard()) },
+        ]);
+    }
+    table
+}
+
+/// What is promised for the largest number of guards.
+fn targets(costs: &[Cost]) -> Table {
+    let mut table = table(["target", "measured", "bar", ""]);
+    let [idle, .., most] = costs else { return table };
+    let bytes = most.bytes_per_guard().unwrap_or(0);
+    let share = (most.share - idle.share) * 100.0;
+    let ping = micros(&most.pings, 0.99);
+    for (what, measured, bar, met) in [
+        ("bytes per guard", bytes.to_string(), "<= 1024", bytes <= 1024),
+        ("% of a core, without the pinging", format!("{share:.1}"), "<= 5", share <= 5.0),
+        ("PING p99 us", format!("{ping:.0}"), "<= 1000", ping <= 1000.0),
+    ] {
+        let verdict = if met { "met" } else { "not met" };
+        table.add_row([what, &measured, bar, verdict]);
+    }
+    table
+}
+
+fn draw(place: &Place, costs: &[Cost]) -> Result<()> {
+    let Some(file) = place.plot("guards-ping")? else { return Ok(()) };
+    let labels: Vec<_> = costs.iter().map(|cost| format!("{} guards", cost.guards)).collect();
+    let series = [("p50", 0.5), ("p99", 0.99), ("max", 1.0)].map(|(name, quantile)| {
+        (name.to_owned(), costs.iter().map(|cost| micros(&cost.pings, quantile)).collect())
     });
-    let mut granted = stream::iter(locks).buffer_unordered(512);
-    while let Some(guard) = granted.next().await {
-        guards.push(guard?);
-    }
-    Ok(guards)
+    let y = Axis { label: "PING, microseconds", log: true };
+    bars(&file, "Round trips beside guards that are renewed", y, &labels, &series)
 }
 
 /// Resident memory of this process, in bytes.

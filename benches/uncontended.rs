@@ -1,27 +1,36 @@
 //! What a lock costs that nobody else wants, as ratios within one run.
 //!
 //! `cargo bench --bench uncontended` starts a `redis-server` of its own (or uses `--port`) and measures, beside the bare
-//! recipe (`SET NX PX` + a compare-and-delete script) through a fred client with the same settings on the same server:
+//! recipe (`SET NX PX` + a compare-and-delete script) through a fred client with the same settings on the same server, and
+//! beside the crate `rslock`, which is that recipe on the `redis` crate:
 //!
-//! * one task: the time of lock + release, and of lock + drop, in small interleaved blocks, because a shared machine drifts;
-//! * 64 and 1024 tasks, each with a lock of its own: pairs per second, in interleaved rounds; the median round counts.
+//! * one task: the time of lock + release, and of lock + drop, in small interleaved blocks, because a shared machine drifts.
+//!   The time of lock + drop is what the caller sees: `drop` returns before the release has reached the server. Each block
+//!   drops different locks, and all their releases are waited for, unmeasured, before the next block begins;
+//! * 64 and 1024 tasks, each with a lock of its own: pairs per second, in interleaved rounds; the medians of the rounds, and
+//!   the medians of the ratios within each round.
+//!
+//! All tasks share one connection of each library, and all run on one tokio runtime in this process, as does the rest.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use comfy_table::Table;
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use leasehold::{Client, DistMutex};
+use rslock::LockManager;
+use tokio::task::JoinSet;
 
 mod common;
+use common::plot::{Axis, bars};
 use common::{Bare, Place, Result, micros, table, timed, url};
 
 /// Pairs measured of one kind before the next kind has its turn.
-const BLOCK: u64 = 50;
-/// Locks that are dropped in turn, so that none is asked for while its release is still on its way.
-const DROPPED: usize = 50;
+const BLOCK: usize = 50;
+/// As long as everybody else's.
+const LEASE: Duration = Duration::from_secs(30);
+const TASKS: [usize; 2] = [64, 1024];
 
 #[derive(Parser)]
 struct Options {
@@ -29,7 +38,7 @@ struct Options {
     place: Place,
     /// Pairs of each kind for one task.
     #[arg(long, default_value_t = 20_000)]
-    pairs: u64,
+    pairs: usize,
     /// How long each round with many tasks takes, in ms.
     #[arg(long, default_value_t = 1500)]
     round: u64,
@@ -39,122 +48,277 @@ struct Options {
 async fn main() -> Result<()> {
     let options = Options::parse();
     let Some((port, _server)) = options.place.server("the cost of a mutex") else { return Ok(()) };
-    one_task(port, options.place.choose(options.pairs, BLOCK)).await?;
+    let rivals = Rivals::connect(port).await?;
+    let times = one_task(&rivals, options.place.choose(options.pairs, BLOCK)).await?;
+    println!("{}\n", times.table());
     let round = Duration::from_millis(options.place.choose(options.round, 50));
-    many_tasks(port, round, options.place.choose(5, 1)).await
+    let rates = many_tasks(&rivals, round, options.place.choose(5, 1)).await?;
+    println!("{}\n", rates_table(&rates));
+    if options.place.choose(true, false) {
+        println!("{}", targets(&times, &rates));
+    }
+    times.draw(&options.place)?;
+    draw_rates(&options.place, &rates)?;
+    Ok(rivals.client.shutdown().await?)
 }
 
-async fn one_task(port: u16, pairs: u64) -> Result<()> {
-    let bare = Bare::connect(&url(port)).await?;
-    let client = Client::connect(&url(port)).await?;
-    let mutex = client.mutex("bench:uncontended")?;
-    let dropped = (0..DROPPED)
-        .map(|n| client.mutex(&format!("bench:dropped:{n}")))
+/// One connection of each library.
+struct Rivals {
+    bare: Bare,
+    rslock: LockManager,
+    client: Client,
+}
+
+impl Rivals {
+    const NAMES: [&str; 3] = ["bare", "rslock", "leasehold"];
+
+    async fn connect(port: u16) -> Result<Self> {
+        let url = url(port);
+        let rivals = Self {
+            bare: Bare::connect(&url).await?,
+            rslock: LockManager::new(vec![url.as_str()]),
+            client: Client::connect(&url).await?,
+        };
+        // rslock connects with its first request, and scripts are loaded with theirs.
+        for rival in 0..Self::NAMES.len() {
+            rivals.lock(rival, "warm")?.pair().await?;
+        }
+        Ok(rivals)
+    }
+
+    /// The lock of this name, by one of `NAMES`.
+    fn lock(&self, rival: usize, name: &str) -> Result<Lock> {
+        let key = format!("bench:{}:{name}", Self::NAMES[rival]);
+        Ok(match rival {
+            0 => Lock::Bare(self.bare.clone(), key),
+            1 => Lock::Rslock(self.rslock.clone(), key),
+            _ => Lock::Leasehold(self.client.mutex(&key)?),
+        })
+    }
+}
+
+/// One name, locked by one library.
+enum Lock {
+    Bare(Bare, String),
+    Rslock(LockManager, String),
+    Leasehold(DistMutex),
+}
+
+impl Lock {
+    /// Locks and releases.
+    async fn pair(&self) -> Result<()> {
+        match self {
+            Self::Bare(bare, key) => bare.pair(key).await,
+            Self::Rslock(manager, key) => {
+                let lock = manager.lock(key.as_str(), LEASE).await?;
+                manager.unlock(&lock).await;
+                Ok(())
+            }
+            Self::Leasehold(mutex) => pair(mutex).await,
+        }
+    }
+}
+
+/// What one task did, kind by kind.
+struct Times([Histogram<u64>; 5]);
+
+async fn one_task(rivals: &Rivals, pairs: usize) -> Result<Times> {
+    let locks =
+        (0..Rivals::NAMES.len()).map(|rival| rivals.lock(rival, "one")).collect::<Result<Vec<_>>>()?;
+    // Each is dropped once a block, so that none is asked for while its release is still on its way.
+    let dropped = (0..BLOCK)
+        .map(|n| rivals.client.mutex(&format!("bench:dropped:{n}")))
         .collect::<std::result::Result<Vec<_>, _>>()?;
-    let mut times: Vec<Histogram<u64>> = vec![Histogram::new(3)?; 4];
-    let progress = ProgressBar::new(pairs);
+    let mut times = Times::new()?;
+    let progress = ProgressBar::new(pairs as u64);
     // The first block warms up: connections, script cache, branch predictors.
     for block in 0..=pairs.div_ceil(BLOCK) {
-        for kind in 0..times.len() {
-            for n in 0..BLOCK {
+        for (kind, histogram) in times.0.iter_mut().enumerate() {
+            for mutex in &dropped {
                 let took = match kind {
-                    0 => timed(bare.pair("bench:bare")).await?,
-                    1 => timed(pair(&mutex)).await?,
-                    2 => timed(lock_and_drop(&dropped[n as usize % DROPPED])).await?,
-                    _ => timed(bare.ping()).await?,
+                    Times::PING => timed(rivals.bare.ping()).await?,
+                    Times::DROP => timed(lock_and_drop(mutex)).await?,
+                    rival => timed(locks[rival].pair()).await?,
                 };
                 if block > 0 {
-                    times[kind].record(took)?;
+                    histogram.record(took)?;
                 }
             }
-            // What was dropped is released before the next kind is measured.
-            if kind == 2 {
+            if kind == Times::DROP {
                 settled(&dropped).await?;
             }
         }
-        progress.inc(BLOCK);
+        progress.inc(BLOCK as u64);
     }
     progress.finish_and_clear();
-    let mut table = table(["one task", "p50 us", "p90 us", "mean us", "p50 ratio", "mean ratio"]);
-    let names =
-        ["SET NX PX + compare-and-delete", "leasehold, lock + release", "leasehold, lock + drop", "PING"];
-    for (name, time) in names.iter().zip(&times) {
-        table.add_row([
-            (*name).to_owned(),
-            format!("{:.1}", micros(time, 0.5)),
-            format!("{:.1}", micros(time, 0.9)),
-            format!("{:.1}", time.mean() / 1000.0),
-            format!("{:.3}", micros(time, 0.5) / micros(&times[0], 0.5)),
-            format!("{:.3}", time.mean() / times[0].mean()),
-        ]);
-    }
-    println!("{table}\n");
-    Ok(client.shutdown().await?)
+    Ok(times)
 }
 
-async fn many_tasks(port: u16, round: Duration, rounds: usize) -> Result<()> {
-    let bare = Bare::connect(&url(port)).await?;
-    let client = Client::connect(&url(port)).await?;
-    let mut table = table(["tasks", "bare pairs per second", "leasehold pairs per second", "ratio"]);
-    for tasks in [64, 1024] {
-        let mut results = Vec::new();
-        for _ in 0..rounds {
-            let theirs = per_second(tasks, round, |task| {
-                let (bare, key) = (bare.clone(), format!("bench:bare:{task}"));
-                move || {
-                    let (bare, key) = (bare.clone(), key.clone());
-                    async move { bare.pair(&key).await }
-                }
-            });
-            let theirs = theirs.await?;
-            let ours = per_second(tasks, round, |task| {
-                let mutex = client.mutex(&format!("bench:many:{task}"));
-                move || {
-                    let mutex = mutex.as_ref().map(DistMutex::clone).map_err(ToString::to_string);
-                    async move { pair(&mutex?).await }
-                }
-            });
-            results.push((theirs, ours.await?));
+impl Times {
+    // The rivals' pairs come first.
+    const BARE: usize = 0;
+    const RELEASE: usize = 2;
+    const DROP: usize = 3;
+    const PING: usize = 4;
+    const NAMES: [&str; 5] = [
+        "SET NX PX + compare-and-delete",
+        "rslock, lock + unlock",
+        "leasehold, lock + release",
+        "leasehold, lock + drop",
+        "PING",
+    ];
+
+    fn new() -> Result<Self> {
+        let empty = Histogram::new(3)?;
+        Ok(Self(std::array::from_fn(|_| empty.clone())))
+    }
+
+    fn median(&self, kind: usize) -> f64 {
+        micros(&self.0[kind], 0.5)
+    }
+
+    fn against_bare(&self, kind: usize) -> f64 {
+        self.median(kind) / self.median(Self::BARE)
+    }
+
+    fn table(&self) -> Table {
+        let mut table = table(["one task", "p50 us", "p90 us", "mean us", "p50 ratio", "mean ratio"]);
+        for (kind, time) in self.0.iter().enumerate() {
+            table.add_row([
+                Self::NAMES[kind].to_owned(),
+                format!("{:.1}", self.median(kind)),
+                format!("{:.1}", micros(time, 0.9)),
+                format!("{:.1}", time.mean() / 1000.0),
+                format!("{:.3}", self.against_bare(kind)),
+                format!("{:.3}", time.mean() / self.0[Self::BARE].mean()),
+            ]);
         }
-        results.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
-        let (theirs, ours) = results[results.len() / 2];
+        table
+    }
+
+    fn draw(&self, place: &Place) -> Result<()> {
+        let Some(file) = place.plot("uncontended-one-task")? else { return Ok(()) };
+        let series = [0.5, 0.9].map(|quantile| {
+            let values = self.0.iter().map(|time| micros(time, quantile)).collect();
+            (format!("p{:.0}", quantile * 100.0), values)
+        });
+        let labels = ["bare recipe", "rslock", "lock + release", "lock + drop", "PING"].map(str::to_owned);
+        let y = Axis { label: "microseconds", log: false };
+        bars(&file, "One task, a lock that nobody else wants", y, &labels, &series)
+    }
+}
+
+/// Pairs per second, by rival, round by round.
+struct Rates(Vec<[f64; 3]>);
+
+impl Rates {
+    fn median(&self, rival: usize) -> f64 {
+        median(self.0.iter().map(|round| round[rival]))
+    }
+
+    fn against_bare(&self, rival: usize) -> f64 {
+        median(self.0.iter().map(|round| round[rival] / round[0]))
+    }
+}
+
+/// For each of `TASKS`.
+async fn many_tasks(rivals: &Rivals, length: Duration, rounds: usize) -> Result<Vec<Rates>> {
+    let progress = ProgressBar::new((TASKS.len() * rounds) as u64);
+    let mut all = Vec::new();
+    for tasks in TASKS {
+        let mut rates = Vec::new();
+        for _ in 0..rounds {
+            let mut round = [0.0; 3];
+            for (rival, rate) in round.iter_mut().enumerate() {
+                let locks = (0..tasks).map(|task| rivals.lock(rival, &format!("many:{task}")));
+                *rate = per_second(locks.collect::<Result<_>>()?, length).await?;
+            }
+            rates.push(round);
+            progress.inc(1);
+        }
+        all.push(Rates(rates));
+    }
+    progress.finish_and_clear();
+    Ok(all)
+}
+
+/// Pairs per second of as many tasks as there are locks, each with one of them.
+async fn per_second(locks: Vec<Lock>, length: Duration) -> Result<f64> {
+    let mut tasks = JoinSet::new();
+    let started = Instant::now();
+    for lock in locks {
+        tasks.spawn(async move {
+            let mut pairs = 0_u64;
+            while started.elapsed() < length {
+                lock.pair().await?;
+                pairs += 1;
+            }
+            Result::Ok(pairs)
+        });
+    }
+    let mut pairs = 0;
+    while let Some(task) = tasks.join_next().await {
+        pairs += task??;
+    }
+    Ok(pairs as f64 / started.elapsed().as_secs_f64())
+}
+
+fn rates_table(all: &[Rates]) -> Table {
+    let mut table = table([
+        "tasks",
+        "bare pairs/s",
+        "rslock pairs/s",
+        "leasehold pairs/s",
+        "rslock ratio",
+        "leasehold ratio",
+    ]);
+    for (tasks, rates) in TASKS.iter().zip(all) {
         table.add_row([
             tasks.to_string(),
-            format!("{theirs:.0}"),
-            format!("{ours:.0}"),
-            format!("{:.2}", ours / theirs),
+            format!("{:.0}", rates.median(0)),
+            format!("{:.0}", rates.median(1)),
+            format!("{:.0}", rates.median(2)),
+            format!("{:.2}", rates.against_bare(1)),
+            format!("{:.2}", rates.against_bare(2)),
         ]);
     }
-    println!("{table}");
-    Ok(client.shutdown().await?)
+    table
 }
 
-/// How often per second `tasks` tasks together do what `work` gives each of them.
-async fn per_second<W, F>(tasks: usize, round: Duration, work: impl Fn(usize) -> W) -> Result<f64>
-where
-    W: Fn() -> F + Send + 'static,
-    F: Future<Output = Result<()>> + Send,
-{
-    let count = Arc::new(AtomicU64::new(0));
-    let started = Instant::now();
-    let running: Vec<_> = (0..tasks)
-        .map(|task| {
-            let (work, count) = (work(task), Arc::clone(&count));
-            tokio::spawn(async move {
-                let mut done = 0;
-                while started.elapsed() < round {
-                    work().await?;
-                    done += 1;
-                }
-                count.fetch_add(done, Ordering::Relaxed);
-                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-            })
-        })
+fn draw_rates(place: &Place, all: &[Rates]) -> Result<()> {
+    let Some(file) = place.plot("uncontended-many-tasks")? else { return Ok(()) };
+    let labels = TASKS.map(|tasks| format!("{tasks} tasks"));
+    let series: Vec<_> = Rivals::NAMES
+        .iter()
+        .enumerate()
+        .map(|(rival, name)| ((*name).to_owned(), all.iter().map(|rates| rates.median(rival)).collect()))
         .collect();
-    for task in running {
-        task.await??;
+    let y = Axis { label: "pairs per second", log: false };
+    bars(&file, "Many tasks, each with a lock that nobody else wants", y, &labels, &series)
+}
+
+/// The ratios that are promised, all against the bare recipe.
+fn targets(times: &Times, all: &[Rates]) -> Table {
+    let mut table = table(["leasehold against the bare recipe", "ratio", "bar", ""]);
+    let release = times.against_bare(Times::RELEASE);
+    let dropped = times.against_bare(Times::DROP);
+    let (some, many) = (all[0].against_bare(2), all[1].against_bare(2));
+    for (what, ratio, bar, met) in [
+        ("lock + release, p50", release, "<= 1.08", release <= 1.08),
+        ("lock + drop, p50", dropped, "<= 0.60", dropped <= 0.6),
+        ("64 tasks, pairs/s", some, ">= 1.50", some >= 1.5),
+        ("1024 tasks, pairs/s", many, ">= 2.50", many >= 2.5),
+    ] {
+        let verdict = if met { "met" } else { "not met" };
+        table.add_row([what, &format!("{ratio:.3}"), bar, verdict]);
     }
-    Ok(count.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64())
+    table
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 async fn pair(mutex: &DistMutex) -> Result<()> {
@@ -167,6 +331,7 @@ async fn lock_and_drop(mutex: &DistMutex) -> Result<()> {
     Ok(())
 }
 
+/// What was dropped is released before anything else is measured.
 async fn settled(mutexes: &[DistMutex]) -> Result<()> {
     for mutex in mutexes {
         pair(mutex).await?;

@@ -59,6 +59,10 @@ export LEASEHOLD_REQUIRE_SERVERS=1
 step "tests, all features (unit, integration, documentation)"
 cargo test --all-features
 
+step "tests of mutexes, all features, without hand-over inside a client"
+mutexes=(batch_redis cancellation faults_network faults_server mutex_memory mutex_redis processes reentrant_processes)
+LEASEHOLD_TEST_LOCAL_HANDOVER=off cargo test --all-features "${mutexes[@]/#/--test=}"
+
 # `cargo test` alone builds the examples and the benches and does not run them.
 step "tests of the examples, one short round of the benches"
 cargo test --all-features --examples --benches

@@ -1,5 +1,7 @@
 //! A mutex without poisoning.
 
+#[cfg(feature = "redis")]
+use std::sync::TryLockError;
 use std::sync::{MutexGuard, PoisonError};
 
 /// `std::sync::Mutex` whose state stays usable after a panic: every critical section in this crate leaves it
@@ -14,5 +16,15 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` if somebody else has it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }

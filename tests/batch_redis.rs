@@ -15,7 +15,7 @@ use leasehold::{Client, Error, Guard};
 use stage::{SECOND, SOON, connect, left, ms, named, nothing_left};
 use tokio::task::yield_now;
 
-use support::{Raw, RedisServer, eventually, within};
+use support::{Raw, RedisServer, eventually, options, within};
 
 const MANY: usize = 200;
 
@@ -100,7 +100,7 @@ async fn all_kinds_of_operations_travel_together() {
         tasks.push(tokio::spawn(async move {
             let name = name(n % 20);
             let guard = match n % 4 {
-                0 => client.mutex(&name)?.lock().await?,
+                0 => client.mutex_with(&name, options())?.lock().await?,
                 1 => client.reentrant_lock(&name)?.lock().await?,
                 2 => client.counting_semaphore(&name, 3)?.acquire_many(2).await?,
                 _ => client.fair_semaphore(&name, 3)?.acquire_many(2).await?,

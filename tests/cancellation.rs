@@ -17,7 +17,7 @@ use futures::future::join_all;
 use futures::{FutureExt, poll};
 use leasehold::{Client, Error, LossReason};
 use stage::*;
-use support::{Direction, Proxy, RedisServer, eventually, within};
+use support::{Direction, Proxy, RedisServer, begun, eventually, local_handover, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -126,7 +126,7 @@ async fn a_grant_to_a_dropped_request_goes_on_to_the_next_waiter_at_once() {
     let mut slowest = Duration::ZERO;
     for _ in 0..50 {
         let guard = mutex(&stage.other, LONG).lock().await.expect("free");
-        let (first, next) = (mutex(&stage.one, LONG), mutex(&stage.other, LONG));
+        let (first, next) = (mutex(&stage.one, LONG), mutex_in_line(&stage.other, LONG));
         let mut first = first.lock().boxed();
         drive_until(first.as_mut(), queued(&stage.server, 1)).await;
         let next = tokio::spawn(async move { next.lock().await });
@@ -269,6 +269,11 @@ fn a_guard_dropped_by_a_panic_is_released() {
     wait(async { nothing_left(&server, SECOND + SLACK).await });
 }
 
+/// `n` requests, all begun, wait for a lock that their own client holds. With hand-over the store hears nothing of them.
+async fn wait_behind_its_own_client(server: &RedisServer, n: i64) {
+    queued(server, if local_handover() { 0 } else { n }).await;
+}
+
 /// Holds and waits in tasks of a runtime that then ends in the given way.
 fn nothing_outlives_a_runtime(end: impl FnOnce(Runtime)) {
     let Some(server) = RedisServer::start_or_skip("the end of a runtime") else { return };
@@ -278,12 +283,16 @@ fn nothing_outlives_a_runtime(end: impl FnOnce(Runtime)) {
     let outside = dying.block_on(named(&client, "outside", lease).lock()).expect("free");
     for _ in 0..2 {
         let mutex = mutex(&client, lease);
-        dying.spawn(async move {
+        dying.block_on(begun(async move {
             let _guard = mutex.lock().await;
             std::future::pending::<()>().await;
-        });
+        }));
     }
-    wait(async { queued(&server, 1).await });
+    wait(async {
+        let mut raw = server.raw();
+        eventually(SOON, || std::future::ready(raw.get(KEY).is_some())).await;
+        wait_behind_its_own_client(&server, 1).await;
+    });
     let start = Instant::now();
     end(dying);
     assert!(start.elapsed() < SOON, "no hang");
@@ -440,8 +449,8 @@ async fn a_shutdown_ends_guards_and_waiters_and_leaves_nothing() {
     let mut waiters = Vec::new();
     for n in 1..=20 {
         let mutex = mutex(&client, LONG);
-        waiters.push(tokio::spawn(async move { mutex.lock().await }));
-        queued(&server, n).await;
+        waiters.push(begun(async move { mutex.lock().await }).await);
+        wait_behind_its_own_client(&server, n).await;
     }
     client.shutdown().await.expect("drained");
     let mut raw = server.raw();
@@ -470,7 +479,8 @@ async fn dropping_everything_without_a_shutdown_releases_and_disconnects() {
             let mutex = mutex(&client, LONG);
             async move { mutex.lock().await }.boxed()
         };
-        drive_until(waiter.as_mut(), queued(&server, 1)).await;
+        assert!(poll!(waiter.as_mut()).is_pending());
+        drive_until(waiter.as_mut(), wait_behind_its_own_client(&server, 1)).await;
         drop((client, guards, waiter));
         nothing_left(&server, SECOND).await;
         disconnected(&mut raw).await;

@@ -53,7 +53,7 @@ fn spawn_lock(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
 async fn line_up(stage: &Stage, n: i64) -> Vec<JoinHandle<Result<Guard, Error>>> {
     let mut waiters = Vec::new();
     for n in 1..=n {
-        waiters.push(spawn_lock(&stage.far(LONG)));
+        waiters.push(spawn_lock(&mutex_in_line(&stage.far, LONG)));
         queued(&stage.server, n).await;
     }
     waiters
@@ -192,7 +192,7 @@ async fn a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_
     let first = spawn_lock(&stage.far(LONG));
     within(SOON, cut).await.expect("the first answer was lost");
     queued(&stage.server, 1).await;
-    let second = spawn_lock(&stage.near(LONG));
+    let second = spawn_lock(&mutex_in_line(&stage.near, LONG));
     queued(&stage.server, 2).await;
     // The connection and the subscription are back: their places can be told of a grant.
     let mut raw = stage.server.raw();
@@ -239,7 +239,7 @@ async fn waiters_whose_subscriptions_are_killed_keep_their_places_and_are_served
     let guard = stage.near(LONG).lock().await.expect("free");
     let mut waiters = Vec::new();
     for n in 1..=6 {
-        let mutex = if n % 2 == 0 { stage.near(LONG) } else { stage.far(LONG) };
+        let mutex = mutex_in_line(if n % 2 == 0 { &stage.near } else { &stage.far }, LONG);
         waiters.push(spawn_lock(&mutex));
         queued(&stage.server, n).await;
     }
@@ -281,7 +281,7 @@ async fn half_a_lease_of_black_hole(direction: Direction) {
     let Some(stage) = Stage::set("a short black hole").await else { return };
     let lease = 3 * SECOND;
     let guard = stage.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&stage.far(lease));
+    let waiter = spawn_lock(&mutex_in_line(&stage.far, lease));
     queued(&stage.server, 1).await;
     let mut raw = stage.server.raw();
     let holder = raw.get(KEY);
@@ -480,7 +480,7 @@ async fn a_reset_of_every_connection_while_holding_and_waiting_costs_nothing() {
     let Some(stage) = Stage::set("resets").await else { return };
     let lease = LONG;
     let guard = stage.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&stage.far(lease));
+    let waiter = spawn_lock(&mutex_in_line(&stage.far, lease));
     queued(&stage.server, 1).await;
     for _ in 0..10 {
         let accepted = stage.proxy.accepted();
@@ -500,7 +500,7 @@ async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_ne
     // The server must know the script, or it is the refusal whose reply is lost.
     stage.near(LONG).force_release().await.expect("nobody holds");
     let first = stage.near(LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&stage.near(LONG));
+    let waiter = spawn_lock(&mutex_in_line(&stage.near, LONG));
     queued(&stage.server, 1).await;
     let cut = stage.proxy.cut_after_next_request(releases_by_force);
     let forced = stage.far(LONG).force_release().await;

@@ -23,7 +23,7 @@ use leasehold::{
     Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, Lost, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, Protected,
 };
-use support::{eventually, within};
+use support::{begun, eventually, local_handover, one_place_each, options, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::yield_now;
@@ -47,11 +47,11 @@ fn client_of(store: &MemoryBackend) -> Client {
 
 /// The lock of the tests, through a client of its own.
 fn mutex_of(store: &MemoryBackend) -> DistMutex {
-    client_of(store).mutex(NAME).expect("valid")
+    client_of(store).mutex_with(NAME, options()).expect("valid")
 }
 
 fn lease_of(client: &Client, lease: Duration) -> DistMutex {
-    client.mutex_with(NAME, MutexOptions::new().lease(lease)).expect("valid")
+    client.mutex_with(NAME, options().lease(lease)).expect("valid")
 }
 
 fn is_empty(inspection: &Inspection) -> bool {
@@ -104,7 +104,7 @@ async fn a_hundred_tasks_of_two_processes_exclude_each_other_under_growing_token
     let clients = [client_of(&store), client_of(&store)];
     let (counter, fence) = (Arc::new(AtomicU64::new(0)), Arc::new(Fence::new()));
     let tasks = (0..100).map(|i| {
-        let mutex = clients[i % 2].mutex(NAME).expect("valid");
+        let mutex = clients[i % 2].mutex_with(NAME, options()).expect("valid");
         let (counter, fence) = (Arc::clone(&counter), Arc::clone(&fence));
         tokio::spawn(async move {
             for round in 0..10 {
@@ -128,7 +128,8 @@ async fn a_hundred_tasks_of_two_processes_exclude_each_other_under_growing_token
 #[tokio::test(start_paused = true)]
 async fn waiters_are_served_in_the_order_of_their_arrival_across_processes() -> Outcome {
     let store = MemoryBackend::new();
-    let mutexes = [mutex_of(&store), mutex_of(&store), mutex_of(&store)];
+    let mutex = || client_of(&store).mutex_with(NAME, one_place_each()).expect("valid");
+    let mutexes = [mutex(), mutex(), mutex()];
     let guard = mutexes[0].lock().await?;
     let (served, mut order) = mpsc::unbounded_channel();
     for i in 0..30 {
@@ -158,18 +159,18 @@ async fn clones_and_equal_names_are_one_lock_and_different_names_are_not() -> Ou
     assert!(mutex.clone().try_lock().await?.is_none());
     assert!(mutex_of(&store).try_lock().await?.is_none());
     let client = client_of(&store);
-    assert!(client.mutex("machine:43")?.try_lock().await?.is_some());
-    assert!(client.mutex_with(NAME, MutexOptions::new().prefix("other:"))?.try_lock().await?.is_some());
+    assert!(client.mutex_with("machine:43", options())?.try_lock().await?.is_some());
+    assert!(client.mutex_with(NAME, options().prefix("other:"))?.try_lock().await?.is_some());
     // Prefix and name count together.
-    let joined = client.mutex_with("k:machine:42", MutexOptions::new().prefix("loc"))?;
+    let joined = client.mutex_with("k:machine:42", options().prefix("loc"))?;
     assert!(joined.try_lock().await?.is_none());
     Ok(())
 }
 
 #[tokio::test]
 async fn every_memory_client_has_a_store_of_its_own() -> Outcome {
-    let _one = Client::connect("memory:").await?.mutex(NAME)?.lock().await?;
-    assert!(Client::connect("memory:").await?.mutex(NAME)?.try_lock().await?.is_some());
+    let _one = Client::connect("memory:").await?.mutex_with(NAME, options())?.lock().await?;
+    assert!(Client::connect("memory:").await?.mutex_with(NAME, options())?.try_lock().await?.is_some());
     Ok(())
 }
 
@@ -200,7 +201,7 @@ async fn try_lock_does_not_overtake_waiters() -> Outcome {
 
 #[tokio::test]
 async fn try_lock_succeeds_at_once_after_a_guard_of_the_same_client_was_dropped() -> Outcome {
-    let mutex = Client::memory().mutex(NAME)?;
+    let mutex = Client::memory().mutex_with(NAME, options())?;
     for round in 0..100 {
         let guard = mutex.try_lock().await?;
         assert!(guard.is_some(), "round {round}: the last guard is still in the way");
@@ -369,7 +370,7 @@ async fn requests_cancelled_on_many_threads_leave_nothing_behind() -> Outcome {
     let clients = [client_of(&store), client_of(&store)];
     let held = Arc::new(AtomicBool::new(false));
     let tasks = (0..16).map(|i| {
-        let (mutex, held) = (clients[i % 2].mutex(NAME).expect("valid"), Arc::clone(&held));
+        let (mutex, held) = (clients[i % 2].mutex_with(NAME, options()).expect("valid"), Arc::clone(&held));
         tokio::spawn(async move {
             for round in 0..200 {
                 let patience = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
@@ -459,7 +460,7 @@ async fn release_confirms_that_the_next_waiter_holds() -> Outcome {
 
 #[tokio::test]
 async fn a_guard_tells_its_name_its_permits_and_its_hold() -> Outcome {
-    let mutex = Client::memory().mutex(NAME)?;
+    let mutex = Client::memory().mutex_with(NAME, options())?;
     let guard = mutex.lock().await?;
     assert_eq!((mutex.name(), guard.name(), guard.permits()), (NAME, NAME, 1));
     assert!(guard.is_held());
@@ -528,7 +529,7 @@ async fn lost_fires_when_the_maximum_hold_time_is_over_and_the_next_waiter_gets_
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), mutex_of(&store));
     for hold in [ms(500), ms(3500)] {
-        let options = MutexOptions::new().lease(SECOND).max_hold(hold);
+        let options = options().lease(SECOND).max_hold(hold);
         let started = Instant::now();
         let guard = client.mutex_with(NAME, options)?.lock().await?;
         let mut next = pin!(other.lock());
@@ -561,7 +562,7 @@ async fn lost_fires_within_a_renewal_period_when_the_store_has_forgotten_the_lea
 #[tokio::test(start_paused = true)]
 async fn lost_fires_when_the_client_is_shut_down() -> Outcome {
     let client = Client::memory();
-    let guard = client.mutex(NAME)?.lock().await?;
+    let guard = client.mutex_with(NAME, options())?.lock().await?;
     let lost = guard.lost();
     client.shutdown().await?;
     assert_eq!(within(SOON, lost).await, LossReason::ClientClosed);
@@ -659,7 +660,7 @@ async fn a_release_that_races_a_revocation_is_confirmed_or_lost_and_never_both()
 
 #[tokio::test]
 async fn protected_work_returns_its_value_while_the_lease_is_held() -> Outcome {
-    let guard = Client::memory().mutex(NAME)?.lock().await?;
+    let guard = Client::memory().mutex_with(NAME, options())?.lock().await?;
     let value = guard.protect(async {
         yield_now().await;
         42
@@ -736,7 +737,7 @@ fn a_guard_dropped_on_a_plain_thread_is_released() -> Outcome {
 
 #[tokio::test]
 async fn a_guard_dropped_while_panicking_is_released() -> Outcome {
-    let mutex = Client::memory().mutex(NAME)?;
+    let mutex = Client::memory().mutex_with(NAME, options())?;
     let guard = mutex.lock().await?;
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _guard = guard;
@@ -769,12 +770,14 @@ fn guards_and_waiters_dropped_by_a_dying_runtime_are_released_from_the_next_runt
     let first = runtime();
     first.block_on(async {
         let (holder, waiter) = (mutex.clone(), mutex.clone());
-        tokio::spawn(async move {
+        begun(async move {
             let _guard = holder.lock().await;
             std::future::pending::<()>().await;
-        });
-        tokio::spawn(async move { waiter.lock().await });
-        waiting(&mutex, 1).await;
+        })
+        .await;
+        begun(async move { waiter.lock().await }).await;
+        // With hand-over, it sits behind the holder.
+        waiting(&mutex, usize::from(!local_handover())).await;
     });
     drop(first);
     runtime().block_on(async {
@@ -788,7 +791,7 @@ fn guards_and_waiters_dropped_by_a_dying_runtime_are_released_from_the_next_runt
 async fn what_the_last_handle_owes_is_released_even_if_the_store_is_slow() -> Outcome {
     let store = MemoryBackend::new();
     let reluctant = Arc::new(Reluctant::on(&store));
-    let guard = Client::with_backend(reluctant.clone()).mutex(NAME)?.lock().await?;
+    let guard = Client::with_backend(reluctant.clone()).mutex_with(NAME, options())?.lock().await?;
     reluctant.slow_down();
     drop(guard);
     nothing_is_left(&mutex_of(&store)).await;
@@ -800,7 +803,7 @@ fn a_release_that_died_with_its_runtime_is_sent_again_from_the_next_one() -> Out
     let store = MemoryBackend::new();
     let reluctant = Arc::new(Reluctant::on(&store));
     let client = Client::with_backend(reluctant.clone());
-    let mutex = client.mutex(NAME)?;
+    let mutex = client.mutex_with(NAME, options())?;
     let first = runtime();
     first.block_on(async {
         let guard = mutex.lock().await?;
@@ -851,7 +854,7 @@ fn a_renewal_that_died_with_its_runtime_does_not_keep_the_next_runtime_from_rene
     let store = MemoryBackend::new();
     let hanging = Arc::new(Reluctant::on(&store));
     let client = Client::with_backend(hanging.clone());
-    let mutex = client.mutex_with(NAME, MutexOptions::new().lease(ms(900)).renewal_period(ms(50)))?;
+    let mutex = client.mutex_with(NAME, options().lease(ms(900)).renewal_period(ms(50)))?;
     let first = runtime();
     let guard = first.block_on(async {
         let guard = mutex.lock().await?;
@@ -876,14 +879,15 @@ async fn shutdown_ends_waiting_requests_and_refuses_later_ones() -> Outcome {
     let other = mutex_of(&store);
     let guard = other.lock().await?;
     let client = client_of(&store);
-    let mutex = client.mutex(NAME)?;
+    let mutex = client.mutex_with(NAME, options())?;
     let waiters: Vec<_> = (0..3)
         .map(|_| {
             let mutex = mutex.clone();
             tokio::spawn(async move { mutex.lock().await })
         })
         .collect();
-    waiting(&other, 3).await;
+    // With hand-over, one stands in line for all.
+    waiting(&other, if local_handover() { 1 } else { 3 }).await;
     client.clone().shutdown().await?;
     for waiter in waiters {
         let outcome = within(SOON, waiter).await.expect("no panic");
@@ -906,12 +910,12 @@ async fn shutdown_ends_waiting_requests_and_refuses_later_ones() -> Outcome {
 async fn when_shutdown_returns_the_store_has_forgotten_the_client() -> Outcome {
     let store = MemoryBackend::new();
     let (client, observer) = (client_of(&store), client_of(&store));
-    let (live, dropped) = (client.mutex("live")?, client.mutex("dropped")?);
+    let (live, dropped) = (client.mutex_with("live", options())?, client.mutex_with("dropped", options())?);
     let _live = live.lock().await?;
     drop(dropped.lock().await?);
     client.shutdown().await?;
     for name in ["live", "dropped"] {
-        assert!(is_empty(&observer.mutex(name)?.inspect().await?), "{name}");
+        assert!(is_empty(&observer.mutex_with(name, options())?.inspect().await?), "{name}");
     }
     Ok(())
 }
@@ -920,7 +924,7 @@ async fn when_shutdown_returns_the_store_has_forgotten_the_client() -> Outcome {
 async fn shutdown_misses_no_lease_that_is_being_renewed_at_that_moment() -> Outcome {
     for round in 0..60 {
         let client = Client::memory();
-        let options = MutexOptions::new().renewal_period(Duration::from_micros(10));
+        let options = options().renewal_period(Duration::from_micros(10));
         let mutexes = (0..50).map(|i| client.mutex_with(&i.to_string(), options.clone()));
         let mutexes = mutexes.collect::<Result<Vec<_>, _>>()?;
         let guards = join_all(mutexes.iter().map(DistMutex::lock)).await;
@@ -986,7 +990,7 @@ async fn tokens_grow_whatever_ended_the_hold_before() -> Outcome {
 #[tokio::test]
 async fn tokens_are_the_time_in_microseconds() -> Outcome {
     let before = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
-    let token = u128::from(Client::memory().mutex(NAME)?.lock().await?.token().get());
+    let token = u128::from(Client::memory().mutex_with(NAME, options())?.lock().await?.token().get());
     assert!(token >= before.as_micros() && token < (before + 60 * SECOND).as_micros());
     Ok(())
 }
@@ -1007,7 +1011,6 @@ fn unusable_arguments_are_refused_when_the_mutex_is_made() {
     assert_invalid(client.mutex(""), "name");
     assert_invalid(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1)), "name");
     let with = |options| client.mutex_with(NAME, options);
-    let options = MutexOptions::new;
     assert_invalid(with(options().prefix("p".repeat(MAX_NAME_BYTES + 1))), "prefix");
     assert_invalid(with(options().lease(ms(99))), "lease");
     assert_invalid(with(options().lease(Duration::MAX)), "lease");
@@ -1026,7 +1029,13 @@ async fn odd_names_are_locks_of_their_own() -> Outcome {
         [" ", "a", "A", "a ", "a\n", "a\0", "{a}", "{a}b", "ä", "a:queue", "{lock:a}:queue", &longest];
     let mut guards = Vec::new();
     for name in names {
-        guards.push(client.mutex(name)?.try_lock().await?.unwrap_or_else(|| panic!("{name:?} is taken")));
+        guards.push(
+            client
+                .mutex_with(name, options())?
+                .try_lock()
+                .await?
+                .unwrap_or_else(|| panic!("{name:?} is taken")),
+        );
     }
     Ok(())
 }
@@ -1067,7 +1076,7 @@ fn handles_and_guards_go_everywhere() {
 #[tokio::test]
 async fn futures_can_be_spawned() -> Outcome {
     let client = Client::memory();
-    let mutex = client.mutex(NAME)?;
+    let mutex = client.mutex_with(NAME, options())?;
     send(&mutex.lock());
     send(&mutex.try_lock());
     send(&mutex.lock_for(SECOND));
@@ -1085,7 +1094,7 @@ async fn futures_can_be_spawned() -> Outcome {
 #[tokio::test]
 async fn handles_guards_and_futures_can_be_printed_without_the_lease_id() -> Outcome {
     let client = Client::memory();
-    let mutex = client.mutex(NAME)?;
+    let mutex = client.mutex_with(NAME, options())?;
     let guard = mutex.lock().await?;
     let id = mutex.inspect().await?.holder().cloned().expect("a holder").id;
     let printed = format!("{client:?} {mutex:?} {guard:?} {:?} {:?}", guard.lost(), guard.protect(async {}));

@@ -17,7 +17,7 @@ use fred::types::config::Config;
 use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
 use leasehold::{Client, DistMutex, Error, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend};
-use support::{Raw, RedisServer, Reply, Setup, eventually, within};
+use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -63,17 +63,22 @@ async fn connect_many<const N: usize>(server: &RedisServer) -> [Client; N] {
 
 /// The lock of the tests.
 fn mutex_of(client: &Client) -> DistMutex {
-    client.mutex(NAME).expect("valid")
+    client.mutex_with(NAME, options()).expect("valid")
 }
 
 fn mutex_with(client: &Client, options: MutexOptions) -> DistMutex {
     client.mutex_with(NAME, options).expect("valid")
 }
 
+/// The lock of the tests, with a place of its own in the store's line for every waiter.
+fn mutex_in_line(client: &Client) -> DistMutex {
+    mutex_with(client, one_place_each())
+}
+
 /// A mutex whose holder notices within a few milliseconds what happened in the store, while its lease lasts
 /// for longer than any test waits.
 fn attentive(client: &Client) -> DistMutex {
-    mutex_with(client, MutexOptions::new().renewal_period(ms(20)))
+    mutex_with(client, options().renewal_period(ms(20)))
 }
 
 /// `lock`, in a task of its own.
@@ -246,7 +251,7 @@ async fn waiters_of_three_clients_are_served_in_order_of_arrival() {
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
     for i in 0..WAITERS {
-        let (mutex, served) = (mutex_of(&clients[i % clients.len()]), Arc::clone(&served));
+        let (mutex, served) = (mutex_in_line(&clients[i % clients.len()]), Arc::clone(&served));
         tasks.spawn(async move {
             let guard = mutex.lock().await.expect("granted");
             served.lock().unwrap_or_else(PoisonError::into_inner).push((i, guard.token()));
@@ -270,7 +275,7 @@ async fn inspect_lists_the_waiters_in_order_and_the_holders_token() {
     let guard = mutex_of(&one).lock().await.expect("free");
     let mut waiters = Vec::new();
     for (i, client) in [&two, &one, &two].into_iter().enumerate() {
-        waiters.push(waiter(&mutex_of(client)));
+        waiters.push(waiter(&mutex_in_line(client)));
         waiting(&mutex_of(&one), i + 1).await;
     }
     let inspection = mutex_of(&two).inspect().await.expect("inspected");
@@ -323,7 +328,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
 async fn a_lock_held_by_ours_excludes_the_bare_recipe() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
-    let mutex = mutex_with(&client, MutexOptions::new().lease(SECOND * 20));
+    let mutex = mutex_with(&client, options().lease(SECOND * 20));
     let guard = mutex.lock().await.expect("free");
     let id = raw.get(LOCK).expect("a string");
     assert!(LeaseId::parse(&id).is_some(), "{id}");
@@ -367,7 +372,7 @@ async fn a_bare_release_is_noticed_within_a_third_of_a_lease() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
-    let waiter = waiter(&mutex_with(&client, MutexOptions::new().lease(SECOND)));
+    let waiter = waiter(&mutex_with(&client, options().lease(SECOND)));
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_release(&mut raw, BARE_HOLDER));
     let _guard = granted(waiter).await;
@@ -378,7 +383,7 @@ async fn a_poll_interval_notices_a_bare_release_soon() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
-    let waiter = waiter(&mutex_with(&client, MutexOptions::new().poll_interval(ms(20))));
+    let waiter = waiter(&mutex_with(&client, options().poll_interval(ms(20))));
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_release(&mut raw, BARE_HOLDER));
     let _guard = within(SECOND, waiter).await.expect("no panic");
@@ -389,7 +394,7 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     let Some(server) = RedisServer::start_or_skip("keys without expiry") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
-    let short = MutexOptions::new().lease(ms(300));
+    let short = options().lease(ms(300));
     let plain = mutex_with(&client, short.clone());
     assert_timed_out(plain.lock_for(ms(700)).await);
     assert!(plain.try_lock().await.expect("answered").is_none());
@@ -425,7 +430,7 @@ async fn releasing_a_lost_lease_tells_so_and_leaves_the_later_holder_alone() {
 async fn dropping_an_expired_guard_leaves_the_later_holder_alone() {
     let Some(server) = RedisServer::start_or_skip("later holders") else { return };
     let [one, two] = connect_many(&server).await;
-    let first = mutex_with(&one, MutexOptions::new().lease(ms(500))).lock().await.expect("free");
+    let first = mutex_with(&one, options().lease(ms(500))).lock().await.expect("free");
     let lost = first.lost();
     server.pause();
     assert_eq!(within(SOON, lost).await, LossReason::StoreUnreachable);
@@ -462,7 +467,7 @@ async fn a_deleted_key_is_a_loss_and_other_names_are_unharmed() {
     let Some(server) = RedisServer::start_or_skip("deleted keys") else { return };
     let client = connect(&server).await;
     let guard = attentive(&client).lock().await.expect("free");
-    let options = MutexOptions::new().renewal_period(ms(20));
+    let options = options().renewal_period(ms(20));
     let other = client.mutex_with("machine:43", options).expect("valid").lock().await.expect("free");
     let mut lost = pin!(guard.lost());
     assert_pending(ms(200), &mut lost).await;
@@ -492,7 +497,7 @@ async fn a_key_of_another_type_is_a_loss_and_is_left_alone() {
     let Some(server) = RedisServer::start_or_skip("replaced keys") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     let guard = attentive(&client).lock().await.expect("free");
-    let other = client.mutex("machine:43").expect("valid").lock().await.expect("free");
+    let other = client.mutex_with("machine:43", options()).expect("valid").lock().await.expect("free");
     raw.send(&["MULTI"]);
     raw.send(&["DEL", LOCK]);
     raw.send(&["LPUSH", LOCK, "x"]);
@@ -589,7 +594,7 @@ async fn force_release_takes_the_lock_from_another_librarys_client() {
 async fn the_maximum_hold_time_ends_a_lease_and_the_next_waiter_gets_it() {
     let Some(server) = RedisServer::start_or_skip("maximum hold time") else { return };
     let [one, two] = connect_many(&server).await;
-    let guard = mutex_with(&one, MutexOptions::new().max_hold(ms(700))).lock().await.expect("free");
+    let guard = mutex_with(&one, options().max_hold(ms(700))).lock().await.expect("free");
     let begun = Instant::now();
     let waiter = waiter(&mutex_of(&two));
     waiting(&mutex_of(&two), 1).await;
@@ -625,7 +630,7 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
     let Some(server) = RedisServer::start_or_skip("tokens") else { return };
     let [one, two] = connect_many(&server).await;
     let mut raw = server.raw();
-    let short = MutexOptions::new().lease(SECOND);
+    let short = options().lease(SECOND);
     for forget in [&["FLUSHALL"][..], &["DEL", LOCK, FENCE], &["DEL", FENCE]] {
         let guard = mutex_with(&one, short.clone()).lock().await.expect("free");
         let waiter = waiter(&mutex_with(&two, short.clone()));
@@ -648,8 +653,8 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
 async fn tokens_grow_over_a_restart_without_disk() {
     let Some(mut server) = RedisServer::start_or_skip("restarts") else { return };
     let [one, two] = connect_many(&server).await;
-    let short = MutexOptions::new().lease(SECOND);
-    let idle = one.mutex("idle").expect("valid").lock().await.expect("free");
+    let short = options().lease(SECOND);
+    let idle = one.mutex_with("idle", options()).expect("valid").lock().await.expect("free");
     let idle_token = idle.token();
     idle.release().await.expect("held to the end");
     let held = mutex_with(&one, short.clone()).lock().await.expect("free");
@@ -659,7 +664,8 @@ async fn tokens_grow_over_a_restart_without_disk() {
     assert_eq!(server.raw().get(FENCE), None, "the server remembers nothing");
     let next = within(SECOND * 15, waiter).await.expect("no panic");
     assert!(next.token() > held.token());
-    let again = within(SECOND * 15, two.mutex("idle").expect("valid").lock()).await.expect("granted");
+    let again =
+        within(SECOND * 15, two.mutex_with("idle", options()).expect("valid").lock()).await.expect("granted");
     assert!(again.token() > idle_token);
     let reason = within(SOON, held.lost()).await;
     assert!(matches!(reason, LossReason::Expired | LossReason::Taken | LossReason::StoreUnreachable));
@@ -674,16 +680,18 @@ async fn tokens_go_on_from_the_last_one_when_the_clock_was_set_back() {
     let ahead = now_us(&mut raw) + 1_000_000_000_000;
     raw.send(&["SET", FENCE, &ahead.to_string()]);
     let first = mutex_of(&one).lock().await.expect("free");
-    assert_eq!(first.token().get(), ahead + 1);
+    // A grant reserves tokens for those to whom it may be passed on.
+    let per_grant = 16;
+    assert_eq!(first.token().get(), ahead + per_grant);
     let waiter = waiter(&mutex_of(&two));
     waiting(&mutex_of(&two), 1).await;
     first.release().await.expect("held to the end");
     let second = granted(waiter).await;
-    assert_eq!(second.token().get(), ahead + 2);
+    assert_eq!(second.token().get(), ahead + 2 * per_grant);
     second.release().await.expect("held to the end");
     let third = mutex_of(&one).try_lock().await.expect("answered").expect("free");
-    assert_eq!(third.token().get(), ahead + 3);
-    assert_eq!(raw.get(FENCE), Some((ahead + 3).to_string()));
+    assert_eq!(third.token().get(), ahead + 3 * per_grant);
+    assert_eq!(raw.get(FENCE), Some((ahead + 3 * per_grant).to_string()));
 }
 
 // Nothing left
@@ -701,7 +709,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
         tasks.spawn(async move {
             for round in 0..8 {
                 let name = format!("machine:{}", (i + round) % 4);
-                let mutex = client.mutex(&name).expect("valid");
+                let mutex = client.mutex_with(&name, options()).expect("valid");
                 match (i + round) % 5 {
                     0 => mutex.lock().await.expect("granted").release().await.expect("held to the end"),
                     1 => drop(mutex.lock().await.expect("granted")),
@@ -740,10 +748,11 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown() {
     let Some(server) = RedisServer::start_or_skip("nothing left") else { return };
-    let (client, mut raw) = (connect(&server).await, server.raw());
-    let guard = mutex_of(&client).lock().await.expect("free");
+    let ([holder, client], mut raw) = (connect_many(&server).await, server.raw());
+    let guard = mutex_of(&holder).lock().await.expect("free");
     let waiters: Vec<_> = (0..20).map(|_| waiter(&mutex_of(&client))).collect();
-    waiting(&mutex_of(&client), 20).await;
+    // With hand-over, one stands in line for all.
+    waiting(&mutex_of(&client), if local_handover() { 1 } else { 20 }).await;
     for key in [QUEUE, "{lock:machine:42}:waiters"] {
         assert!((1..=60_000).contains(&pttl(&mut raw, key)), "{key}: two leases at most");
     }
@@ -765,7 +774,7 @@ async fn a_client_has_two_connections_however_many_locks_and_waiters() {
     let mut waiters = JoinSet::new();
     for client in &clients {
         for i in 0..40 {
-            let mutex = client.mutex(&format!("machine:{i}")).expect("valid");
+            let mutex = client.mutex_with(&format!("machine:{i}"), options()).expect("valid");
             match mutex.try_lock().await.expect("answered") {
                 Some(guard) => guards.push(guard),
                 None => drop(waiters.spawn(async move { mutex.lock().await.map(drop) })),
@@ -946,13 +955,13 @@ async fn odd_names_lock_wait_and_hand_over_and_never_collide() {
     let names: Vec<_> = names.into_iter().map(str::to_owned).chain(long).collect();
     let mut held = Vec::new();
     for name in &names {
-        let mutex = one.mutex(name).expect("valid");
+        let mutex = one.mutex_with(name, options()).expect("valid");
         let guard = mutex.try_lock().await.expect("answered");
         held.push(guard.unwrap_or_else(|| panic!("{name:?} collides with a name before it")));
     }
     let mut tasks = Vec::new();
     for name in &names {
-        let mutex = two.mutex(name).expect("valid");
+        let mutex = two.mutex_with(name, options()).expect("valid");
         assert!(mutex.try_lock().await.expect("answered").is_none(), "{name:?} is held");
         tasks.push(waiter(&mutex));
         waiting(&mutex, 1).await;
@@ -984,7 +993,7 @@ struct Cost {
 async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Cost {
     let mut raw = server.raw();
     // Repeats itself every 100 seconds.
-    let options = MutexOptions::new().lease(SECOND * 300);
+    let options = one_place_each().lease(SECOND * 300);
     let guard = mutex_with(&clients[0], options.clone()).lock().await.expect("free");
     raw.send(&["CONFIG", "RESETSTAT"]);
     let mut tasks = JoinSet::new();
@@ -1050,7 +1059,7 @@ async fn an_uncontended_lock_and_release_are_two_commands() {
 async fn a_lease_is_kept_for_many_times_its_length() {
     let Some(server) = RedisServer::start_or_skip("renewal") else { return };
     let [one, two] = connect_many(&server).await;
-    let guard = mutex_with(&one, MutexOptions::new().lease(SECOND)).lock().await.expect("free");
+    let guard = mutex_with(&one, options().lease(SECOND)).lock().await.expect("free");
     let (begun, mut raw, id) = (Instant::now(), server.raw(), server.raw().get(LOCK));
     let (mut refreshed, mut last) = (0, i64::MAX);
     eventually(SECOND * 10, || {
@@ -1073,7 +1082,7 @@ async fn five_hundred_leases_of_one_client_are_all_kept() {
     const LEASES: usize = 500;
     let Some(server) = RedisServer::start_or_skip("renewal") else { return };
     let client = connect(&server).await;
-    let options = MutexOptions::new().lease(ms(1500));
+    let options = options().lease(ms(1500));
     let guards = join_all((0..LEASES).map(|i| {
         let mutex = client.mutex_with(&format!("machine:{i}"), options.clone()).expect("valid");
         async move { mutex.lock().await.expect("free") }
@@ -1099,7 +1108,7 @@ async fn unusable_arguments_are_told_and_send_nothing() {
         Err(Error::InvalidArgument { what, .. }) => what,
         other => panic!("expected a refusal, got {other:?}"),
     };
-    let lease = |lease: Duration| MutexOptions::new().lease(lease);
+    let lease = |lease: Duration| options().lease(lease);
     assert_eq!(argument(client.mutex("")), "name");
     assert_eq!(argument(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1))), "name");
     assert_eq!(argument(client.mutex_with(NAME, lease(ms(99)))), "lease");
@@ -1196,11 +1205,11 @@ async fn a_user_needs_the_wake_channels_and_is_told_so() {
     raw.send(&["ACL", "SETUSER", "hearing", "~lock:*", "~{lock:*"]);
     let client = Client::connect(&user("hearing")).await.expect("it may subscribe");
     let guard = mutex_of(&client).lock().await.expect("free");
-    let waiter = waiter(&mutex_of(&client));
+    let waiter = waiter(&mutex_in_line(&client));
     waiting(&mutex_of(&client), 1).await;
     guard.release().await.expect("held to the end");
     granted(waiter).await.release().await.expect("held to the end");
-    let elsewhere = client.mutex_with(NAME, MutexOptions::new().prefix("private:")).expect("valid");
+    let elsewhere = client.mutex_with(NAME, options().prefix("private:")).expect("valid");
     let error = refusal(elsewhere.try_lock().await);
     assert!(error.contains("NOPERM") && error.contains(NAME), "{error}");
 }
@@ -1219,8 +1228,12 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
         ] {
             assert!(error.contains("WRONGTYPE") && error.contains(NAME), "{key}: {error}");
         }
-        let other =
-            client.mutex("machine:43").expect("valid").lock().await.expect("other names are unharmed");
+        let other = client
+            .mutex_with("machine:43", options())
+            .expect("valid")
+            .lock()
+            .await
+            .expect("other names are unharmed");
         other.release().await.expect("held to the end");
         raw.send(&["DEL", "{lock:machine:43}:fence"]);
         // What the refused requests owed has been given back as well.
@@ -1241,7 +1254,7 @@ async fn a_full_store_refuses_new_locks_and_still_renews_and_hands_over() {
     let waiter = waiter(&mutex_of(&two));
     waiting(&mutex_of(&two), 1).await;
     assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "1"]), Reply::ok());
-    let other = two.mutex("machine:43").expect("valid");
+    let other = two.mutex_with("machine:43", options()).expect("valid");
     for error in [
         refusal(within(SOON, other.try_lock()).await),
         refusal(within(SOON, other.lock()).await),
@@ -1262,7 +1275,7 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
     const TURNS: u64 = 50;
     let Some(server) = RedisServer::start_or_skip("silent waiters") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
-    let mutex = mutex_of(&client);
+    let mutex = mutex_in_line(&client);
     let mut costs = Vec::new();
     for silent in [0, 1000] {
         let mut guard = mutex.lock().await.expect("free");

@@ -12,7 +12,9 @@ use std::process;
 use std::time::Duration;
 
 use leasehold::{Client, DistMutex, Error, FencingToken, Guard, LossReason, MutexOptions};
-use support::{Raw, RedisServer, Reply, Worker, eventually, say, within, worker_args};
+use support::{
+    Raw, RedisServer, Reply, Worker, eventually, one_place_each, options, say, within, worker_args,
+};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -48,12 +50,17 @@ async fn connect(server: &RedisServer) -> Client {
 /// The lock of the tests, with the default lease of half a minute: nothing that a waiter in the test process
 /// gets can come from a request that repeats itself.
 fn mutex_of(client: &Client) -> DistMutex {
-    client.mutex(NAME).expect("valid")
+    client.mutex_with(NAME, options()).expect("valid")
 }
 
 /// The same with the lease of the workers.
 fn brief_mutex_of(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, MutexOptions::new().lease(LEASE)).expect("valid")
+    client.mutex_with(NAME, options().lease(LEASE)).expect("valid")
+}
+
+/// The lock of the tests, with a place of its own in the store's line for every waiter.
+fn in_line(client: &Client, one_place_each: MutexOptions) -> DistMutex {
+    client.mutex_with(NAME, one_place_each).expect("valid")
 }
 
 /// `lock`, in a task of its own, and when it was granted.
@@ -375,7 +382,7 @@ enum Kill {
 async fn kill_waiters(server: &RedisServer, place: Place, kill: Kill) {
     let client = connect(server).await;
     for round in 0..ROUNDS {
-        let line = Line::form(server, &brief_mutex_of(&client), place).await;
+        let line = Line::form(server, &in_line(&client, one_place_each().lease(LEASE)), place).await;
         let blocked = line.serve(kill).await;
         assert!(blocked <= REPLACED, "round {round}: a dead waiter blocked the others for {blocked:?}");
     }
@@ -407,7 +414,7 @@ async fn a_waiter_killed_on_the_way_to_its_grant_blocks_nobody_for_longer_than_a
 async fn a_killed_waiter_is_passed_over_in_the_release_itself() {
     let Some(server) = RedisServer::start_or_skip("killed waiters") else { return };
     let client = connect(&server).await;
-    let mutex = mutex_of(&client);
+    let mutex = in_line(&client, one_place_each());
     for place in [Place::Head, Place::Middle] {
         let line = Line::form(&server, &mutex, place).await;
         let blocked = line.serve(Kill::BeforeItsTurn).await;

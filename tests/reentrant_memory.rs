@@ -23,7 +23,7 @@ use leasehold::{
     Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
-use support::{eventually, within};
+use support::{eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, yield_now};
@@ -68,9 +68,9 @@ fn leased(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
     owned_with(client, owner, MutexOptions::new().lease(lease))
 }
 
-/// The same lock as a mutex.
+/// The same lock as a mutex, with a place of its own in the store's line for every waiter, as reentrant locks have.
 fn mutex_of(client: &Client) -> DistMutex {
-    client.mutex(NAME).expect("valid")
+    client.mutex_with(NAME, one_place_each()).expect("valid")
 }
 
 async fn inspect(client: &Client) -> Inspection {

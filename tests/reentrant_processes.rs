@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use leasehold::{Client, DistMutex, FencingToken, Guard, Inspection, MutexOptions, ReentrantLock};
-use support::{Raw, RedisServer, Reply, Worker, eventually, say, within, worker_args};
+use support::{Raw, RedisServer, Reply, Worker, eventually, options, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -53,7 +53,7 @@ fn owned_with(client: &Client, name: &str, owner: &str, options: MutexOptions) -
 }
 
 fn mutex(client: &Client, name: &str) -> DistMutex {
-    client.mutex_with(name, MutexOptions::new().lease(LEASE)).expect("valid")
+    client.mutex_with(name, options().lease(LEASE)).expect("valid")
 }
 
 async fn inspect(client: &Client, name: &str) -> Inspection {

@@ -71,8 +71,9 @@ impl Stage {
         owned(&self.other, STRANGER, LONG)
     }
 
+    /// With a place of its own in the store's line for every waiter, as reentrant locks have.
     fn mutex(&self) -> DistMutex {
-        mutex(&self.other, LONG)
+        mutex_in_line(&self.other, LONG)
     }
 
     /// The owner, in both of its clients.
@@ -927,7 +928,7 @@ async fn different_owners_and_mutexes_of_three_clients_are_served_in_order_of_ar
     let mut tasks = JoinSet::new();
     for i in 0..WAITERS {
         let (client, served) = (clients[i % 3], Arc::clone(&served));
-        let (mutex, lock) = (mutex(client, LONG), owned(client, &format!("owner {i}"), LONG));
+        let (mutex, lock) = (mutex_in_line(client, LONG), owned(client, &format!("owner {i}"), LONG));
         tasks.spawn(async move {
             let guard = match i % 3 {
                 0 => mutex.lock().await,

@@ -24,6 +24,14 @@ pub(crate) struct Bare {
 
 impl Bare {
     pub(crate) async fn connect(url: &str) -> Result<Self> {
+        let client = Self::connection(url).await?;
+        let script: String = client.script_load(COMPARE_AND_DELETE).await?;
+        assert_eq!(script, sha1_hash(COMPARE_AND_DELETE));
+        Ok(Self { client, script, value: Uuid::new_v4().to_string() })
+    }
+
+    /// A connection with the settings of this crate's own, for commands of any kind.
+    pub(crate) async fn connection(url: &str) -> Result<Fred> {
         let mut config = Config::from_url(url)?;
         config.version = RespVersion::RESP3;
         let performance = PerformanceConfig {
@@ -37,9 +45,7 @@ impl Bare {
         };
         let client = Fred::new(config, Some(performance), Some(connection), None);
         client.init().await?;
-        let script: String = client.script_load(COMPARE_AND_DELETE).await?;
-        assert_eq!(script, sha1_hash(COMPARE_AND_DELETE));
-        Ok(Self { client, script, value: Uuid::new_v4().to_string() })
+        Ok(client)
     }
 
     /// One lock and its release.

@@ -1,13 +1,18 @@
-//! What the benches share: a server, the bare recipe, tables.
+//! What the benches share: a server, the bare recipe, worker processes, tables, plots.
 
 // Every bench includes all of it and uses a part.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 mod bare;
+pub(crate) mod fleet;
+pub(crate) mod plot;
 #[path = "../../tests/support/mod.rs"]
 mod support;
+pub(crate) mod turns;
 
 use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
@@ -20,7 +25,7 @@ pub(crate) use support::{Raw, RedisServer};
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Where to measure.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone)]
 pub(crate) struct Place {
     /// A server to use instead of starting one; nothing else should use it meanwhile.
     #[arg(long)]
@@ -28,11 +33,14 @@ pub(crate) struct Place {
     /// Given by `cargo bench`; without it, as under `cargo test`, one short round shows that everything works.
     #[arg(long, hide = true)]
     bench: bool,
+    /// A directory to write plots of the figures to, as SVG.
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
 }
 
 impl Place {
     /// The port of the server, and the server if it was started for this. `None` if there is none to start.
-    pub(crate) fn server(self, what: &str) -> Option<(u16, Option<RedisServer>)> {
+    pub(crate) fn server(&self, what: &str) -> Option<(u16, Option<RedisServer>)> {
         if let Some(port) = self.port {
             return Some((port, None));
         }
@@ -40,8 +48,15 @@ impl Place {
     }
 
     /// `full` for a measurement, `short` for a round that only shows that it works.
-    pub(crate) fn choose<T>(self, full: T, short: T) -> T {
+    pub(crate) fn choose<T>(&self, full: T, short: T) -> T {
         if self.bench { full } else { short }
+    }
+
+    /// Where a plot is to be written, if plots are wanted.
+    pub(crate) fn plot(&self, name: &str) -> Result<Option<PathBuf>> {
+        let Some(dir) = &self.plots else { return Ok(None) };
+        fs::create_dir_all(dir)?;
+        Ok(Some(dir.join(name).with_extension("svg")))
     }
 }
 

@@ -15,7 +15,8 @@
 //! 2. `release` of a lease id forgets it everywhere: held, queued or never seen. Dropping an `acquire` future
 //!    is followed by `release`, and that is the whole cancellation story.
 //! 3. A grant carries a fencing token, issued in the same atomic step and strictly greater than every earlier
-//!    token for that key, also after the key was idle, expired, or its store restarted.
+//!    token for that key, also after the key was idle, expired, or its store restarted. It reserves the tokens that
+//!    follow, [`TOKENS_PER_GRANT`] in all, for holders to whom the lease is passed on within a client.
 //! 4. A grant carries the local instant from which its lease may be counted, one that is certainly not later
 //!    than the grant. What a client believes never outlives what the store knows.
 //! 5. Release and renew act on their lease id only; another holder's lease is never touched.
@@ -58,6 +59,9 @@ pub use lease_id::{LeaseId, LeaseIds};
 pub use memory::MemoryBackend;
 #[cfg(feature = "redis")]
 pub use redis::{RedisBackend, RedisBuilder, fred};
+
+/// How many tokens a grant takes up: the next one is greater by at least this.
+pub const TOKENS_PER_GRANT: u64 = 16;
 
 /// A store that carries leases. See the [module documentation](self) for the contract.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
@@ -247,6 +251,9 @@ pub struct AcquireRequest {
     pub term: Duration,
     /// How long to wait.
     pub wait: Wait,
+    /// When this lease was first asked for, if that was earlier: the request continues one whose future was dropped, and
+    /// there may be a grant as old as that.
+    pub since: Option<Instant>,
     /// Look again at least this often, for the sake of holders who tell nobody when they release.
     pub poll_interval: Option<Duration>,
     /// Give a key that somebody left without an expiry this one.
@@ -265,6 +272,7 @@ impl AcquireRequest {
             claim,
             term,
             wait: Wait::No,
+            since: None,
             poll_interval: None,
             repair: None,
             revocation: Revocation::default(),

@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use super::cohort::{Lead, Next, Place};
 use super::engine::Engine;
 use super::held::Lease;
 use crate::backend::{AcquireRequest, Acquired, Claim, Revocation, Wait, Whose};
@@ -60,51 +61,92 @@ async fn ask(
     engine.ensure_running();
     let mut late = 0;
     loop {
-        let settled = tokio::select! {
-            settled = settle(engine, name, claim, wait) => settled,
-            () = engine.closed().cancelled() => return Err(closed(name)),
-        };
-        if !settled {
-            return Ok(None);
-        }
-        let id = engine.backend().lease_id();
-        let lost = CancellationToken::new();
-        let obligation = engine.reaper().oblige(name.clone(), Whose::Lease(id), settings.terms.lease);
-        let request = AcquireRequest {
-            lease: id,
-            resource: name.resource().clone(),
-            claim: claim.clone(),
-            term: settings.terms.lease,
-            wait,
-            poll_interval: settings.poll_interval,
-            repair: settings.repair,
-            revocation: Revocation::of(lost.clone()),
-        };
-        let answer = tokio::select! {
+        let next = tokio::select! {
             biased;
-            answer = engine.backend().acquire(&request) => answer,
+            next = queue_up(engine, name, settings, claim, wait) => next,
             () = engine.closed().cancelled() => return Err(closed(name)),
         };
-        match answer.map_err(|error| engine.error(error, "acquire", Some(name)))? {
-            Acquired::Granted(grant) => {
-                let obligation = obligation.granted(grant.token);
-                let lease = Lease::new(&request, name.clone(), settings.terms, grant, lost, obligation);
-                match lease.loss(Instant::now()) {
-                    None => return hold(engine, lease).map(Some),
-                    // The process was paused between request and now. The lease has given itself back.
-                    Some(_) if late < MAX_LATE => late += 1,
-                    Some(reason) => return Err(lease.loss_error(reason)),
-                }
-            }
-            Acquired::Busy => {
-                if wait == Wait::No {
-                    obligation.settle();
-                }
-                tracing::debug!("busy");
-                return Ok(None);
-            }
+        let granted = match next {
+            Next::Hold(lease) => Some(lease),
+            Next::Ask(lead) => ask_store(engine, name, settings, claim, wait, lead).await?,
+            Next::Late => None,
+        };
+        let Some(lease) = granted else {
+            tracing::debug!("busy");
+            return Ok(None);
+        };
+        match lease.loss(Instant::now()) {
+            None => return hold(engine, lease).map(Some),
+            // The process was paused between request and now. The lease has given itself back.
+            Some(_) if late < MAX_LATE => late += 1,
+            Some(reason) => return Err(lease.loss_error(reason)),
         }
     }
+}
+
+/// Waits until those of this client who came before have had their turn.
+async fn queue_up(
+    engine: &Engine,
+    name: &Name,
+    settings: Settings,
+    claim: &Claim,
+    wait: Wait,
+) -> Next<Arc<Lease>> {
+    if settings.local_handover && wait != Wait::No && matches!(claim, Claim::Sole) {
+        return engine.cohorts().next(name.key(), settings, wait).await;
+    }
+    if settle(engine, name, claim, wait).await { Next::Ask(Lead::alone()) } else { Next::Late }
+}
+
+async fn ask_store(
+    engine: &Engine,
+    name: &Name,
+    settings: Settings,
+    claim: &Claim,
+    wait: Wait,
+    mut lead: Lead<Arc<Lease>>,
+) -> Result<Option<Arc<Lease>>, Error> {
+    let place = lead.place(|| take_place(engine, name, settings));
+    let request = AcquireRequest {
+        lease: place.id,
+        resource: name.resource().clone(),
+        claim: claim.clone(),
+        term: settings.terms.lease,
+        wait,
+        since: Some(place.since),
+        poll_interval: settings.poll_interval,
+        repair: settings.repair,
+        revocation: Revocation::of(place.lost.clone()),
+    };
+    let answer = tokio::select! {
+        biased;
+        answer = lead.beating(engine.backend().acquire(&request)) => answer,
+        () = engine.closed().cancelled() => return Err(closed(name)),
+    };
+    match answer {
+        Ok(Acquired::Granted(grant)) => {
+            let (place, turn) = lead.granted();
+            Ok(place
+                .map(|place| Arc::new(Lease::granted(*place, turn, &request, name, settings.terms, grant))))
+        }
+        Ok(Acquired::Busy) => {
+            if wait == Wait::No {
+                lead.refused();
+            }
+            Ok(None)
+        }
+        Err(error) => {
+            lead.disband();
+            Err(engine.error(error, "acquire", Some(name)))
+        }
+    }
+}
+
+/// From here on a release is owed.
+fn take_place(engine: &Engine, name: &Name, settings: Settings) -> Place {
+    let id = engine.backend().lease_id();
+    let obligation = engine.reaper().oblige(name.clone(), Whose::Lease(id), settings.terms.lease);
+    Place { id, lost: CancellationToken::new(), obligation, since: Instant::now() }
 }
 
 /// Waits for guards of this client that were just dropped: they must not be in the way of a request that does not wait,
@@ -121,9 +163,9 @@ async fn settle(engine: &Engine, name: &Name, claim: &Claim, wait: Wait) -> bool
 }
 
 /// A lease begins.
-fn hold(engine: &Engine, lease: Lease) -> Result<Arc<Lease>, Error> {
+fn hold(engine: &Engine, lease: Arc<Lease>) -> Result<Arc<Lease>, Error> {
     tracing::debug!(name = %lease.name(), token = lease.token().get(), "granted");
-    let lease = Arc::new(lease);
+    lease.begin();
     engine.watchdog().watch(Arc::clone(&lease));
     engine.owners().remember(&lease);
     // A shutdown that began after the request was answered has not seen this lease.

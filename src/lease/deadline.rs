@@ -34,6 +34,11 @@ impl Deadline {
         Self { terms, counted_from, cap }
     }
 
+    /// The same lease with a new holder, who has the whole of the maximum hold time.
+    pub(crate) fn for_next(&self, now: Instant) -> Self {
+        Self::new(self.terms, self.counted_from, now)
+    }
+
     /// The store confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
     pub(crate) fn extend(&mut self, counted_from: Instant) {
         self.counted_from = self.counted_from.max(counted_from);

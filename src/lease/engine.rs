@@ -7,7 +7,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::held::{Lease, Leaving};
+use super::cohort::{Cohorts, Handed};
+use super::held::{Lease, Leaving, Tenure};
 use super::owners::Owners;
 use super::reaper::{Obligation, Reaper};
 use super::watchdog::Watchdog;
@@ -26,6 +27,7 @@ pub(crate) struct Engine {
     watchdog: Arc<Watchdog>,
     reaper: Arc<Reaper>,
     owners: Owners,
+    cohorts: Arc<Cohorts<Arc<Lease>>>,
     task: Mutex<Option<JoinHandle<()>>>,
     closed: CancellationToken,
     /// Cancelled with the last handle, when nobody can take on an obligation any more.
@@ -39,6 +41,7 @@ impl Engine {
             watchdog: Arc::default(),
             reaper: Arc::default(),
             owners: Owners::default(),
+            cohorts: Arc::default(),
             task: Mutex::default(),
             closed: CancellationToken::new(),
             abandoned: CancellationToken::new(),
@@ -59,6 +62,10 @@ impl Engine {
 
     pub(crate) const fn owners(&self) -> &Owners {
         &self.owners
+    }
+
+    pub(crate) const fn cohorts(&self) -> &Arc<Cohorts<Arc<Lease>>> {
+        &self.cohorts
     }
 
     pub(crate) const fn closed(&self) -> &CancellationToken {
@@ -83,10 +90,13 @@ impl Engine {
         }));
     }
 
-    /// A guard goes, and its permits with it: the store is told now.
+    /// A guard goes, and its permits with it: the store is told now, or the next one in this client.
     pub(crate) async fn release(&self, lease: &Lease, permits: u32) -> Result<(), Error> {
         let obligation = match self.leave(lease, permits) {
-            Leaving::Last(obligation) => obligation,
+            Leaving::Last(tenure) => match pass_on(lease, tenure) {
+                Some(obligation) => obligation,
+                None => return Ok(()),
+            },
             Leaving::Keeping(keep) => self.oblige_to_shrink(lease, keep),
             Leaving::Sharing => return Ok(()),
             Leaving::Ended => {
@@ -117,10 +127,11 @@ impl Engine {
     /// A guard goes, and its permits with it, without waiting: the store is told in the background.
     pub(crate) fn abandon(&self, lease: &Lease, permits: u32) {
         let obligation = match self.leave(lease, permits) {
-            Leaving::Last(obligation) => obligation,
-            Leaving::Keeping(keep) => self.oblige_to_shrink(lease, keep),
-            Leaving::Sharing | Leaving::Ended => return,
+            Leaving::Last(tenure) => pass_on(lease, tenure),
+            Leaving::Keeping(keep) => Some(self.oblige_to_shrink(lease, keep)),
+            Leaving::Sharing | Leaving::Ended => None,
         };
+        let Some(obligation) = obligation else { return };
         tracing::debug!(name = %lease.name(), token = lease.token().get(), "guard dropped, release queued");
         drop(obligation);
     }
@@ -154,6 +165,26 @@ impl Engine {
     pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&Name>) -> Error {
         Error::from_backend(error, step, name.map(Name::as_str), &self.backend.capabilities().store)
     }
+}
+
+/// Passes a lease on to the next task of this client that waits for it. If there is none, or others are to have their
+/// turn, what is owed to the store comes back.
+fn pass_on(lease: &Lease, mut tenure: Tenure) -> Option<Obligation> {
+    let now = Instant::now();
+    while let Some(turn) = tenure.turn.as_mut().filter(|_| lease.is_fresh(now)) {
+        let Some(heir) = turn.heir(now) else { break };
+        let passed = Arc::new(lease.succeed(tenure, now));
+        let Err(Handed::Lease(back)) = heir.send(Handed::Lease(passed)) else {
+            tracing::debug!(name = %lease.name(), token = lease.token().get(), "passed on within the client");
+            return None;
+        };
+        // It was given up at this moment.
+        match back.leave(1, now) {
+            Leaving::Last(taken_back) => tenure = taken_back,
+            _ => return None,
+        }
+    }
+    Some(tenure.obligation)
 }
 
 /// Whether what a release found means that the lease was lost before. If nobody knows, the lease had not ended as long

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::cohort::{Place, Turn};
 use super::deadline::Deadline;
 use super::reaper::Obligation;
 use crate::backend::{AcquireRequest, BackendError, Grant, LeaseId, Renewal};
@@ -30,11 +31,19 @@ pub(crate) struct Lease {
     state: Mutex<State>,
 }
 
+/// What whoever holds a lease has to see to when it ends. The release comes first.
+#[derive(Debug)]
+pub(crate) struct Tenure {
+    pub(super) obligation: Obligation,
+    /// Of a lock that can be passed on within the client.
+    pub(super) turn: Option<Turn<Arc<Lease>>>,
+}
+
 #[derive(Debug)]
 struct State {
     deadline: Deadline,
     /// Present while the lease is held; taken by whoever ends it.
-    obligation: Option<Obligation>,
+    tenure: Option<Tenure>,
     /// How many guards share the lease. A guard that comes in again or is split off is one more.
     guards: u32,
     /// How many permits they have together.
@@ -57,8 +66,8 @@ pub(crate) enum Step {
 /// What a guard that goes leaves to be done.
 #[derive(Debug)]
 pub(crate) enum Leaving {
-    /// It was the last one: the lease is over, and this is owed to the store.
-    Last(Obligation),
+    /// It was the last one: the hold is over, and this is to be seen to.
+    Last(Tenure),
     /// Others stay, and keep so many permits; the rest goes back.
     Keeping(u32),
     /// Others stay, and keep everything.
@@ -68,33 +77,31 @@ pub(crate) enum Leaving {
 }
 
 impl Lease {
-    pub(crate) fn new(
+    /// The lease that was granted for a place.
+    pub(super) fn granted(
+        place: Place,
+        turn: Option<Turn<Arc<Self>>>,
         request: &AcquireRequest,
-        name: Name,
+        name: &Name,
         terms: Terms,
         grant: Grant,
-        lost: CancellationToken,
-        obligation: Obligation,
     ) -> Self {
         let now = Instant::now();
-        let state = State {
-            deadline: Deadline::new(terms, grant.counted_from, now),
-            obligation: Some(obligation),
-            guards: 1,
-            permits: request.claim.permits(),
-            renewing: false,
-            retry_at: None,
-            event_at: now,
-        };
+        let tenure = Tenure { obligation: place.obligation.granted(grant.token), turn };
         Self {
-            id: request.lease,
-            name,
+            id: place.id,
+            name: name.clone(),
             token: grant.token,
             terms,
             owner: request.claim.owner().cloned(),
             reason: OnceLock::new(),
-            lost,
-            state: Mutex::new(state),
+            lost: place.lost,
+            state: Mutex::new(State::new(
+                Deadline::new(terms, grant.counted_from, now),
+                tenure,
+                request.claim.permits(),
+                now,
+            )),
         }
     }
 
@@ -134,7 +141,7 @@ impl Lease {
             return Duration::ZERO;
         }
         let state = self.state.lock();
-        if state.obligation.is_some() { state.deadline.remaining(now) } else { Duration::ZERO }
+        if state.tenure.is_some() { state.deadline.remaining(now) } else { Duration::ZERO }
     }
 
     /// Why the lease is lost, if it is. This is where a passed deadline and a revocation are noticed: by the
@@ -147,7 +154,7 @@ impl Lease {
             return self.lose(LossReason::Revoked);
         }
         let state = self.state.lock();
-        if state.obligation.is_none() || !state.deadline.has_passed(now) {
+        if state.tenure.is_none() || !state.deadline.has_passed(now) {
             return None;
         }
         let reason = match &*state {
@@ -162,16 +169,16 @@ impl Lease {
     /// Ends the lease as lost, unless it has ended already: tells everybody first, then gives it back.
     pub(crate) fn lose(&self, reason: LossReason) -> Option<LossReason> {
         let mut state = self.state.lock();
-        let obligation = state.obligation.take();
-        if obligation.is_some() {
-            // Under the lock: whoever finds the obligation gone must find the reason.
+        let tenure = state.tenure.take();
+        if tenure.is_some() {
+            // Under the lock: whoever finds the tenure gone must find the reason.
             let _ = self.reason.set(reason);
         }
         drop(state);
-        if let Some(obligation) = obligation {
+        if let Some(tenure) = tenure {
             tracing::warn!(name = %self.name, token = self.token.get(), %reason, "lease lost");
             self.lost.cancel();
-            drop(obligation);
+            drop(tenure);
         }
         self.reason.get().copied()
     }
@@ -187,11 +194,41 @@ impl Lease {
         reason
     }
 
+    /// The lease is in the watchdog's care, whether its holder is polled or not.
+    pub(crate) fn begin(&self) {
+        if let Some(turn) = self.state.lock().tenure.as_ref().and_then(|tenure| tenure.turn.as_ref()) {
+            turn.hold();
+        }
+    }
+
+    /// Whether enough of the lease is left to pass it on.
+    pub(crate) fn is_fresh(&self, now: Instant) -> bool {
+        self.state.lock().deadline.remaining(now) >= self.terms.lease / 2
+    }
+
+    /// The same lease for the next holder in this client, under the next token. A revocation is told to both.
+    pub(super) fn succeed(&self, tenure: Tenure, now: Instant) -> Self {
+        let token = FencingToken::new(self.token.get() + 1);
+        let Tenure { obligation, turn } = tenure;
+        let tenure = Tenure { obligation: obligation.granted(token), turn };
+        let deadline = self.state.lock().deadline.for_next(now);
+        Self {
+            id: self.id,
+            name: self.name.clone(),
+            token,
+            terms: self.terms,
+            owner: None,
+            reason: OnceLock::new(),
+            lost: self.lost.child_token(),
+            state: Mutex::new(State::new(deadline, tenure, 1, now)),
+        }
+    }
+
     /// One guard more shares the lease, if it is still held.
     pub(crate) fn enter(&self, now: Instant) -> bool {
         let lost = self.loss(now).is_some();
         let mut state = self.state.lock();
-        let held = !lost && state.obligation.is_some();
+        let held = !lost && state.tenure.is_some();
         if held {
             state.guards += 1;
         }
@@ -209,11 +246,11 @@ impl Lease {
         let lost = self.loss(now).is_some();
         let mut state = self.state.lock();
         state.guards -= 1;
-        if lost || state.obligation.is_none() {
+        if lost || state.tenure.is_none() {
             return Leaving::Ended;
         }
         if state.guards == 0 {
-            return state.obligation.take().map_or(Leaving::Ended, Leaving::Last);
+            return state.tenure.take().map_or(Leaving::Ended, Leaving::Last);
         }
         if !self.name.kind().is_semaphore() {
             return Leaving::Sharing;
@@ -234,7 +271,7 @@ impl Lease {
 
     /// Whether the lease has been released by its guard, and so cannot be lost any more.
     pub(crate) fn is_released(&self) -> bool {
-        self.state.lock().obligation.is_none() && self.reason.get().is_none()
+        self.state.lock().tenure.is_none() && self.reason.get().is_none()
     }
 
     /// When something is due for this lease next: a renewal, or its end.
@@ -247,7 +284,7 @@ impl Lease {
     pub(crate) fn step(&self, now: Instant) -> Step {
         let lost = self.loss(now).is_some();
         let mut state = self.state.lock();
-        if lost || state.obligation.is_none() {
+        if lost || state.tenure.is_none() {
             return Step::Forget;
         }
         if state.next_renewal().is_some_and(|at| at <= now) {
@@ -297,6 +334,18 @@ impl Lease {
 }
 
 impl State {
+    const fn new(deadline: Deadline, tenure: Tenure, permits: u32, now: Instant) -> Self {
+        Self {
+            deadline,
+            tenure: Some(tenure),
+            guards: 1,
+            permits,
+            renewing: false,
+            retry_at: None,
+            event_at: now,
+        }
+    }
+
     /// When the next renewal is due, if one is and none is under way.
     fn next_renewal(&self) -> Option<Instant> {
         if self.renewing {

@@ -23,10 +23,13 @@
 //!    before it looks at another lease (`watchdog`).
 //! 5. Several guards may share one lease: those of an owner that came in again, and those that were split off. It ends
 //!    with the last of them (`held`, `owners`).
-//! 6. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue
+//! 6. A lease of a mutex may be passed on within the client, as a new lease object under the same id: the obligation goes
+//!    with it, and so does the right to say who is next (`cohort`).
+//! 7. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue
 //!    until a task of this client runs again (`reaper`, `engine`).
 
 mod acquire;
+mod cohort;
 mod deadline;
 mod engine;
 mod held;

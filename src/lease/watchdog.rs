@@ -4,6 +4,7 @@
 //! a renewal is polled beside the others and never awaited alone, so a store that hangs delays no deadline.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep_until};
 
 use super::held::{Lease, Step};
-use crate::backend::{Backend, BackendError, LeaseId, RenewRequest, Renewal};
+use crate::backend::{Backend, BackendError, RenewRequest, Renewal};
 use crate::error::LossReason;
 use crate::sync::Mutex;
 
@@ -33,7 +34,8 @@ pub(crate) struct Watchdog {
 
 #[derive(Debug, Default)]
 struct Schedule {
-    leases: BTreeMap<(Instant, LeaseId), Arc<Lease>>,
+    /// Told apart by address: a lease that was passed on has the id of its predecessor.
+    leases: BTreeMap<(Instant, usize), Arc<Lease>>,
     /// When the task will look next; `None` while it does not sleep.
     alarm: Option<Instant>,
     /// Set once all leases were ended: one that was out of the schedule at that moment ends when it comes back.
@@ -51,7 +53,7 @@ impl Watchdog {
             return;
         }
         lease.file_under(at);
-        schedule.leases.insert((at, lease.id()), lease);
+        schedule.leases.insert((at, address(&lease)), lease);
         // Most leases are due later than what the task sleeps for already: then it need not wake.
         let wake = schedule.alarm.is_some_and(|alarm| at < alarm);
         drop(schedule);
@@ -63,7 +65,7 @@ impl Watchdog {
     /// Lets go of a lease that has ended.
     pub(crate) fn forget(&self, lease: &Lease) {
         let mut schedule = self.schedule.lock();
-        schedule.leases.remove(&(lease.event_at(), lease.id()));
+        schedule.leases.remove(&(lease.event_at(), address(lease)));
     }
 
     /// Ends all leases as lost.
@@ -112,7 +114,7 @@ impl Watchdog {
             lease.renewal_abandoned();
             let at = lease.next_event();
             lease.file_under(at);
-            schedule.leases.insert((at, lease.id()), lease);
+            schedule.leases.insert((at, address(&lease)), lease);
         }
     }
 
@@ -151,6 +153,10 @@ impl Watchdog {
         schedule.alarm = Some(alarm);
         alarm
     }
+}
+
+fn address(lease: &Lease) -> usize {
+    ptr::from_ref(lease).addr()
 }
 
 async fn renew(backend: &dyn Backend, lease: Arc<Lease>) -> (Arc<Lease>, Result<Renewal, BackendError>) {

@@ -5,6 +5,7 @@
 //! | [`redis`] | [`RedisServer`]: a real server that can be paused, killed and restarted |
 //! | [`resp`] | [`Raw`]: commands sent by hand, so that no test depends on the client under test |
 //! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
+//! | [`handover`] | whether the tasks of a client pass a mutex on to each other in this run |
 //! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
 //! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
 //! | [`tether`] | child processes that end with the test process |
@@ -14,6 +15,7 @@
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod clock;
+pub(crate) mod handover;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod resp;
@@ -22,6 +24,7 @@ pub(crate) mod time;
 pub(crate) mod workers;
 
 pub(crate) use clock::Clock;
+pub(crate) use handover::{begun, local_handover, one_place_each, options};
 pub(crate) use proxy::{Direction, Proxy};
 pub(crate) use redis::{RedisServer, Setup};
 pub(crate) use resp::{Raw, Reply};

@@ -8,11 +8,11 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold::{Client, DistMutex, Guard, MutexOptions};
+use leasehold::{Client, DistMutex, Guard};
 use tokio::time::Instant;
 
 use crate::support::proxy::Request;
-use crate::support::{Raw, RedisServer, eventually};
+use crate::support::{Raw, RedisServer, eventually, one_place_each, options};
 
 pub(crate) const NAME: &str = "machine:42";
 pub(crate) const KEY: &str = "lock:machine:42";
@@ -38,7 +38,16 @@ pub(crate) fn mutex(client: &Client, lease: Duration) -> DistMutex {
 }
 
 pub(crate) fn named(client: &Client, name: &str, lease: Duration) -> DistMutex {
-    client.mutex_with(name, MutexOptions::new().lease(lease)).expect("valid")
+    client.mutex_with(name, options().lease(lease)).expect("valid")
+}
+
+/// The lock of the tests, with a place of its own in the store's line for every waiter.
+pub(crate) fn mutex_in_line(client: &Client, lease: Duration) -> DistMutex {
+    named_in_line(client, NAME, lease)
+}
+
+pub(crate) fn named_in_line(client: &Client, name: &str, lease: Duration) -> DistMutex {
+    client.mutex_with(name, one_place_each().lease(lease)).expect("valid")
 }
 
 /// Makes the server remember every script, so that none of the next calls is refused as unknown.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::backend::{
     AcquireRequest, BackendError, Claim, Detail, Grant, Holder, Inspection, Kind, LeaseId, Limit, Released,
-    RenewRequest, Renewal, Resource, Revocation, Wait, Waiter, Whose,
+    RenewRequest, Renewal, Resource, Revocation, TOKENS_PER_GRANT, Wait, Waiter, Whose,
 };
 use crate::error::LossReason;
 use crate::fence::FencingToken;
@@ -488,11 +488,11 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// One above the newest, or the time in microseconds since 1970, whichever is greater.
+    /// Above all tokens of the newest grant, or the time in microseconds since 1970, whichever is greater.
     fn next(&self) -> FencingToken {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = u64::try_from(clock.as_micros()).unwrap_or(u64::MAX);
-        FencingToken::new(micros.max(self.newest + 1))
+        FencingToken::new(micros.max(self.newest + TOKENS_PER_GRANT))
     }
 
     const fn issued(&mut self, token: FencingToken) {

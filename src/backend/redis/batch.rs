@@ -1,16 +1,17 @@
 //! Many operations, one call.
 //!
-//! An idle client sends at once. While a call is under way, whatever comes in waits for a moment, and goes together in the
-//! next call: a script that carries the operations out one after another, each answering for itself. So a client with
+//! A client with nothing to do sends at once. While [`MAX_CALLS`] calls are under way, whatever comes in waits for a moment,
+//! and goes together in the next call: a script that carries the operations out one after another, each answering for itself. So a client with
 //! thousands of tasks is bound neither by system calls nor by round trips, and one with a single task loses nothing.
 //!
-//! * Calls with many operations are made by tasks of their own ([`MAX_CALLS`] at most). No operation depends on whether
+//! * Calls with many operations are made by tasks of their own. No operation depends on whether
 //!   somebody else's future is polled.
 //! * Operations leave in the order in which they came in. Otherwise the release of a request that was given up could
 //!   reach the server before the request.
 //! * A task that gives up while its operation is queued takes it back.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 
 use fred::error::{Error as FredError, ErrorKind};
@@ -19,7 +20,6 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, maybe_done};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::script::{BATCH, Script};
 use super::transport::Wire;
@@ -75,36 +75,39 @@ impl Batches {
     pub(super) async fn run(
         self: &Arc<Self>,
         script: &'static Script,
-        keys: &[Key],
-        args: &[Value],
+        keys: Vec<Key>,
+        args: Vec<Value>,
     ) -> Result<Value, FredError> {
-        match script.letter().and_then(|letter| self.enqueue(script, letter, keys, args)) {
-            None => {
-                let _counted = script.letter().map(|_| Direct(self));
-                self.wire.run(script, keys.to_vec(), args.to_vec()).await
-            }
-            Some(answered) => match timeout(self.wire.reply_timeout(), answered).await {
-                Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
-                Err(late) => Err(FredError::new(ErrorKind::Timeout, late.to_string())),
-            },
+        let Some(letter) = script.letter() else {
+            return self.wire.run(script, keys, args).await;
+        };
+        if let Some(_direct) = self.go_direct() {
+            return self.wire.run(script, keys, args).await;
         }
+        // Not waited for in vain: the call with which it goes has a timeout, and if that is over, so is the wait in the queue.
+        self.enqueue(script, letter, keys, args).await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Queues an operation if it cannot be sent at once. If it can, it is counted as under way.
+    /// Allows to send at once, if little is under way and nothing could be overtaken.
+    fn go_direct(&self) -> Option<Direct<'_>> {
+        let _sending = self.sending.try_lock()?;
+        let mut state = self.state.lock();
+        if state.direct + state.drains >= MAX_CALLS || !state.queue.is_empty() {
+            return None;
+        }
+        state.direct += 1;
+        Some(Direct(self))
+    }
+
     fn enqueue(
         self: &Arc<Self>,
         script: &'static Script,
         letter: char,
-        keys: &[Key],
-        args: &[Value],
-    ) -> Option<oneshot::Receiver<Result<Value, FredError>>> {
-        let mut state = self.state.lock();
-        if state.direct + state.drains == 0 {
-            state.direct += 1;
-            return None;
-        }
+        keys: Vec<Key>,
+        args: Vec<Value>,
+    ) -> oneshot::Receiver<Result<Value, FredError>> {
         let (answer, answered) = oneshot::channel();
-        let (keys, args) = (keys.to_vec(), args.to_vec());
+        let mut state = self.state.lock();
         state.queue.push_back(Operation { script, letter, keys, args, answer });
         let start = state.drains == 0 || state.direct + state.drains < MAX_CALLS;
         if start {
@@ -115,7 +118,7 @@ impl Batches {
             let batches = Arc::clone(self);
             self.runtime.spawn(async move { batches.work_off().await });
         }
-        Some(answered)
+        answered
     }
 
     /// Makes calls until nothing is queued.
@@ -157,7 +160,11 @@ impl Batches {
     async fn call(&self, mut operations: Vec<Operation>) {
         if operations.len() == 1 {
             for Operation { script, keys, args, answer, .. } in operations {
-                let _ = answer.send(self.wire.run(script, keys, args).await);
+                let answered = self.wire.run(script, keys, args).await;
+                if let Err(error) = &answered {
+                    self.fail_queued_after(error);
+                }
+                let _ = answer.send(answered);
             }
             return;
         }
@@ -181,7 +188,19 @@ impl Batches {
                 for waiting in waiting {
                     let _ = waiting.send(Err(error.clone()));
                 }
+                self.fail_queued_after(&error);
             }
+        }
+    }
+
+    /// A call was not answered in time: what was queued meanwhile is as late, and each decides for itself what to do.
+    fn fail_queued_after(&self, error: &FredError) {
+        if *error.kind() != ErrorKind::Timeout {
+            return;
+        }
+        let late = mem::take(&mut self.state.lock().queue);
+        for operation in late {
+            let _ = operation.answer.send(Err(error.clone()));
         }
     }
 }

@@ -25,32 +25,31 @@ pub(super) async fn acquire(transport: &Transport, request: &AcquireRequest) -> 
     let (script, keys) = match request.claim.owner() {
         Some(owner) => {
             args.push(Value::from(&**owner));
-            (&*ACQUIRE_OWNED, keys.all())
+            (&*ACQUIRE_OWNED, keys.all().to_vec())
         }
         None => {
             // Every argument costs a microsecond on its way: the frequent case goes without the last two.
             if request.wait != Wait::No && request.repair.is_none() {
                 args.truncate(2);
             }
-            (&*ACQUIRE, keys.without_holds())
+            (&*ACQUIRE, keys.without_holds().to_vec())
         }
     };
-    let answer = transport.call(script, keys, &args, transport.patience(request.term)).await?;
+    let answer = transport.call(script, keys, args, transport.patience(request.term)).await?;
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
     let keys = Keys::of(&request.resource.key);
-    let args = [Value::from(request.lease.to_text()), Value::from(millis(request.term))];
+    let args = vec![Value::from(request.lease.to_text()), Value::from(millis(request.term))];
     let patience = transport.patience(request.term);
     let sent = Instant::now();
-    let two = keys.lock_and_fence();
     let (script, keys) = match request.resource.kind {
-        Kind::Reentrant => (&*RENEW_OWNED, keys.all()),
-        _ => (&*RENEW, &two[..]),
+        Kind::Reentrant => (&*RENEW_OWNED, keys.all().to_vec()),
+        _ => (&*RENEW, keys.lock_and_fence().to_vec()),
     };
-    match transport.call(script, keys, &args, patience).await {
+    match transport.call(script, keys, args, patience).await {
         // Somebody has put something else in the place of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {

@@ -38,20 +38,21 @@ macro_rules! parts {
 }
 
 /// Scripts by name and by the letter that calls them in a batch; and the batch, which contains all of them, each as a
-/// function that has its part of the keys and arguments in the place of the whole.
+/// function that has its part of the keys and arguments in the place of the whole. In brackets: the short way with which a
+/// script begins, and which the batch has in a form of its own.
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident = $letter:literal: $($part:literal),+;)+) => {
+    ($($(#[$doc:meta])* $name:ident = $letter:literal: $([$($short:literal),+])? $($part:literal),+;)+) => {
         $($(#[$doc])*
         pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(parts!($($part),+), Some($letter)));)+
+            LazyLock::new(|| Script::new(parts!($($($short,)+)? $($part),+), Some($letter)));)+
 
         /// Many operations in one call.
         pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
             Script::new(
                 concat!(
                     "local OPERATIONS = {}\n",
-                    $("OPERATIONS['", $letter, "'] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
-                    parts!("batch.lua")
+                    $("OPERATIONS[string.byte('", $letter, "')] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
+                    parts!("lock/alone.lua", "batch.lua")
                 ),
                 None,
             )
@@ -60,9 +61,9 @@ macro_rules! scripts {
 }
 
 scripts! {
-    ACQUIRE = 'a': "lock/acquire_free.lua", "line.lua", "lock/lock.lua", "lock/acquire.lua";
+    ACQUIRE = 'a': ["lock/alone.lua", "lock/acquire_alone.lua"] "line.lua", "lock/lock.lua", "lock/acquire.lua";
     RENEW = 'n': "lock/renew.lua";
-    RELEASE = 'r': "lock/release_alone.lua", "line.lua", "lock/lock.lua", "lock/release.lua";
+    RELEASE = 'r': ["lock/alone.lua", "lock/release_alone.lua"] "line.lua", "lock/lock.lua", "lock/release.lua";
     /// By an owner.
     ACQUIRE_OWNED = 'A': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
     RENEW_OWNED = 'N': "line.lua", "lock/holds.lua", "lock/renew_hold.lua";

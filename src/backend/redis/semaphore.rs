@@ -27,7 +27,7 @@ pub(super) async fn acquire(
 ) -> Result<Answer, BackendError> {
     let keys = Keys::of(&request.resource.key);
     let stated = limit.stated();
-    let args = [
+    let args = vec![
         kind(request.resource.kind),
         Value::from(request.lease.to_text()),
         Value::from(millis(request.term)),
@@ -37,7 +37,7 @@ pub(super) async fn acquire(
         Value::from(stated.reign.to_string()),
     ];
     let answer =
-        transport.call(&ACQUIRE_PERMITS, keys.all(), &args, transport.patience(request.term)).await?;
+        transport.call(&ACQUIRE_PERMITS, keys.all().to_vec(), args, transport.patience(request.term)).await?;
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
@@ -53,9 +53,9 @@ pub(super) async fn acquire(
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
     let keys = Keys::of(&request.resource.key);
     let id = Value::from(request.lease.to_text());
-    let args = [kind(request.resource.kind), id, Value::from(millis(request.term))];
+    let args = vec![kind(request.resource.kind), id, Value::from(millis(request.term))];
     let sent = Instant::now();
-    match transport.call(&RENEW_PERMITS, keys.all(), &args, transport.patience(request.term)).await {
+    match transport.call(&RENEW_PERMITS, keys.all().to_vec(), args, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {

@@ -58,8 +58,8 @@ impl Transport {
     pub(super) async fn call(
         &self,
         script: &'static Script,
-        keys: &[Key],
-        args: &[Value],
+        keys: Vec<Key>,
+        args: Vec<Value>,
         patience: Duration,
     ) -> Result<Value, BackendError> {
         let run = self.batches.run(script, keys, args);
@@ -94,7 +94,7 @@ impl Transport {
         let give_up = Instant::now() + patience * 2;
         let mut repeated = false;
         loop {
-            match self.call(script, keys, args, patience).await {
+            match self.call(script, keys.to_vec(), args.to_vec(), patience).await {
                 Ok(answer) => return Ok((answer, repeated)),
                 Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
                     repeated |= matches!(error, BackendError::Unanswered { .. });
@@ -116,10 +116,6 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) const fn reply_timeout(&self) -> Duration {
-        self.reply_timeout
-    }
-
     /// Runs a script once, until it is answered or fred's timeout is over.
     pub(super) async fn run(
         &self,

@@ -57,13 +57,14 @@ enum Next {
 impl<'a> Waiting<'a> {
     pub(super) fn new(transport: &'a Transport, wake: &'a Wake, request: &'a AcquireRequest) -> Self {
         let now = Instant::now();
+        let since = request.since.unwrap_or(now);
         Self {
             transport,
             wake,
             request,
             grant: wake.expect_grant(request.lease, request.revocation.clone()),
             lapses: 0,
-            counted_from: now,
+            counted_from: since,
             heard: Heard::Nothing { since: now },
         }
     }
@@ -88,7 +89,8 @@ impl<'a> Waiting<'a> {
         tokio::select! {
             biased;
             pushed = &mut self.grant => Ok(self.pushed(pushed)),
-            answer = self.transport.acquire(self.request) => self.answered(answer, sent),
+            // Boxed: the future is large, and not needed while the request only waits.
+            answer = Box::pin(self.transport.acquire(self.request)) => self.answered(answer, sent),
             () = sleep_until_some(give_up) => self.out_of_patience(),
         }
     }

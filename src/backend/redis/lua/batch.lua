@@ -1,26 +1,38 @@
--- Carries out many operations in one call, in the order given.
+-- Carries out many operations in one call, in the order given. Stands after lock/alone.lua and a table OPERATIONS of
+-- functions, one for each kind of operation, by the byte that names it.
 --
 -- KEYS  those of the operations, one after another
--- ARGV  for each operation three characters, its letter, how many keys and how many arguments it has, then its arguments
+-- ARGV  for each operation three characters, its name, how many keys and how many arguments it has; then its arguments
 --
 -- Returns  the operations' answers in the same order; {'!', text} for one that failed
 --
 -- An operation that fails, because something else stands under its key, say, harms no other one.
 
-local answers = {}
+local ACQUIRE, RELEASE = string.byte('a'), string.byte('r')
+
+local answers, now = {}, clock()
 local key, arg, last_arg = 1, 1, #ARGV
 while arg <= last_arg do
-  local letter, keys, args = string.byte(ARGV[arg], 1, 3)
+  local operation, keys, args = string.byte(ARGV[arg], 1, 3)
   keys, args = keys - 48, args - 48
-  local ok, answer = pcall(
-    OPERATIONS[string.char(letter)],
-    { unpack(KEYS, key, key + keys - 1) },
-    { unpack(ARGV, arg + 1, arg + args) }
-  )
-  if not ok then
-    answer = { '!', type(answer) == 'table' and answer.err or tostring(answer) }
+  local answer
+  if operation == ACQUIRE then
+    answer = acquire_alone(KEYS[key], KEYS[key + 1], KEYS[key + 3], ARGV[arg + 1], ARGV[arg + 2], now)
+  elseif operation == RELEASE then
+    answer = release_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1])
   end
-  table.insert(answers, answer)
+  if not answer then
+    local done
+    done, answer = pcall(
+      OPERATIONS[operation],
+      { unpack(KEYS, key, key + keys - 1) },
+      { unpack(ARGV, arg + 1, arg + args) }
+    )
+    if not done then
+      answer = { '!', type(answer) == 'table' and answer.err or tostring(answer) }
+    end
+  end
+  answers[#answers + 1] = answer
   key, arg = key + keys, arg + args + 1
 end
 return answers

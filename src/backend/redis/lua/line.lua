@@ -16,6 +16,8 @@
 
 local QUEUE, WAITERS, FENCE = KEYS[2], KEYS[3], KEYS[4]
 local FENCE_MS = '86400000'
+-- So often can a lease change hands within a client, each time under the next token.
+local TOKENS_PER_GRANT = 16
 
 -- What the line is for, filled in by whoever serves it: how many permits are free and how many there can be at most;
 -- whether small requests may pass large ones; how the last token is found; how a waiter becomes a holder.
@@ -33,11 +35,11 @@ local function now_us()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- One above the last token, or the time, whichever is greater: grows while the store remembers, whatever the
+-- Above all tokens of the last grant, or the time, whichever is greater: grows while the store remembers, whatever the
 -- clock does, and grows when the store has forgotten, because time has passed. What is no token is not counted.
 local function next_token(now)
   local last = last_token()
-  return (last >= now and last < 2 ^ 53) and last + 1 or now
+  return last < 2 ^ 53 and math.max(last + TOKENS_PER_GRANT, now) or now
 end
 
 -- The channel of the client that made lease `id`, or nil: a lease id is <client>.<sequence>.

@@ -1,8 +1,6 @@
--- The short way of release.lua, which begins with it: the holder releases and nobody waits. Same KEYS, ARGV and
--- answers.
+-- The short way of release.lua; same KEYS, ARGV and answers.
 
-if redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('EXISTS', KEYS[2]) == 0 then
-  redis.call('DEL', KEYS[1])
+if release_alone(KEYS[1], KEYS[2], ARGV[1]) then
   return 1
 end
 

@@ -1,0 +1,142 @@
+//! What this crate itself costs, without a network: every operation on the memory store, on one thread.
+//!
+//! `cargo bench --bench micro` measures with criterion. Each figure is the time of one iteration, on a current-thread
+//! runtime, with a client that has nothing else to do:
+//!
+//! * `uncontended/*`: acquiring what nobody else wants, and releasing it. After `lock + drop` the release still goes on in
+//!   the background, and the next `lock` waits for it, so that the figure holds both.
+//! * `held/*`: what can be asked of a guard, and `protect` around work that is ready at once, or that yields once; beside
+//!   the latter, the same work without `protect`.
+//! * `handover/*`: two tasks that take turns, or a number of waiters behind a held lock: from the first release until
+//!   everybody has had the lock, waiters queued beforehand and not measured. The throughput is hand-overs per second.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, Throughput};
+use leasehold::{Client, DistMutex, Error, Guard};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::{JoinSet, yield_now};
+
+const WAITERS: usize = 100;
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    uncontended(&mut criterion);
+    while_held(&mut criterion);
+    hand_over(&mut criterion);
+    criterion.final_summary();
+}
+
+fn uncontended(criterion: &mut Criterion) {
+    let runtime = runtime();
+    let client = Client::memory();
+    let mutex = client.mutex("mutex").expect("a valid name");
+    let reentrant = client.reentrant_lock("reentrant").expect("a valid name");
+    let fair = client.fair_semaphore("fair", 2).expect("a valid name");
+    let counting = client.counting_semaphore("counting", 2).expect("a valid name");
+    let mut group = criterion.benchmark_group("uncontended");
+    group.bench_function("lock + release", |bencher| {
+        bencher.to_async(&runtime).iter(|| released(mutex.lock()));
+    });
+    group.bench_function("try_lock + release", |bencher| {
+        bencher.to_async(&runtime).iter(|| released(free(mutex.try_lock())));
+    });
+    group.bench_function("lock + drop", |bencher| {
+        bencher.to_async(&runtime).iter(|| async { drop(held(mutex.lock()).await) });
+    });
+    group.bench_function("reentrant, lock + release", |bencher| {
+        bencher.to_async(&runtime).iter(|| released(reentrant.lock()));
+    });
+    group.bench_function("fair semaphore, acquire + release", |bencher| {
+        bencher.to_async(&runtime).iter(|| released(fair.acquire()));
+    });
+    group.bench_function("counting semaphore, acquire + release", |bencher| {
+        bencher.to_async(&runtime).iter(|| released(counting.acquire()));
+    });
+    group.finish();
+}
+
+fn while_held(criterion: &mut Criterion) {
+    let runtime = runtime();
+    let client = Client::memory();
+    let lock = client.reentrant_lock("reentrant").expect("a valid name");
+    let guard = runtime.block_on(held(lock.lock()));
+    let mut group = criterion.benchmark_group("held");
+    group.bench_function("reentry, lock + release", |bencher| {
+        bencher.to_async(&runtime).iter(|| released(lock.lock()));
+    });
+    group.bench_function("is_held", |bencher| bencher.iter(|| black_box(&guard).is_held()));
+    group.bench_function("token", |bencher| bencher.iter(|| black_box(&guard).token()));
+    group.bench_function("protect ready work", |bencher| {
+        bencher.to_async(&runtime).iter(|| guard.protect(async { black_box(42) }));
+    });
+    group.bench_function("protect work that yields", |bencher| {
+        bencher.to_async(&runtime).iter(|| guard.protect(yield_now()));
+    });
+    group.bench_function("work that yields", |bencher| bencher.to_async(&runtime).iter(yield_now));
+    group.finish();
+}
+
+fn hand_over(criterion: &mut Criterion) {
+    let runtime = runtime();
+    let mutex = Client::memory().mutex("mutex").expect("a valid name");
+    let mut group = criterion.benchmark_group("handover");
+    group.throughput(Throughput::Elements(2));
+    group.bench_function("two tasks in turns", |bencher| {
+        bencher.to_async(&runtime).iter_custom(|turns| let_through(&mutex, 2, turns));
+    });
+    group.throughput(Throughput::Elements(WAITERS as u64));
+    group.bench_function("100 waiters", |bencher| {
+        bencher.to_async(&runtime).iter_custom(async |rounds| {
+            let mut took = Duration::ZERO;
+            for _ in 0..rounds {
+                took += let_through(&mutex, WAITERS, 1).await;
+            }
+            took
+        });
+    });
+    group.finish();
+}
+
+/// How long it takes until each of so many tasks has had the lock so many times, all of them waiting at the start.
+async fn let_through(mutex: &DistMutex, tasks: usize, turns: u64) -> Duration {
+    let holder = held(mutex.lock()).await;
+    let mut waiting = JoinSet::new();
+    for _ in 0..tasks {
+        let mutex = mutex.clone();
+        waiting.spawn(async move {
+            for _ in 0..turns {
+                released(mutex.lock()).await;
+            }
+        });
+    }
+    while mutex.inspect().await.expect(STORE).waiters.len() < tasks {
+        yield_now().await;
+    }
+    let started = Instant::now();
+    holder.release().await.expect(STORE);
+    waiting.join_all().await;
+    started.elapsed()
+}
+
+const STORE: &str = "the memory store does not fail";
+
+async fn held(acquire: impl Future<Output = Result<Guard, Error>>) -> Guard {
+    acquire.await.expect(STORE)
+}
+
+async fn released(acquire: impl Future<Output = Result<Guard, Error>>) {
+    held(acquire).await.release().await.expect(STORE);
+}
+
+async fn free(attempt: impl Future<Output = Result<Option<Guard>, Error>>) -> Result<Guard, Error> {
+    Ok(attempt.await?.expect("nobody else wants it"))
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime needs nothing that could be missing")
+}

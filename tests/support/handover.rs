@@ -1,0 +1,55 @@
+//! Whether the tasks of a client pass a mutex on to each other, without a word to the store.
+//!
+//! What the tests promise holds with it and without it. It is on, as it is by default, unless the environment says
+//! `LEASEHOLD_TEST_LOCAL_HANDOVER=off`; `scripts/test.sh` runs the tests of mutexes both ways. Workers inherit it.
+
+use std::env;
+use std::pin::pin;
+use std::task::Poll;
+
+use futures::poll;
+use leasehold::MutexOptions;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+const SWITCH: &str = "LEASEHOLD_TEST_LOCAL_HANDOVER";
+
+/// Whether this run tests with hand-over inside a client.
+pub(crate) fn local_handover() -> bool {
+    match env::var(SWITCH).as_deref() {
+        Err(_) | Ok("on") => true,
+        Ok("off") => false,
+        Ok(other) => panic!("{SWITCH} is `on` or `off`, not `{other}`"),
+    }
+}
+
+/// The default options, in the way of this run.
+pub(crate) fn options() -> MutexOptions {
+    MutexOptions::new().local_handover(local_handover())
+}
+
+/// The same for tests of the store's own line, in whichever run: every waiter has a place of its own there, and every
+/// hand-over is the store's.
+pub(crate) fn one_place_each() -> MutexOptions {
+    MutexOptions::new().local_handover(false)
+}
+
+/// Runs `future` in a task of its own, and returns when it has been polled once: a `lock` that has to wait for others of
+/// its client is behind them by then.
+pub(crate) async fn begun<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    let (begun, beginning) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        let mut future = pin!(future);
+        let first = poll!(future.as_mut());
+        let _ = begun.send(());
+        match first {
+            Poll::Ready(output) => output,
+            Poll::Pending => future.await,
+        }
+    });
+    beginning.await.expect("the first poll does not panic");
+    task
+}
