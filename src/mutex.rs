@@ -23,6 +23,11 @@ use crate::primitive::Primitive;
 /// passed over and keeps its place; one that is dead is forgotten within a lease. `try_lock` does not overtake
 /// waiters.
 ///
+/// Of the tasks of one client that wait, only the first stands in the store's line. It passes the lock on to those behind it, in
+/// order, for up to 16 holds or 50 ms in a row; then clients that wait have their turn. Where all tasks of all processes must
+/// be served strictly in order, switch that off:
+/// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
+///
 /// # On Redis
 ///
 /// The lock key is the canonical recipe: a string set if absent with an expiry, deleted by compare-and-delete.

@@ -176,8 +176,8 @@ async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], 
         released.expect("held to the end");
     }
     let calls = raw.info_commandstats();
-    // One release each, and that of the guard that began it.
-    assert_eq!(scripts_called(&calls), waiters as u64 + 1, "{calls:?}");
+    // At most one release each, and that of the guard that began it; some may share a call.
+    assert!(scripts_called(&calls) <= waiters as u64 + 1, "{calls:?}");
     all_commands(&calls) as f64 / waiters as f64
 }
 

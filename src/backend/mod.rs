@@ -70,7 +70,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Asks for `request.resource`, and waits for it as `request.wait` says.
     ///
-    /// The future may be dropped at any point; the caller then owes a [`release`](Backend::release).
+    /// The future may be dropped at any point; the caller then owes a [`release`](Backend::release), and so it does if the
+    /// request failed or has waited in vain. Until then the request keeps its place in line, for whoever asks again under its
+    /// lease id.
     fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>>;
 
     /// Extends a held lease by a full term, counted by the store from now.
@@ -459,7 +461,8 @@ impl Inspection {
 pub struct Holder {
     /// The lease id, or whatever value another library's holder has put there.
     pub id: String,
-    /// The fencing token; `None` if the holder is not one of ours.
+    /// The fencing token of the grant; `None` if the holder is not one of ours. A holder to which the lease was passed on within its
+    /// client has one that is greater by up to 15.
     pub token: Option<FencingToken>,
     /// When the hold ends unless it is renewed; `None` if it has no expiry.
     pub remaining: Option<Duration>,

@@ -244,6 +244,12 @@ impl<L> Drop for Lead<L> {
 }
 
 impl<L> Turn<L> {
+    /// Whether the lease cannot be passed on any more. Then the turn can be given up, so that the next task is in the store's
+    /// line before the lease goes back.
+    pub(super) const fn is_spent(&self) -> bool {
+        self.passes_left == 0
+    }
+
     /// The task to which the lease is passed on, if it is.
     pub(super) fn heir(&mut self, now: Instant) -> Option<Heir<L>> {
         if self.passes_left == 0 || now >= self.ends {

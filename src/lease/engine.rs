@@ -173,11 +173,15 @@ fn pass_on(lease: &Lease, mut tenure: Tenure) -> Option<Obligation> {
     let now = Instant::now();
     while let Some(turn) = tenure.turn.as_mut().filter(|_| lease.is_fresh(now)) {
         let Some(heir) = turn.heir(now) else { break };
+        let spent = tenure.turn.take_if(|turn| turn.is_spent());
         let passed = Arc::new(lease.succeed(tenure, now));
         let Err(Handed::Lease(back)) = heir.send(Handed::Lease(passed)) else {
             tracing::debug!(name = %lease.name(), token = lease.token().get(), "passed on within the client");
+            // Whoever comes next stands in the store's line before the lease goes back there.
+            drop(spent);
             return None;
         };
+        drop(spent);
         // It was given up at this moment.
         match back.leave(1, now) {
             Leaving::Last(taken_back) => tenure = taken_back,

@@ -221,12 +221,14 @@ pub(crate) async fn another_client_waits_for_fifty_milliseconds_of_long_holds_at
 
 pub(crate) async fn clients_take_turns_in_order(clients: &[Client]) {
     const EACH: usize = 40;
+    // So long that the next one of a client is in the store's line before the last hold of its turn ends.
+    const HOLD: Duration = Duration::from_millis(1);
     let mutexes: Vec<_> = clients.iter().map(|client| local(client, LONG)).collect();
     let guard = mutexes[0].lock().await.expect("free");
     let mut served = Served::new();
     for (who, mutex) in mutexes.iter().enumerate() {
         for _ in 0..EACH {
-            served.visitor(mutex, who, Duration::ZERO).await;
+            served.visitor(mutex, who, HOLD).await;
         }
         in_line(mutex, who).await;
     }

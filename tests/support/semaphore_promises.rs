@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::semaphores::*;
 use crate::stage::polled;
-use crate::support::{eventually, within};
+use crate::support::{eventually, one_place_each, within};
 
 // Never too many
 
@@ -1020,8 +1020,9 @@ async fn names_and_options_out_of_bounds_are_refused<S: Semaphore>(site: Site) {
 
 // One key, two kinds
 
+/// Every waiter has a place in the store.
 fn lock_options<S: Semaphore>() -> MutexOptions {
-    MutexOptions::new().prefix(S::PREFIX)
+    one_place_each().prefix(S::PREFIX)
 }
 
 /// Something that is no lock, or no semaphore, stands under the key: a refusal by the store that says so.

@@ -92,8 +92,9 @@ impl MemoryBackend {
                     let mut store = self.store.lock();
                     store.settle(&request.resource);
                     let expired = request.wait.deadline().is_some_and(|end| end <= Instant::now());
-                    if expired && store.withdraw(&request.resource, request.lease) {
-                        return Ok(Acquired::Busy);
+                    if expired {
+                        // It keeps its place until it is released, or somebody asks again under its lease id.
+                        return Ok(grants.try_recv().map_or(Acquired::Busy, Acquired::Granted));
                     }
                 }
             }

@@ -177,13 +177,6 @@ impl Store {
         })
     }
 
-    /// Takes `lease` out of the line. `false` if it does not stand there.
-    pub(super) fn withdraw(&mut self, resource: &Resource, lease: LeaseId) -> bool {
-        let withdrawn = self.slots.get_mut(&resource.key).is_some_and(|slot| slot.withdraw(lease));
-        self.settle(resource);
-        withdrawn
-    }
-
     /// When a waiting request should look again if nothing is pushed to it: when a hold ends, or its own patience does,
     /// or in a third of its lease, since a hold that it does not know of yet may end sooner.
     pub(super) fn next_change(&self, request: &AcquireRequest) -> Instant {

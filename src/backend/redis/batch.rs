@@ -25,8 +25,11 @@ use super::script::{BATCH, Script};
 use super::transport::Wire;
 use crate::sync::Mutex;
 
-/// Calls under way at once: while the server works on one, the next is on its way.
-const MAX_CALLS: usize = 2;
+/// Calls under way at once: while the server works on one, others are on their way there and back.
+/// So many are made however little is queued; more only for [`WORTH_A_CALL`] operations.
+const EAGER_CALLS: usize = 2;
+const MAX_CALLS: usize = 4;
+const WORTH_A_CALL: usize = 32;
 /// Operations in one call: the server does nothing else meanwhile, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
 
@@ -48,6 +51,16 @@ struct State {
     direct: usize,
     /// Tasks that work the queue off. There is one whenever something is queued.
     drains: usize,
+}
+
+impl State {
+    fn calls(&self) -> usize {
+        self.direct + self.drains
+    }
+
+    fn is_worth_another_call(&self) -> bool {
+        self.calls() < EAGER_CALLS || (self.calls() < MAX_CALLS && self.queue.len() >= WORTH_A_CALL)
+    }
 }
 
 /// A script call that waits for its turn.
@@ -78,21 +91,24 @@ impl Batches {
         keys: Vec<Key>,
         args: Vec<Value>,
     ) -> Result<Value, FredError> {
-        let Some(letter) = script.letter() else {
-            return self.wire.run(script, keys, args).await;
+        let _direct = match script.letter() {
+            None => None,
+            Some(letter) => match self.go_direct() {
+                // Not in vain: the call with which it goes has a timeout, and if that is over, so is the wait in the queue.
+                None => {
+                    return self.enqueue(script, letter, keys, args).await.unwrap_or_else(|_| Err(gone()));
+                }
+                direct => direct,
+            },
         };
-        if let Some(_direct) = self.go_direct() {
-            return self.wire.run(script, keys, args).await;
-        }
-        // Not waited for in vain: the call with which it goes has a timeout, and if that is over, so is the wait in the queue.
-        self.enqueue(script, letter, keys, args).await.unwrap_or_else(|_| Err(gone()))
+        self.wire.run(script, keys, args).await
     }
 
     /// Allows to send at once, if little is under way and nothing could be overtaken.
     fn go_direct(&self) -> Option<Direct<'_>> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
-        if state.direct + state.drains >= MAX_CALLS || !state.queue.is_empty() {
+        if state.calls() >= EAGER_CALLS || !state.queue.is_empty() {
             return None;
         }
         state.direct += 1;
@@ -109,7 +125,7 @@ impl Batches {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state.lock();
         state.queue.push_back(Operation { script, letter, keys, args, answer });
-        let start = state.drains == 0 || state.direct + state.drains < MAX_CALLS;
+        let start = state.drains == 0 || state.is_worth_another_call();
         if start {
             state.drains += 1;
         }
@@ -142,7 +158,9 @@ impl Batches {
     fn next(&self) -> Option<Vec<Operation>> {
         let mut state = self.state.lock();
         let mut operations = Vec::new();
-        while operations.len() < MAX_OPERATIONS {
+        // One that is not needed any more leaves what there is to the others.
+        let needed = state.drains == 1 || state.calls() <= EAGER_CALLS || state.queue.len() >= WORTH_A_CALL;
+        while needed && operations.len() < MAX_OPERATIONS {
             match state.queue.pop_front() {
                 Some(operation) if operation.answer.is_closed() => {}
                 Some(operation) => operations.push(operation),

@@ -1,13 +1,15 @@
 //! The scripts for mutexes and reentrant locks as calls.
 
-use fred::types::Value;
+use fred::types::{Key, Value};
 use tokio::time::Instant;
 
 use super::keys::Keys;
 use super::reply::{
     Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
 };
-use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
+use super::script::{
+    ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED, Script,
+};
 use super::transport::Transport;
 use crate::backend::{
     AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, LeaseId, Released, RenewRequest, Renewal,
@@ -17,39 +19,36 @@ use crate::error::LossReason;
 
 /// Asks for a lock, once.
 pub(super) async fn acquire(transport: &Transport, request: &AcquireRequest) -> Result<Answer, BackendError> {
-    let keys = Keys::of(&request.resource.key);
-    let id = Value::from(request.lease.to_text());
-    let waits = Value::from(i64::from(request.wait != Wait::No));
-    let repair = Value::from(request.repair.map_or(0, millis));
-    let mut args = vec![id, Value::from(millis(request.term)), waits, repair];
-    let (script, keys) = match request.claim.owner() {
-        Some(owner) => {
-            args.push(Value::from(&**owner));
-            (&*ACQUIRE_OWNED, keys.all().to_vec())
-        }
-        None => {
-            // Every argument costs a microsecond on its way: the frequent case goes without the last two.
-            if request.wait != Wait::No && request.repair.is_none() {
-                args.truncate(2);
-            }
-            (&*ACQUIRE, keys.without_holds().to_vec())
-        }
-    };
+    let (script, keys, args) = to_acquire(request);
     let answer = transport.call(script, keys, args, transport.patience(request.term)).await?;
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
+// Apart from the future that waits for the answer, which would carry all of this with it.
+fn to_acquire(request: &AcquireRequest) -> (&'static Script, Vec<Key>, Vec<Value>) {
+    let keys = Keys::of(&request.resource.key);
+    let mut args = Vec::with_capacity(5);
+    args.extend([Value::from(request.lease.to_text()), Value::from(millis(request.term))]);
+    let owner = request.claim.owner();
+    // Every argument costs a microsecond on its way: the frequent case goes without the last two.
+    if request.wait == Wait::No || request.repair.is_some() || owner.is_some() {
+        args.push(Value::from(i64::from(request.wait != Wait::No)));
+        args.push(Value::from(request.repair.map_or(0, millis)));
+    }
+    match owner {
+        Some(owner) => {
+            args.push(Value::from(&**owner));
+            (&ACQUIRE_OWNED, keys.all().to_vec(), args)
+        }
+        None => (&ACQUIRE, keys.without_holds().to_vec(), args),
+    }
+}
+
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
-    let keys = Keys::of(&request.resource.key);
-    let args = vec![Value::from(request.lease.to_text()), Value::from(millis(request.term))];
-    let patience = transport.patience(request.term);
+    let (script, keys, args) = to_renew(request);
     let sent = Instant::now();
-    let (script, keys) = match request.resource.kind {
-        Kind::Reentrant => (&*RENEW_OWNED, keys.all().to_vec()),
-        _ => (&*RENEW, keys.lock_and_fence().to_vec()),
-    };
-    match transport.call(script, keys, args, patience).await {
+    match transport.call(script, keys, args, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
@@ -61,23 +60,28 @@ pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Resu
     }
 }
 
+fn to_renew(request: &RenewRequest) -> (&'static Script, Vec<Key>, Vec<Value>) {
+    let keys = Keys::of(&request.resource.key);
+    let args = vec![Value::from(request.lease.to_text()), Value::from(millis(request.term))];
+    match request.resource.kind {
+        Kind::Reentrant => (&RENEW_OWNED, keys.all().to_vec(), args),
+        _ => (&RENEW, keys.lock_and_fence().to_vec(), args),
+    }
+}
+
 /// Releases, until the server answers or two timeouts have passed. A lock has no parts: what keeps one keeps all.
 pub(super) async fn release(
     transport: &Transport,
     resource: &Resource,
     whose: Whose,
 ) -> Result<Released, BackendError> {
-    let keys = Keys::of(&resource.key);
     let lease = match whose {
-        Whose::Anyone => return force(transport, &keys).await,
+        Whose::Anyone => return force(transport, resource).await,
         Whose::AllBut(_, kept) if kept > 0 => return Ok(Released::Held),
-        Whose::AllBut(lease, _) | Whose::Lease(lease) => Value::from(lease.to_text()),
+        Whose::AllBut(lease, _) | Whose::Lease(lease) => lease,
     };
-    let (script, keys) = match resource.kind {
-        Kind::Reentrant => (&*RELEASE_OWNED, keys.all()),
-        _ => (&*RELEASE, keys.without_holds()),
-    };
-    let (answer, repeated) = transport.insist(script, keys, &[lease], BackendError::is_transient).await?;
+    let (script, keys, args) = to_release(resource, lease);
+    let (answer, repeated) = transport.insist(script, keys, args, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
@@ -89,10 +93,20 @@ pub(super) async fn release(
     }
 }
 
+fn to_release(resource: &Resource, lease: LeaseId) -> (&'static Script, Vec<Key>, Vec<Value>) {
+    let keys = Keys::of(&resource.key);
+    let args = vec![Value::from(lease.to_text())];
+    match resource.kind {
+        Kind::Reentrant => (&RELEASE_OWNED, keys.all().to_vec(), args),
+        _ => (&RELEASE, keys.without_holds().to_vec(), args),
+    }
+}
+
 /// Releases whoever holds the lock. Not sent again once it may have been carried out.
-async fn force(transport: &Transport, keys: &Keys) -> Result<Released, BackendError> {
+async fn force(transport: &Transport, resource: &Resource) -> Result<Released, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
-    let (answer, _) = transport.insist(&FORCE, keys.all(), &[], not_sent).await?;
+    let keys = Keys::of(&resource.key).all().to_vec();
+    let (answer, _) = transport.insist(&FORCE, keys, Vec::new(), not_sent).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(0) => Ok(Released::Absent),
@@ -106,9 +120,9 @@ pub(super) async fn inspect(
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let keys = Keys::of(&resource.key);
+    let keys = Keys::of(&resource.key).all().to_vec();
     let again = BackendError::is_transient;
-    let (answer, _) = transport.insist(&INSPECT, keys.all(), &[wanted(detail)], again).await?;
+    let (answer, _) = transport.insist(&INSPECT, keys, vec![wanted(detail)], again).await?;
     read_inspection(&answer.into_array(), detail).ok_or_else(|| unreadable(&INSPECT))
 }
 

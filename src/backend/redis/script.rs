@@ -50,8 +50,9 @@ macro_rules! scripts {
         pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
             Script::new(
                 concat!(
-                    "local OPERATIONS = {}\n",
-                    $("OPERATIONS[string.byte('", $letter, "')] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
+                    "local function long_ways()\nlocal way = {}\n",
+                    $("way[string.byte('", $letter, "')] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
+                    "return way\nend\n",
                     parts!("lock/alone.lua", "batch.lua")
                 ),
                 None,

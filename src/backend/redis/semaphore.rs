@@ -77,10 +77,10 @@ pub(super) async fn release(
         Whose::AllBut(lease, kept) => (lease, kept),
         Whose::Anyone => return Err(BackendError::many_holders()),
     };
-    let args = [kind(resource.kind), Value::from(lease.to_text()), Value::from(kept)];
+    let args = vec![kind(resource.kind), Value::from(lease.to_text()), Value::from(kept)];
     let keys = Keys::of(&resource.key);
     let again = BackendError::is_transient;
-    let (answer, repeated) = transport.insist(&RELEASE_PERMITS, keys.all(), &args, again).await?;
+    let (answer, repeated) = transport.insist(&RELEASE_PERMITS, keys.all().to_vec(), args, again).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
@@ -100,8 +100,8 @@ pub(super) async fn resize(
     limit: &Limit,
 ) -> Result<(), BackendError> {
     let keys = Keys::of(&resource.key);
-    let args = [kind(resource.kind), Value::from(permits), Value::from(millis(term))];
-    let (reign, _) = transport.insist(&RESIZE, keys.all(), &args, BackendError::is_transient).await?;
+    let args = vec![kind(resource.kind), Value::from(permits), Value::from(millis(term))];
+    let (reign, _) = transport.insist(&RESIZE, keys.all().to_vec(), args, BackendError::is_transient).await?;
     limit.follow(permits, reign.as_u64().ok_or_else(|| unreadable(&RESIZE))?);
     Ok(())
 }
@@ -114,7 +114,8 @@ pub(super) async fn inspect(
 ) -> Result<Inspection, BackendError> {
     let keys = Keys::of(&resource.key);
     let again = BackendError::is_transient;
-    let (answer, _) = transport.insist(&INSPECT_PERMITS, keys.all(), &[wanted(detail)], again).await?;
+    let (answer, _) =
+        transport.insist(&INSPECT_PERMITS, keys.all().to_vec(), vec![wanted(detail)], again).await?;
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 

@@ -17,6 +17,8 @@ use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::interfaces::{ClientLike, LuaInterface};
 use fred::types::{Key, Value};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batches;
@@ -62,17 +64,15 @@ impl Transport {
         args: Vec<Value>,
         patience: Duration,
     ) -> Result<Value, BackendError> {
-        let run = self.batches.run(script, keys, args);
-        let answer = if patience >= self.wire.reply_timeout {
+        if patience >= self.wire.reply_timeout {
             // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
-            run.await
-        } else {
-            let sent = Instant::now();
-            let late = |_| FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
-            let answer = timeout(patience, run).await.unwrap_or_else(|elapsed| Err(late(elapsed)));
-            self.wire.note(&answer, sent);
-            answer
-        };
+            return self.batches.run(script, keys, args).await.map_err(sort);
+        }
+        let sent = Instant::now();
+        let late = || FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
+        let answer = timeout(patience, Box::pin(self.batches.run(script, keys, args))).await;
+        let answer = answer.unwrap_or_else(|_| Err(late()));
+        self.wire.note(&answer, sent);
         answer.map_err(sort)
     }
 
@@ -86,15 +86,15 @@ impl Transport {
     pub(super) async fn insist(
         &self,
         script: &'static Script,
-        keys: &[Key],
-        args: &[Value],
+        keys: Vec<Key>,
+        args: Vec<Value>,
         again: fn(&BackendError) -> bool,
     ) -> Result<(Value, bool), BackendError> {
         let patience = self.wire.reply_timeout;
         let give_up = Instant::now() + patience * 2;
         let mut repeated = false;
         loop {
-            match self.call(script, keys.to_vec(), args.to_vec(), patience).await {
+            match self.call(script, keys.clone(), args.clone(), patience).await {
                 Ok(answer) => return Ok((answer, repeated)),
                 Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
                     repeated |= matches!(error, BackendError::Unanswered { .. });
@@ -116,30 +116,26 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Runs a script once, until it is answered or fred's timeout is over.
-    pub(super) async fn run(
-        &self,
-        script: &Script,
+    /// Runs a script once, until it is answered or fred's timeout is over. By EVALSHA, and by EVAL if the server does not know
+    /// the script: after a restart or SCRIPT FLUSH.
+    ///
+    /// fred's futures have 5 KB; boxed, they are not copied through every future around this one.
+    pub(super) fn run<'a>(
+        &'a self,
+        script: &'static Script,
         keys: Vec<Key>,
         args: Vec<Value>,
-    ) -> Result<Value, FredError> {
-        let sent = Instant::now();
-        let answer = self.evaluate(script, keys, args).await;
-        self.note(&answer, sent);
-        answer
-    }
-
-    /// EVALSHA, and EVAL if the server does not know the script: after a restart or SCRIPT FLUSH.
-    ///
-    /// fred's futures have 5 KB; boxed here, they are not copied through every future around this one.
-    async fn evaluate(&self, script: &Script, keys: Vec<Key>, args: Vec<Value>) -> Result<Value, FredError> {
-        let cached = Box::pin(self.client.evalsha(script.hash().clone(), keys.clone(), args.clone()));
-        match cached.await {
-            Err(error) if error.details().starts_with("NOSCRIPT") => {
-                Box::pin(self.client.eval(script.source().clone(), keys, args)).await
+    ) -> BoxFuture<'a, Result<Value, FredError>> {
+        async move {
+            let sent = Instant::now();
+            let mut answer = self.client.evalsha(script.hash().clone(), keys.clone(), args.clone()).await;
+            if matches!(&answer, Err(error) if error.details().starts_with("NOSCRIPT")) {
+                answer = Box::pin(self.client.eval(script.source().clone(), keys, args)).await;
             }
-            answer => answer,
+            self.note(&answer, sent);
+            answer
         }
+        .boxed()
     }
 
     /// Remembers since when nothing has been answered; if that is too long ago, the connection is made anew. How

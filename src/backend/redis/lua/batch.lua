@@ -1,5 +1,5 @@
--- Carries out many operations in one call, in the order given. Stands after lock/alone.lua and a table OPERATIONS of
--- functions, one for each kind of operation, by the byte that names it.
+-- Carries out many operations in one call, in the order given. Stands after lock/alone.lua and long_ways(), which makes a
+-- table of functions, one for each kind of operation, by the byte that names it. They are made only if one is needed.
 --
 -- KEYS  those of the operations, one after another
 -- ARGV  for each operation three characters, its name, how many keys and how many arguments it has; then its arguments
@@ -10,7 +10,7 @@
 
 local ACQUIRE, RELEASE = string.byte('a'), string.byte('r')
 
-local answers, now = {}, clock()
+local answers, now, way = {}, clock(), nil
 local key, arg, last_arg = 1, 1, #ARGV
 while arg <= last_arg do
   local operation, keys, args = string.byte(ARGV[arg], 1, 3)
@@ -23,8 +23,9 @@ while arg <= last_arg do
   end
   if not answer then
     local done
+    way = way or long_ways()
     done, answer = pcall(
-      OPERATIONS[operation],
+      way[operation],
       { unpack(KEYS, key, key + keys - 1) },
       { unpack(ARGV, arg + 1, arg + args) }
     )
