@@ -1,5 +1,6 @@
 //! What can be chosen per primitive. Everything is checked when the primitive is built.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use crate::backend::Kind;
@@ -266,7 +267,7 @@ fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Res
 }
 
 /// The durations a lease is held under, as validated by the options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Terms {
     pub(crate) lease: Duration,
     pub(crate) renewal_period: Duration,
@@ -274,12 +275,21 @@ pub(crate) struct Terms {
 }
 
 /// Options after validation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Settings {
     pub(crate) terms: Terms,
     pub(crate) poll_interval: Option<Duration>,
     pub(crate) repair: Option<Duration>,
     pub(crate) local_handover: bool,
+}
+
+impl Settings {
+    /// Tells these settings from others.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
 }
 
 #[cfg(test)]

@@ -48,8 +48,9 @@ struct State<L> {
 }
 
 struct Cohort<L> {
-    /// Only who wants the lock on the same terms can take over its lease.
-    settings: Settings,
+    /// Only who wants the lock on the same terms can take over its lease. Their hash will do, and is small: there is a cohort
+    /// for every lock that is held.
+    settings: u64,
     pulse: Arc<Pulse>,
     /// Those who sit behind the leader, in order of arrival.
     seats: BTreeMap<u64, Heir<L>>,
@@ -131,10 +132,11 @@ impl<L> Cohorts<L> {
 
     /// Sits down behind the leader, if there is one on the same terms.
     fn join(self: &Arc<Self>, key: &Arc<str>, settings: Settings) -> Result<Seat<L>, Lead<L>> {
+        let settings = settings.fingerprint();
         let mut state = self.state.lock();
         let State { by_key, arrived } = &mut *state;
         let Some(cohort) = by_key.get_mut(key) else {
-            let pulse = Arc::new(Pulse::new());
+            let pulse = Arc::<Pulse>::default();
             let cohort = Cohort { settings, pulse: Arc::clone(&pulse), seats: BTreeMap::new() };
             by_key.insert(Arc::clone(key), cohort);
             let (cohorts, key) = (Arc::clone(self), Arc::clone(key));
@@ -156,7 +158,7 @@ impl<L> Cohorts<L> {
 impl<L> Seat<L> {
     async fn wait(mut self, term: Duration, deadline: Option<Instant>) -> Next<L> {
         loop {
-            let look = Instant::now() + term;
+            let (before, look) = (self.pulse.read(), Instant::now() + term);
             let until = deadline.map_or(look, |deadline| deadline.min(look));
             match timeout_at(until, &mut self.handed).await {
                 Ok(Ok(Handed::Lease(lease))) => return Next::Hold(lease),
@@ -164,7 +166,7 @@ impl<L> Seat<L> {
                 // The store has failed the leader. Everybody asks, and gets an answer of his own.
                 Ok(Err(_)) => return Next::Ask(Lead::alone()),
                 Err(_) if deadline == Some(until) => return Next::Late,
-                Err(_) if self.pulse.silence() >= term => return Next::Ask(Lead::alone()),
+                Err(_) if self.pulse.stood_still(before) => return Next::Ask(Lead::alone()),
                 Err(_) => {}
             }
         }
@@ -317,38 +319,26 @@ impl<L> fmt::Debug for Turn<L> {
     }
 }
 
-/// When a leader was last polled.
-#[derive(Debug)]
-struct Pulse {
-    start: Instant,
-    /// Milliseconds after `start`, or [`HOLDS`].
-    beat: AtomicU64,
-}
-
-const HOLDS: u64 = u64::MAX;
+/// How often a leader was polled, and whether it has become a holder, who need not be: the lowest bit. Only the owner of the
+/// turn changes it.
+#[derive(Debug, Default)]
+struct Pulse(AtomicU64);
 
 impl Pulse {
-    fn new() -> Self {
-        Self { start: Instant::now(), beat: AtomicU64::new(0) }
-    }
-
     fn beat(&self) {
-        self.beat.store(self.millis(), Ordering::Relaxed);
+        self.0.store((self.read() | 1).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// From here until the next beat nobody need be polled.
     fn hold(&self) {
-        self.beat.store(HOLDS, Ordering::Relaxed);
+        self.0.store(self.read() | 1, Ordering::Relaxed);
     }
 
-    fn silence(&self) -> Duration {
-        match self.beat.load(Ordering::Relaxed) {
-            HOLDS => Duration::ZERO,
-            beat => Duration::from_millis(self.millis().saturating_sub(beat)),
-        }
+    fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 
-    fn millis(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(HOLDS - 1)
+    /// Whether nothing has happened since `before` was read, and somebody should have been polled meanwhile.
+    fn stood_still(&self, before: u64) -> bool {
+        self.read() == before && before & 1 == 0
     }
 }

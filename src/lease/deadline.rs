@@ -44,6 +44,11 @@ impl Deadline {
         self.counted_from = self.counted_from.max(counted_from);
     }
 
+    /// How long the lease lasts from each confirmation, by the store's count.
+    pub(crate) const fn term(&self) -> Duration {
+        self.terms.lease
+    }
+
     /// When the lease ends unless it is extended.
     pub(crate) fn ends(&self) -> Instant {
         let trusted = self.counted_from + self.trusted();

@@ -147,7 +147,7 @@ impl Engine {
 
     fn oblige_to_shrink(&self, lease: &Lease, keep: u32) -> Obligation {
         let whose = Whose::AllBut(lease.id(), keep);
-        self.reaper.oblige(lease.name().clone(), whose, lease.terms().lease).granted(lease.token())
+        self.reaper.oblige(lease.name().clone(), whose, lease.term()).granted(lease.token())
     }
 
     /// Ends everything: waiting requests fail, live leases are lost, all of it is released, connections close.

@@ -22,7 +22,6 @@ pub(crate) struct Lease {
     id: LeaseId,
     name: Name,
     token: FencingToken,
-    terms: Terms,
     /// For whom a reentrant lock is held.
     owner: Option<Arc<str>>,
     /// Set before `lost` is cancelled, except by a revocation, which comes from the backend without a reason.
@@ -92,7 +91,6 @@ impl Lease {
             id: place.id,
             name: name.clone(),
             token: grant.token,
-            terms,
             owner: request.claim.owner().cloned(),
             reason: OnceLock::new(),
             lost: place.lost,
@@ -117,8 +115,9 @@ impl Lease {
         self.token
     }
 
-    pub(crate) const fn terms(&self) -> Terms {
-        self.terms
+    /// How long the store keeps the lease without hearing of it.
+    pub(crate) fn term(&self) -> Duration {
+        self.state.lock().deadline.term()
     }
 
     pub(crate) const fn owner(&self) -> Option<&Arc<str>> {
@@ -203,7 +202,8 @@ impl Lease {
 
     /// Whether enough of the lease is left to pass it on.
     pub(crate) fn is_fresh(&self, now: Instant) -> bool {
-        self.state.lock().deadline.remaining(now) >= self.terms.lease / 2
+        let state = self.state.lock();
+        state.deadline.remaining(now) >= state.deadline.term() / 2
     }
 
     /// The same lease for the next holder in this client, under the next token. A revocation is told to both.
@@ -216,7 +216,6 @@ impl Lease {
             id: self.id,
             name: self.name.clone(),
             token,
-            terms: self.terms,
             owner: None,
             reason: OnceLock::new(),
             lost: self.lost.child_token(),

@@ -8,8 +8,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep_until};
@@ -19,8 +19,8 @@ use crate::backend::{Backend, BackendError, RenewRequest, Renewal};
 use crate::error::LossReason;
 use crate::sync::Mutex;
 
-/// Renewals under way at once: bounds the memory of a burst; the others wait their turn.
-const MAX_IN_FLIGHT: usize = 1024;
+/// Renewals under way at once: bounds the memory of a burst, and what a burst makes others wait.
+const MAX_IN_FLIGHT: usize = 64;
 
 /// How long the task sleeps when there is nothing to watch.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -94,16 +94,25 @@ impl Watchdog {
             }
             let alarm = self.set_alarm();
             tokio::select! {
-                Some((lease, answer)) = renewals.next() => {
-                    self.forget(&lease);
-                    lease.renewed(answer, Instant::now());
-                    if !lease.is_released() {
-                        self.watch(lease);
+                Some(answered) = renewals.next() => {
+                    self.take_in(answered);
+                    // All that have come together, so that as many can go together.
+                    while let Some(Some(answered)) = renewals.next().now_or_never() {
+                        self.take_in(answered);
                     }
                 }
                 () = sleep_until(alarm) => {}
                 () = self.rescheduled.notified() => {}
             }
+        }
+    }
+
+    /// A renewal has been answered, or not.
+    fn take_in(&self, (lease, answer): (Arc<Lease>, Result<Renewal, BackendError>)) {
+        self.forget(&lease);
+        lease.renewed(answer, Instant::now());
+        if !lease.is_released() {
+            self.watch(lease);
         }
     }
 
@@ -160,7 +169,7 @@ fn address(lease: &Lease) -> usize {
 }
 
 async fn renew(backend: &dyn Backend, lease: Arc<Lease>) -> (Arc<Lease>, Result<Renewal, BackendError>) {
-    let request = RenewRequest::new(lease.id(), lease.name().resource().clone(), lease.terms().lease);
+    let request = RenewRequest::new(lease.id(), lease.name().resource().clone(), lease.term());
     let answer = backend.renew(&request).await;
     (lease, answer)
 }

@@ -63,7 +63,7 @@ macro_rules! scripts {
 
 scripts! {
     ACQUIRE = 'a': ["lock/alone.lua", "lock/acquire_alone.lua"] "line.lua", "lock/lock.lua", "lock/acquire.lua";
-    RENEW = 'n': "lock/renew.lua";
+    RENEW = 'n': ["lock/alone.lua", "lock/renew_alone.lua"] "lock/renew.lua";
     RELEASE = 'r': ["lock/alone.lua", "lock/release_alone.lua"] "line.lua", "lock/lock.lua", "lock/release.lua";
     /// By an owner.
     ACQUIRE_OWNED = 'A': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";

@@ -34,7 +34,8 @@ const RETRY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Wake {
     client: Uuid,
-    entries: Mutex<HashMap<LeaseId, Entry>>,
+    /// By the number of the lease within this client.
+    entries: Mutex<HashMap<u64, Entry>>,
     /// How often pushes may have been lost so far.
     lapses: watch::Sender<u64>,
     suspect: Notify,
@@ -70,19 +71,19 @@ impl Wake {
 
     /// From now on `lease` is told of its revocation.
     pub(super) fn register(&self, lease: LeaseId, revocation: Revocation) {
-        self.entries.lock().insert(lease, Entry { waiting: None, revocation });
+        self.entries.lock().insert(lease.sequence(), Entry { waiting: None, revocation });
     }
 
     /// From now on `lease` is told of a grant as well. Replaces what was registered before.
     pub(super) fn expect_grant(&self, lease: LeaseId, revocation: Revocation) -> oneshot::Receiver<Pushed> {
         let (tell, told) = oneshot::channel();
-        self.entries.lock().insert(lease, Entry { waiting: Some(tell), revocation });
+        self.entries.lock().insert(lease.sequence(), Entry { waiting: Some(tell), revocation });
         told
     }
 
     /// Nothing is to be told to `lease` any more.
     pub(super) fn forget(&self, lease: LeaseId) {
-        self.entries.lock().remove(&lease);
+        self.entries.lock().remove(&lease.sequence());
     }
 
     /// How often pushes may have been lost so far.
@@ -126,7 +127,7 @@ impl Wake {
             Some(Push::Ask { lease }) => drop(self.tell_waiting(lease, Pushed::Ask)),
             Some(Push::Revoke { lease }) => {
                 tracing::warn!(?lease, "released by force");
-                if let Some(entry) = self.entries.lock().get(&lease) {
+                if let Some(entry) = self.entries.lock().get(&lease.sequence()) {
                     entry.revocation.revoke();
                 }
             }
@@ -136,7 +137,7 @@ impl Wake {
 
     /// `false` if nobody here knows the lease.
     fn tell_waiting(&self, lease: LeaseId, pushed: Pushed) -> bool {
-        let waiting = self.entries.lock().get_mut(&lease).map(|entry| entry.waiting.take());
+        let waiting = self.entries.lock().get_mut(&lease.sequence()).map(|entry| entry.waiting.take());
         let known = waiting.is_some();
         if let Some(tell) = waiting.flatten() {
             // If the request is being dropped right now, its release is on its way.

@@ -8,7 +8,7 @@
 --
 -- An operation that fails, because something else stands under its key, say, harms no other one.
 
-local ACQUIRE, RELEASE = string.byte('a'), string.byte('r')
+local ACQUIRE, RELEASE, RENEW = string.byte('arn', 1, 3)
 
 local answers, now, way = {}, clock(), nil
 local key, arg, last_arg = 1, 1, #ARGV
@@ -20,6 +20,8 @@ while arg <= last_arg do
     answer = acquire_alone(KEYS[key], KEYS[key + 1], KEYS[key + 3], ARGV[arg + 1], ARGV[arg + 2], now)
   elseif operation == RELEASE then
     answer = release_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1])
+  elseif operation == RENEW then
+    answer = renew_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 2])
   end
   if not answer then
     local done

@@ -1,8 +1,8 @@
--- The short ways of a lock that nobody else wants: by far the most frequent case. acquire.lua and release.lua begin with
+-- The short ways of a lock that nobody else wants: by far the most frequent case. The scripts of these operations begin with
 -- them, since whatever else a script defines costs time on every call; batch.lua takes them without the detour through
 -- tables of keys and arguments.
 --
--- Both return nil if the case is not theirs, or if something unexpected stands under a key: that is for the long way.
+-- All return nil if the case is not theirs, or if something unexpected stands under a key: that is for the long way.
 
 -- The time in microseconds as text: to turn such a number into text costs more than any command here.
 local function clock()
@@ -33,6 +33,15 @@ local function acquire_alone(lock, queue, fence, id, lease_ms, now)
   end
   redis.call('SET', lock, id, 'PX', lease_ms)
   return token
+end
+
+-- Returns 'renewed' if this lease held the lock. Its fence is remembered for another day, since the lock is in use.
+local function renew_alone(lock, fence, id, lease_ms)
+  if redis.pcall('GET', lock) == id then
+    redis.call('PEXPIRE', lock, lease_ms)
+    redis.call('PEXPIRE', fence, '86400000')
+    return 'renewed'
+  end
 end
 
 -- Returns 1 if this lease held the lock and nobody waited for it.
