@@ -37,23 +37,35 @@ macro_rules! parts {
     ($($part:literal),+) => { concat!($(include_str!(concat!("lua/", $part))),+) };
 }
 
-/// Scripts by name and by the letter that calls them in a batch; and the batch, which contains all of them, each as a
-/// function that has its part of the keys and arguments in the place of the whole. In brackets: the short way with which a
-/// script begins, and which the batch has in a form of its own.
+/// The short way with which a script begins: its parameters are given their values, and it returns if the case is its own.
+macro_rules! short_way {
+    ($name:ident($params:literal) = $values:literal) => {
+        concat!("do local ", $params, " = ", $values, "\n", short_way!($name), "\nend\n")
+    };
+    ($name:ident) => {
+        include_str!(concat!("lua/lock/", stringify!($name), ".lua"))
+    };
+}
+
+/// Scripts by name and by the letter that calls them in a batch; and the batch, which has their short ways as functions of
+/// their parameters, and the rest of each as a function of its part of the keys and arguments.
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident = $letter:literal: $([$($short:literal),+])? $($part:literal),+;)+) => {
+    ($($(#[$doc:meta])*
+    $name:ident = $letter:literal: $([$short:ident($params:literal) = $values:literal])? $($part:literal),+;)+) => {
         $($(#[$doc])*
-        pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(parts!($($($short,)+)? $($part),+), Some($letter)));)+
+        pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
+            Script::new(concat!($(short_way!($short($params) = $values),)? parts!($($part),+)), Some($letter))
+        });)+
 
         /// Many operations in one call.
         pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
             Script::new(
                 concat!(
+                    $($("local function ", stringify!($short), "(", $params, ")\n", short_way!($short), "\nend\n",)?)+
                     "local function long_ways()\nlocal way = {}\n",
                     $("way[string.byte('", $letter, "')] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
                     "return way\nend\n",
-                    parts!("lock/alone.lua", "batch.lua")
+                    parts!("batch.lua")
                 ),
                 None,
             )
@@ -62,9 +74,13 @@ macro_rules! scripts {
 }
 
 scripts! {
-    ACQUIRE = 'a': ["lock/alone.lua", "lock/acquire_alone.lua"] "line.lua", "lock/lock.lua", "lock/acquire.lua";
-    RENEW = 'n': ["lock/alone.lua", "lock/renew_alone.lua"] "lock/renew.lua";
-    RELEASE = 'r': ["lock/alone.lua", "lock/release_alone.lua"] "line.lua", "lock/lock.lua", "lock/release.lua";
+    ACQUIRE = 'a':
+        [acquire_alone("lock, queue, fence, id, lease_ms, now") = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
+        "line.lua", "lock/lock.lua", "lock/acquire.lua";
+    RENEW = 'n': [renew_alone("lock, fence, id, lease_ms") = "KEYS[1], KEYS[2], ARGV[1], ARGV[2]"] "lock/renew.lua";
+    RELEASE = 'r':
+        [release_alone("lock, queue, id") = "KEYS[1], KEYS[2], ARGV[1]"]
+        "line.lua", "lock/lock.lua", "lock/release.lua";
     /// By an owner.
     ACQUIRE_OWNED = 'A': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
     RENEW_OWNED = 'N': "line.lua", "lock/holds.lua", "lock/renew_hold.lua";

@@ -1,5 +1,5 @@
--- Carries out many operations in one call, in the order given. Stands after lock/alone.lua and long_ways(), which makes a
--- table of functions, one for each kind of operation, by the byte that names it. They are made only if one is needed.
+-- Carries out many operations in one call, in the order given. Stands after the short ways as functions, and long_ways(), which
+-- makes a table of functions, one for each kind of operation, by the byte that names it. They are made only if one is needed.
 --
 -- KEYS  those of the operations, one after another
 -- ARGV  for each operation three characters, its name, how many keys and how many arguments it has; then its arguments
@@ -10,7 +10,9 @@
 
 local ACQUIRE, RELEASE, RENEW = string.byte('arn', 1, 3)
 
-local answers, now, way = {}, clock(), nil
+local time = redis.call('TIME')
+local now = time[1] .. string.sub('00000' .. time[2], -6)
+local answers, way = {}, nil
 local key, arg, last_arg = 1, 1, #ARGV
 while arg <= last_arg do
   local operation, keys, args = string.byte(ARGV[arg], 1, 3)
