@@ -9,10 +9,11 @@ use std::future::ready;
 use std::ops::Range;
 use std::pin::pin;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use futures::poll;
 use leasehold::{Client, Error, Guard};
-use stage::{SECOND, SOON, connect, left, ms, named, nothing_left};
+use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled};
+use tokio::runtime::Builder;
 use tokio::task::yield_now;
 
 use support::{Raw, RedisServer, eventually, options, within};
@@ -27,6 +28,12 @@ fn name(n: usize) -> String {
 async fn lock_all(client: &Client, names: Range<usize>) -> Vec<Result<Guard, Error>> {
     let mutexes: Vec<_> = names.map(|n| named(client, &name(n), SECOND * 30)).collect();
     join_all(mutexes.iter().map(|mutex| mutex.lock())).await
+}
+
+/// The same, without the patience of those who wait.
+async fn try_lock_all(client: &Client, names: Range<usize>) -> Vec<Result<Option<Guard>, Error>> {
+    let mutexes: Vec<_> = names.map(|n| named(client, &name(n), SECOND * 30)).collect();
+    join_all(mutexes.iter().map(|mutex| mutex.try_lock())).await
 }
 
 async fn release_all(guards: Vec<Result<Guard, Error>>) {
@@ -126,6 +133,65 @@ async fn a_batch_survives_a_server_that_has_forgotten_the_scripts() {
         release_all(guards).await;
     }
     nothing_left(&server, SECOND).await;
+}
+
+/// The server refuses a call of which it may not touch one key, before it carries any of it out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operation_that_the_user_may_not_do_harms_no_other_in_its_batch() {
+    let Some(server) = RedisServer::start_or_skip("refusals in batches") else { return };
+    let mut raw = server.raw();
+    let rules = ["on", ">pw", "+@all", "&leasehold:*", "~lock:*", "~{lock:*"];
+    raw.send(&[&["ACL", "SETUSER", "limited"], &rules[..]].concat());
+    let client = connect(&format!("redis://limited:pw@127.0.0.1:{}", server.port())).await;
+    for _ in 0..5 {
+        let elsewhere = client.mutex_with("private", options().prefix("elsewhere:")).expect("valid");
+        let (guards, refused) =
+            join(lock_all(&client, 0..MANY), join_all((0..10).map(|_| elsewhere.try_lock()))).await;
+        assert!(guards.iter().all(Result::is_ok), "{guards:?}");
+        assert!(
+            refused.iter().all(|refused| matches!(refused, Err(Error::StoreRefused { .. }))),
+            "{refused:?}"
+        );
+        release_all(guards).await;
+    }
+    nothing_left(&server, SECOND).await;
+}
+
+/// A script that the server does not know is sent a second time, as text. What was given up in between is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_given_up_while_the_server_learns_the_scripts_leave_nothing() {
+    let Some(server) = RedisServer::start_or_skip("forgotten scripts and dropped requests") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    for round in 0..60 {
+        raw.send(&["SCRIPT", "FLUSH"]);
+        let mutexes: Vec<_> = (0..64).map(|n| named(&client, &name(n), SECOND * 30)).collect();
+        drop(polled(join_all(mutexes.iter().map(|mutex| mutex.lock())), 1 + round % 20).await);
+    }
+    nothing_left(&server, SOON).await;
+}
+
+/// The connection, and the tasks that make calls, live on the runtime on which the client was made.
+#[test]
+fn requests_end_when_the_runtime_of_the_connection_does() {
+    let Some(server) = RedisServer::start_or_skip("a runtime that ends under its requests") else { return };
+    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let (theirs, ours) = (runtime(), runtime());
+    let client = theirs.block_on(connect(&server.url()));
+    ours.block_on(async {
+        release_all(lock_all(&client, 0..MANY).await).await;
+        server.pause();
+        let requests = tokio::spawn({
+            let client = client.clone();
+            async move { try_lock_all(&client, 0..MANY).await }
+        });
+        yield_now().await;
+        theirs.shutdown_background();
+        server.resume();
+        within(SOON * 3, requests).await.expect("no panic");
+        // Nor do those hang that come later.
+        let later = within(SOON * 3, try_lock_all(&client, 0..8)).await;
+        assert!(later.iter().all(Result::is_err), "{later:?}");
+    });
 }
 
 /// The server stands still, so that what is asked for after the first two requests is queued in the client. On one thread

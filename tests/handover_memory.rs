@@ -52,6 +52,7 @@ promises! {
     a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_nobody: 2,
     one_that_sits_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
     a_leader_that_is_not_polled_holds_the_others_up_for_two_leases_at_most: 2,
+    a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later: 2,
     one_that_was_passed_the_lease_and_is_not_polled_holds_the_others_up_for_two_leases_at_most: 1,
     a_loss_is_told_to_the_current_holder_alone: 2,
     the_maximum_hold_time_counts_for_each_hold: 1,

@@ -63,8 +63,9 @@ async fn ask(
     loop {
         let next = tokio::select! {
             biased;
-            next = queue_up(engine, name, settings, claim, wait) => next,
+            // First, here and below: once the client is closed, nothing more may be sent.
             () = engine.closed().cancelled() => return Err(closed(name)),
+            next = queue_up(engine, name, settings, claim, wait) => next,
         };
         let granted = match next {
             Next::Hold(lease) => Some(lease),
@@ -93,7 +94,9 @@ async fn queue_up(
     wait: Wait,
 ) -> Next<Arc<Lease>> {
     if settings.local_handover && wait != Wait::No && matches!(claim, Claim::Sole) {
-        return engine.cohorts().next(name.key(), settings, wait).await;
+        // Should the runtime end on which the leases are looked after, somebody else's must go on with that.
+        let look = || engine.ensure_running();
+        return engine.cohorts().next(name.key(), settings, wait, look).await;
     }
     if settle(engine, name, claim, wait).await { Next::Ask(Lead::alone()) } else { Next::Late }
 }
@@ -120,8 +123,8 @@ async fn ask_store(
     };
     let answer = tokio::select! {
         biased;
-        answer = lead.beating(engine.backend().acquire(&request)) => answer,
         () = engine.closed().cancelled() => return Err(closed(name)),
+        answer = lead.beating(engine.backend().acquire(&request)) => answer,
     };
     match answer {
         Ok(Acquired::Granted(grant)) => {
@@ -136,7 +139,10 @@ async fn ask_store(
             Ok(None)
         }
         Err(error) => {
-            lead.disband();
+            // That this task's own time is over says nothing about the store.
+            if wait.deadline().is_none_or(|deadline| Instant::now() < deadline) {
+                lead.disband();
+            }
             Err(engine.error(error, "acquire", Some(name)))
         }
     }

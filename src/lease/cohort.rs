@@ -10,14 +10,14 @@
 //! * There is one [`Turn`] per cohort: with the task that asks the store, then with the lease. Dropping it anywhere lets the
 //!   next task lead. So a leader that is dropped, fails or loses its lease leaves nobody behind.
 //! * A leader that gives up leaves its place in the store's line to the next one, who asks again under the same lease id.
-//! * A leader whose future nobody polls cannot speak for others. They notice that it has been silent for a lease, and ask
-//!   for themselves.
+//! * A leader whose future nobody polls cannot speak for others. When it has been silent for a lease, its cohort is over:
+//!   those who sit in it ask for themselves, and whoever comes next leads another one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures::future::poll_fn;
@@ -123,20 +123,30 @@ impl<L> Default for Cohorts<L> {
 
 impl<L> Cohorts<L> {
     /// Waits until this task holds the lock or is the one to ask the store, which is at once if nobody is before it.
-    pub(super) async fn next(self: &Arc<Self>, key: &Arc<str>, settings: Settings, wait: Wait) -> Next<L> {
+    /// `look` is called now and then meanwhile.
+    pub(super) async fn next(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        settings: Settings,
+        wait: Wait,
+        look: impl Fn(),
+    ) -> Next<L> {
         match self.join(key, settings) {
-            Ok(seat) => seat.wait(settings.terms.lease, wait.deadline()).await,
+            Ok(seat) => seat.wait(settings.terms.lease, wait.deadline(), look).await,
             Err(lead) => Next::Ask(lead),
         }
     }
 
     /// Sits down behind the leader, if there is one on the same terms.
     fn join(self: &Arc<Self>, key: &Arc<str>, settings: Settings) -> Result<Seat<L>, Lead<L>> {
-        let settings = settings.fingerprint();
+        let (term, settings) = (settings.terms.lease, settings.fingerprint());
         let mut state = self.state.lock();
         let State { by_key, arrived } = &mut *state;
+        // Closes its seats.
+        let _over =
+            by_key.get(key).is_some_and(|cohort| cohort.pulse.has_stopped(term)).then(|| by_key.remove(key));
         let Some(cohort) = by_key.get_mut(key) else {
-            let pulse = Arc::<Pulse>::default();
+            let pulse = Arc::new(Pulse::new());
             let cohort = Cohort { settings, pulse: Arc::clone(&pulse), seats: BTreeMap::new() };
             by_key.insert(Arc::clone(key), cohort);
             let (cohorts, key) = (Arc::clone(self), Arc::clone(key));
@@ -153,21 +163,33 @@ impl<L> Cohorts<L> {
         let pulse = Arc::clone(&cohort.pulse);
         Ok(Seat { cohorts: Arc::clone(self), key: Arc::clone(key), number, handed, pulse })
     }
+
+    /// There is no cohort any more of which this was the pulse. Closes its seats.
+    fn end(&self, key: &str, pulse: &Arc<Pulse>) {
+        let mut state = self.state.lock();
+        let is_current = state.by_key.get(key).is_some_and(|cohort| Arc::ptr_eq(&cohort.pulse, pulse));
+        let over = if is_current { state.by_key.remove(key) } else { None };
+        drop(state);
+        drop(over);
+    }
 }
 
 impl<L> Seat<L> {
-    async fn wait(mut self, term: Duration, deadline: Option<Instant>) -> Next<L> {
+    async fn wait(mut self, term: Duration, deadline: Option<Instant>, look: impl Fn()) -> Next<L> {
         loop {
-            let (before, look) = (self.pulse.read(), Instant::now() + term);
-            let until = deadline.map_or(look, |deadline| deadline.min(look));
+            let next_look = Instant::now() + term;
+            let until = deadline.map_or(next_look, |deadline| deadline.min(next_look));
             match timeout_at(until, &mut self.handed).await {
                 Ok(Ok(Handed::Lease(lease))) => return Next::Hold(lease),
                 Ok(Ok(Handed::Lead(turn))) => return Next::Ask(Lead::of(turn)),
-                // The store has failed the leader. Everybody asks, and gets an answer of his own.
+                // The cohort is over. Everybody asks, and gets an answer of his own.
                 Ok(Err(_)) => return Next::Ask(Lead::alone()),
                 Err(_) if deadline == Some(until) => return Next::Late,
-                Err(_) if self.pulse.stood_still(before) => return Next::Ask(Lead::alone()),
-                Err(_) => {}
+                Err(_) if self.pulse.has_stopped(term) => {
+                    self.cohorts.end(&self.key, &self.pulse);
+                    return Next::Ask(Lead::alone());
+                }
+                Err(_) => look(),
             }
         }
     }
@@ -175,9 +197,10 @@ impl<L> Seat<L> {
 
 impl<L> Drop for Seat<L> {
     fn drop(&mut self) {
-        if let Some(cohort) = self.cohorts.state.lock().by_key.get_mut(&self.key) {
-            cohort.seats.remove(&self.number);
-        }
+        let mut state = self.cohorts.state.lock();
+        let mine = state.by_key.get_mut(&self.key).and_then(|cohort| cohort.seats.remove(&self.number));
+        drop(state);
+        drop(mine);
     }
 }
 
@@ -228,11 +251,7 @@ impl<L> Lead<L> {
     /// The store has failed: there is no cohort any more.
     pub(super) fn disband(mut self) {
         if let Some(turn) = self.turn.take() {
-            let mut state = turn.cohorts.state.lock();
-            let cohort = state.by_key.remove(&turn.key);
-            drop(state);
-            // Closes all seats.
-            drop(cohort);
+            turn.cohorts.end(&turn.key, &turn.pulse);
         }
     }
 }
@@ -319,26 +338,39 @@ impl<L> fmt::Debug for Turn<L> {
     }
 }
 
-/// How often a leader was polled, and whether it has become a holder, who need not be: the lowest bit. Only the owner of the
-/// turn changes it.
-#[derive(Debug, Default)]
+/// When a leader was last polled: milliseconds after [`START`], or [`HOLDS`].
+#[derive(Debug)]
 struct Pulse(AtomicU64);
 
+/// Somebody holds the lease, and need not be polled: the watchdog sees to it.
+const HOLDS: u64 = u64::MAX;
+
+/// Before every instant of interest, also on a clock that a test has stopped a while ago.
+static START: LazyLock<Instant> = LazyLock::new(|| {
+    let now = std::time::Instant::now();
+    Instant::from_std(now.checked_sub(Duration::from_secs(3600)).unwrap_or(now))
+});
+
 impl Pulse {
+    fn new() -> Self {
+        Self(AtomicU64::new(Self::now()))
+    }
+
     fn beat(&self) {
-        self.0.store((self.read() | 1).wrapping_add(1), Ordering::Relaxed);
+        self.0.store(Self::now(), Ordering::Relaxed);
     }
 
     fn hold(&self) {
-        self.0.store(self.read() | 1, Ordering::Relaxed);
+        self.0.store(HOLDS, Ordering::Relaxed);
     }
 
-    fn read(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// Whether nobody has been polled for `term` who should have been.
+    fn has_stopped(&self, term: Duration) -> bool {
+        let beat = self.0.load(Ordering::Relaxed);
+        beat != HOLDS && u128::from(Self::now().saturating_sub(beat)) >= term.as_millis()
     }
 
-    /// Whether nothing has happened since `before` was read, and somebody should have been polled meanwhile.
-    fn stood_still(&self, before: u64) -> bool {
-        self.read() == before && before & 1 == 0
+    fn now() -> u64 {
+        u64::try_from(START.elapsed().as_millis()).unwrap_or(HOLDS - 1)
     }
 }

@@ -70,6 +70,11 @@ impl Deadline {
         self.ends().saturating_duration_since(now)
     }
 
+    /// For how long the lease may still be trusted, whatever the maximum hold time says.
+    pub(crate) fn uncapped(&self, now: Instant) -> Duration {
+        (self.counted_from + self.trusted()).saturating_duration_since(now)
+    }
+
     /// When to renew: one period after the last confirmation, and in any case before the lease ends.
     /// `None` if the maximum hold time comes first, so that there is nothing to renew for.
     pub(crate) fn renew_at(&self) -> Option<Instant> {

@@ -30,7 +30,7 @@ pub(crate) struct Lease {
     state: Mutex<State>,
 }
 
-/// What whoever holds a lease has to see to when it ends. The release comes first.
+/// What whoever holds a lease has to see to when it ends.
 #[derive(Debug)]
 pub(crate) struct Tenure {
     pub(super) obligation: Obligation,
@@ -203,7 +203,7 @@ impl Lease {
     /// Whether enough of the lease is left to pass it on.
     pub(crate) fn is_fresh(&self, now: Instant) -> bool {
         let state = self.state.lock();
-        state.deadline.remaining(now) >= state.deadline.term() / 2
+        state.deadline.uncapped(now) >= state.deadline.term() / 2
     }
 
     /// The same lease for the next holder in this client, under the next token. A revocation is told to both.
@@ -256,6 +256,11 @@ impl Lease {
         }
         state.permits -= permits;
         Leaving::Keeping(state.permits)
+    }
+
+    /// Whether nothing is held any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.lock().tenure.is_none()
     }
 
     /// Whether no guard is left.

@@ -20,7 +20,7 @@ use crate::error::LossReason;
 use crate::sync::Mutex;
 
 /// Renewals under way at once: bounds the memory of a burst, and what a burst makes others wait.
-const MAX_IN_FLIGHT: usize = 64;
+const MAX_IN_FLIGHT: usize = 256;
 
 /// How long the task sleeps when there is nothing to watch.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -90,7 +90,9 @@ impl Watchdog {
             due.extend(self.tend(Instant::now()));
             while renewals.len() < MAX_IN_FLIGHT {
                 let Some(lease) = due.pop_front() else { break };
-                renewals.push(renew(backend.as_ref(), lease));
+                if !lease.is_over() {
+                    renewals.push(renew(backend.as_ref(), lease));
+                }
             }
             let alarm = self.set_alarm();
             tokio::select! {

@@ -544,6 +544,31 @@ pub(crate) async fn a_leader_that_is_not_polled_holds_the_others_up_for_two_leas
     nothing_left(clients).await;
 }
 
+/// Each of those who come later has less patience than a lease.
+pub(crate) async fn a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later(
+    clients: &[Client],
+) {
+    const LEASE: Duration = Duration::from_millis(400);
+    let (mutex, other) = (local(&clients[0], LEASE), local(&clients[1], LEASE));
+    let guard = other.lock().await.expect("free");
+    let mut leader = mutex.lock().boxed();
+    assert!(poll!(&mut leader).is_pending());
+    guard.release().await.expect("held to the end");
+    let start = Instant::now();
+    let guard = loop {
+        match mutex.lock_for(ms(50)).await {
+            Ok(guard) => break guard,
+            Err(Error::TimedOut { .. }) => assert!(start.elapsed() < 3 * LEASE + SLACK, "nobody is let in"),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    // From here on it is as if the other were not there.
+    guard.release().await.expect("held to the end");
+    within(SLACK, mutex.lock()).await.expect("free").release().await.expect("held to the end");
+    drop(leader);
+    nothing_left(clients).await;
+}
+
 pub(crate) async fn one_that_was_passed_the_lease_and_is_not_polled_holds_the_others_up_for_two_leases_at_most(
     clients: &[Client],
 ) {
@@ -612,10 +637,11 @@ pub(crate) async fn the_maximum_hold_time_counts_for_each_hold(clients: &[Client
     let mutex = local_with(&clients[0], MutexOptions::new().lease(SECOND).max_hold(ms(300)));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let start = Instant::now();
+    let (start, token) = (Instant::now(), first.token().get());
     sleep(ms(30)).await; // a hold of some length
     first.release().await.expect("held to the end");
     let second = granted(second).await;
+    assert_eq!(second.token().get(), token + 1, "passed on");
     let passed = Instant::now();
     assert!(second.remaining() <= ms(300));
     assert_eq!(within(SOON, second.lost()).await, LossReason::HeldTooLong);

@@ -93,7 +93,7 @@ impl MemoryBackend {
                     store.settle(&request.resource);
                     let expired = request.wait.deadline().is_some_and(|end| end <= Instant::now());
                     if expired {
-                        // It keeps its place until it is released, or somebody asks again under its lease id.
+                        // It keeps its place, unless a hand-over meets it, until it is released or asked for again.
                         return Ok(grants.try_recv().map_or(Acquired::Busy, Acquired::Granted));
                     }
                 }

@@ -1,6 +1,6 @@
 //! Many operations, one call.
 //!
-//! A client with nothing to do sends at once. While [`MAX_CALLS`] calls are under way, whatever comes in waits for a moment,
+//! A client with nothing to do sends at once. While [`EAGER_CALLS`] calls are under way, whatever comes in waits for a moment,
 //! and goes together in the next call: a script that carries the operations out one after another, each answering for itself. So a client with
 //! thousands of tasks is bound neither by system calls nor by round trips, and one with a single task loses nothing.
 //!
@@ -11,18 +11,19 @@
 //! * A task that gives up while its operation is queued takes it back.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::sync::Arc;
+use std::{iter, mem};
 
 use fred::error::{Error as FredError, ErrorKind};
 use fred::types::{Key, Value};
 use futures::FutureExt;
-use futures::future::{BoxFuture, maybe_done};
+use futures::future::{BoxFuture, join_all, ready};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::script::{BATCH, Script};
-use super::transport::Wire;
+use super::transport::{Wire, is_unknown_script, sort};
+use crate::backend::BackendError;
 use crate::sync::Mutex;
 
 /// Calls under way at once: while the server works on one, others are on their way there and back.
@@ -94,7 +95,7 @@ impl Batches {
         let _direct = match script.letter() {
             None => None,
             Some(letter) => match self.go_direct() {
-                // Not in vain: the call with which it goes has a timeout, and if that is over, so is the wait in the queue.
+                // Not in vain: the calls before it have a timeout, after which the queue is turned away.
                 None => {
                     return self.enqueue(script, letter, keys, args).await.unwrap_or_else(|_| Err(gone()));
                 }
@@ -131,27 +132,17 @@ impl Batches {
         }
         drop(state);
         if start {
-            let batches = Arc::clone(self);
-            self.runtime.spawn(async move { batches.work_off().await });
+            let drain = Drain { batches: Arc::clone(self), working: true };
+            self.runtime.spawn(drain.work_off());
         }
         answered
-    }
-
-    /// Makes calls until nothing is queued.
-    async fn work_off(&self) {
-        while let Some(call) = self.send() {
-            call.await;
-        }
     }
 
     /// Sends what goes in the next call, if there is anything. The call is to be awaited.
     fn send(&self) -> Option<BoxFuture<'_, ()>> {
         let _sending = self.sending.lock();
         let operations = self.next()?;
-        let mut call = maybe_done(self.call(operations)).boxed();
-        // fred passes a command on when its future is polled for the first time.
-        let _ = (&mut call).now_or_never();
-        Some(call)
+        Some(started(self.call(operations)))
     }
 
     /// What goes in the next call. If there is nothing, there is one drain less.
@@ -176,50 +167,86 @@ impl Batches {
 
     /// Carries operations out, and tells the answers to those who wait for them. If one gave up meanwhile, nobody listens.
     async fn call(&self, mut operations: Vec<Operation>) {
-        if operations.len() == 1 {
-            for Operation { script, keys, args, answer, .. } in operations {
-                let answered = self.wire.run(script, keys, args).await;
-                if let Err(error) = &answered {
-                    self.fail_queued_after(error);
-                }
-                let _ = answer.send(answered);
-            }
-            return;
+        let (script, keys, args) = together(&operations);
+        let mut answer = self.wire.evalsha(script, keys, args).await;
+        if is_unknown_script(&answer) {
+            let Some(again) = self.send_text(&mut operations) else { return };
+            answer = again.await;
         }
-        let (mut keys, mut args) = (Vec::new(), Vec::new());
-        for operation in &mut operations {
-            args.push(Value::from(header(operation)));
-            keys.append(&mut operation.keys);
-            args.append(&mut operation.args);
-        }
-        let waiting = operations.into_iter().map(|operation| operation.answer);
-        match self.wire.run(&BATCH, keys, args).await {
-            Ok(Value::Array(answers)) if answers.len() == waiting.len() => {
-                for (waiting, answer) in waiting.zip(answers) {
-                    let _ = waiting.send(read(answer));
-                }
+        match answer {
+            Ok(answer) if operations.len() == 1 => tell(operations, [Ok(answer)]),
+            Ok(Value::Array(answers)) if answers.len() == operations.len() => {
+                tell(operations, answers.into_iter().map(read));
             }
-            failed => {
-                let error = failed.err().unwrap_or_else(|| {
-                    FredError::new(ErrorKind::Protocol, "a batch gave an answer of no known form")
-                });
-                for waiting in waiting {
-                    let _ = waiting.send(Err(error.clone()));
+            Ok(_) => {
+                tell_all(operations, &FredError::new(ErrorKind::Protocol, "a batch gave no list of answers"))
+            }
+            // Refused as a whole, with nothing carried out: this user may not use one of the keys, say. Each on its own, then.
+            Err(error) if operations.len() > 1 && is_refusal(&error) => {
+                join_all(operations.into_iter().map(|operation| self.call_alone(operation))).await;
+            }
+            Err(error) => {
+                tell_all(operations, &error);
+                if *error.kind() == ErrorKind::Timeout {
+                    self.turn_away();
                 }
-                self.fail_queued_after(&error);
             }
         }
     }
 
-    /// A call was not answered in time: what was queued meanwhile is as late, and each decides for itself what to do.
-    fn fail_queued_after(&self, error: &FredError) {
-        if *error.kind() != ErrorKind::Timeout {
+    /// Sends the text of a script that the server does not know. What was given up meanwhile is left out: its release may
+    /// have been carried out by now.
+    fn send_text(&self, operations: &mut Vec<Operation>) -> Option<BoxFuture<'_, Result<Value, FredError>>> {
+        let _sending = self.sending.lock();
+        operations.retain(|operation| !operation.answer.is_closed());
+        if operations.is_empty() {
+            return None;
+        }
+        let (script, keys, args) = together(operations);
+        Some(started(self.wire.eval(script, keys, args)))
+    }
+
+    async fn call_alone(&self, Operation { script, keys, args, answer, .. }: Operation) {
+        let _ = answer.send(self.wire.run(script, keys, args).await);
+    }
+
+    /// The server does not answer: what is queued need not wait for its own call to find that out.
+    fn turn_away(&self) {
+        let queue = mem::take(&mut self.state.lock().queue);
+        tell_all(
+            queue,
+            &FredError::new(ErrorKind::Backpressure, "not sent: the calls before it were not answered"),
+        );
+    }
+}
+
+/// A task that works the queue off.
+struct Drain {
+    batches: Arc<Batches>,
+    working: bool,
+}
+
+impl Drain {
+    /// Makes calls until nothing is queued.
+    async fn work_off(mut self) {
+        while let Some(call) = self.batches.send() {
+            call.await;
+        }
+        self.working = false;
+    }
+}
+
+impl Drop for Drain {
+    /// Stopped in the middle, with its runtime: if it was the last one, nobody else comes for what is queued.
+    fn drop(&mut self) {
+        if !self.working {
             return;
         }
-        let late = mem::take(&mut self.state.lock().queue);
-        for operation in late {
-            let _ = operation.answer.send(Err(error.clone()));
-        }
+        let mut state = self.batches.state.lock();
+        state.drains -= 1;
+        let left = if state.drains == 0 { mem::take(&mut state.queue) } else { VecDeque::new() };
+        drop(state);
+        drop(left);
     }
 }
 
@@ -249,6 +276,44 @@ fn read(answer: Value) -> Result<Value, FredError> {
         },
         _ => Ok(answer),
     }
+}
+
+/// One operation as it is, or several as a batch.
+fn together(operations: &[Operation]) -> (&'static Script, Vec<Key>, Vec<Value>) {
+    if let [only] = operations {
+        return (only.script, only.keys.clone(), only.args.clone());
+    }
+    let keys = operations.iter().flat_map(|operation| operation.keys.iter().cloned()).collect();
+    let args = operations.iter().flat_map(|operation| {
+        iter::once(Value::from(header(operation))).chain(operation.args.iter().cloned())
+    });
+    (&BATCH, keys, args.collect())
+}
+
+fn tell(operations: Vec<Operation>, answers: impl IntoIterator<Item = Result<Value, FredError>>) {
+    for (operation, answer) in operations.into_iter().zip(answers) {
+        let _ = operation.answer.send(answer);
+    }
+}
+
+fn tell_all(operations: impl IntoIterator<Item = Operation>, error: &FredError) {
+    for operation in operations {
+        let _ = operation.answer.send(Err(error.clone()));
+    }
+}
+
+/// Polls a call once: that is when fred passes a command on.
+fn started<'a, T: Send + 'a>(call: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
+    let mut call = call.boxed();
+    match (&mut call).now_or_never() {
+        Some(output) => ready(output).boxed(),
+        None => call,
+    }
+}
+
+/// Whether the server itself has said no.
+fn is_refusal(error: &FredError) -> bool {
+    matches!(sort(error.clone()), BackendError::Refused { .. } | BackendError::WrongType { .. })
 }
 
 fn gone() -> FredError {

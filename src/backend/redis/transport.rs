@@ -56,7 +56,8 @@ impl Transport {
         &self.wire.client
     }
 
-    /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`.
+    /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`, or, if that is not
+    /// shorter than the reply timeout, until fred's own timeouts are over: that of the calls before it, and that of its own.
     pub(super) async fn call(
         &self,
         script: &'static Script,
@@ -116,26 +117,42 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Runs a script once, until it is answered or fred's timeout is over. By EVALSHA, and by EVAL if the server does not know
-    /// the script: after a restart or SCRIPT FLUSH.
-    ///
-    /// fred's futures have 5 KB; boxed, they are not copied through every future around this one.
-    pub(super) fn run<'a>(
+    /// Runs a script once, until it is answered or fred's timeout is over; with its text if the server does not know it: after a
+    /// restart or SCRIPT FLUSH.
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        keys: Vec<Key>,
+        args: Vec<Value>,
+    ) -> Result<Value, FredError> {
+        let answer = self.evalsha(script, keys.clone(), args.clone()).await;
+        if is_unknown_script(&answer) { self.eval(script, keys, args).await } else { answer }
+    }
+
+    pub(super) fn evalsha<'a>(
         &'a self,
         script: &'static Script,
         keys: Vec<Key>,
         args: Vec<Value>,
     ) -> BoxFuture<'a, Result<Value, FredError>> {
-        async move {
-            let sent = Instant::now();
-            let mut answer = self.client.evalsha(script.hash().clone(), keys.clone(), args.clone()).await;
-            if matches!(&answer, Err(error) if error.details().starts_with("NOSCRIPT")) {
-                answer = Box::pin(self.client.eval(script.source().clone(), keys, args)).await;
-            }
-            self.note(&answer, sent);
-            answer
-        }
-        .boxed()
+        self.noted(self.client.evalsha(script.hash().clone(), keys, args)).boxed()
+    }
+
+    pub(super) fn eval<'a>(
+        &'a self,
+        script: &'static Script,
+        keys: Vec<Key>,
+        args: Vec<Value>,
+    ) -> BoxFuture<'a, Result<Value, FredError>> {
+        self.noted(self.client.eval(script.source().clone(), keys, args)).boxed()
+    }
+
+    /// fred's futures have 5 KB: to be boxed, so that they are not copied through every future around this one.
+    async fn noted(&self, call: impl Future<Output = Result<Value, FredError>>) -> Result<Value, FredError> {
+        let sent = Instant::now();
+        let answer = call.await;
+        self.note(&answer, sent);
+        answer
     }
 
     /// Remembers since when nothing has been answered; if that is too long ago, the connection is made anew. How
@@ -165,6 +182,11 @@ impl Wire {
             reconnecting.store(false, Ordering::Release);
         });
     }
+}
+
+/// Whether the server has forgotten a script, or never knew it.
+pub(super) fn is_unknown_script(answer: &Result<Value, FredError>) -> bool {
+    matches!(answer, Err(error) if error.details().starts_with("NOSCRIPT"))
 }
 
 /// Sorts fred's errors by what they say about the command: not sent, unknown, or a definite answer.

@@ -140,7 +140,7 @@ impl Wake {
         let waiting = self.entries.lock().get_mut(&lease.sequence()).map(|entry| entry.waiting.take());
         let known = waiting.is_some();
         if let Some(tell) = waiting.flatten() {
-            // If the request is being dropped right now, its release is on its way.
+            // If the request is being dropped right now, its release is on its way, or somebody asks in its place.
             let _ = tell.send(pushed);
         }
         known

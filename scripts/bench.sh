@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Runs every benchmark, one after another, and keeps what they print under target/bench and their plots under docs/plots.
+#
+# Needs cargo and a redis-server, as scripts/test.sh does; every bench starts one of its own. About 20 minutes, during which the
+# machine should do nothing else. Arguments, if any, name the benches to run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mkdir -p target/bench docs/plots
+{
+    date -u +%F
+    rustc --version
+    "${LEASEHOLD_REDIS_SERVER:-redis-server}" --version
+    uname -sr
+    grep -m 1 'model name' /proc/cpuinfo || true
+    printf '%s processors\n' "$(nproc)"
+} | tee target/bench/machine.txt
+
+cargo bench --no-run
+[[ $# -gt 0 ]] || set -- uncontended contended semaphores guards marketplace micro
+for name in "$@"; do
+    printf '\n== %s\n' "$name"
+    plots=(--plots "$PWD/docs/plots")
+    [[ $name == micro ]] && plots=()
+    cargo bench --quiet --bench "$name" -- "${plots[@]}" | tee "target/bench/$name.txt"
+done
