@@ -26,11 +26,12 @@ use super::transport::{Wire, is_unknown_script, sort};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
-/// Calls under way at once: while the server works on one, others are on their way there and back.
-/// So many are made however little is queued; more only for [`WORTH_A_CALL`] operations.
+/// Calls that are under way at once however little is queued.
 const EAGER_CALLS: usize = 2;
+/// Calls that are under way at once if each of the others takes [`WORTH_A_CALL`] operations or more: while the server works on
+/// one, others are on their way there and back.
 const MAX_CALLS: usize = 4;
-const WORTH_A_CALL: usize = 32;
+const WORTH_A_CALL: usize = 16;
 /// Operations in one call: the server does nothing else meanwhile, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
 
