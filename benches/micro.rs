@@ -11,6 +11,8 @@
 //!   everybody has had the lock, waiters queued beforehand and not measured. The throughput is hand-overs per second.
 
 use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
@@ -102,16 +104,18 @@ fn hand_over(criterion: &mut Criterion) {
 /// How long it takes until each of so many tasks has had the lock so many times, all of them waiting at the start.
 async fn let_through(mutex: &DistMutex, tasks: usize, turns: u64) -> Duration {
     let holder = held(mutex.lock()).await;
-    let mut waiting = JoinSet::new();
+    let (mut waiting, begun) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..tasks {
-        let mutex = mutex.clone();
+        let (mutex, begun) = (mutex.clone(), Arc::clone(&begun));
         waiting.spawn(async move {
+            // Before this task lets another one run, it waits.
+            begun.fetch_add(1, Ordering::Relaxed);
             for _ in 0..turns {
                 released(mutex.lock()).await;
             }
         });
     }
-    while mutex.inspect().await.expect(STORE).waiters.len() < tasks {
+    while begun.load(Ordering::Relaxed) < tasks {
         yield_now().await;
     }
     let started = Instant::now();

@@ -19,8 +19,10 @@ use crate::backend::{Backend, BackendError, RenewRequest, Renewal};
 use crate::error::LossReason;
 use crate::sync::Mutex;
 
-/// Renewals under way at once: bounds the memory of a burst, and what a burst makes others wait.
-const MAX_IN_FLIGHT: usize = 256;
+/// Renewals under way at once: few, so that a burst of them does not hold up what else is asked of the store; more if they come
+/// too slowly for those that are due; and never so many that a burst takes much memory.
+const IN_FLIGHT: usize = 64;
+const MAX_IN_FLIGHT: usize = 1024;
 
 /// How long the task sleeps when there is nothing to watch.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -88,7 +90,8 @@ impl Watchdog {
             // A store that answers at once must not keep this loop from letting other tasks run.
             consume_budget().await;
             due.extend(self.tend(Instant::now()));
-            while renewals.len() < MAX_IN_FLIGHT {
+            let limit = (due.len() / 4).clamp(IN_FLIGHT, MAX_IN_FLIGHT);
+            while renewals.len() < limit {
                 let Some(lease) = due.pop_front() else { break };
                 if !lease.is_over() {
                     renewals.push(renew(backend.as_ref(), lease));
