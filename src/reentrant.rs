@@ -34,6 +34,8 @@ use crate::primitive::Primitive;
 ///
 /// Different owners are served in the order in which they arrive at the store, in one line with those who wait for a
 /// [`DistMutex`](crate::DistMutex) of the same prefix and name, which is the same lock.
+/// A client that holds the mutex of that name may pass it on among its tasks first, within the bounds of
+/// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
 ///
 /// # On Redis
 ///
