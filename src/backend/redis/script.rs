@@ -39,11 +39,8 @@ macro_rules! parts {
 
 /// The short way with which a script begins: its parameters are given their values, and it returns if the case is its own.
 macro_rules! short_way {
-    ($name:ident($params:literal) = $values:literal) => {
-        concat!("do local ", $params, " = ", $values, "\n", short_way!($name), "\nend\n")
-    };
-    ($name:ident) => {
-        include_str!(concat!("lua/lock/", stringify!($name), ".lua"))
+    ($file:literal, $params:literal = $values:literal) => {
+        concat!("do local ", $params, " = ", $values, "\n", parts!($file), "\nend\n")
     };
 }
 
@@ -51,17 +48,18 @@ macro_rules! short_way {
 /// their parameters, and the rest of each as a function of its part of the keys and arguments.
 macro_rules! scripts {
     ($($(#[$doc:meta])*
-    $name:ident = $letter:literal: $([$short:ident($params:literal) = $values:literal])? $($part:literal),+;)+) => {
+    $name:ident = $letter:literal:
+        $([$short:ident in $file:literal: $params:literal = $values:literal])? $($part:literal),+;)+) => {
         $($(#[$doc])*
         pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(concat!($(short_way!($short($params) = $values),)? parts!($($part),+)), Some($letter))
+            Script::new(concat!($(short_way!($file, $params = $values),)? parts!($($part),+)), Some($letter))
         });)+
 
         /// Many operations in one call.
         pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
             Script::new(
                 concat!(
-                    $($("local function ", stringify!($short), "(", $params, ")\n", short_way!($short), "\nend\n",)?)+
+                    $($("local function ", stringify!($short), "(", $params, ")\n", parts!($file), "\nend\n",)?)+
                     "local function long_ways()\nlocal way = {}\n",
                     $("way[string.byte('", $letter, "')] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
                     "return way\nend\n",
@@ -75,19 +73,30 @@ macro_rules! scripts {
 
 scripts! {
     ACQUIRE = 'a':
-        [acquire_alone("lock, queue, fence, id, lease_ms, now") = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
+        [acquire_alone in "lock/acquire_alone.lua":
+            "lock, queue, fence, id, lease_ms, now" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
         "line.lua", "lock/lock.lua", "lock/acquire.lua";
-    RENEW = 'n': [renew_alone("lock, fence, id, lease_ms") = "KEYS[1], KEYS[2], ARGV[1], ARGV[2]"] "lock/renew.lua";
+    RENEW = 'n':
+        [renew_alone in "lock/renew_alone.lua": "lock, fence, id, lease_ms" = "KEYS[1], KEYS[2], ARGV[1], ARGV[2]"]
+        "lock/renew.lua";
     RELEASE = 'r':
-        [release_alone("lock, queue, id") = "KEYS[1], KEYS[2], ARGV[1]"]
+        [release_alone in "lock/release_alone.lua": "lock, queue, id" = "KEYS[1], KEYS[2], ARGV[1]"]
         "line.lua", "lock/lock.lua", "lock/release.lua";
     /// By an owner.
     ACQUIRE_OWNED = 'A': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
     RENEW_OWNED = 'N': "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
     RELEASE_OWNED = 'R': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
-    ACQUIRE_PERMITS = 'p': "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
+    ACQUIRE_PERMITS = 'p':
+        [acquire_permits in "semaphore/acquire_short.lua":
+            "holders, queue, waiters, fence, holds, kind, id, lease_ms, waits, permits, _, known" =
+            "KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV)"]
+        "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
     RENEW_PERMITS = 'q': "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
-    RELEASE_PERMITS = 's': "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
+    RELEASE_PERMITS = 's':
+        [release_permits in "semaphore/release_short.lua":
+            "holders, queue, waiters, fence, holds, kind, id, kept" =
+            "KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV)"]
+        "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 
 /// Scripts that are called now and then, each by itself.

@@ -8,7 +8,12 @@
 --
 -- An operation that fails, because something else stands under its key, say, harms no other one.
 
-local ACQUIRE, RELEASE, RENEW = string.byte('arn', 1, 3)
+local ACQUIRE, RELEASE, RENEW, ACQUIRE_PERMITS, RELEASE_PERMITS = string.byte('arnps', 1, 5)
+
+local function careful(way, ...)
+  local done, answer = pcall(way, ...)
+  return done and answer or not done and { '!', type(answer) == 'table' and answer.err or tostring(answer) }
+end
 
 local time = redis.call('TIME')
 local now = time[1] .. string.sub('00000' .. time[2], -6)
@@ -24,18 +29,20 @@ while arg <= last_arg do
     answer = release_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1])
   elseif operation == RENEW then
     answer = renew_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 2])
+  elseif operation == ACQUIRE_PERMITS or operation == RELEASE_PERMITS then
+    answer = careful(
+      operation == ACQUIRE_PERMITS and acquire_permits or release_permits,
+      KEYS[key], KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4],
+      unpack(ARGV, arg + 1, arg + args)
+    )
   end
   if not answer then
-    local done
     way = way or long_ways()
-    done, answer = pcall(
+    answer = careful(
       way[operation],
       { unpack(KEYS, key, key + keys - 1) },
       { unpack(ARGV, arg + 1, arg + args) }
     )
-    if not done then
-      answer = { '!', type(answer) == 'table' and answer.err or tostring(answer) }
-    end
   end
   answers[#answers + 1] = answer
   key, arg = key + keys, arg + args + 1

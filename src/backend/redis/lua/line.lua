@@ -12,7 +12,8 @@
 -- A ticket is the time of arrival in microseconds, or one more than the last ticket. A hand-over parks a waiter that
 -- nobody listens for, so that no other meets it again; when its client is heard again, it gets back its place.
 --
--- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits.
+-- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits. It takes longer than
+-- most commands, so what is text already stays text.
 
 local QUEUE, WAITERS, FENCE = KEYS[2], KEYS[3], KEYS[4]
 local FENCE_MS = '86400000'
@@ -30,16 +31,30 @@ local function kind_of(request)
   return request.owner and 'reentrant' or kind
 end
 
-local function now_us()
+-- The time in microseconds, as text too, and in milliseconds, since the script has looked at the clock.
+local now, now_text, now_ms
+
+local function look_at_clock()
+  if now then
+    return
+  end
   local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+  now_text = time[1] .. string.sub('00000' .. time[2], -6)
+  now = tonumber(now_text)
+  now_ms = math.floor(now / 1000)
+end
+
+-- A time in milliseconds as text.
+local function in_full(ms)
+  return string.format('%d%03d', ms / 1000, ms % 1000)
 end
 
 -- Above all tokens of the last grant, or the time, whichever is greater: grows while the store remembers, whatever the
 -- clock does, and grows when the store has forgotten, because time has passed. What is no token is not counted.
-local function next_token(now)
+local function next_token()
   local last = last_token()
-  return last < 2 ^ 53 and math.max(last + TOKENS_PER_GRANT, now) or now
+  local next = last + TOKENS_PER_GRANT
+  return last < 2 ^ 53 and next > now and string.format('%.0f', next) or now_text
 end
 
 -- The channel of the client that made lease `id`, or nil: a lease id is <client>.<sequence>.
@@ -80,9 +95,9 @@ local function waiting_for(owner)
   return redis.call('HGET', WAITERS, '/' .. owner) or ''
 end
 
--- Takes `id` out of the line; nil if it does not stand there.
-local function forget(id)
-  local request = waiter(id)
+-- Takes `id` out of the line; nil if it does not stand there. Whoever knows what it asked for says so.
+local function forget(id, request)
+  request = request or waiter(id)
   if not request then
     return nil
   end
@@ -112,8 +127,9 @@ local last_ticket = function()
 end
 local remember_ticket = function() end
 
-local function next_ticket(now)
-  local ticket = string.format('%016.0f', math.max(last_ticket() + 1, now))
+local function next_ticket()
+  local last = last_ticket()
+  local ticket = last < now and now_text or string.format('%016.0f', last + 1)
   remember_ticket(ticket)
   return ticket
 end
@@ -131,33 +147,60 @@ local function take_places_back(id)
   end
 end
 
--- A key goes by itself when those who use it have been silent for a lease or two.
-local function keep(key, lease_ms)
+-- Two keys that are written together go by themselves when those who use them have been silent for a lease or two.
+local function keep(key, other, lease_ms)
   if redis.call('PTTL', key) < lease_ms * 1.5 then
-    redis.call('PEXPIRE', key, string.format('%.0f', lease_ms * 2))
+    redis.call('PEXPIRE', key, lease_ms * 2)
+    redis.call('PEXPIRE', other, lease_ms * 2)
   end
 end
 
--- Gives `id` a place in line, or lets it keep the one it has; alive for another lease. Returns the place.
-local function stand_in_line(now, id, lease_ms, permits, owner)
+-- Forgets places of those that have died, so that they do not pile up however few are ever met again: of twenty, since one
+-- arrival in ten at least comes by here, and each adds one at most.
+local function tidy()
+  if not by_size then
+    -- Only parked ones are not met.
+    local died = redis.call('ZRANGEBYSCORE', QUEUE, '(-' .. in_full(now_ms), '(0', 'LIMIT', 0, 20)
+    for _, place in ipairs(died) do
+      forget(string.sub(place, 18))
+      redis.call('ZREM', QUEUE, place)
+    end
+    return
+  end
+  -- One that asked for much may not be met either. So they are looked for at random.
+  for _, place in ipairs(redis.call('ZRANDMEMBER', QUEUE, 20)) do
+    local request = waiter(string.sub(place, 18))
+    if not request or request.alive_until <= now_ms then
+      forget(string.sub(place, 18), request)
+      redis.call('ZREM', QUEUE, place)
+    end
+  end
+end
+
+-- Gives `id` a place in line, or lets it keep the one it has; alive for another lease. Returns the place, and whether it
+-- is new.
+local function stand_in_line(id, lease_ms, permits, owner)
   local before = waiter(id)
-  local ticket = before and before.ticket or next_ticket(now)
+  local ticket = before and before.ticket or next_ticket()
   local place = ticket .. ' ' .. id
   if before and tonumber(redis.call('ZSCORE', QUEUE, place) or -1) < 0 then
     take_places_back(id)
   end
-  local record = string.format('%s %.0f %.0f %.0f', ticket, lease_ms, math.floor(now / 1000) + lease_ms, permits)
-  if owner then
-    record = record .. ' ' .. owner
-    if not before then
-      redis.call('HSET', WAITERS, '/' .. owner, waiting_for(owner) .. id .. ' ')
-    end
+  local record = table.concat({ ticket, lease_ms, in_full(now_ms + lease_ms), permits, owner }, ' ')
+  if owner and not before then
+    redis.call('HSET', WAITERS, '/' .. owner, waiting_for(owner) .. id .. ' ')
   end
   redis.call('HSET', WAITERS, id, record)
   redis.call('ZADD', QUEUE, score(permits), place)
-  keep(QUEUE, lease_ms)
-  keep(WAITERS, lease_ms)
-  return place
+  keep(QUEUE, WAITERS, lease_ms)
+  tidy()
+  return place, not before
+end
+
+-- How many places come before this one, parked ones included; for a counting semaphore all that were there before it, or
+-- all that ask for less.
+local function places_before(place, is_new)
+  return is_new and redis.call('ZCARD', QUEUE) - 1 or redis.call('ZRANK', QUEUE, place) or 0
 end
 
 -- The place to be served next: the first in line, or the first among those that fit.
@@ -165,40 +208,25 @@ local function next_in_line()
   if not by_size then
     return redis.call('ZRANGEBYSCORE', QUEUE, 1, '+inf', 'LIMIT', 0, 1)[1]
   end
-  local first, size = nil, '(0'
-  while true do
-    local found = redis.call('ZRANGEBYSCORE', QUEUE, size, free, 'WITHSCORES', 'LIMIT', 0, 1)
+  local first, size = nil, 0
+  while size < free do
+    local found = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. size, free, 'WITHSCORES', 'LIMIT', 0, 1)
     if not found[1] then
       return first
     end
     if not first or found[1] < first then
       first = found[1]
     end
-    size = '(' .. found[2]
+    size = tonumber(found[2])
   end
+  return first
 end
 
 -- Gives what is free to those next in line that are alive and can be told; `asker`, if it is one of them, is being
 -- answered anyway. Returns the token of `asker` if it is served. Every waiter met on the way is forgotten if it is dead,
--- or if it asks for more than anybody can have, and parked if it is silent; each call also forgets two of those that died
--- while they were parked. So each waiter is met at most three times, however many there are.
-local function serve(now, asker)
-  local now_ms = math.floor(now / 1000)
-  local died = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. string.format('%.0f', -now_ms), '(0', 'LIMIT', 0, 2)
-  for _, place in ipairs(died) do
-    forget(string.sub(place, 18))
-    redis.call('ZREM', QUEUE, place)
-  end
-  if by_size then
-    -- One that asked for much may never be met. Two at random are, so that the dead do not pile up.
-    for _, place in ipairs(redis.call('ZRANDMEMBER', QUEUE, 2)) do
-      local request = waiter(string.sub(place, 18))
-      if not request or request.alive_until <= now_ms then
-        forget(string.sub(place, 18))
-        redis.call('ZREM', QUEUE, place)
-      end
-    end
-  end
+-- or if it asks for more than anybody can have, and parked if it is silent. So each waiter is met at most three times,
+-- however many there are.
+local function serve(asker)
   local silent, answer = {}, nil
   while free > 0 do
     local place = next_in_line()
@@ -208,28 +236,28 @@ local function serve(now, asker)
     local id = string.sub(place, 18)
     local request = waiter(id)
     if not request or request.alive_until <= now_ms or request.permits > limit then
-      forget(id)
+      forget(id, request)
       redis.call('ZREM', QUEUE, place)
       if request and request.permits > limit then
         -- It will be told why when it asks.
         tell(id, 'ask ' .. id)
       end
+    elseif request.permits > free and (id == asker or listens(id)) then
+      -- Whoever comes behind it waits with it.
+      return answer
     else
-      local client = string.match(id, '^[^.]+')
-      local token = next_token(now)
-      local grant = string.format('grant %s %.0f %s', id, token, kind_of(request))
-      if request.permits > free and (id == asker or listens(id)) then
-        -- Whoever comes behind it waits with it.
-        return answer
-      elseif id == asker or (request.permits <= free and not silent[client] and tell(id, grant)) then
-        forget(id)
+      local client = string.sub(id, 1, 36)
+      local token = next_token()
+      local grant = 'grant ' .. id .. ' ' .. token .. ' ' .. kind_of(request)
+      if id == asker or (request.permits <= free and not silent[client] and tell(id, grant)) then
+        forget(id, request)
         admit(id, request, token)
         if id == asker then
           answer = token
         end
       else
         silent[client] = true
-        redis.call('ZADD', QUEUE, string.format('%.0f', -request.alive_until), place)
+        redis.call('ZADD', QUEUE, '-' .. in_full(request.alive_until), place)
       end
     end
   end

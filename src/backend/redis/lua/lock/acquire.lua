@@ -19,20 +19,22 @@ local id, lease_ms, waits, repair_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] ~= '0
 local request = { lease_ms = lease_ms, owner = ARGV[5] }
 
 local holder = redis.call('GET', LOCK)
-local now = now_us()
-
+look_at_clock()
 if holder == (request.owner and id .. '/' .. request.owner or id) then
-  local token = last_token()
-  token = token > 0 and token or next_token(now)
+  local token = present_token()
   admit(id, request, token)
   return token
 end
-local place = waits and stand_in_line(now, id, lease_ms, 1, request.owner)
+
+local place, is_new
+if waits then
+  place, is_new = stand_in_line(id, lease_ms, 1, request.owner)
+end
 if not holder then
   free = 1
-  local token = serve(now, id)
+  local token = serve(id)
   if not token and free == 1 then
-    token = next_token(now)
+    token = next_token()
     admit(id, request, token)
   end
   -- Its owner may have been let in under another lease.
@@ -49,4 +51,4 @@ end
 if not waits then
   return 0
 end
-return { remaining, redis.call('ZRANK', QUEUE, place) }
+return { remaining, places_before(place, is_new) }

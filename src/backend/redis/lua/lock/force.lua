@@ -11,7 +11,8 @@ if not value then
   return 0
 end
 -- What stands beside the lock may be broken; that must not keep it.
-local intact, lead, _, several = pcall(settle_holds, math.floor(now_us() / 1000))
+look_at_clock()
+local intact, lead, _, several = pcall(settle_holds)
 local holders = { intact and lead or string.match(value, '^[^/]*') }
 if intact and several then
   holders = redis.call('ZRANGE', KEYS[5], 0, -1)
@@ -21,5 +22,5 @@ for _, id in ipairs(holders) do
 end
 redis.call('DEL', LOCK, KEYS[5])
 free = 1
-pcall(serve, now_us(), nil)
+pcall(serve)
 return 1

@@ -9,7 +9,7 @@ local HOLDS = KEYS[5]
 
 -- Forgets holds that have run out; if the lead has, another one becomes it. Returns the lead, its owner, and whether
 -- there are several holds; nil if no owner holds the lock.
-local function settle_holds(now_ms)
+local function settle_holds()
   local value = redis.call('GET', KEYS[1])
   -- What another library puts there may look like an owner, but hardly like a lease id.
   local lead, owner = string.match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+)/(.*)$')
@@ -17,7 +17,7 @@ local function settle_holds(now_ms)
     return lead, owner, false
   end
   -- As for keys, a time is over when it has passed, not when it has come.
-  redis.call('ZREMRANGEBYSCORE', HOLDS, '-inf', '(' .. string.format('%.0f', now_ms))
+  redis.call('ZREMRANGEBYSCORE', HOLDS, '-inf', '(' .. in_full(now_ms))
   if not redis.call('ZSCORE', HOLDS, lead) then
     lead = redis.call('ZREVRANGE', HOLDS, 0, 0)[1]
     if not lead then

@@ -13,8 +13,13 @@ last_token = function()
   return tonumber(redis.call('GET', FENCE)) or 0
 end
 
+-- The token of the grant that still holds; a new one if it is lost.
+local function present_token()
+  return string.match(redis.call('GET', FENCE) or '', '^[1-9]%d*$') or next_token()
+end
+
 admit = function(id, request, token)
-  redis.call('SET', FENCE, string.format('%.0f', token), 'PX', FENCE_MS)
+  redis.call('SET', FENCE, token, 'PX', FENCE_MS)
   redis.call('SET', LOCK, request.owner and id .. '/' .. request.owner or id, 'PX', request.lease_ms)
   free = 0
   if request.owner then

@@ -15,7 +15,8 @@ if value and string.match(value, '^[^/]*') == ARGV[1] then
   local intact = true
   free = 1
   if waiting > 0 then
-    intact = pcall(serve, now_us(), nil)
+    look_at_clock()
+    intact = pcall(serve)
   end
   if not intact or free == 1 then
     redis.call('DEL', LOCK)
@@ -25,7 +26,8 @@ end
 if waiting > 0 and forget(ARGV[1]) then
   if not value then
     free = 1
-    serve(now_us(), nil)
+    look_at_clock()
+    serve()
   end
   return 2
 end

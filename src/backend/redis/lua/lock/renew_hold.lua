@@ -7,10 +7,10 @@
 --
 -- Idempotent. Never takes back a hold that was lost.
 
-local now_ms = math.floor(now_us() / 1000)
-local lead, _, several = settle_holds(now_ms)
+look_at_clock()
+local lead, _, several = settle_holds()
 if several and redis.call('ZSCORE', HOLDS, ARGV[1]) then
-  redis.call('ZADD', HOLDS, string.format('%.0f', now_ms + tonumber(ARGV[2])), ARGV[1])
+  redis.call('ZADD', HOLDS, in_full(now_ms + ARGV[2]), ARGV[1])
   expire_with_holds()
 elseif not several and lead == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -22,10 +22,9 @@
 local id, lease_ms, waits, permits = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
 local stated = tonumber(ARGV[6])
 
-settle()
--- Granted before, and the answer got lost: whatever has become of the limit since.
-local held = redis.call('HGET', HOLDS, id)
+local held = settle(id)
 if held then
+  -- Granted before, and the answer got lost: whatever has become of the limit since.
   extend(id, lease_ms)
   return { 'granted', limit or stated, reign or '0', string.match(held, '%d+$') }
 end
@@ -41,22 +40,20 @@ end
 
 local line = redis.call('EXISTS', QUEUE) == 1
 if waits and (line or permits > free) then
-  local place = stand_in_line(now, id, lease_ms, permits, nil)
-  local token = serve(now, id)
+  local place, is_new = stand_in_line(id, lease_ms, permits)
+  local token = serve(id)
   if token then
-    return { 'granted', limit, reign, string.format('%.0f', token) }
+    return { 'granted', limit, reign, token }
   end
-  local ends = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2]
-  local before = redis.call('ZRANK', QUEUE, place)
-  return { 'queued', limit, reign, ends and tonumber(ends) - now_ms or -1, before or 0 }
+  return { 'queued', limit, reign, ends and ends - now_ms or -1, places_before(place, is_new) }
 end
 if line then
-  serve(now, nil)
+  serve()
 end
 -- Nobody in line fits. Where nobody may be passed, there must be nobody.
 if permits > free or (line and not by_size and redis.call('ZCOUNT', QUEUE, 1, '+inf') > 0) then
   return { 'busy', limit, reign }
 end
-local token = next_token(now)
+local token = next_token()
 admit(id, { lease_ms = lease_ms, permits = permits }, token)
-return { 'granted', limit, reign, string.format('%.0f', token) }
+return { 'granted', limit, reign, token }

@@ -10,16 +10,15 @@
 local id, kept = ARGV[2], tonumber(ARGV[3])
 local released = 0
 
-write_first()
-settle()
-local held = redis.call('HGET', HOLDS, id)
+local held = settle(id)
 if held then
   local surplus = permits_of(held) - kept
   if kept == 0 then
-    leave(id, permits_of(held))
+    leave(id, surplus)
   elseif surplus > 0 then
-    redis.call('HSET', HOLDS, id, string.format('%.0f %s', kept, string.match(held, '%d+$')))
-    used = redis.call('HINCRBY', HOLDS, 'used', string.format('%.0f', -surplus))
+    remember_fence()
+    used, unsaved = used - surplus, true
+    redis.call('HSET', HOLDS, id, kept .. ' ' .. string.match(held, '%d+$'))
   end
   released = 1
 elseif kept == 0 and forget(id) then
@@ -28,6 +27,7 @@ end
 -- If the fence was lost, nobody knows the limit until somebody states it.
 if limit then
   free = limit - used
-  serve(now, nil)
+  serve()
 end
+save()
 return released

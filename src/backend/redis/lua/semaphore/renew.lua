@@ -11,6 +11,5 @@ local ends = tonumber(redis.call('ZSCORE', HOLDERS, ARGV[2]) or 0)
 if ends <= now_ms or redis.call('HEXISTS', HOLDS, ARGV[2]) == 0 then
   return 'expired'
 end
-write_first()
 extend(ARGV[2], tonumber(ARGV[3]))
 return 'renewed'

@@ -17,5 +17,5 @@ for _, id in ipairs(redis.call('HKEYS', WAITERS)) do
     tell(id, 'ask ' .. id)
   end
 end
-serve(now, nil)
+serve()
 return reign

@@ -8,12 +8,14 @@
 --
 -- All times are the server's. Holders and holds go with the last lease, and by themselves if nobody is heard of.
 
+look_at_clock()
 local HOLDERS, HOLDS = KEYS[1], KEYS[5]
-local now = now_us()
-local now_ms = math.floor(now / 1000)
 local fence = redis.call('HMGET', FENCE, 'token', 'limit', 'reign', 'lapse', 'ticket')
 local last, reign, lapse = tonumber(fence[1]) or 0, fence[3], tonumber(fence[4]) or 0
-local used = 0
+-- How many permits are in use, once settled; and whether the server still has another sum.
+local used, unsaved = 0, false
+-- When the first lease of a holder ends.
+local ends
 
 kind, by_size = ARGV[1], ARGV[1] == 'counting'
 
@@ -30,7 +32,7 @@ remember_ticket = function(ticket)
 end
 
 kind_of = function()
-  return string.format('%s/%.0f/%s', kind, limit, reign)
+  return kind .. '/' .. limit .. '/' .. reign
 end
 
 local function permits_of(record)
@@ -55,69 +57,94 @@ local function recount()
   redis.call('PEXPIRE', HOLDS, math.max(redis.call('PTTL', HOLDERS), 1))
 end
 
--- Ends the hold of `id`, which has `permits`.
+-- Ends the hold of `id`, which has `permits`. To be saved.
 local function leave(id, permits)
   redis.call('HDEL', HOLDS, id)
-  used = redis.call('HINCRBY', HOLDS, 'used', string.format('%.0f', -permits))
-  if redis.call('ZREM', HOLDERS, id) == 1 and redis.call('EXISTS', HOLDERS) == 0 then
-    redis.call('DEL', HOLDS)
-  end
+  redis.call('ZREM', HOLDERS, id)
+  used, unsaved = used - permits, true
 end
 
--- Ends the leases whose time is over. Each is met once.
-local function settle()
+-- Tells the server how many permits are in use. Whoever is admitted does so too.
+local function save()
+  if unsaved and used > 0 then
+    redis.call('HSET', HOLDS, 'used', used)
+  elseif unsaved then
+    redis.call('DEL', HOLDS)
+  end
+  unsaved = false
+end
+
+-- Ends the leases whose time is over; each is met once. Returns the record of `id`, if it holds permits.
+local function settle(id)
   local holders = redis.call('ZCARD', HOLDERS)
   if redis.call('HLEN', HOLDS) ~= (holders > 0 and holders + 1 or 0) then
     recount()
   end
-  used = tonumber(redis.call('HGET', HOLDS, 'used')) or 0
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', string.format('%.0f', now_ms))) do
-    leave(id, permits_of(redis.call('HGET', HOLDS, id)))
+  local held = redis.call('HMGET', HOLDS, 'used', id or '')
+  used = tonumber(held[1]) or 0
+  local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
+  while first[1] and tonumber(first[2]) <= now_ms do
+    leave(first[1], permits_of(redis.call('HGET', HOLDS, first[1])))
+    held[2] = first[1] ~= id and held[2]
+    first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   end
+  save()
+  ends = tonumber(first[2])
   limit = tonumber(fence[2])
   if limit and now_ms >= lapse and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
     limit = nil
   end
   free = limit and limit - used or 0
+  return held[2]
 end
 
--- The semaphore is in use: its limit stays in force for a lease after this one, and what the fence tells for a day.
-local function touch(lease_ms)
+-- What the fence tells is remembered for a day. Needs no memory: a server that has none left refuses to write, but not to a
+-- script that has written already. Giving back and renewing must not be refused.
+local function remember_fence()
+  redis.call('PEXPIRE', FENCE, FENCE_MS)
+end
+
+-- The semaphore is in use: its limit stays in force for a lease after this one. The rest goes into the fence as well.
+local function touch(lease_ms, ...)
   lapse = math.max(lapse, now_ms + 2 * lease_ms)
-  redis.call('HSET', FENCE, 'lapse', string.format('%.0f', lapse))
-  redis.call('PEXPIRE', FENCE, FENCE_MS)
-end
-
--- A server that is out of memory refuses to write, but not to a script that has written already. Giving back and renewing
--- need no memory, and must not be refused.
-local function write_first()
-  redis.call('PEXPIRE', FENCE, FENCE_MS)
+  redis.call('HSET', FENCE, 'lapse', in_full(lapse), ...)
 end
 
 local function put_in_force(permits, lease_ms)
   if not limit then
     -- Grows as tokens do, so that a later reign is known from an earlier one.
-    reign = string.format('%.0f', math.max((tonumber(reign) or 0) + 1, now))
+    local before = tonumber(reign) or 0
+    reign = before < now and now_text or string.format('%.0f', before + 1)
   end
   limit = permits
   free = limit - used
-  redis.call('HSET', FENCE, 'limit', string.format('%.0f', limit), 'reign', reign)
-  touch(lease_ms)
+  touch(lease_ms, 'limit', limit, 'reign', reign)
+  remember_fence()
 end
 
+local function set_end(id, lease_ms)
+  ends = math.min(ends or now_ms + lease_ms, now_ms + lease_ms)
+  redis.call('ZADD', HOLDERS, in_full(now_ms + lease_ms), id)
+  keep(HOLDERS, HOLDS, lease_ms)
+end
+
+-- The lease begins anew.
 local function extend(id, lease_ms)
-  redis.call('ZADD', HOLDERS, string.format('%.0f', now_ms + lease_ms), id)
-  keep(HOLDERS, lease_ms)
-  keep(HOLDS, lease_ms)
+  remember_fence()
+  set_end(id, lease_ms)
   touch(lease_ms)
 end
 
 admit = function(id, request, token)
-  redis.call('HSET', HOLDS, id, string.format('%.0f %.0f', request.permits, token))
-  used = redis.call('HINCRBY', HOLDS, 'used', string.format('%.0f', request.permits))
-  free = limit - used
-  last = token
-  redis.call('HSET', FENCE, 'token', string.format('%.0f', token))
-  extend(id, request.lease_ms)
+  local gap = now - last
+  used, last = used + request.permits, tonumber(token)
+  free, unsaved = limit - used, false
+  redis.call('HSET', HOLDS, id, request.permits .. ' ' .. token, 'used', used)
+  set_end(id, request.lease_ms)
+  touch(request.lease_ms, 'token', token)
+  if gap > now % 1e8 or gap < TOKENS_PER_GRANT then
+    -- The first grant within these 100 seconds, or the clock was set back.
+    remember_fence()
+  end
 end
 
