@@ -58,6 +58,9 @@ impl Watchdog {
         schedule.leases.insert((at, address(&lease)), lease);
         // Most leases are due later than what the task sleeps for already: then it need not wake.
         let wake = schedule.alarm.is_some_and(|alarm| at < alarm);
+        if wake {
+            schedule.alarm = Some(at);
+        }
         drop(schedule);
         if wake {
             self.rescheduled.notify_one();
@@ -148,7 +151,7 @@ impl Watchdog {
 
     fn take_due(&self, now: Instant) -> Vec<Arc<Lease>> {
         let mut schedule = self.schedule.lock();
-        schedule.alarm = None;
+        schedule.alarm = schedule.alarm.filter(|alarm| *alarm > now);
         let mut due = Vec::new();
         while let Some(first) = schedule.leases.first_entry() {
             if first.key().0 > now {
@@ -163,7 +166,9 @@ impl Watchdog {
     fn set_alarm(&self) -> Instant {
         let mut schedule = self.schedule.lock();
         let first = schedule.leases.first_key_value().map(|((at, _), _)| *at);
-        let alarm = first.unwrap_or_else(|| Instant::now() + IDLE);
+        // An alarm stands until it rings, even if the lease has been released meanwhile: otherwise each lease that is held for
+        // a moment would wake the task.
+        let alarm = first.into_iter().chain(schedule.alarm).min().unwrap_or_else(|| Instant::now() + IDLE);
         schedule.alarm = Some(alarm);
         alarm
     }

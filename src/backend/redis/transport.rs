@@ -17,7 +17,6 @@ use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::interfaces::{ClientLike, LuaInterface};
 use fred::types::{Key, Value};
-use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -129,13 +128,20 @@ impl Wire {
         if is_unknown_script(&answer) { self.eval(script, keys, args).await } else { answer }
     }
 
+    // fred's futures have 5 KB. They are made where they stay, in a box: to move one there would copy it.
+
     pub(super) fn evalsha<'a>(
         &'a self,
         script: &'static Script,
         keys: Vec<Key>,
         args: Vec<Value>,
     ) -> BoxFuture<'a, Result<Value, FredError>> {
-        self.noted(self.client.evalsha(script.hash().clone(), keys, args)).boxed()
+        Box::pin(async move {
+            let sent = Instant::now();
+            let answer = self.client.evalsha(script.hash().clone(), keys, args).await;
+            self.note(&answer, sent);
+            answer
+        })
     }
 
     pub(super) fn eval<'a>(
@@ -144,15 +150,12 @@ impl Wire {
         keys: Vec<Key>,
         args: Vec<Value>,
     ) -> BoxFuture<'a, Result<Value, FredError>> {
-        self.noted(self.client.eval(script.source().clone(), keys, args)).boxed()
-    }
-
-    /// fred's futures have 5 KB: to be boxed, so that they are not copied through every future around this one.
-    async fn noted(&self, call: impl Future<Output = Result<Value, FredError>>) -> Result<Value, FredError> {
-        let sent = Instant::now();
-        let answer = call.await;
-        self.note(&answer, sent);
-        answer
+        Box::pin(async move {
+            let sent = Instant::now();
+            let answer = self.client.eval(script.source().clone(), keys, args).await;
+            self.note(&answer, sent);
+            answer
+        })
     }
 
     /// Remembers since when nothing has been answered; if that is too long ago, the connection is made anew. How
