@@ -521,6 +521,35 @@ async fn waiters_whose_line_was_deleted_are_served_all_the_same<S: Semaphore>(si
     }
 }
 
+promise!(the_dead_that_nobody_would_meet_are_cleared_away_as_others_come: counting, fair);
+async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Semaphore>(site: Site) {
+    const DEAD: i64 = 200;
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::of(&client, 3);
+    let guard = taken(&semaphore, 3).await;
+    for n in 0..DEAD {
+        let id = format!("0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.{n}");
+        let ticket = 1_000_000_000_000_000 + n;
+        raw.send(&["HSET", &beside::<S>("waiters"), &id, &format!("{ticket} 1000 1000000001000 3")]);
+        // Those who want all permits stand behind the others in line; where there is but one line, they have been parked.
+        let score = if S::KIND == Kind::Counting { "3" } else { "-1000000001000" };
+        raw.send(&["ZADD", &beside::<S>("queue"), score, &format!("{ticket} {id}")]);
+    }
+    let mut left = DEAD;
+    for _ in 0..5000 {
+        let Err(Error::TimedOut { .. }) = semaphore.acquire_for(ms(1)).await else {
+            panic!("all permits are held")
+        };
+        left = raw.send(&["HLEN", &beside::<S>("waiters")]).int();
+        if left <= 1 {
+            break;
+        }
+    }
+    assert!(left <= 1, "{left} are left");
+    guard.release().await.expect("held to the end");
+    only_fences_are_left(site.server()).await;
+}
+
 promise!(a_deleted_fence_costs_no_holder_its_permits_and_tokens_go_on_growing: counting, fair);
 async fn a_deleted_fence_costs_no_holder_its_permits_and_tokens_go_on_growing<S: Semaphore>(site: Site) {
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
