@@ -15,12 +15,11 @@ local function hold(id)
   return tonumber(permits or 0), token
 end
 
-local used = tonumber(redis.call('HGET', HOLDS, 'used')) or 0
+local fence = redis.call('HMGET', FENCE, 'limit', 'lapse', 'used')
+local limit, used = tonumber(fence[1]), tonumber(fence[3]) or 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now_text)) do
   used = used - hold(id)
 end
-local fence = redis.call('HMGET', FENCE, 'limit', 'lapse')
-local limit = tonumber(fence[1])
 if limit and now >= (tonumber(fence[2]) or 0) and redis.call('EXISTS', QUEUE) == 0
   and redis.call('ZCOUNT', HOLDERS, '(' .. now_text, '+inf') == 0 then
   limit = nil

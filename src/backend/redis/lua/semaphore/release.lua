@@ -17,8 +17,8 @@ if held then
     leave(id, surplus)
   elseif surplus > 0 then
     remember_fence()
-    used, unsaved = used - surplus, true
     redis.call('HSET', HOLDS, id, kept .. ' ' .. string.match(held, '%d+$'))
+    use(used - surplus)
   end
   released = 1
 elseif kept == 0 and forget(id) then
@@ -26,8 +26,6 @@ elseif kept == 0 and forget(id) then
 end
 -- If the fence was lost, nobody knows the limit until somebody states it.
 if limit then
-  free = limit - used
   serve()
 end
-save()
 return released

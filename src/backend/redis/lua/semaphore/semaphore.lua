@@ -2,20 +2,18 @@
 --
 -- KEYS[1]  holders  sorted set: lease ids by the time their leases end, in ms
 -- KEYS[4]  fence    hash: "token" and "ticket", the last ones; "limit", the number of permits; "reign", when that came into
---                   force; "lapse", until when, in ms, it stays in force if nobody holds or waits
--- KEYS[5]  holds    hash: lease id -> "permits token", and "used", their sum. Has the same leases as the holders.
+--                   force; "lapse", until when, in ms, it stays in force if nobody holds or waits; "used", how many permits
+--                   are held; "ends", before when, in ms, no holder's lease ends
+-- KEYS[5]  holds    hash: lease id -> "permits token". Has the same leases as the holders.
 -- ARGV[1]  'counting' or 'fair'
 --
--- All times are the server's. Holders and holds go with the last lease, and by themselves if nobody is heard of.
+-- All times are the server's. Holders and holds go with the last lease, and by themselves when the limit lapses.
 
 look_at_clock()
 local HOLDERS, HOLDS = KEYS[1], KEYS[5]
-local fence = redis.call('HMGET', FENCE, 'token', 'limit', 'reign', 'lapse', 'ticket')
+local fence = redis.call('HMGET', FENCE, 'token', 'limit', 'reign', 'lapse', 'ticket', 'used', 'ends')
 local last, reign, lapse = tonumber(fence[1]) or 0, fence[3], tonumber(fence[4]) or 0
--- How many permits are in use, once settled; and whether the server still has another sum.
-local used, unsaved = 0, false
--- When the first lease of a holder ends.
-local ends
+local used, ends = tonumber(fence[6]), tonumber(fence[7])
 
 kind, by_size = ARGV[1], ARGV[1] == 'counting'
 
@@ -39,14 +37,28 @@ local function permits_of(record)
   return tonumber(string.match(record, '^%d+'))
 end
 
--- Somebody from outside has changed one of the two keys: what is in both counts.
+-- What the fence tells is remembered for a day. Needs no memory: a server that has none left refuses to write, but not to a
+-- script that has written already. Giving back and renewing must not be refused.
+local function remember_fence()
+  redis.call('PEXPIRE', FENCE, FENCE_MS)
+end
+
+-- How many permits are held is told with everything that changes it.
+local function use(permits, ...)
+  used = permits
+  free = limit and limit - used or 0
+  redis.call('HSET', FENCE, 'used', used, ...)
+end
+
+-- Somebody from outside has changed one of the keys: what is in both holders and holds counts.
 local function recount()
+  local permits = 0
   local records = redis.call('HGETALL', HOLDS)
-  redis.call('DEL', HOLDS)
   for i = 1, #records, 2 do
-    if records[i] ~= 'used' and redis.call('ZSCORE', HOLDERS, records[i]) then
-      redis.call('HSET', HOLDS, records[i], records[i + 1])
-      redis.call('HINCRBY', HOLDS, 'used', string.match(records[i + 1], '^%d+'))
+    if redis.call('ZSCORE', HOLDERS, records[i]) then
+      permits = permits + permits_of(records[i + 1])
+    else
+      redis.call('HDEL', HOLDS, records[i])
     end
   end
   for _, id in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
@@ -54,60 +66,50 @@ local function recount()
       redis.call('ZREM', HOLDERS, id)
     end
   end
-  redis.call('PEXPIRE', HOLDS, math.max(redis.call('PTTL', HOLDERS), 1))
+  use(permits)
+  remember_fence()
 end
 
--- Ends the hold of `id`, which has `permits`. To be saved.
+-- Ends the hold of `id`, which has `permits`.
 local function leave(id, permits)
   redis.call('HDEL', HOLDS, id)
   redis.call('ZREM', HOLDERS, id)
-  used, unsaved = used - permits, true
-end
-
--- Tells the server how many permits are in use. Whoever is admitted does so too.
-local function save()
-  if unsaved and used > 0 then
-    redis.call('HSET', HOLDS, 'used', used)
-  elseif unsaved then
-    redis.call('DEL', HOLDS)
-  end
-  unsaved = false
+  use(used - permits)
 end
 
 -- Ends the leases whose time is over; each is met once. Returns the record of `id`, if it holds permits.
 local function settle(id)
+  limit = tonumber(fence[2])
   local holders = redis.call('ZCARD', HOLDERS)
-  if redis.call('HLEN', HOLDS) ~= (holders > 0 and holders + 1 or 0) then
+  if redis.call('HLEN', HOLDS) ~= holders or (holders == 0) ~= ((used or 0) == 0) then
     recount()
   end
-  local held = redis.call('HMGET', HOLDS, 'used', id or '')
-  used = tonumber(held[1]) or 0
+  used = used or 0
   local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   while first[1] and tonumber(first[2]) <= now_ms do
     leave(first[1], permits_of(redis.call('HGET', HOLDS, first[1])))
-    held[2] = first[1] ~= id and held[2]
     first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   end
-  save()
   ends = tonumber(first[2])
-  limit = tonumber(fence[2])
   if limit and now_ms >= lapse and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
     limit = nil
   end
   free = limit and limit - used or 0
-  return held[2]
+  return id and redis.call('HGET', HOLDS, id)
 end
 
--- What the fence tells is remembered for a day. Needs no memory: a server that has none left refuses to write, but not to a
--- script that has written already. Giving back and renewing must not be refused.
-local function remember_fence()
-  redis.call('PEXPIRE', FENCE, FENCE_MS)
-end
-
--- The semaphore is in use: its limit stays in force for a lease after this one. The rest goes into the fence as well.
-local function touch(lease_ms, ...)
-  lapse = math.max(lapse, now_ms + 2 * lease_ms)
-  redis.call('HSET', FENCE, 'lapse', in_full(lapse), ...)
+-- The semaphore is in use: its limit stays in force for a lease after this one, and so do the keys of its holders, that is why
+-- they need not be looked after each time.
+local function touch(lease_ms)
+  if lapse < now_ms + lease_ms * 1.5 then
+    lapse = now_ms + lease_ms * 2
+    redis.call('HSET', FENCE, 'lapse', in_full(lapse))
+  end
+  if redis.call('PTTL', HOLDERS) < lapse - now_ms then
+    redis.call('PEXPIRE', HOLDERS, lapse - now_ms)
+    redis.call('PEXPIRE', HOLDS, lapse - now_ms)
+  end
+  remember_fence()
 end
 
 local function put_in_force(permits, lease_ms)
@@ -117,34 +119,29 @@ local function put_in_force(permits, lease_ms)
     reign = before < now and now_text or string.format('%.0f', before + 1)
   end
   limit = permits
-  free = limit - used
-  touch(lease_ms, 'limit', limit, 'reign', reign)
-  remember_fence()
+  use(used, 'limit', limit, 'reign', reign)
+  touch(lease_ms)
 end
 
+-- When the lease of `id` ends.
 local function set_end(id, lease_ms)
-  ends = math.min(ends or now_ms + lease_ms, now_ms + lease_ms)
   redis.call('ZADD', HOLDERS, in_full(now_ms + lease_ms), id)
-  keep(HOLDERS, HOLDS, lease_ms)
+  ends = math.min(ends or now_ms + lease_ms, now_ms + lease_ms)
 end
 
 -- The lease begins anew.
 local function extend(id, lease_ms)
   remember_fence()
   set_end(id, lease_ms)
+  redis.call('HSET', FENCE, 'ends', in_full(ends))
   touch(lease_ms)
 end
 
 admit = function(id, request, token)
-  local gap = now - last
-  used, last = used + request.permits, tonumber(token)
-  free, unsaved = limit - used, false
-  redis.call('HSET', HOLDS, id, request.permits .. ' ' .. token, 'used', used)
+  last = tonumber(token)
+  redis.call('HSET', HOLDS, id, request.permits .. ' ' .. token)
   set_end(id, request.lease_ms)
-  touch(request.lease_ms, 'token', token)
-  if gap > now % 1e8 or gap < TOKENS_PER_GRANT then
-    -- The first grant within these 100 seconds, or the clock was set back.
-    remember_fence()
-  end
+  use(used + request.permits, 'token', token, 'ends', in_full(ends))
+  touch(request.lease_ms)
 end
 
