@@ -147,12 +147,16 @@ local function take_places_back(id)
   end
 end
 
--- Two keys that are written together go by themselves when those who use them have been silent for a lease or two.
+-- Two keys that are written together go by themselves when those who use them have been silent for a lease or two. Returns
+-- in how many ms.
 local function keep(key, other, lease_ms)
-  if redis.call('PTTL', key) < lease_ms * 1.5 then
-    redis.call('PEXPIRE', key, lease_ms * 2)
-    redis.call('PEXPIRE', other, lease_ms * 2)
+  local left = redis.call('PTTL', key)
+  if left < lease_ms * 1.5 then
+    left = lease_ms * 2
+    redis.call('PEXPIRE', key, left)
+    redis.call('PEXPIRE', other, left)
   end
+  return left
 end
 
 -- Forgets places of those that have died, so that they do not pile up however few are ever met again: of twenty, since one

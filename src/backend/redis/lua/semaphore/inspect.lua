@@ -16,7 +16,7 @@ local function hold(id)
 end
 
 local fence = redis.call('HMGET', FENCE, 'limit', 'lapse', 'used')
-local limit, used = tonumber(fence[1]), tonumber(fence[3]) or 0
+local limit, used = tonumber(fence[1]), redis.call('EXISTS', HOLDERS) == 1 and tonumber(fence[3]) or 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now_text)) do
   used = used - hold(id)
 end

@@ -8,7 +8,7 @@
 
 local held = kept == '0' and redis.call('HGET', holds, id)
 if held then
-  local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'token')
+  local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'token', 'kept')
   local limit, lapse, used, ends = tonumber(last[1]), tonumber(last[3]), tonumber(last[4]), tonumber(last[5])
   local time = redis.call('TIME')
   local now = time[1] .. string.sub('00000' .. time[2], -6)
@@ -27,22 +27,25 @@ if held then
     local place = limit - used == 1 and redis.call('ZRANGEBYSCORE', queue, 1, 1, 'LIMIT', 0, 1)[1]
     if place and gap >= 16 and gap <= now % 1e8 then
       local next = string.sub(place, 18)
-      local client = string.match(next, '^(%x+%-%x+%-%x+%-%x+%-%x+)%.%d+$')
       local lease_ms, alive_until =
         string.match(redis.call('HGET', waiters, next) or '', '^%d+ (%d+) (%d+) 1$')
-      local alive = client and lease_ms and alive_until - now_ms > 0
-      if alive and lapse - now_ms >= lease_ms * 1.5 then
+      local alive = lease_ms and alive_until - now_ms > 0
+      if alive and (tonumber(last[7]) or 0) - now_ms >= lease_ms * 1.5 then
         local grant = 'grant ' .. next .. ' ' .. now .. ' ' .. kind .. '/' .. limit .. '/' .. last[2] .. ' ' .. holders
-        if redis.call('PUBLISH', 'leasehold:' .. client, grant) > 0 then
+        if redis.call('PUBLISH', 'leasehold:' .. string.sub(next, 1, 36), grant) > 0 then
           redis.call('HDEL', waiters, next)
           redis.call('ZREM', queue, place)
-          local ms = now_ms + lease_ms
-          local end_of_lease = string.format('%d%03d', ms / 1000, ms % 1000)
+          local function in_full(ms)
+            return string.format('%d%03d', ms / 1000, ms % 1000)
+          end
           -- Before the other goes, since with the last one goes the key and its expiry.
           redis.call('HSET', holds, next, '1 ' .. now)
-          redis.call('ZADD', holders, end_of_lease, next)
+          redis.call('ZADD', holders, in_full(now_ms + lease_ms), next)
           redis.call('HDEL', holds, id)
-          redis.call('HSET', fence, 'token', now, 'used', used + 1, 'ends', ms < ends and end_of_lease or last[5])
+          ends, lapse = math.min(ends, now_ms + lease_ms), math.max(lapse, now_ms + lease_ms * 2)
+          redis.call(
+            'HSET', fence, 'token', now, 'used', used + 1, 'ends', in_full(ends), 'lapse', in_full(lapse)
+          )
           return redis.call('ZREM', holders, id)
         end
       end

@@ -3,11 +3,12 @@
 -- KEYS[1]  holders  sorted set: lease ids by the time their leases end, in ms
 -- KEYS[4]  fence    hash: "token" and "ticket", the last ones; "limit", the number of permits; "reign", when that came into
 --                   force; "lapse", until when, in ms, it stays in force if nobody holds or waits; "used", how many permits
---                   are held; "ends", before when, in ms, no holder's lease ends
+--                   are held; "ends", before when, in ms, no holder's lease ends; "kept", until when, in ms, holders and
+--                   holds do not expire
 -- KEYS[5]  holds    hash: lease id -> "permits token". Has the same leases as the holders.
 -- ARGV[1]  'counting' or 'fair'
 --
--- All times are the server's. Holders and holds go with the last lease, and by themselves when the limit lapses.
+-- All times are the server's. Holders and holds go with the last lease, and by themselves if nobody is heard of.
 
 look_at_clock()
 local HOLDERS, HOLDS = KEYS[1], KEYS[5]
@@ -98,17 +99,12 @@ local function settle(id)
   return id and redis.call('HGET', HOLDS, id)
 end
 
--- The semaphore is in use: its limit stays in force for a lease after this one, and so do the keys of its holders, that is why
--- they need not be looked after each time.
+-- The semaphore is in use: its limit stays in force for a lease after this one, the keys of its holders live on, and what the
+-- fence tells is remembered for a day.
 local function touch(lease_ms)
-  if lapse < now_ms + lease_ms * 1.5 then
-    lapse = now_ms + lease_ms * 2
-    redis.call('HSET', FENCE, 'lapse', in_full(lapse))
-  end
-  if redis.call('PTTL', HOLDERS) < lapse - now_ms then
-    redis.call('PEXPIRE', HOLDERS, lapse - now_ms)
-    redis.call('PEXPIRE', HOLDS, lapse - now_ms)
-  end
+  lapse = math.max(lapse, now_ms + lease_ms * 2)
+  local kept_ms = keep(HOLDERS, HOLDS, lease_ms)
+  redis.call('HSET', FENCE, 'lapse', in_full(lapse), 'kept', in_full(now_ms + kept_ms))
   remember_fence()
 end
 
