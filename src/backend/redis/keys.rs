@@ -73,6 +73,17 @@ impl Keys {
     }
 }
 
+/// The first keys of many locks, in one allocation.
+pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Key> {
+    let text = Bytes::from(keys.clone().collect::<String>());
+    let mut start = 0;
+    let lock = |key: &str| {
+        let end = start + key.len();
+        Key::from(text.slice(std::mem::replace(&mut start, end)..end))
+    };
+    keys.map(lock).collect()
+}
+
 /// The channel on which the client `client` hears of its grants.
 pub(super) fn channel(client: Uuid) -> String {
     format!("{CHANNEL_PREFIX}{}", client.hyphenated())
@@ -153,6 +164,13 @@ mod tests {
         assert_eq!(text("lock:a"), all);
         assert_eq!(text("lock:{t}a")[1], "{t}:lock:{t}a:queue");
         assert_eq!(text("lock:{t")[1], "{lock:{t}:queue");
+    }
+
+    #[test]
+    fn many_locks_have_the_keys_they_have_alone() {
+        let names = ["lock:a", "", "lock:{t}b", "lock:é"];
+        let first = |key: &str| Keys::of(key).all()[0].clone();
+        assert_eq!(locks(names.into_iter()), names.map(first));
     }
 
     #[test]
