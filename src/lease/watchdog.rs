@@ -26,10 +26,10 @@ use crate::sync::Mutex;
 /// Leases in one round: enough that what a request costs by itself does not matter, few enough that a store is soon done.
 const ROUND: usize = 128;
 
-/// Rounds under way at once: few, so that a burst of them does not hold up what else is asked of the store; more if they come
-/// too slowly for those that wait.
-const UNDER_WAY: usize = 2;
-const MAX_UNDER_WAY: usize = 8;
+/// Renewals under way at once, before another round is started: few, so that a burst of them does not hold up what else is
+/// asked of the store; more if they come too slowly for those that wait.
+const UNDER_WAY: usize = 2 * ROUND;
+const MAX_UNDER_WAY: usize = 8 * ROUND;
 
 /// How long the task sleeps when there is nothing to watch.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -140,6 +140,8 @@ impl Watchdog {
             lease.renewed(answer, now);
             lease
         }));
+        // There may be room for another round.
+        self.rescheduled.notify_one();
     }
 
     /// A round is over. A lease that the store has left out was not answered.
@@ -227,11 +229,20 @@ impl Watchdog {
     /// The rounds whose turn it is, in the order in which they were formed.
     fn start_rounds(&self) -> Vec<Started> {
         let mut schedule = self.schedule.lock();
-        let under_way = schedule.rounds.values().filter(|round| round.under_way.is_some()).count();
-        let waiting = schedule.rounds.len() - under_way;
-        let limit = (waiting / 4).clamp(UNDER_WAY, MAX_UNDER_WAY);
-        let rounds = schedule.rounds.iter_mut().filter(|(_, round)| round.under_way.is_none());
-        rounds.take(limit.saturating_sub(under_way)).map(|(number, round)| round.start(*number)).collect()
+        let (under_way, waiting): (Vec<_>, Vec<_>) =
+            schedule.rounds.iter_mut().partition(|(_, round)| round.under_way.is_some());
+        let limit = (waiting.len() * ROUND / 4).clamp(UNDER_WAY, MAX_UNDER_WAY);
+        let unanswered = |round: &Round| round.leases.iter().flatten().count();
+        let mut room = limit.saturating_sub(under_way.iter().map(|(_, round)| unanswered(round)).sum());
+        let mut started = Vec::new();
+        for (number, round) in waiting {
+            if room == 0 {
+                break;
+            }
+            started.push(round.start(*number));
+            room = room.saturating_sub(unanswered(round));
+        }
+        started
     }
 
     /// From here on, a lease that is due before the returned instant wakes the task.

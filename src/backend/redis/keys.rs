@@ -5,7 +5,7 @@
 //! | `lock:N` | string | the holder's lease id, and nothing else: the canonical recipe; `/owner` follows for a reentrant lock | with the lease |
 //! | `{lock:N}:queue` | sorted set | waiting lease ids by place in line | two leases after the last request |
 //! | `{lock:N}:waiters` | hash | what is known of each of them | likewise |
-//! | `{lock:N}:fence` | string | the last fencing token | a day after the last grant or renewal |
+//! | `{lock:N}:fence` | string | the last fencing token | a day, or up to an hour less, after the last grant or renewal |
 //! | `{lock:N}:holds` | sorted set | the leases of an owner that holds under several, by the time they end | with the lock |
 //!
 //! | key | type | what | expires |

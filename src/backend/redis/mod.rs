@@ -13,7 +13,7 @@
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | what the scripts answer, read into types |
 //! | `calls` | which script a request is for |
-//! | `renewals` | many renewals in one call |
+//! | `renewals` | many renewals in one call of their own |
 //! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
