@@ -23,13 +23,15 @@ use crate::backend::{Answered, Backend, BackendError, RenewRequest};
 use crate::error::LossReason;
 use crate::sync::Mutex;
 
-/// Leases in one round: enough that what a request costs by itself does not matter, few enough that a store is soon done.
-const ROUND: usize = 128;
+/// Leases in one round: enough that what a request costs by itself matters little, few enough that a store is done with it
+/// before anybody notices.
+const ROUND: usize = 32;
 
-/// Renewals under way at once, before another round is started: few, so that a burst of them does not hold up what else is
-/// asked of the store; more if they come too slowly for those that wait.
-const UNDER_WAY: usize = 2 * ROUND;
-const MAX_UNDER_WAY: usize = 8 * ROUND;
+/// Renewals under way at once, before another round is started: those of one round, so that a burst of them does not hold up what
+/// else is asked of the store; if they come too slowly, one for so many that wait. So they are late by that many round trips.
+const UNDER_WAY: usize = ROUND;
+const MAX_UNDER_WAY: usize = 1024;
+const WAITING_PER_UNDER_WAY: usize = 16;
 
 /// How long the task sleeps when there is nothing to watch.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -231,7 +233,7 @@ impl Watchdog {
         let mut schedule = self.schedule.lock();
         let (under_way, waiting): (Vec<_>, Vec<_>) =
             schedule.rounds.iter_mut().partition(|(_, round)| round.under_way.is_some());
-        let limit = (waiting.len() * ROUND / 4).clamp(UNDER_WAY, MAX_UNDER_WAY);
+        let limit = (waiting.len() * ROUND / WAITING_PER_UNDER_WAY).clamp(UNDER_WAY, MAX_UNDER_WAY);
         let unanswered = |round: &Round| round.leases.iter().flatten().count();
         let mut room = limit.saturating_sub(under_way.iter().map(|(_, round)| unanswered(round)).sum());
         let mut started = Vec::new();
