@@ -25,10 +25,11 @@ use crate::sync::Mutex;
 
 /// Leases in one round: enough that what a request costs by itself matters little, few enough that a store is done with it
 /// before anybody notices.
-const ROUND: usize = 32;
+const ROUND: usize = 64;
 
 /// Renewals under way at once, before another round is started: those of one round, so that a burst of them does not hold up what
-/// else is asked of the store; if they come too slowly, one for so many that wait. So they are late by that many round trips.
+/// else is asked of the store. If the store is far away and more of them wait, one for every [`WAITING_PER_UNDER_WAY`]: they are
+/// late by so many round trips then, and not by more and more.
 const UNDER_WAY: usize = ROUND;
 const MAX_UNDER_WAY: usize = 1024;
 const WAITING_PER_UNDER_WAY: usize = 16;
