@@ -8,8 +8,8 @@
 //!   shared things included;
 //! * % of a core: processor time of this process, the pinging included;
 //! * PING: round trips on another connection of this process meanwhile, one after the other, each 5 ms after the last;
-//! * PEXPIRE per guard: how often the server ran it meanwhile, by its own count. A renewal is two, one for the lock and one
-//!   for its fence. A lease that was lost fails the run when its guard is released.
+//! * PEXPIRE per guard: how often the server ran it meanwhile, by its own count. A renewal is one, and one more for the fence
+//!   at the first renewal in an hour. A lease that was lost fails the run when its guard is released.
 
 use std::fs;
 use std::time::{Duration, Instant};

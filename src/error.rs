@@ -198,6 +198,24 @@ pub enum BackendError {
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl BackendError {
+    /// The same error once more, for another request that had the same answer.
+    #[cfg(feature = "redis")]
+    pub(crate) fn again(&self) -> Self {
+        let same = |source: &BoxError| source.to_string().into();
+        match self {
+            Self::NotSent { source } => Self::NotSent { source: same(source) },
+            Self::Unanswered { source } => Self::Unanswered { source: same(source) },
+            Self::WrongType { source } => Self::WrongType { source: same(source) },
+            Self::Refused { source } => Self::Refused { source: same(source) },
+            Self::LimitDiffers { stated, in_force } => {
+                Self::LimitDiffers { stated: *stated, in_force: *in_force }
+            }
+            Self::AboveLimit { permits, limit } => Self::AboveLimit { permits: *permits, limit: *limit },
+            Self::Unsupported { what } => Self::Unsupported { what: what.clone() },
+            Self::Closed => Self::Closed,
+        }
+    }
+
     /// A semaphore is not released by force.
     pub(crate) fn many_holders() -> Self {
         Self::Unsupported { what: "releasing a semaphore by force: it has many holders".to_owned() }

@@ -64,9 +64,10 @@ impl MutexOptions {
         self
     }
 
-    /// How long after each confirmation the lease is renewed. Longer than zero and shorter than the lease;
-    /// above a half of it, a single renewal that goes astray costs the lease. A period that would leave no
-    /// time for a renewal at all is cut to nine tenths of the time the lease is trusted.
+    /// How long after each confirmation the lease is renewed, or up to a hundredth of that earlier, to go together with
+    /// other leases of the client. Longer than zero and shorter than the lease; above a half of it, a single renewal that
+    /// goes astray costs the lease. A period that would leave no time for a renewal at all is cut to nine tenths of the
+    /// time the lease is trusted.
     ///
     /// Default: a third of the lease.
     pub const fn renewal_period(mut self, period: Duration) -> Self {

@@ -45,6 +45,14 @@ macro_rules! contract {
         }
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn point_6_many_renewals_are_answered_each_for_itself() {
+            let Some(store) = $store("point_6_many_renewals_are_answered_each_for_itself").await else {
+                return;
+            };
+            conformance::point_6_many_renewals_are_answered_each_for_itself(&store).await;
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn point_11_an_owner_comes_in_again() {
             let Some(store) = $store("point_11_an_owner_comes_in_again").await else { return };
             conformance::point_11_an_owner_comes_in_again(&store).await;

@@ -8,6 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::future::{BoxFuture, join_all};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -56,6 +57,7 @@ pub async fn run_all(store: &dyn Harness) {
         point_9_a_hand_over_costs_the_same_however_many_wait(store, kind).await;
         point_10_the_store_decides_when_a_lease_is_over(store, kind).await;
     }
+    point_6_many_renewals_are_answered_each_for_itself(store).await;
     point_11_an_owner_comes_in_again(store).await;
     for kind in [Kind::Counting, Kind::Fair] {
         point_12_a_release_serves_exactly_those_that_fit(store, kind).await;
@@ -189,6 +191,57 @@ pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Ha
         "a renewal that cannot be sent is not lost: {unknown:?}"
     );
     assert!(watcher.inspect().await.holder().is_some(), "an unknown renewal ended the lease");
+}
+
+/// 6. Leases that are renewed together, of all kinds and of several terms, are answered each for itself: held, gone, taken.
+pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harness) {
+    let (backend, other) = (store.client().await, store.client().await);
+    let mut renewals = Vec::new();
+    for (kind, part) in KINDS.into_iter().flat_map(|kind| [(kind, 1), (kind, 2)]) {
+        let site = || async {
+            let site = Site::new(store, kind, "together").await;
+            Site { backend: Arc::clone(&backend), term: TERM * part, ..site }
+        };
+        let (held, gone, taken) = (site().await, site().await, site().await);
+        for (site, lost) in [
+            (held, None),
+            (gone, Some(LossReason::Expired)),
+            (taken, Some(if kind.is_semaphore() { LossReason::Expired } else { LossReason::Taken })),
+        ] {
+            let request = site.request();
+            site.grant(&request).await;
+            let renewal = RenewRequest::new(request.lease, site.resource.clone(), site.term);
+            let confirmed = (part == 2).then(Instant::now);
+            renewals.push((RenewRequest { confirmed, ..renewal }, site, lost));
+        }
+    }
+    for (request, site, lost) in &renewals {
+        if lost.is_some() {
+            site.release(request.lease).await;
+        }
+        if *lost == Some(LossReason::Taken) {
+            let site = Site { backend: Arc::clone(&other), ..site.clone() };
+            site.grant(&site.request()).await;
+        }
+    }
+    let requests: Vec<_> = renewals.iter().map(|(request, ..)| request.clone()).collect();
+    let mut answers: Vec<_> = backend.renew_all(&requests).collect().await;
+    answers.sort_by_key(|(n, _)| *n);
+    assert!(answers.iter().map(|(n, _)| *n).eq(0..requests.len()), "each is answered once: {answers:?}");
+    for ((n, answer), (request, site, lost)) in answers.into_iter().zip(&renewals) {
+        match (answer.expect("the store answers"), lost) {
+            (Renewal::Renewed { counted_from }, None) => {
+                site.assert_not_trusted_beyond_the_store(counted_from).await;
+                assert_eq!(site.release(request.lease).await, Released::Held);
+            }
+            (answer, lost) => assert_eq!(Some(answer), lost.map(Renewal::Lost), "{n}: {request:?}"),
+        }
+    }
+    assert!(backend.renew_all(&[]).next().await.is_none());
+    backend.close().await;
+    let unknown: Vec<_> = backend.renew_all(&requests).collect().await;
+    assert_eq!(unknown.len(), requests.len());
+    assert!(unknown.iter().all(|(_, answer)| matches!(answer, Err(BackendError::Closed))), "{unknown:?}");
 }
 
 /// 7. A dead waiter is passed over, or stops counting within a lease; those behind it are served.

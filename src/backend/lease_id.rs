@@ -15,6 +15,9 @@ pub struct LeaseId {
 }
 
 impl LeaseId {
+    /// How long the text of an id is, unless the client has made very many.
+    pub(crate) const USUAL_LENGTH: usize = uuid::fmt::Hyphenated::LENGTH + ".1234567890".len();
+
     /// The client that made the acquisition.
     #[must_use]
     pub const fn client(&self) -> Uuid {
@@ -29,9 +32,17 @@ impl LeaseId {
 
     /// What `Display` writes, without the machinery of formatting: this is done for every command.
     pub(crate) fn to_text(self) -> String {
+        let mut text = String::with_capacity(Self::USUAL_LENGTH);
+        self.write(&mut text);
+        text
+    }
+
+    /// Appends what `Display` writes.
+    pub(crate) fn write(self, text: &mut String) {
         let mut buffer = Uuid::encode_buffer();
-        let client = self.client.hyphenated().encode_lower(&mut buffer);
-        [client, ".", &self.sequence.to_string()].concat()
+        text.push_str(self.client.hyphenated().encode_lower(&mut buffer));
+        text.push('.');
+        text.push_str(&self.sequence.to_string());
     }
 
     /// Reads what `Display` wrote; `None` for anything else, such as another library's holder value.

@@ -1,6 +1,6 @@
 //! What a store must do to carry leases: the [`Backend`] trait and its contract.
 //!
-//! Six verbs: acquire, renew, release, resize, inspect, capabilities. How to wait is the store's own business:
+//! Six verbs: acquire, renew (one lease or many), release, resize, inspect, capabilities. How to wait is the store's own business:
 //! Redis pushes, memory wakes, a database would poll.
 //!
 //! A [`Resource`] is a key and the rules under which it is held ([`Kind`]); a request says what it [claims](Claim)
@@ -20,7 +20,8 @@
 //! 4. A grant carries the local instant from which its lease may be counted, one that is certainly not later
 //!    than the grant. What a client believes never outlives what the store knows.
 //! 5. Release and renew act on their lease id only; another holder's lease is never touched.
-//! 6. Renewal answers renewed, lost, or (as an error) unknown. Unknown neither extends nor ends the lease.
+//! 6. Renewal answers renewed, lost, or (as an error) unknown. Unknown neither extends nor ends the lease. Of leases that are
+//!    renewed together each has an answer of its own, and none suffers for another.
 //! 7. A waiting request that dies stops counting as a waiter within one lease; it never blocks those behind.
 //! 8. Requests are served in order of arrival at the store. With a counting semaphore, that is the order among those
 //!    that fit: a smaller request may pass a larger one, so that permits never idle while somebody fits.
@@ -40,6 +41,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use futures::stream::{BoxStream, FuturesUnordered};
+use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -77,6 +80,18 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Extends a held lease by a full term, counted by the store from now.
     fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>>;
+
+    /// Renews many leases, a hundred or so, of any kinds and terms. Every request is answered once, with its index, in any
+    /// order, as [`renew`](Backend::renew) would answer it; what one of them meets is no other's concern.
+    ///
+    /// The stream may be dropped at any point: what it has not answered yet is then unknown.
+    ///
+    /// A store that can carry out many renewals in one step should do so: a client with many leases does little else.
+    fn renew_all<'a>(&'a self, requests: &'a [RenewRequest]) -> BoxStream<'a, Answered> {
+        let renewals = requests.iter().enumerate();
+        let renewals = renewals.map(|(n, request)| self.renew(request).map(move |answer| (n, answer)));
+        renewals.collect::<FuturesUnordered<_>>().boxed()
+    }
 
     /// Ends one lease, or a part of it, or whatever holds the lock, and hands what is free to the waiters next in line.
     fn release<'a>(
@@ -365,13 +380,16 @@ pub struct RenewRequest {
     pub resource: Resource,
     /// How long it shall last from now.
     pub term: Duration,
+    /// When the store last confirmed the lease, if that is known. What a store keeps for long beside a lease, such as the last
+    /// token, need not be seen to at every renewal.
+    pub confirmed: Option<Instant>,
 }
 
 impl RenewRequest {
     /// A request to keep `lease` on `resource` for another `term`.
     #[must_use]
     pub const fn new(lease: LeaseId, resource: Resource, term: Duration) -> Self {
-        Self { lease, resource, term }
+        Self { lease, resource, term, confirmed: None }
     }
 }
 
@@ -387,6 +405,9 @@ pub enum Renewal {
     /// The store says that this lease no longer holds the key.
     Lost(LossReason),
 }
+
+/// The answer to one of many renewals, with the index of its request.
+pub type Answered = (usize, Result<Renewal, BackendError>);
 
 /// Whose hold a release ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -83,6 +83,17 @@ impl Deadline {
         (!self.ends_by_cap()).then_some(at)
     }
 
+    /// How much earlier a renewal may be made, to go together with others: a hundredth of the period, and never so much that a
+    /// retry loses its pause.
+    pub(crate) fn leeway(&self) -> Duration {
+        (self.terms.renewal_period / 100).min(Duration::from_millis(100))
+    }
+
+    /// When the store last confirmed the lease, or earlier.
+    pub(crate) const fn confirmed(&self) -> Instant {
+        self.counted_from
+    }
+
     /// When to try again after a renewal at `now` that was not answered: soon, but never in a tight loop.
     pub(crate) fn retry_at(&self, now: Instant) -> Instant {
         let pause = (self.terms.renewal_period / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
@@ -157,6 +168,7 @@ mod tests {
                 prop_assert!(deadline.ends() < store_ends.max(newest + ms(lease)));
                 prop_assert!(deadline.renew_at().unwrap() < deadline.ends());
                 prop_assert!(deadline.retry_at(sent) <= deadline.ends());
+                prop_assert!(deadline.renew_at().unwrap() - deadline.leeway() > newest);
             }
         }
     }

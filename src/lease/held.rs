@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::cohort::{Place, Turn};
 use super::deadline::Deadline;
 use super::reaper::Obligation;
-use crate::backend::{AcquireRequest, BackendError, Grant, LeaseId, Renewal};
+use crate::backend::{AcquireRequest, BackendError, Grant, LeaseId, RenewRequest, Renewal};
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::name::Name;
@@ -258,11 +258,6 @@ impl Lease {
         Leaving::Keeping(state.permits)
     }
 
-    /// Whether nothing is held any more.
-    pub(crate) fn is_over(&self) -> bool {
-        self.state.lock().tenure.is_none()
-    }
-
     /// Whether no guard is left.
     pub(crate) fn is_deserted(&self) -> bool {
         self.state.lock().guards == 0
@@ -278,10 +273,25 @@ impl Lease {
         self.state.lock().tenure.is_none() && self.reason.get().is_none()
     }
 
-    /// When something is due for this lease next: a renewal, or its end.
-    pub(crate) fn next_event(&self) -> Instant {
+    /// When something is due for this lease next, a renewal or its end: there the watchdog files it. `None` if it is over.
+    pub(crate) fn file(&self) -> Option<Instant> {
+        let mut state = self.state.lock();
+        state.tenure.as_ref()?;
+        state.event_at = state.next_renewal().unwrap_or_else(|| state.deadline.ends());
+        Some(state.event_at)
+    }
+
+    /// Whether the lease may be renewed at `now`, to go together with others, though it is not due yet.
+    pub(crate) fn may_renew(&self, now: Instant) -> bool {
+        self.state.lock().may_renew(now)
+    }
+
+    /// How the store is asked for another term. `None` if the lease is over.
+    pub(crate) fn renewal(&self) -> Option<RenewRequest> {
         let state = self.state.lock();
-        state.next_renewal().unwrap_or_else(|| state.deadline.ends())
+        state.tenure.as_ref()?;
+        let request = RenewRequest::new(self.id, self.name.resource().clone(), state.deadline.term());
+        Some(RenewRequest { confirmed: Some(state.deadline.confirmed()), ..request })
     }
 
     /// What the watchdog has to do at `now`. Answers [`Step::Renew`] once per renewal.
@@ -291,7 +301,7 @@ impl Lease {
         if lost || state.tenure.is_none() {
             return Step::Forget;
         }
-        if state.next_renewal().is_some_and(|at| at <= now) {
+        if state.may_renew(now) {
             state.renewing = true;
             return Step::Renew;
         }
@@ -331,10 +341,6 @@ impl Lease {
     pub(crate) fn event_at(&self) -> Instant {
         self.state.lock().event_at
     }
-
-    pub(crate) fn file_under(&self, event_at: Instant) {
-        self.state.lock().event_at = event_at;
-    }
 }
 
 impl State {
@@ -357,5 +363,9 @@ impl State {
         }
         let due = self.deadline.renew_at()?;
         Some(self.retry_at.map_or(due, |retry| due.max(retry)))
+    }
+
+    fn may_renew(&self, now: Instant) -> bool {
+        self.next_renewal().is_some_and(|at| at <= now + self.deadline.leeway())
     }
 }

@@ -19,7 +19,7 @@
 //!    the clock; no task has to run for a lease to end (`held`, `deadline`).
 //! 3. A lease ends once. Whoever sees the end first sets the reason, tells everybody, and gives the lease back
 //!    to the store; a renewal confirmed later does not bring it back (`held`).
-//! 4. One task per client renews every lease that is due, many at a time, and never waits for one renewal
+//! 4. One task per client renews every lease that is due, many in one request, and never waits for one request
 //!    before it looks at another lease (`watchdog`).
 //! 5. Several guards may share one lease: those of an owner that came in again, and those that were split off. It ends
 //!    with the last of them (`held`, `owners`).

@@ -5,7 +5,7 @@
 //! | `lock:N` | string | the holder's lease id, and nothing else: the canonical recipe; `/owner` follows for a reentrant lock | with the lease |
 //! | `{lock:N}:queue` | sorted set | waiting lease ids by place in line | two leases after the last request |
 //! | `{lock:N}:waiters` | hash | what is known of each of them | likewise |
-//! | `{lock:N}:fence` | string | the last fencing token | a day after the last grant or renewal |
+//! | `{lock:N}:fence` | string | the last fencing token | a day, or up to an hour less, after the last grant or renewal |
 //! | `{lock:N}:holds` | sorted set | the leases of an owner that holds under several, by the time they end | with the lock |
 //!
 //! | key | type | what | expires |
@@ -71,6 +71,17 @@ impl Keys {
         let [lock, _, _, fence, _] = &self.0;
         [lock.clone(), fence.clone()]
     }
+}
+
+/// The first keys of many locks, in one allocation.
+pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Key> {
+    let text = Bytes::from(keys.clone().collect::<String>());
+    let mut start = 0;
+    let lock = |key: &str| {
+        let end = start + key.len();
+        Key::from(text.slice(std::mem::replace(&mut start, end)..end))
+    };
+    keys.map(lock).collect()
 }
 
 /// The channel on which the client `client` hears of its grants.
@@ -153,6 +164,13 @@ mod tests {
         assert_eq!(text("lock:a"), all);
         assert_eq!(text("lock:{t}a")[1], "{t}:lock:{t}a:queue");
         assert_eq!(text("lock:{t")[1], "{lock:{t}:queue");
+    }
+
+    #[test]
+    fn many_locks_have_the_keys_they_have_alone() {
+        let names = ["lock:a", "", "lock:{t}b", "lock:é"];
+        let first = |key: &str| Keys::of(key).all()[0].clone();
+        assert_eq!(locks(names.into_iter()), names.map(first));
     }
 
     #[test]

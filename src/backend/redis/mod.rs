@@ -13,6 +13,7 @@
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | what the scripts answer, read into types |
 //! | `calls` | which script a request is for |
+//! | `renewals` | many renewals in one call of their own |
 //! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
@@ -21,6 +22,7 @@ mod calls;
 mod connection;
 mod keys;
 mod lock;
+mod renewals;
 mod reply;
 mod script;
 mod semaphore;
@@ -41,6 +43,7 @@ use fred::clients::Client;
 use fred::types::config::Config;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -61,6 +64,8 @@ pub struct RedisBackend {
     transport: Arc<Transport>,
     subscriber: Client,
     wake: Arc<Wake>,
+    /// From when the hours are counted in which fences are kept.
+    opened: Instant,
     closed: CancellationToken,
     background: Mutex<Option<Background>>,
 }
@@ -177,6 +182,7 @@ impl RedisBackend {
             subscriber: connection::client(config, timeouts),
             wake: Arc::new(Wake::new(ids.client(), strays)),
             ids,
+            opened: Instant::now(),
             closed: CancellationToken::new(),
             background: Mutex::default(),
         };

@@ -99,14 +99,15 @@ scripts! {
         "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 
-/// Scripts that are called now and then, each by itself.
-macro_rules! rare_scripts {
+/// Scripts that are never part of a batch: called now and then, or for many leases anyway.
+macro_rules! single_scripts {
     ($($name:ident: $($part:literal),+;)+) => {
         $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::new(parts!($($part),+), None));)+
     };
 }
 
-rare_scripts! {
+single_scripts! {
+    RENEW_ALL: "lock/renew_all.lua";
     FORCE: "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua";
     RESIZE: "line.lua", "semaphore/semaphore.lua", "semaphore/resize.lua";
     INSPECT: "living.lua", "lock/inspect.lua";

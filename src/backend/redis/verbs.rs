@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::RedisBackend;
 use super::reply::Answer;
 use super::transport::{RETRY, Transport};
 use super::waiting::Waiting;
+use super::{RedisBackend, renewals};
 use crate::backend::{
-    AcquireRequest, Acquired, Backend, BackendError, Capabilities, Detail, Grant, Inspection, LeaseId, Limit,
-    Released, RenewRequest, Renewal, Resource, Wait, Whose,
+    AcquireRequest, Acquired, Answered, Backend, BackendError, Capabilities, Detail, Grant, Inspection,
+    LeaseId, Limit, Released, RenewRequest, Renewal, Resource, Wait, Whose,
 };
 
 impl Backend for RedisBackend {
@@ -41,6 +42,13 @@ impl Backend for RedisBackend {
             self.transport.renew(request).await
         }
         .boxed()
+    }
+
+    fn renew_all<'a>(&'a self, requests: &'a [RenewRequest]) -> BoxStream<'a, Answered> {
+        match self.open_or_closed() {
+            Ok(()) => renewals::renew_all(&self.transport, requests, self.opened),
+            Err(_) => stream::iter((0..requests.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
+        }
     }
 
     fn release<'a>(

@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  lock     string: the holder's lease id, for a reentrant lock followed by "/<owner>". Expires with the lease.
 --                   The canonical recipe, nothing else.
--- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal, or up to 100 s earlier.
+-- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal, or up to
+--                   an hour and 100 s earlier.
 
 local LOCK = KEYS[1]
 

@@ -1,0 +1,150 @@
+//! Leases are renewed in rounds: a renewal that hangs holds up no other, and no deadline.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt, join_all};
+use leasehold::backend::{
+    AcquireRequest, Acquired, BackendError, Capabilities, Detail, LeaseId, Limit, Released, RenewRequest,
+    Renewal, Resource, Whose,
+};
+use leasehold::{Backend, Client, Guard, Inspection, LossReason, MemoryBackend};
+use support::{options, within};
+use tokio::time::{Instant, sleep};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// A store that does not answer renewals of some keys, and notes when each is released.
+#[derive(Debug, Default)]
+struct Deaf {
+    store: MemoryBackend,
+    /// To all of them.
+    hangs: AtomicBool,
+    released: Mutex<Vec<(Arc<str>, Instant)>>,
+}
+
+impl Deaf {
+    fn released_at(&self, key: &str) -> Option<Instant> {
+        let released = self.released.lock().expect("no panic");
+        released.iter().find(|(released, _)| **released == *key).map(|(_, at)| *at)
+    }
+}
+
+impl Backend for Deaf {
+    fn lease_id(&self) -> LeaseId {
+        self.store.lease_id()
+    }
+
+    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
+        self.store.acquire(request)
+    }
+
+    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
+        if self.hangs.load(Ordering::SeqCst) || request.resource.key.ends_with("unheard") {
+            return std::future::pending().boxed();
+        }
+        self.store.renew(request)
+    }
+
+    fn release<'a>(
+        &'a self,
+        resource: &'a Resource,
+        whose: Whose,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        self.released.lock().expect("no panic").push((Arc::clone(&resource.key), Instant::now()));
+        self.store.release(resource, whose)
+    }
+
+    fn resize<'a>(
+        &'a self,
+        resource: &'a Resource,
+        permits: u32,
+        term: Duration,
+        limit: &'a Limit,
+    ) -> BoxFuture<'a, Result<(), BackendError>> {
+        self.store.resize(resource, permits, term, limit)
+    }
+
+    fn inspect<'a>(
+        &'a self,
+        resource: &'a Resource,
+        detail: Detail,
+    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
+        self.store.inspect(resource, detail)
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.store.capabilities()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.store.close()
+    }
+}
+
+fn client() -> (Client, Arc<Deaf>) {
+    let store = Arc::new(Deaf::default());
+    (Client::with_backend(Arc::clone(&store) as Arc<dyn Backend>), store)
+}
+
+async fn take(client: &Client, names: impl Iterator<Item = (String, Duration)>) -> Vec<Guard> {
+    let take = async |(name, lease): (String, Duration)| {
+        let mutex = client.mutex_with(&name, options().lease(lease)).expect("valid");
+        mutex.lock().await.expect("free")
+    };
+    join_all(names.map(take)).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_hangs_holds_up_no_other_in_its_round() {
+    let (client, store) = client();
+    // Of every hundred one hangs: in every round there is one.
+    let name = |n: usize| if n % 100 == 0 { format!("{n}:unheard") } else { n.to_string() };
+    let guards = take(&client, (0..1000).map(|n| (name(n), SECOND))).await;
+    sleep(SECOND * 10).await;
+    for guard in &guards {
+        assert_eq!(guard.is_held(), !guard.name().ends_with("unheard"), "{}", guard.name());
+    }
+    // Nor what comes later, though those before it will never be answered.
+    let later = take(&client, (1000..1500).map(|n| (n.to_string(), SECOND / 2))).await;
+    sleep(SECOND * 10).await;
+    assert!(later.iter().all(Guard::is_held));
+    assert!(store.released_at("lock:0:unheard").is_some());
+}
+
+/// Nobody asks the guards: the store is told at the deadline all the same.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_delays_no_deadline() {
+    let (client, store) = client();
+    store.hangs.store(true, Ordering::SeqCst);
+    let lease = |n: u64| ms(100 + n * 7919 % 3000);
+    let guards = take(&client, (0..3000).map(|n| (n.to_string(), lease(n)))).await;
+    let ends: Vec<_> = guards.iter().map(|guard| Instant::now() + guard.remaining()).collect();
+    sleep(SECOND * 4).await;
+    for (guard, ends) in guards.iter().zip(ends) {
+        let released = store.released_at(&format!("lock:{}", guard.name())).expect("given back");
+        let late = released.saturating_duration_since(ends);
+        assert!(released >= ends && late <= ms(2), "{} was given back {late:?} late", guard.name());
+        assert_eq!(guard.lost().await, LossReason::StoreUnreachable);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_what_is_being_renewed() {
+    let (client, store) = client();
+    store.hangs.store(true, Ordering::SeqCst);
+    let guards = take(&client, (0..2000).map(|n| (n.to_string(), SECOND * 30))).await;
+    sleep(SECOND * 11).await;
+    assert!(guards.iter().all(Guard::is_held));
+    within(SECOND, client.shutdown()).await.expect("all is given back");
+    for guard in &guards {
+        assert_eq!(within(SECOND, guard.lost()).await, LossReason::ClientClosed);
+    }
+}
