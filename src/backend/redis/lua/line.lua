@@ -13,7 +13,7 @@
 -- nobody listens for, so that no other meets it again; when its client is heard again, it gets back its place.
 --
 -- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits. It takes longer than
--- most commands, so what is text already stays text.
+-- most commands, and so does every number as an argument: what is text already stays text.
 
 local QUEUE, WAITERS, FENCE = KEYS[2], KEYS[3], KEYS[4]
 local FENCE_MS = '86400000'
@@ -117,7 +117,7 @@ local function forget(id, request)
 end
 
 local function score(permits)
-  return by_size and permits or 1
+  return by_size and permits or '1'
 end
 
 -- The last ticket given. A semaphore, whose places are not in the order of their tickets, remembers it.
@@ -159,25 +159,28 @@ local function keep(key, other, lease_ms)
   return left
 end
 
--- Forgets places of those that have died, so that they do not pile up however few are ever met again: of twenty, since one
--- arrival in ten at least comes by here, and each adds one at most.
+-- Forgets places of those that have died, so that they do not pile up however few are ever met again: of a hundred, since
+-- one arrival in fifty at least comes by here, and each adds one at most.
 local function tidy()
-  if not by_size then
-    -- Only parked ones are not met.
-    local died = redis.call('ZRANGEBYSCORE', QUEUE, '(-' .. in_full(now_ms), '(0', 'LIMIT', 0, 20)
-    for _, place in ipairs(died) do
-      forget(string.sub(place, 18))
-      redis.call('ZREM', QUEUE, place)
+  local dead = {}
+  if by_size then
+    -- One that asked for much may not be met even if it is not parked. So they are looked for at random.
+    local places, ids = redis.call('ZRANDMEMBER', QUEUE, 100), {}
+    for i, place in ipairs(places) do
+      ids[i] = string.sub(place, 18)
     end
-    return
+    for i, record in ipairs(redis.call('HMGET', WAITERS, unpack(ids))) do
+      local alive_until = string.match(record or '', '^%d+ %d+ (%d+) ')
+      if (tonumber(alive_until) or 0) <= now_ms then
+        table.insert(dead, places[i])
+      end
+    end
+  else
+    dead = redis.call('ZRANGEBYSCORE', QUEUE, '(-' .. in_full(now_ms), '(0', 'LIMIT', 0, 100)
   end
-  -- One that asked for much may not be met either. So they are looked for at random.
-  for _, place in ipairs(redis.call('ZRANDMEMBER', QUEUE, 20)) do
-    local request = waiter(string.sub(place, 18))
-    if not request or request.alive_until <= now_ms then
-      forget(string.sub(place, 18), request)
-      redis.call('ZREM', QUEUE, place)
-    end
+  for _, place in ipairs(dead) do
+    forget(string.sub(place, 18))
+    redis.call('ZREM', QUEUE, place)
   end
 end
 
@@ -210,11 +213,11 @@ end
 -- The place to be served next: the first in line, or the first among those that fit.
 local function next_in_line()
   if not by_size then
-    return redis.call('ZRANGEBYSCORE', QUEUE, 1, '+inf', 'LIMIT', 0, 1)[1]
+    return redis.call('ZRANGEBYSCORE', QUEUE, '1', '+inf', 'LIMIT', '0', '1')[1]
   end
   local first, size = nil, 0
   while size < free do
-    local found = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. size, free, 'WITHSCORES', 'LIMIT', 0, 1)
+    local found = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. size, free, 'WITHSCORES', 'LIMIT', '0', '1')
     if not found[1] then
       return first
     end

@@ -42,14 +42,14 @@ then
       return { 'granted', limit, known, now }
     end
   elseif waits == '1' and limit - permits >= 0 and now - (tonumber(last[7]) or 0) > 0
-    -- One in ten goes the long way, which tidies up.
-    and now % 10 > 0
+    -- One in fifty goes the long way, which tidies up.
+    and now % 50 > 0
     and redis.call('HEXISTS', holds, id) == 0
     and redis.call('HSETNX', waiters, id, now .. ' ' .. lease_ms .. ' ' .. end_of_lease .. ' ' .. permits) == 1
   then
     local before = redis.call('ZCARD', queue)
     redis.call('HSET', fence, 'ticket', now)
-    redis.call('ZADD', queue, kind == 'counting' and permits or 1, now .. ' ' .. id)
+    redis.call('ZADD', queue, kind == 'counting' and permits or '1', now .. ' ' .. id)
     if redis.call('PTTL', queue) < lease_ms * 1.5 then
       redis.call('PEXPIRE', queue, lease_ms * 2)
       redis.call('PEXPIRE', waiters, lease_ms * 2)

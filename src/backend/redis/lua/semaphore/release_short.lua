@@ -16,15 +16,18 @@ if held then
 
   if limit and used and ends and ends > now_ms then
     used = used - string.match(held, '^%d+')
-    local line = limit > used and redis.call('EXISTS', queue) == 1
-    if not line then
+    local free, place = limit - used, nil
+    if free == 1 then
+      place = redis.call('ZRANGEBYSCORE', queue, '1', '1', 'LIMIT', '0', '1')[1]
+    end
+    -- Whoever waits for more stays where he is.
+    if not place and (free <= 1 or redis.call('EXISTS', queue) == 0) then
       local found = redis.call('ZREM', holders, id)
       redis.call('HDEL', holds, id)
       redis.call('HSET', fence, 'used', used)
       return found
     end
     local gap = now - (tonumber(last[6]) or 0)
-    local place = limit - used == 1 and redis.call('ZRANGEBYSCORE', queue, 1, 1, 'LIMIT', 0, 1)[1]
     if place and gap >= 16 and gap <= now % 1e8 then
       local next = string.sub(place, 18)
       local lease_ms, alive_until =
