@@ -276,7 +276,7 @@ impl<L> Turn<L> {
         if self.passes_left == 0 || now >= self.ends {
             return None;
         }
-        let heir = self.first()?;
+        let heir = self.first_or_end()?;
         self.passes_left -= 1;
         self.pulse.beat();
         Some(heir)
@@ -296,11 +296,6 @@ impl<L> Turn<L> {
             state.by_key.remove(&self.key);
         }
         first.map(|(_, heir)| heir)
-    }
-
-    fn first(&self) -> Option<Heir<L>> {
-        let mut state = self.cohorts.state.lock();
-        self.cohort(&mut state)?.seats.pop_first().map(|(_, heir)| heir)
     }
 
     fn cohort<'a>(&self, state: &'a mut State<L>) -> Option<&'a mut Cohort<L>> {

@@ -11,17 +11,18 @@
 //! * A task that gives up while its operation is queued takes it back.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
-use std::{iter, mem};
 
+use fred::bytes::Bytes;
 use fred::error::{Error as FredError, ErrorKind};
-use fred::types::{Key, Value};
+use fred::types::Value;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all, ready};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::script::{BATCH, Script};
+use super::script::{BATCH, Call};
 use super::transport::{Wire, is_unknown_script, sort};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
@@ -68,10 +69,8 @@ impl State {
 /// A script call that waits for its turn.
 #[derive(Debug)]
 struct Operation {
-    script: &'static Script,
-    letter: char,
-    keys: Vec<Key>,
-    args: Vec<Value>,
+    letter: u8,
+    call: Call,
     answer: oneshot::Sender<Result<Value, FredError>>,
 }
 
@@ -87,23 +86,18 @@ impl Batches {
     }
 
     /// Runs a script, at once or with others.
-    pub(super) async fn run(
-        self: &Arc<Self>,
-        script: &'static Script,
-        keys: Vec<Key>,
-        args: Vec<Value>,
-    ) -> Result<Value, FredError> {
-        let _direct = match script.letter() {
+    pub(super) async fn run(self: &Arc<Self>, call: Call) -> Result<Value, FredError> {
+        let _direct = match call.script.letter() {
             None => None,
             Some(letter) => match self.go_direct() {
                 // Not in vain: the calls before it have a timeout, after which the queue is turned away.
                 None => {
-                    return self.enqueue(script, letter, keys, args).await.unwrap_or_else(|_| Err(gone()));
+                    return self.enqueue(letter, call).await.unwrap_or_else(|_| Err(gone()));
                 }
                 direct => direct,
             },
         };
-        self.wire.run(script, keys, args).await
+        self.wire.run(call).await
     }
 
     /// Allows to send at once, if little is under way and nothing could be overtaken.
@@ -117,16 +111,10 @@ impl Batches {
         Some(Direct(self))
     }
 
-    fn enqueue(
-        self: &Arc<Self>,
-        script: &'static Script,
-        letter: char,
-        keys: Vec<Key>,
-        args: Vec<Value>,
-    ) -> oneshot::Receiver<Result<Value, FredError>> {
+    fn enqueue(self: &Arc<Self>, letter: u8, call: Call) -> oneshot::Receiver<Result<Value, FredError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state.lock();
-        state.queue.push_back(Operation { script, letter, keys, args, answer });
+        state.queue.push_back(Operation { letter, call, answer });
         let start = state.drains == 0 || state.is_worth_another_call();
         if start {
             state.drains += 1;
@@ -168,8 +156,7 @@ impl Batches {
 
     /// Carries operations out, and tells the answers to those who wait for them. If one gave up meanwhile, nobody listens.
     async fn call(&self, mut operations: Vec<Operation>) {
-        let (script, keys, args) = together(&operations);
-        let mut answer = self.wire.evalsha(script, keys, args).await;
+        let mut answer = self.wire.evalsha(together(&operations)).await;
         if is_unknown_script(&answer) {
             let Some(again) = self.send_text(&mut operations) else { return };
             answer = again.await;
@@ -203,12 +190,11 @@ impl Batches {
         if operations.is_empty() {
             return None;
         }
-        let (script, keys, args) = together(operations);
-        Some(started(self.wire.eval(script, keys, args)))
+        Some(started(self.wire.eval(together(operations))))
     }
 
-    async fn call_alone(&self, Operation { script, keys, args, answer, .. }: Operation) {
-        let _ = answer.send(self.wire.run(script, keys, args).await);
+    async fn call_alone(&self, Operation { call, answer, .. }: Operation) {
+        let _ = answer.send(self.wire.run(call).await);
     }
 
     /// The server does not answer: what is queued need not wait for its own call to find that out.
@@ -260,12 +246,6 @@ impl Drop for Direct<'_> {
     }
 }
 
-/// Letter, number of keys, number of arguments.
-fn header(operation: &Operation) -> String {
-    let digit = |n: usize| char::from_digit(u32::try_from(n).unwrap_or(u32::MAX), 10).unwrap_or('0');
-    [operation.letter, digit(operation.keys.len()), digit(operation.args.len())].iter().collect()
-}
-
 /// The answer of one operation of a batch.
 fn read(answer: Value) -> Result<Value, FredError> {
     match &answer {
@@ -280,15 +260,26 @@ fn read(answer: Value) -> Result<Value, FredError> {
 }
 
 /// One operation as it is, or several as a batch.
-fn together(operations: &[Operation]) -> (&'static Script, Vec<Key>, Vec<Value>) {
+fn together(operations: &[Operation]) -> Call {
     if let [only] = operations {
-        return (only.script, only.keys.clone(), only.args.clone());
+        return only.call.clone();
     }
-    let keys = operations.iter().flat_map(|operation| operation.keys.iter().cloned()).collect();
-    let args = operations.iter().flat_map(|operation| {
-        iter::once(Value::from(header(operation))).chain(operation.args.iter().cloned())
-    });
-    (&BATCH, keys, args.collect())
+    let calls = || operations.iter().map(|operation| &operation.call);
+    let headers: Vec<u8> = operations.iter().flat_map(header).collect();
+    let mut keys = Vec::with_capacity(calls().map(|call| call.keys.len()).sum());
+    let mut args = Vec::with_capacity(1 + calls().map(|call| call.args.len()).sum::<usize>());
+    args.push(Value::from(Bytes::from(headers)));
+    for Call { keys: own, args: more, .. } in calls() {
+        keys.extend_from_slice(own);
+        args.extend_from_slice(more);
+    }
+    Call { script: &BATCH, keys, args }
+}
+
+/// What an operation is, and how many keys and arguments it has: each below ten.
+fn header(Operation { letter, call, .. }: &Operation) -> [u8; 3] {
+    let digit = |n: usize| b'0' + u8::try_from(n).unwrap_or(u8::MAX - b'0');
+    [*letter, digit(call.keys.len()), digit(call.args.len())]
 }
 
 fn tell(operations: Vec<Operation>, answers: impl IntoIterator<Item = Result<Value, FredError>>) {

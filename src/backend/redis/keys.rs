@@ -24,8 +24,10 @@
 use std::sync::LazyLock;
 
 use fred::bytes::Bytes;
-use fred::types::Key;
+use fred::types::{Key, Value};
 use uuid::Uuid;
+
+use crate::backend::LeaseId;
 
 /// What wake-up channels start with; a user with restricted rights needs `&leasehold:*`.
 pub(super) const CHANNEL_PREFIX: &str = "leasehold:";
@@ -38,12 +40,21 @@ const SUFFIXES: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 pub(super) struct Keys([Key; 5]);
 
 impl Keys {
-    /// All in one allocation: this is done for every command.
     pub(super) fn of(key: &str) -> Self {
+        Self::cut(key, |_| ()).0
+    }
+
+    /// The keys, and the text of a lease id, in one allocation: this is done for every command.
+    pub(super) fn with_id(key: &str, id: LeaseId) -> (Self, Value) {
+        let (keys, id) = Self::cut(key, |text| id.write(text));
+        (keys, Value::from(id))
+    }
+
+    /// The keys, and what is written behind them.
+    fn cut(key: &str, write_rest: impl FnOnce(&mut String)) -> (Self, Bytes) {
         let stem = Stem::of(key);
-        // Exact for the usual stem, so that nothing is moved when the text becomes bytes.
         let suffixes = SUFFIXES.iter().map(|suffix| suffix.len() + "{}".len()).sum::<usize>();
-        let mut text = String::with_capacity(5 * key.len() + suffixes);
+        let mut text = String::with_capacity(5 * key.len() + suffixes + LeaseId::USUAL_LENGTH);
         let mut ends = [0; 5];
         text.push_str(key);
         ends[0] = text.len();
@@ -52,24 +63,27 @@ impl Keys {
             text.push_str(suffix);
             *end = text.len();
         }
+        write_rest(&mut text);
         let text = Bytes::from(text);
         let mut start = 0;
-        Self(ends.map(|end| Key::from(text.slice(std::mem::replace(&mut start, end)..end))))
+        let keys = ends.map(|end| Key::from(text.slice(std::mem::replace(&mut start, end)..end)));
+        (Self(keys), text.slice(ends[4]..))
     }
 
-    pub(super) const fn all(&self) -> &[Key] {
-        &self.0
+    pub(super) fn all(self) -> Vec<Key> {
+        self.0.into()
     }
 
     /// All but the holds, which a mutex does not have.
-    pub(super) fn without_holds(&self) -> &[Key] {
-        &self.0[..4]
+    pub(super) fn without_holds(self) -> Vec<Key> {
+        let [lock, queue, waiters, fence, _] = self.0;
+        vec![lock, queue, waiters, fence]
     }
 
     /// The lock itself and its fence.
-    pub(super) fn lock_and_fence(&self) -> [Key; 2] {
-        let [lock, _, _, fence, _] = &self.0;
-        [lock.clone(), fence.clone()]
+    pub(super) fn lock_and_fence(self) -> [Key; 2] {
+        let [lock, _, _, fence, _] = self.0;
+        [lock, fence]
     }
 }
 

@@ -1,6 +1,6 @@
 //! The scripts for mutexes and reentrant locks as calls.
 
-use fred::types::{Key, Value};
+use fred::types::Value;
 use tokio::time::Instant;
 
 use super::keys::Keys;
@@ -8,7 +8,7 @@ use super::reply::{
     Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
 };
 use super::script::{
-    ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED, Script,
+    ACQUIRE, ACQUIRE_OWNED, Call, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED,
 };
 use super::transport::Transport;
 use crate::backend::{
@@ -19,16 +19,17 @@ use crate::error::LossReason;
 
 /// Asks for a lock, once.
 pub(super) async fn acquire(transport: &Transport, request: &AcquireRequest) -> Result<Answer, BackendError> {
-    let (script, keys, args) = to_acquire(request);
-    let answer = transport.call(script, keys, args, transport.patience(request.term)).await?;
+    let call = to_acquire(request);
+    let script = call.script;
+    let answer = transport.call(call, transport.patience(request.term)).await?;
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
 // Apart from the future that waits for the answer, which would carry all of this with it.
-fn to_acquire(request: &AcquireRequest) -> (&'static Script, Vec<Key>, Vec<Value>) {
-    let keys = Keys::of(&request.resource.key);
+fn to_acquire(request: &AcquireRequest) -> Call {
+    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
     let mut args = Vec::with_capacity(5);
-    args.extend([Value::from(request.lease.to_text()), Value::from(millis(request.term))]);
+    args.extend([id, Value::from(millis(request.term))]);
     let owner = request.claim.owner();
     // Every argument costs a microsecond on its way: the frequent case goes without the last two.
     if request.wait == Wait::No || request.repair.is_some() || owner.is_some() {
@@ -38,17 +39,17 @@ fn to_acquire(request: &AcquireRequest) -> (&'static Script, Vec<Key>, Vec<Value
     match owner {
         Some(owner) => {
             args.push(Value::from(&**owner));
-            (&ACQUIRE_OWNED, keys.all().to_vec(), args)
+            Call { script: &ACQUIRE_OWNED, keys: keys.all(), args }
         }
-        None => (&ACQUIRE, keys.without_holds().to_vec(), args),
+        None => Call { script: &ACQUIRE, keys: keys.without_holds(), args },
     }
 }
 
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
-    let (script, keys, args) = to_renew(request);
-    let sent = Instant::now();
-    match transport.call(script, keys, args, transport.patience(request.term)).await {
+    let call = to_renew(request);
+    let (script, sent) = (call.script, Instant::now());
+    match transport.call(call, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
@@ -60,12 +61,12 @@ pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Resu
     }
 }
 
-fn to_renew(request: &RenewRequest) -> (&'static Script, Vec<Key>, Vec<Value>) {
-    let keys = Keys::of(&request.resource.key);
-    let args = vec![Value::from(request.lease.to_text()), Value::from(millis(request.term))];
+fn to_renew(request: &RenewRequest) -> Call {
+    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
+    let args = vec![id, Value::from(millis(request.term))];
     match request.resource.kind {
-        Kind::Reentrant => (&RENEW_OWNED, keys.all().to_vec(), args),
-        _ => (&RENEW, keys.lock_and_fence().to_vec(), args),
+        Kind::Reentrant => Call { script: &RENEW_OWNED, keys: keys.all(), args },
+        _ => Call { script: &RENEW, keys: keys.lock_and_fence().into(), args },
     }
 }
 
@@ -80,8 +81,8 @@ pub(super) async fn release(
         Whose::AllBut(_, kept) if kept > 0 => return Ok(Released::Held),
         Whose::AllBut(lease, _) | Whose::Lease(lease) => lease,
     };
-    let (script, keys, args) = to_release(resource, lease);
-    let (answer, repeated) = transport.insist(script, keys, args, BackendError::is_transient).await?;
+    let call = || to_release(resource, lease);
+    let (answer, repeated) = transport.insist(call, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
@@ -89,24 +90,24 @@ pub(super) async fn release(
         Some(0 | 3) if repeated => Ok(Released::Unknown),
         Some(3) => Ok(Released::Taken),
         Some(0) => Ok(Released::Absent),
-        _ => Err(unreadable(script)),
+        _ => Err(unreadable(call().script)),
     }
 }
 
-fn to_release(resource: &Resource, lease: LeaseId) -> (&'static Script, Vec<Key>, Vec<Value>) {
-    let keys = Keys::of(&resource.key);
-    let args = vec![Value::from(lease.to_text())];
+fn to_release(resource: &Resource, lease: LeaseId) -> Call {
+    let (keys, id) = Keys::with_id(&resource.key, lease);
+    let args = vec![id];
     match resource.kind {
-        Kind::Reentrant => (&RELEASE_OWNED, keys.all().to_vec(), args),
-        _ => (&RELEASE, keys.without_holds().to_vec(), args),
+        Kind::Reentrant => Call { script: &RELEASE_OWNED, keys: keys.all(), args },
+        _ => Call { script: &RELEASE, keys: keys.without_holds(), args },
     }
 }
 
 /// Releases whoever holds the lock. Not sent again once it may have been carried out.
 async fn force(transport: &Transport, resource: &Resource) -> Result<Released, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
-    let keys = Keys::of(&resource.key).all().to_vec();
-    let (answer, _) = transport.insist(&FORCE, keys, Vec::new(), not_sent).await?;
+    let call = || Call { script: &FORCE, keys: Keys::of(&resource.key).all(), args: Vec::new() };
+    let (answer, _) = transport.insist(call, not_sent).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(0) => Ok(Released::Absent),
@@ -120,9 +121,8 @@ pub(super) async fn inspect(
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let keys = Keys::of(&resource.key).all().to_vec();
-    let again = BackendError::is_transient;
-    let (answer, _) = transport.insist(&INSPECT, keys, vec![wanted(detail)], again).await?;
+    let call = || Call { script: &INSPECT, keys: Keys::of(&resource.key).all(), args: vec![wanted(detail)] };
+    let (answer, _) = transport.insist(call, BackendError::is_transient).await?;
     read_inspection(&answer.into_array(), detail).ok_or_else(|| unreadable(&INSPECT))
 }
 

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use fred::bytes::Bytes;
-use fred::types::{Key, Value};
+use fred::types::Value;
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::{self, BoxStream, FuturesUnordered};
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::keys::{Keys, locks};
 use super::reply::millis;
-use super::script::RENEW_ALL;
+use super::script::{Call, RENEW_ALL};
 use super::transport::Transport;
 use crate::backend::{Answered, BackendError, Kind, LeaseId, RenewRequest, Renewal};
 use crate::error::LossReason;
@@ -85,8 +85,7 @@ async fn renew_together(
     alike: Alike,
     group: &[Numbered<'_>],
 ) -> Result<Bytes, BackendError> {
-    let (keys, args) = to_renew(alike, group);
-    match transport.call(&RENEW_ALL, keys, args, transport.patience(alike.term)).await {
+    match transport.call(to_renew(alike, group), transport.patience(alike.term)).await {
         Ok(Value::Bytes(letters)) => Ok(letters),
         Ok(Value::String(letters)) => Ok(letters.into_inner()),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
@@ -94,7 +93,7 @@ async fn renew_together(
     }
 }
 
-fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> (Vec<Key>, Vec<Value>) {
+fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
     let resources = group.iter().map(|(_, request)| &*request.resource.key);
     let keys = if alike.with_fence {
         resources.flat_map(|key| Keys::of(key).lock_and_fence()).collect()
@@ -107,7 +106,8 @@ fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> (Vec<Key>, Vec<Value>) {
         ids.push(' ');
     }
     let width = 1 + i64::from(alike.with_fence);
-    (keys, vec![Value::from(millis(alike.term)), Value::from(ids), Value::from(width)])
+    let args = vec![Value::from(millis(alike.term)), Value::from(ids), Value::from(width)];
+    Call { script: &RENEW_ALL, keys, args }
 }
 
 fn read(letter: u8, sent: Instant) -> Option<Renewal> {

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use fred::bytes_utils::Str;
+use fred::types::{Key, Value};
 use fred::util::sha1_hash;
 
 /// A Lua script.
@@ -11,15 +12,23 @@ pub(super) struct Script {
     source: Str,
     hash: Str,
     /// By which letter it is called in a batch, if it can be part of one.
-    letter: Option<char>,
+    letter: Option<u8>,
+}
+
+/// A script with what it is called with.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) script: &'static Script,
+    pub(super) keys: Vec<Key>,
+    pub(super) args: Vec<Value>,
 }
 
 impl Script {
-    fn new(source: &'static str, letter: Option<char>) -> Self {
+    fn new(source: &'static str, letter: Option<u8>) -> Self {
         Self { source: Str::from_static(source), hash: sha1_hash(source).into(), letter }
     }
 
-    pub(super) const fn letter(&self) -> Option<char> {
+    pub(super) const fn letter(&self) -> Option<u8> {
         self.letter
     }
 
@@ -52,7 +61,7 @@ macro_rules! scripts {
         $([$short:ident in $file:literal: $params:literal = $values:literal])? $($part:literal),+;)+) => {
         $($(#[$doc])*
         pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(concat!($(short_way!($file, $params = $values),)? parts!($($part),+)), Some($letter))
+            Script::new(concat!($(short_way!($file, $params = $values),)? parts!($($part),+)), Some($letter.as_bytes()[0]))
         });)+
 
         /// Many operations in one call.
@@ -72,27 +81,27 @@ macro_rules! scripts {
 }
 
 scripts! {
-    ACQUIRE = 'a':
+    ACQUIRE = "a":
         [acquire_alone in "lock/acquire_alone.lua":
             "lock, queue, fence, id, lease_ms, now" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
         "line.lua", "lock/lock.lua", "lock/acquire.lua";
-    RENEW = 'n':
+    RENEW = "n":
         [renew_alone in "lock/renew_alone.lua": "lock, fence, id, lease_ms" = "KEYS[1], KEYS[2], ARGV[1], ARGV[2]"]
         "lock/renew.lua";
-    RELEASE = 'r':
+    RELEASE = "r":
         [release_alone in "lock/release_alone.lua": "lock, queue, id" = "KEYS[1], KEYS[2], ARGV[1]"]
         "line.lua", "lock/lock.lua", "lock/release.lua";
     /// By an owner.
-    ACQUIRE_OWNED = 'A': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
-    RENEW_OWNED = 'N': "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
-    RELEASE_OWNED = 'R': "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
-    ACQUIRE_PERMITS = 'p':
+    ACQUIRE_OWNED = "A": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
+    RENEW_OWNED = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
+    RELEASE_OWNED = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
+    ACQUIRE_PERMITS = "p":
         [acquire_permits in "semaphore/acquire_short.lua":
             "holders, queue, waiters, fence, holds, kind, id, lease_ms, waits, permits, _, known" =
             "KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV)"]
         "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
-    RENEW_PERMITS = 'q': "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
-    RELEASE_PERMITS = 's':
+    RENEW_PERMITS = "q": "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
+    RELEASE_PERMITS = "s":
         [release_permits in "semaphore/release_short.lua":
             "holders, queue, waiters, fence, holds, kind, id, kept" =
             "KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV)"]

@@ -10,7 +10,7 @@ use super::reply::{
     Answer, from_millis, millis, read_lease, read_number, read_queued, read_token, read_waiters, unreadable,
     wanted,
 };
-use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
+use super::script::{ACQUIRE_PERMITS, Call, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
 use super::transport::Transport;
 use crate::backend::{
     AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, Limit, Released, RenewRequest, Renewal,
@@ -25,19 +25,19 @@ pub(super) async fn acquire(
     permits: u32,
     limit: &Limit,
 ) -> Result<Answer, BackendError> {
-    let keys = Keys::of(&request.resource.key);
+    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
     let stated = limit.stated();
     let args = vec![
         kind(request.resource.kind),
-        Value::from(request.lease.to_text()),
+        id,
         Value::from(millis(request.term)),
         Value::from(i64::from(request.wait != Wait::No)),
         Value::from(permits),
         Value::from(stated.permits),
         Value::from(stated.reign.to_string()),
     ];
-    let answer =
-        transport.call(&ACQUIRE_PERMITS, keys.all().to_vec(), args, transport.patience(request.term)).await?;
+    let call = Call { script: &ACQUIRE_PERMITS, keys: keys.all(), args };
+    let answer = transport.call(call, transport.patience(request.term)).await?;
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
@@ -51,11 +51,11 @@ pub(super) async fn acquire(
 
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
-    let keys = Keys::of(&request.resource.key);
-    let id = Value::from(request.lease.to_text());
+    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
     let args = vec![kind(request.resource.kind), id, Value::from(millis(request.term))];
+    let call = Call { script: &RENEW_PERMITS, keys: keys.all(), args };
     let sent = Instant::now();
-    match transport.call(&RENEW_PERMITS, keys.all().to_vec(), args, transport.patience(request.term)).await {
+    match transport.call(call, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
@@ -77,10 +77,12 @@ pub(super) async fn release(
         Whose::AllBut(lease, kept) => (lease, kept),
         Whose::Anyone => return Err(BackendError::many_holders()),
     };
-    let args = vec![kind(resource.kind), Value::from(lease.to_text()), Value::from(kept)];
-    let keys = Keys::of(&resource.key);
-    let again = BackendError::is_transient;
-    let (answer, repeated) = transport.insist(&RELEASE_PERMITS, keys.all().to_vec(), args, again).await?;
+    let call = || {
+        let (keys, id) = Keys::with_id(&resource.key, lease);
+        let args = vec![kind(resource.kind), id, Value::from(kept)];
+        Call { script: &RELEASE_PERMITS, keys: keys.all(), args }
+    };
+    let (answer, repeated) = transport.insist(call, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
@@ -99,9 +101,11 @@ pub(super) async fn resize(
     term: Duration,
     limit: &Limit,
 ) -> Result<(), BackendError> {
-    let keys = Keys::of(&resource.key);
-    let args = vec![kind(resource.kind), Value::from(permits), Value::from(millis(term))];
-    let (reign, _) = transport.insist(&RESIZE, keys.all().to_vec(), args, BackendError::is_transient).await?;
+    let call = || {
+        let args = vec![kind(resource.kind), Value::from(permits), Value::from(millis(term))];
+        Call { script: &RESIZE, keys: Keys::of(&resource.key).all(), args }
+    };
+    let (reign, _) = transport.insist(call, BackendError::is_transient).await?;
     limit.follow(permits, reign.as_u64().ok_or_else(|| unreadable(&RESIZE))?);
     Ok(())
 }
@@ -112,10 +116,9 @@ pub(super) async fn inspect(
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let keys = Keys::of(&resource.key);
-    let again = BackendError::is_transient;
-    let (answer, _) =
-        transport.insist(&INSPECT_PERMITS, keys.all().to_vec(), vec![wanted(detail)], again).await?;
+    let call =
+        || Call { script: &INSPECT_PERMITS, keys: Keys::of(&resource.key).all(), args: vec![wanted(detail)] };
+    let (answer, _) = transport.insist(call, BackendError::is_transient).await?;
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 

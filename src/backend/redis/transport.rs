@@ -16,13 +16,13 @@ use std::time::Duration;
 use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::interfaces::{ClientLike, LuaInterface};
-use fred::types::{Key, Value};
+use fred::types::Value;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batches;
 use super::connection::Timeouts;
-use super::script::Script;
+use super::script::Call;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
@@ -57,20 +57,14 @@ impl Transport {
 
     /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`, or, if that is not
     /// shorter than the reply timeout, until fred's own timeouts are over: that of the calls before it, and that of its own.
-    pub(super) async fn call(
-        &self,
-        script: &'static Script,
-        keys: Vec<Key>,
-        args: Vec<Value>,
-        patience: Duration,
-    ) -> Result<Value, BackendError> {
+    pub(super) async fn call(&self, call: Call, patience: Duration) -> Result<Value, BackendError> {
         if patience >= self.wire.reply_timeout {
             // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
-            return self.batches.run(script, keys, args).await.map_err(sort);
+            return self.batches.run(call).await.map_err(sort);
         }
         let sent = Instant::now();
         let late = || FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
-        let answer = timeout(patience, Box::pin(self.batches.run(script, keys, args))).await;
+        let answer = timeout(patience, Box::pin(self.batches.run(call))).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
         self.wire.note(&answer, sent);
         answer.map_err(sort)
@@ -85,16 +79,14 @@ impl Transport {
     /// the one that was answered may have been carried out.
     pub(super) async fn insist(
         &self,
-        script: &'static Script,
-        keys: Vec<Key>,
-        args: Vec<Value>,
+        call: impl Fn() -> Call,
         again: fn(&BackendError) -> bool,
     ) -> Result<(Value, bool), BackendError> {
         let patience = self.wire.reply_timeout;
         let give_up = Instant::now() + patience * 2;
         let mut repeated = false;
         loop {
-            match self.call(script, keys.clone(), args.clone(), patience).await {
+            match self.call(call(), patience).await {
                 Ok(answer) => return Ok((answer, repeated)),
                 Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
                     repeated |= matches!(error, BackendError::Unanswered { .. });
@@ -118,24 +110,17 @@ pub(super) struct Wire {
 impl Wire {
     /// Runs a script once, until it is answered or fred's timeout is over; with its text if the server does not know it: after a
     /// restart or SCRIPT FLUSH.
-    pub(super) async fn run(
-        &self,
-        script: &'static Script,
-        keys: Vec<Key>,
-        args: Vec<Value>,
-    ) -> Result<Value, FredError> {
-        let answer = self.evalsha(script, keys.clone(), args.clone()).await;
-        if is_unknown_script(&answer) { self.eval(script, keys, args).await } else { answer }
+    pub(super) async fn run(&self, call: Call) -> Result<Value, FredError> {
+        let answer = self.evalsha(call.clone()).await;
+        if is_unknown_script(&answer) { self.eval(call).await } else { answer }
     }
 
     // fred's futures have 5 KB. They are made where they stay, in a box: to move one there would copy it.
 
-    pub(super) fn evalsha<'a>(
-        &'a self,
-        script: &'static Script,
-        keys: Vec<Key>,
-        args: Vec<Value>,
-    ) -> BoxFuture<'a, Result<Value, FredError>> {
+    pub(super) fn evalsha(
+        &self,
+        Call { script, keys, args }: Call,
+    ) -> BoxFuture<'_, Result<Value, FredError>> {
         Box::pin(async move {
             let sent = Instant::now();
             let answer = self.client.evalsha(script.hash().clone(), keys, args).await;
@@ -144,12 +129,7 @@ impl Wire {
         })
     }
 
-    pub(super) fn eval<'a>(
-        &'a self,
-        script: &'static Script,
-        keys: Vec<Key>,
-        args: Vec<Value>,
-    ) -> BoxFuture<'a, Result<Value, FredError>> {
+    pub(super) fn eval(&self, Call { script, keys, args }: Call) -> BoxFuture<'_, Result<Value, FredError>> {
         Box::pin(async move {
             let sent = Instant::now();
             let answer = self.client.eval(script.source().clone(), keys, args).await;

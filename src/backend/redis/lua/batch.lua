@@ -2,7 +2,8 @@
 -- makes a table of functions, one for each kind of operation, by the byte that names it. They are made only if one is needed.
 --
 -- KEYS  those of the operations, one after another
--- ARGV  for each operation three characters, its name, how many keys and how many arguments it has; then its arguments
+-- ARGV  first three characters for each operation, its name, how many keys and how many arguments it has; then their arguments,
+--       one after another
 --
 -- Returns  the operations' answers in the same order; {'!', text} for one that failed
 --
@@ -18,9 +19,9 @@ end
 local time = redis.call('TIME')
 local now = time[1] .. string.sub('00000' .. time[2], -6)
 local answers, way = {}, nil
-local key, arg, last_arg = 1, 1, #ARGV
-while arg <= last_arg do
-  local operation, keys, args = string.byte(ARGV[arg], 1, 3)
+local key, arg = 1, 1
+for header = 1, #ARGV[1], 3 do
+  local operation, keys, args = string.byte(ARGV[1], header, header + 2)
   keys, args = keys - 48, args - 48
   local answer
   if operation == ACQUIRE then
@@ -45,6 +46,6 @@ while arg <= last_arg do
     )
   end
   answers[#answers + 1] = answer
-  key, arg = key + keys, arg + args + 1
+  key, arg = key + keys, arg + args
 end
 return answers
