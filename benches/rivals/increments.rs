@@ -17,8 +17,8 @@ use tokio::time::timeout_at;
 use crate::common::turns::Rival;
 use crate::common::{Bare, Result};
 
-/// Connections per process: servers and file descriptors have limits.
-const MOST: usize = 250;
+/// Connections per process, so that up to 1000 waiters compete: servers and file descriptors have limits.
+const MOST: usize = 500;
 
 #[derive(Clone)]
 pub(crate) struct Increments {
