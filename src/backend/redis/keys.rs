@@ -12,8 +12,8 @@
 //! |---|---|---|---|
 //! | `semaphore:N` | sorted set | the holders' lease ids by the time their leases end | with the last holder, or two leases after the last grant or renewal |
 //! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
-//! | `{semaphore:N}:fence` | hash | the last fencing token, and the limit | a day after the last grant or renewal |
-//! | `{semaphore:N}:holds` | hash | permits and token of each holder, and the sum of the permits | as the first |
+//! | `{semaphore:N}:fence` | hash | what every operation has to know: the last fencing token, the limit, the permits in use | a day, or up to 100 s less, after the last grant or renewal |
+//! | `{semaphore:N}:holds` | hash | permits and token of each holder | as the first |
 //!
 //! `lock:` and `semaphore:` stand for the prefix. The others live in the cluster slot of the first. A key that brings a
 //! hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. A key with a `}` that closes no tag

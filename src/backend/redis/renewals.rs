@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use fred::bytes::Bytes;
 use fred::types::Value;
-use futures::StreamExt;
-use futures::future::join_all;
 use futures::stream::{self, BoxStream, FuturesUnordered};
+use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::Instant;
 
 use super::keys::{Keys, locks};
@@ -52,31 +51,34 @@ pub(super) fn renew_all<'a>(
     requests.sort_by_key(|(alike, _)| *alike);
     let calls = requests.chunk_by(|(a, _), (b, _)| a == b).flat_map(|group| group.chunks(MAX_LEASES));
     let calls = calls.map(|group| {
-        renew_group(transport, group[0].0, group.iter().map(|(_, numbered)| *numbered).collect())
+        let (alike, group) = (group[0].0, group.iter().map(|(_, numbered)| *numbered).collect());
+        renew_group(transport, alike, group).flatten_stream().boxed()
     });
-    calls.collect::<FuturesUnordered<_>>().flat_map(stream::iter).boxed()
+    stream::select_all(calls).boxed()
 }
 
-/// Renews leases by one call if they are alike, and each by itself what that has not settled.
-async fn renew_group(transport: &Transport, alike: Option<Alike>, group: Vec<Numbered<'_>>) -> Vec<Answered> {
+/// Renews leases by one call if they are alike, and each by itself what that has not settled. No answer waits for another one.
+async fn renew_group<'a>(
+    transport: &'a Transport,
+    alike: Option<Alike>,
+    group: Vec<Numbered<'a>>,
+) -> impl Stream<Item = Answered> + use<'a> {
     let sent = Instant::now();
     let letters = match alike {
         Some(alike) if group.len() > 1 => renew_together(transport, alike, &group).await,
         _ => Ok(Bytes::new()),
     };
-    let letters = match letters {
-        Ok(letters) => letters,
-        Err(error) => return group.into_iter().map(|(n, _)| (n, Err(error.again()))).collect(),
-    };
-    let (mut answers, mut others) = (Vec::with_capacity(group.len()), Vec::new());
+    let (mut answers, others) = (Vec::with_capacity(group.len()), FuturesUnordered::new());
     for (position, (n, request)) in group.into_iter().enumerate() {
-        match letters.get(position).and_then(|letter| read(*letter, sent)) {
-            Some(renewal) => answers.push((n, Ok(renewal))),
-            None => others.push(async move { (n, transport.renew(request).await) }),
+        let letter =
+            letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter, sent)));
+        match letter {
+            Ok(Some(renewal)) => answers.push((n, Ok(renewal))),
+            Ok(None) => others.push(async move { (n, transport.renew(request).await) }),
+            Err(error) => answers.push((n, Err(error.again()))),
         }
     }
-    answers.extend(join_all(others).await);
-    answers
+    stream::iter(answers).chain(others)
 }
 
 /// The script's answer, a letter for each lease; nothing if the server has refused the call.

@@ -184,8 +184,19 @@ local function tidy()
   end
 end
 
--- Gives `id` a place in line, or lets it keep the one it has; alive for another lease. Returns the place, and whether it
--- is new.
+-- Redis keeps up to 128 entries of a sorted set or a hash in a list and walks it, as long as none has more than 64 bytes. In a
+-- line of some length that takes longer than the rest of a script, so it is given an index, which it keeps.
+local INDEXED = 32
+local function index_line()
+  local long = string.rep(' ', 65)
+  redis.call('ZADD', QUEUE, '0', long)
+  redis.call('ZREM', QUEUE, long)
+  redis.call('HSET', WAITERS, long, '')
+  redis.call('HDEL', WAITERS, long)
+end
+
+-- Gives `id` a place in line, or lets it keep the one it has; alive for another lease. Returns the place, and if it
+-- is new, how many there are besides, parked ones included.
 local function stand_in_line(id, lease_ms, permits, owner)
   local before = waiter(id)
   local ticket = before and before.ticket or next_ticket()
@@ -199,15 +210,18 @@ local function stand_in_line(id, lease_ms, permits, owner)
   end
   redis.call('HSET', WAITERS, id, record)
   redis.call('ZADD', QUEUE, score(permits), place)
+  local others = not before and redis.call('ZCARD', QUEUE) - 1
+  if others == INDEXED then
+    index_line()
+  end
   keep(QUEUE, WAITERS, lease_ms)
   tidy()
-  return place, not before
+  return place, others
 end
 
--- How many places come before this one, parked ones included; for a counting semaphore all that were there before it, or
--- all that ask for less.
-local function places_before(place, is_new)
-  return is_new and redis.call('ZCARD', QUEUE) - 1 or redis.call('ZRANK', QUEUE, place) or 0
+-- How many places come before one, parked ones included: for a new one all the others.
+local function places_before(place, others)
+  return others or redis.call('ZRANK', QUEUE, place) or 0
 end
 
 -- The place to be served next: the first in line, or the first among those that fit.

@@ -26,9 +26,9 @@ if holder == (request.owner and id .. '/' .. request.owner or id) then
   return token
 end
 
-local place, is_new
+local place, others
 if waits then
-  place, is_new = stand_in_line(id, lease_ms, 1, request.owner)
+  place, others = stand_in_line(id, lease_ms, 1, request.owner)
 end
 if not holder then
   free = 1
@@ -51,4 +51,4 @@ end
 if not waits then
   return 0
 end
-return { remaining, places_before(place, is_new) }
+return { remaining, places_before(place, others) }

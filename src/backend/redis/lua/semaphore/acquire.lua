@@ -40,12 +40,12 @@ end
 
 local line = redis.call('EXISTS', QUEUE) == 1
 if waits and (line or permits > free) then
-  local place, is_new = stand_in_line(id, lease_ms, permits)
+  local place, others = stand_in_line(id, lease_ms, permits)
   local token = serve(id)
   if token then
     return { 'granted', limit, reign, token }
   end
-  return { 'queued', limit, reign, ends and ends - now_ms or -1, places_before(place, is_new) }
+  return { 'queued', limit, reign, ends and ends - now_ms or -1, places_before(place, others) }
 end
 if line then
   serve()

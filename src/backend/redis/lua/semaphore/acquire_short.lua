@@ -25,10 +25,17 @@ then
   end
   local end_of_lease = in_full(now_ms + lease_ms)
   if limit - used - permits >= 0 then
-    local gap = now - (tonumber(last[6]) or 0)
-    -- As with the token of a lock.
-    local fits = gap >= 16 and gap <= now % 1e8 and redis.call('EXISTS', queue) == 0
-    if fits and redis.call('HSETNX', holds, id, permits .. ' ' .. now) == 1 then
+    -- As with the token of a lock: above all tokens of the last grant (TOKENS_PER_GRANT in line.lua). The first grant within 100
+    -- seconds goes the long way, which keeps the fence for another day.
+    local newest, token = tonumber(last[6]) or 0, now
+    local gap = now - newest
+    if gap < 16 then
+      token = string.format('%.0f', newest + 16)
+    end
+    -- Nobody waits, and there are holders if permits are in use, and only then; the key counts twice.
+    local fits = gap > -1e6 and gap <= now % 1e8
+      and redis.call('EXISTS', holders, holders, queue) == (used > 0 and 2 or 0)
+    if fits and redis.call('HSETNX', holds, id, permits .. ' ' .. token) == 1 then
       redis.call('ZADD', holders, end_of_lease, id)
       if used == 0 then
         redis.call('PEXPIRE', holders, lease_ms * 2)
@@ -36,24 +43,38 @@ then
       end
       ends, lapse = math.min(ends, now_ms + lease_ms), math.max(lapse, now_ms + lease_ms * 2)
       redis.call(
-        'HSET', fence, 'token', now, 'used', used + permits,
+        'HSET', fence, 'token', token, 'used', used + permits,
         'ends', in_full(ends), 'lapse', in_full(lapse), 'kept', in_full(kept)
       )
-      return { 'granted', limit, known, now }
+      return { 'granted', limit, known, token }
     end
-  elseif waits == '1' and limit - permits >= 0 and now - (tonumber(last[7]) or 0) > 0
+  elseif waits == '1' and limit - permits >= 0
     -- One in fifty goes the long way, which tidies up.
     and now % 50 > 0
     and redis.call('HEXISTS', holds, id) == 0
-    and redis.call('HSETNX', waiters, id, now .. ' ' .. lease_ms .. ' ' .. end_of_lease .. ' ' .. permits) == 1
   then
-    local before = redis.call('ZCARD', queue)
-    redis.call('HSET', fence, 'ticket', now)
-    redis.call('ZADD', queue, kind == 'counting' and permits or '1', now .. ' ' .. id)
-    if redis.call('PTTL', queue) < lease_ms * 1.5 then
-      redis.call('PEXPIRE', queue, lease_ms * 2)
-      redis.call('PEXPIRE', waiters, lease_ms * 2)
+    local newest, ticket = tonumber(last[7]) or 0, now
+    if now - newest <= 0 then
+      ticket = string.format('%016.0f', newest + 1)
     end
-    return { 'queued', limit, known, ends - now_ms, before }
+    local before = redis.call('ZCARD', queue)
+    local record = ticket .. ' ' .. lease_ms .. ' ' .. end_of_lease .. ' ' .. permits
+    if redis.call('HSETNX', waiters, id, record) == 1 then
+      redis.call('HSET', fence, 'ticket', ticket)
+      redis.call('ZADD', queue, kind == 'counting' and permits or '1', ticket .. ' ' .. id)
+      if before == 32 then
+        -- As index_line in line.lua.
+        local long = string.rep(' ', 65)
+        redis.call('ZADD', queue, '0', long)
+        redis.call('ZREM', queue, long)
+        redis.call('HSET', waiters, long, '')
+        redis.call('HDEL', waiters, long)
+      end
+      if redis.call('PTTL', queue) < lease_ms * 1.5 then
+        redis.call('PEXPIRE', queue, lease_ms * 2)
+        redis.call('PEXPIRE', waiters, lease_ms * 2)
+      end
+      return { 'queued', limit, known, ends - now_ms, before }
+    end
   end
 end

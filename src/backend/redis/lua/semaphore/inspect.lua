@@ -16,7 +16,14 @@ local function hold(id)
 end
 
 local fence = redis.call('HMGET', FENCE, 'limit', 'lapse', 'used')
-local limit, used = tonumber(fence[1]), redis.call('EXISTS', HOLDERS) == 1 and tonumber(fence[3]) or 0
+local limit, used = tonumber(fence[1]), tonumber(fence[3])
+if not used or redis.call('EXISTS', HOLDERS) == 0 then
+  -- The fence was lost, or the holders are gone.
+  used = 0
+  for _, id in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
+    used = used + hold(id)
+  end
+end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now_text)) do
   used = used - hold(id)
 end

@@ -21,20 +21,25 @@ if held then
       place = redis.call('ZRANGEBYSCORE', queue, '1', '1', 'LIMIT', '0', '1')[1]
     end
     -- Whoever waits for more stays where he is.
-    if not place and (free <= 1 or redis.call('EXISTS', queue) == 0) then
-      local found = redis.call('ZREM', holders, id)
+    local alone = not place and (free <= 1 or redis.call('EXISTS', queue) == 0)
+    -- If it is no holder any more, somebody has changed the key, and all is to be counted anew.
+    if alone and redis.call('ZREM', holders, id) == 1 then
       redis.call('HDEL', holds, id)
       redis.call('HSET', fence, 'used', used)
-      return found
+      return 1
     end
-    local gap = now - (tonumber(last[6]) or 0)
-    if place and gap >= 16 and gap <= now % 1e8 then
+    local newest, token = tonumber(last[6]) or 0, now
+    local gap = now - newest
+    if gap < 16 then
+      token = string.format('%.0f', newest + 16)
+    end
+    if place and gap > -1e6 and gap <= now % 1e8 then
       local next = string.sub(place, 18)
       local lease_ms, alive_until =
         string.match(redis.call('HGET', waiters, next) or '', '^%d+ (%d+) (%d+) 1$')
       local alive = lease_ms and alive_until - now_ms > 0
       if alive and (tonumber(last[7]) or 0) - now_ms >= lease_ms * 1.5 then
-        local grant = 'grant ' .. next .. ' ' .. now .. ' ' .. kind .. '/' .. limit .. '/' .. last[2] .. ' ' .. holders
+        local grant = 'grant ' .. next .. ' ' .. token .. ' ' .. kind .. '/' .. limit .. '/' .. last[2] .. ' ' .. holders
         if redis.call('PUBLISH', 'leasehold:' .. string.sub(next, 1, 36), grant) > 0 then
           redis.call('HDEL', waiters, next)
           redis.call('ZREM', queue, place)
@@ -42,14 +47,19 @@ if held then
             return string.format('%d%03d', ms / 1000, ms % 1000)
           end
           -- Before the other goes, since with the last one goes the key and its expiry.
-          redis.call('HSET', holds, next, '1 ' .. now)
+          redis.call('HSET', holds, next, '1 ' .. token)
           redis.call('ZADD', holders, in_full(now_ms + lease_ms), next)
           redis.call('HDEL', holds, id)
           ends, lapse = math.min(ends, now_ms + lease_ms), math.max(lapse, now_ms + lease_ms * 2)
           redis.call(
-            'HSET', fence, 'token', now, 'used', used + 1, 'ends', in_full(ends), 'lapse', in_full(lapse)
+            'HSET', fence, 'token', token, 'used', used + 1, 'ends', in_full(ends), 'lapse', in_full(lapse)
           )
-          return redis.call('ZREM', holders, id)
+          local found = redis.call('ZREM', holders, id)
+          if found == 0 then
+            -- Somebody has deleted the holders: they have just been made anew.
+            redis.call('PEXPIRE', holders, lease_ms * 2)
+          end
+          return found
         end
       end
     end

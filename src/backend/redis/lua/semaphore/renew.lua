@@ -7,9 +7,12 @@
 --
 -- Idempotent. Never takes back permits that were lost.
 
-local ends = tonumber(redis.call('ZSCORE', HOLDERS, ARGV[2]) or 0)
-if ends <= now_ms or redis.call('HEXISTS', HOLDS, ARGV[2]) == 0 then
+local ends_now = tonumber(redis.call('ZSCORE', HOLDERS, ARGV[2]) or 0)
+if ends_now <= now_ms or redis.call('HEXISTS', HOLDS, ARGV[2]) == 0 then
   return 'expired'
+end
+if not used or not ends then
+  settle()
 end
 extend(ARGV[2], tonumber(ARGV[3]))
 return 'renewed'

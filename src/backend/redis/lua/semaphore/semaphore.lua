@@ -67,6 +67,8 @@ local function recount()
       redis.call('ZREM', HOLDERS, id)
     end
   end
+  -- Before, since it needs no memory, and after, since the fence may be new.
+  remember_fence()
   use(permits)
   remember_fence()
 end
@@ -91,7 +93,12 @@ local function settle(id)
     leave(first[1], permits_of(redis.call('HGET', HOLDS, first[1])))
     first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   end
-  ends = tonumber(first[2])
+  local first_ends = tonumber(first[2])
+  if first_ends and (not ends or ends > first_ends or ends <= now_ms) then
+    remember_fence()
+    redis.call('HSET', FENCE, 'ends', first[2])
+  end
+  ends = first_ends
   if limit and now_ms >= lapse and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
     limit = nil
   end
