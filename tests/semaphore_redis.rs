@@ -521,6 +521,80 @@ async fn waiters_whose_line_was_deleted_are_served_all_the_same<S: Semaphore>(si
     }
 }
 
+promise!(holders_whose_keys_were_deleted_leave_all_permits_to_others: counting, fair);
+async fn holders_whose_keys_were_deleted_leave_all_permits_to_others<S: Semaphore>(site: Site) {
+    let ([one, two], mut raw) = (site.clients().await, site.server().raw());
+    let (semaphore, other) = (S::of(&one, 3), S::of(&two, 3));
+    taken(&other, 1).await.release().await.expect("held to the end");
+    let gone = [taken(&semaphore, 1).await, taken(&semaphore, 1).await];
+    assert_eq!(raw.send(&["DEL", &key::<S>(), &beside::<S>("holds")]).int(), 2);
+    let fresh = [taken(&other, 1).await, taken(&other, 1).await, taken(&other, 1).await];
+    assert!(other.try_acquire().await.expect("answered").is_none(), "three of three are held");
+    for key in [key::<S>(), beside::<S>("holds")] {
+        assert!(pttl(&mut raw, &key) > 0, "{key} never expires");
+    }
+    for guard in gone {
+        assert_lost(guard.release().await, LossReason::Expired);
+    }
+    give_back(fresh).await;
+    nothing_is_left(&other).await;
+}
+
+promise!(something_else_under_the_key_for_a_while_admits_nobody_too_many: counting, fair);
+async fn something_else_under_the_key_for_a_while_admits_nobody_too_many<S: Semaphore>(site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::of(&client, 1);
+    for foreign in [key::<S>(), beside::<S>("queue")] {
+        let guard = taken(&semaphore, 1).await;
+        let held = foreign != key::<S>();
+        if !held {
+            guard.release().await.expect("held to the end");
+            raw.send(&["SET", &foreign, "foreign"]);
+            assert_refused(semaphore.try_acquire().await);
+        } else {
+            raw.send(&["SET", &foreign, "foreign"]);
+            assert_refused(semaphore.acquire_for(SECOND).await);
+            assert_eq!(raw.send(&["EXISTS", &beside::<S>("waiters")]).int(), 0, "nobody stands in that line");
+            drop(guard);
+        }
+        raw.send(&["DEL", &foreign]);
+        let guard = within(SOON, semaphore.acquire()).await.expect("free");
+        assert!(semaphore.try_acquire().await.expect("answered").is_none(), "one of one is held");
+        guard.release().await.expect("held to the end");
+    }
+    nothing_is_left(&semaphore).await;
+}
+
+promise!(a_full_store_lets_go_what_somebody_else_has_deleted: counting, fair);
+async fn a_full_store_lets_go_what_somebody_else_has_deleted<S: Semaphore>(site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    for gone in [&[key::<S>(), beside::<S>("holds")][..], &[beside::<S>("fence")]] {
+        let guard = taken(&S::of(&client, 3), 2).await;
+        raw.send(&["CONFIG", "SET", "maxmemory", "1"]);
+        for key in gone {
+            assert_eq!(raw.send(&["DEL", key]).int(), 1);
+        }
+        match guard.release().await {
+            Ok(()) => assert_eq!(gone.len(), 1, "it had nothing left"),
+            Err(error) => assert_lost(Err::<(), _>(error), LossReason::Expired),
+        }
+        assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "0"]), Reply::ok());
+    }
+    only_fences_are_left(site.server()).await;
+}
+
+promise!(an_inspection_without_the_fence_counts_what_is_held: counting, fair);
+async fn an_inspection_without_the_fence_counts_what_is_held<S: Semaphore>(site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::of(&client, 5);
+    let held = [taken(&semaphore, 1).await, taken(&semaphore, 2).await];
+    assert_eq!(raw.send(&["DEL", &beside::<S>("fence")]).int(), 1);
+    let now = semaphore.inspect().await.expect("inspected");
+    assert_eq!((now.in_use, now.holders.len()), (3, 2));
+    give_back(held).await;
+    only_fences_are_left(site.server()).await;
+}
+
 promise!(the_dead_that_nobody_would_meet_are_cleared_away_as_others_come: counting, fair);
 async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Semaphore>(site: Site) {
     const DEAD: i64 = 200;
