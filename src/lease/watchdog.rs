@@ -25,7 +25,7 @@ use crate::sync::Mutex;
 
 /// Leases in one round: enough that what a request costs by itself matters little, few enough that a store is done with it
 /// before anybody notices.
-const ROUND: usize = 64;
+const ROUND: usize = 32;
 
 /// Renewals under way at once, before another round is started: those of one round, so that a burst of them does not hold up what
 /// else is asked of the store. If the store is far away and more of them wait, one for every [`WAITING_PER_UNDER_WAY`]: they are

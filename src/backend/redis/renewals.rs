@@ -22,8 +22,8 @@ use super::transport::Transport;
 use crate::backend::{Answered, BackendError, Kind, LeaseId, RenewRequest, Renewal};
 use crate::error::LossReason;
 
-/// Leases in one call: the server does nothing else meanwhile, for about a quarter of a millisecond.
-const MAX_LEASES: usize = 64;
+/// Leases in one call: the server does nothing else meanwhile, for about an eighth of a millisecond.
+const MAX_LEASES: usize = 32;
 
 /// For how long a fence may not be kept. Leases that last as long keep it every time, so that it outlasts them.
 const HOUR: Duration = Duration::from_secs(60 * 60);
