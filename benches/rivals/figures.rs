@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use hdrhistogram::Histogram;
 
-use super::race::Race;
+use super::Strategy;
 use crate::common::turns::{Held, Spread, Turn, jain, waits};
 use crate::common::{Result, micros};
 
@@ -36,13 +36,18 @@ pub(crate) struct Figures {
 
 impl Figures {
     /// Fails if two holds overlap that exclude each other.
-    pub(super) fn new(race: Race, mut turns: Vec<Turn>, counted: Counted) -> Result<Self> {
+    pub(super) fn new(
+        strategy: Strategy,
+        waiters: usize,
+        mut turns: Vec<Turn>,
+        counted: Counted,
+    ) -> Result<Self> {
         turns.sort_unstable_by_key(|turn| turn.held.map(|held| held.granted));
         let window = &counted.window;
         let granted = |turn: &&Turn| turn.held.is_some_and(|held| window.contains(&held.granted));
-        let hand_over = if race.strategy.excludes() { hand_overs(&turns, window)? } else { None };
+        let hand_over = if strategy.excludes() { hand_overs(&turns, window)? } else { None };
         let grants = turns.iter().filter(granted).count();
-        let mut shares = vec![0; race.waiters];
+        let mut shares = vec![0; waiters];
         for turn in turns.iter().filter(granted) {
             shares[turn.waiter] += 1;
         }
@@ -53,7 +58,7 @@ impl Figures {
             hand_over,
             wait: waits(&turns, window)?,
             commands: per_grant(counted.commands),
-            operations: race.strategy.is_ours().then(|| per_grant(counted.operations)),
+            operations: strategy.is_ours().then(|| per_grant(counted.operations)),
             jain: jain(&shares),
             ping: micros(&counted.pings, 0.5),
         })

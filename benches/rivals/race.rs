@@ -59,7 +59,7 @@ impl Race {
             window: from..to,
             pings,
         };
-        Figures::new(self, turns, counted)
+        Figures::new(self.strategy, self.waiters, turns, counted)
     }
 
     fn warm_up(self) -> Duration {

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::script::{BATCH, Call};
-use super::transport::{Wire, is_unknown_script, sort};
+use super::wire::{Wire, is_unknown_script, sort};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 

@@ -6,8 +6,9 @@
 //! | `lua/` | the protocol: one script per operation, run atomically by the server |
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: set up, kept driven, quit |
-//! | `transport` | the one for commands; errors sorted into not sent, unknown, and answered |
+//! | `wire` | the one for commands; errors sorted into not sent, unknown, and answered |
 //! | `batch` | many operations in one call |
+//! | `transport` | a call, alone or in a batch, once or until it is answered |
 //! | `wake` | the one that listens; grants and revocations pushed to those concerned |
 //! | `url` | what a URL names, and how a server is called in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
@@ -31,6 +32,7 @@ mod url;
 mod verbs;
 mod waiting;
 mod wake;
+mod wire;
 
 /// The Redis client this crate is built on, in the version whose `Config` [`RedisBackend::builder`] takes.
 pub use fred;

@@ -20,7 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use super::connection::Timeouts;
-use super::transport::sort;
+use super::wire::sort;
 use crate::backend::{BackendError, Kind, LeaseId, Resource, Revocation, Stated};
 use crate::fence::FencingToken;
 use crate::sync::Mutex;
