@@ -1,17 +1,15 @@
 //! Leases are renewed in rounds: a renewal that hangs holds up no other, and no deadline.
 
+#[path = "support/deaf.rs"]
+mod deaf;
 mod support;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt, join_all};
-use leasehold::backend::{
-    AcquireRequest, Acquired, BackendError, Capabilities, Detail, LeaseId, Limit, Released, RenewRequest,
-    Renewal, Resource, Whose,
-};
-use leasehold::{Backend, Client, Guard, Inspection, LossReason, MemoryBackend};
+use deaf::Deaf;
+use futures::future::join_all;
+use leasehold::{Backend, Client, Guard, LossReason};
 use support::{options, within};
 use tokio::time::{Instant, sleep};
 
@@ -19,74 +17,6 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
-}
-
-/// A store that does not answer renewals of some keys, and notes when each is released.
-#[derive(Debug, Default)]
-struct Deaf {
-    store: MemoryBackend,
-    /// To all of them.
-    hangs: AtomicBool,
-    released: Mutex<Vec<(Arc<str>, Instant)>>,
-}
-
-impl Deaf {
-    fn released_at(&self, key: &str) -> Option<Instant> {
-        let released = self.released.lock().expect("no panic");
-        released.iter().find(|(released, _)| **released == *key).map(|(_, at)| *at)
-    }
-}
-
-impl Backend for Deaf {
-    fn lease_id(&self) -> LeaseId {
-        self.store.lease_id()
-    }
-
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
-        self.store.acquire(request)
-    }
-
-    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
-        if self.hangs.load(Ordering::SeqCst) || request.resource.key.ends_with("unheard") {
-            return std::future::pending().boxed();
-        }
-        self.store.renew(request)
-    }
-
-    fn release<'a>(
-        &'a self,
-        resource: &'a Resource,
-        whose: Whose,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.released.lock().expect("no panic").push((Arc::clone(&resource.key), Instant::now()));
-        self.store.release(resource, whose)
-    }
-
-    fn resize<'a>(
-        &'a self,
-        resource: &'a Resource,
-        permits: u32,
-        term: Duration,
-        limit: &'a Limit,
-    ) -> BoxFuture<'a, Result<(), BackendError>> {
-        self.store.resize(resource, permits, term, limit)
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        self.store.inspect(resource, detail)
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
-    }
 }
 
 fn client() -> (Client, Arc<Deaf>) {
@@ -123,7 +53,7 @@ async fn a_renewal_that_hangs_holds_up_no_other_in_its_round() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_delays_no_deadline() {
     let (client, store) = client();
-    store.hangs.store(true, Ordering::SeqCst);
+    store.hang();
     let lease = |n: u64| ms(100 + n * 7919 % 3000);
     let guards = take(&client, (0..3000).map(|n| (n.to_string(), lease(n)))).await;
     let ends: Vec<_> = guards.iter().map(|guard| Instant::now() + guard.remaining()).collect();
@@ -139,7 +69,7 @@ async fn a_store_that_hangs_delays_no_deadline() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_what_is_being_renewed() {
     let (client, store) = client();
-    store.hangs.store(true, Ordering::SeqCst);
+    store.hang();
     let guards = take(&client, (0..2000).map(|n| (n.to_string(), SECOND * 30))).await;
     sleep(SECOND * 11).await;
     assert!(guards.iter().all(Guard::is_held));

@@ -4,6 +4,8 @@
 //! What every store must do alike is in `support/semaphore_promises.rs`; here is what only this store lets a test do:
 //! exact times, any number of polls, threads that race.
 
+#[path = "support/deaf.rs"]
+mod deaf;
 #[path = "support/semaphores.rs"]
 mod semaphores;
 #[path = "support/stage.rs"]
@@ -57,20 +59,15 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt};
+use deaf::Deaf;
+use futures::FutureExt;
 use futures::poll;
-use leasehold::backend::{
-    AcquireRequest, Acquired, BackendError, Capabilities, Detail, LeaseId, Limit, Released, RenewRequest,
-    Renewal, Resource, Whose,
-};
 use leasehold::{
-    Backend, Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LossReason, MemoryBackend,
-    SemaphoreOptions,
+    Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LossReason, SemaphoreOptions,
 };
 use semaphores::*;
 use support::within;
@@ -338,8 +335,8 @@ async fn loss_is_told_to_all_parts_before_anybody_else_is_granted_when_the_store
 >(
     site: Site,
 ) {
-    let hanging = Arc::new(Hanging::on(site.store()));
-    let client = Client::with_backend(Arc::<Hanging>::clone(&hanging));
+    let hanging = Arc::new(Deaf::on(site.store()));
+    let client = Client::with_backend(Arc::<Deaf>::clone(&hanging));
     let mut guard = taken(&S::leased(&client, 2, SECOND * 2), 2).await;
     let part = guard.split(1).expect("of two");
     hanging.hang();
@@ -495,74 +492,4 @@ async fn handles_guards_and_inspections_can_be_printed_without_the_lease_id<S: S
         assert!(!printed.contains(&id[9..]), "whoever knows the id can end the lease: {printed}");
     }
     waiter.abort();
-}
-
-// A store that does not answer renewals
-
-#[derive(Debug)]
-struct Hanging {
-    store: MemoryBackend,
-    hangs: AtomicBool,
-}
-
-impl Hanging {
-    fn on(store: &MemoryBackend) -> Self {
-        Self { store: store.peer(), hangs: AtomicBool::new(false) }
-    }
-
-    /// From now on, renewals are not answered.
-    fn hang(&self) {
-        self.hangs.store(true, Ordering::SeqCst);
-    }
-}
-
-impl Backend for Hanging {
-    fn lease_id(&self) -> LeaseId {
-        self.store.lease_id()
-    }
-
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
-        self.store.acquire(request)
-    }
-
-    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
-        if self.hangs.load(Ordering::SeqCst) {
-            return std::future::pending().boxed();
-        }
-        self.store.renew(request)
-    }
-
-    fn release<'a>(
-        &'a self,
-        resource: &'a Resource,
-        whose: Whose,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release(resource, whose)
-    }
-
-    fn resize<'a>(
-        &'a self,
-        resource: &'a Resource,
-        permits: u32,
-        term: Duration,
-        limit: &'a Limit,
-    ) -> BoxFuture<'a, Result<(), BackendError>> {
-        self.store.resize(resource, permits, term, limit)
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        self.store.inspect(resource, detail)
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
-    }
 }

@@ -30,14 +30,7 @@ impl LeaseId {
         self.sequence
     }
 
-    /// What `Display` writes, without the machinery of formatting: this is done for every command.
-    pub(crate) fn to_text(self) -> String {
-        let mut text = String::with_capacity(Self::USUAL_LENGTH);
-        self.write(&mut text);
-        text
-    }
-
-    /// Appends what `Display` writes.
+    /// Appends what `Display` writes, without the machinery of formatting: this is done for every command.
     pub(crate) fn write(self, text: &mut String) {
         let mut buffer = Uuid::encode_buffer();
         text.push_str(self.client.hyphenated().encode_lower(&mut buffer));
@@ -59,7 +52,9 @@ impl LeaseId {
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.to_text())
+        let mut text = String::with_capacity(Self::USUAL_LENGTH);
+        self.write(&mut text);
+        f.write_str(&text)
     }
 }
 

@@ -7,7 +7,8 @@
 --                   until which they count as alive.
 -- KEYS[3]  waiters  hash: lease id -> "ticket lease_ms alive_until_ms permits[ owner]", for each place in line;
 --                   and "/<owner>" -> the lease ids of those who wait for that owner, each followed by a space
--- KEYS[4]  fence    the last token, and for a semaphore its limit. Expires after a day without grant or renewal.
+-- KEYS[4]  fence    the last token, and more for a semaphore: see lock.lua and semaphore.lua. Expires after a day without
+--                   grant or renewal, or somewhat earlier.
 --
 -- A ticket is the time of arrival in microseconds, or one more than the last ticket. A hand-over parks a waiter that
 -- nobody listens for, so that no other meets it again; when its client is heard again, it gets back its place.

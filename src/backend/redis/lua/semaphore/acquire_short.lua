@@ -59,17 +59,10 @@ then
     end
     local before = redis.call('ZCARD', queue)
     local record = ticket .. ' ' .. lease_ms .. ' ' .. end_of_lease .. ' ' .. permits
-    if redis.call('HSETNX', waiters, id, record) == 1 then
+    -- Whoever makes the line a long one (INDEXED in line.lua) goes the long way, which gives it an index.
+    if before ~= 32 and redis.call('HSETNX', waiters, id, record) == 1 then
       redis.call('HSET', fence, 'ticket', ticket)
       redis.call('ZADD', queue, kind == 'counting' and permits or '1', ticket .. ' ' .. id)
-      if before == 32 then
-        -- As index_line in line.lua.
-        local long = string.rep(' ', 65)
-        redis.call('ZADD', queue, '0', long)
-        redis.call('ZREM', queue, long)
-        redis.call('HSET', waiters, long, '')
-        redis.call('HDEL', waiters, long)
-      end
       if redis.call('PTTL', queue) < lease_ms * 1.5 then
         redis.call('PEXPIRE', queue, lease_ms * 2)
         redis.call('PEXPIRE', waiters, lease_ms * 2)
