@@ -190,6 +190,22 @@ async fn a_hand_over_costs_the_same_for_ten_and_for_a_thousand_waiters<S: Semaph
     assert!(many <= few * 1.2, "{few} commands per hand-over among 10 waiters, {many} among 1000");
 }
 
+promise!(a_long_line_has_an_index: counting, fair);
+async fn a_long_line_has_an_index<S: Semaphore>(site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::of(&client, 1);
+    let guard = taken(&semaphore, 1).await;
+    let waiters = line_up(from_ref(&semaphore), &[1; 40]).await;
+    for (suffix, encoding) in [("queue", "skiplist"), ("waiters", "hashtable")] {
+        assert_eq!(raw.send(&["OBJECT", "ENCODING", &beside::<S>(suffix)]).text().as_deref(), Some(encoding));
+    }
+    guard.release().await.expect("held to the end");
+    for waiter in waiters {
+        granted(waiter).await.release().await.expect("held to the end");
+    }
+    only_fences_are_left(site.server()).await;
+}
+
 promise!(asking_what_is_available_costs_the_same_however_many_hold_and_wait: counting, fair);
 async fn asking_what_is_available_costs_the_same_however_many_hold_and_wait<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
