@@ -5,18 +5,19 @@
 mod stage;
 mod support;
 
-use std::future::ready;
+use std::future::{Future, ready};
 use std::ops::Range;
 use std::pin::pin;
 
 use futures::future::{join, join_all};
 use futures::poll;
+use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::{Client, Error, Guard};
 use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled};
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 
-use support::{Raw, RedisServer, eventually, options, within};
+use support::{Raw, RedisServer, Reply, eventually, options, within};
 
 const MANY: usize = 200;
 
@@ -120,6 +121,56 @@ async fn all_kinds_of_operations_travel_together() {
         within(SOON * 4, task).await.expect("no panic").expect("held to the end");
     }
     nothing_left(&server, SECOND).await;
+}
+
+/// A batch reads and writes what is known of a semaphore once: after it, the store must know what the holders know.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_on_one_semaphore_that_travel_together_leave_it_as_one_after_another_would() {
+    let Some(server) = RedisServer::start_or_skip("batches on one semaphore") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    let fair = client.fair_semaphore("one", 40).expect("valid");
+    forty_at_a_time(&mut raw, "fair-semaphore", || fair.acquire()).await;
+    let counting = client.counting_semaphore("one", 40).expect("valid");
+    forty_at_a_time(&mut raw, "semaphore", || counting.acquire()).await;
+    nothing_left(&server, SECOND).await;
+}
+
+async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
+    raw: &mut Raw,
+    kind: &str,
+    acquire: impl Fn() -> F,
+) {
+    // The client has met the limit, and the server the scripts.
+    acquire().await.expect("granted").release().await.expect("held");
+    let mut used = || match raw.send(&["HGET", &format!("{{{kind}:one}}:fence"), "used"]) {
+        Reply::Bulk(Some(used)) => String::from_utf8(used).expect("digits"),
+        other => panic!("{other:?}"),
+    };
+    let (mut held, mut newest) = (Vec::new(), None);
+    let mut waiting: FuturesOrdered<_> = (0..MANY).map(|_| acquire()).collect();
+    while held.len() < 40 {
+        held.push(within(SOON, waiting.next()).await.expect("one more").expect("granted"));
+    }
+    assert!(poll!(waiting.next()).is_pending(), "a permit too many");
+    for _ in 0..4 {
+        assert_eq!(used(), "40");
+        let mut tokens: Vec<_> = held.iter().map(Guard::token).collect();
+        tokens.sort_unstable();
+        assert!(
+            tokens.windows(2).all(|pair| pair[0] < pair[1]) && newest < tokens.first().copied(),
+            "{tokens:?}"
+        );
+        newest = tokens.last().copied();
+        for released in join_all(held.drain(..).map(Guard::release)).await {
+            released.expect("held to the end");
+        }
+        while held.len() < 40 && !waiting.is_empty() {
+            held.push(within(SOON, waiting.next()).await.expect("one more").expect("granted"));
+        }
+    }
+    assert_eq!((held.len(), waiting.len()), (40, 0), "all of them, in order of arrival");
+    drop(held);
+    eventually(SOON, || ready(used() == "0")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use fred::bytes::Bytes;
 use fred::error::{Error as FredError, ErrorKind};
-use fred::types::Value;
+use fred::types::{Key, Value};
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all, ready};
 use tokio::runtime::Handle;
@@ -264,22 +264,27 @@ fn together(operations: &[Operation]) -> Call {
     if let [only] = operations {
         return only.call.clone();
     }
-    let calls = || operations.iter().map(|operation| &operation.call);
-    let headers: Vec<u8> = operations.iter().flat_map(header).collect();
-    let mut keys = Vec::with_capacity(calls().map(|call| call.keys.len()).sum());
-    let mut args = Vec::with_capacity(1 + calls().map(|call| call.args.len()).sum::<usize>());
-    args.push(Value::from(Bytes::from(headers)));
-    for Call { keys: own, args: more, .. } in calls() {
+    let calls = operations.iter().map(|operation| &operation.call);
+    let mut headers = Vec::with_capacity(3 * operations.len());
+    let mut keys: Vec<Key> = Vec::with_capacity(calls.clone().map(|call| call.keys.len()).sum());
+    let mut args = Vec::with_capacity(1 + calls.map(|call| call.args.len()).sum::<usize>());
+    args.push(Value::Null);
+    let mut last: &[Key] = &[];
+    for Operation { letter, call, .. } in operations {
+        // Many tasks that want the same come here one after another.
+        let own: &[Key] = if call.keys == last { &[] } else { &call.keys };
+        headers.extend([*letter, digit(own.len()), digit(call.args.len())]);
         keys.extend_from_slice(own);
-        args.extend_from_slice(more);
+        args.extend_from_slice(&call.args);
+        last = &call.keys;
     }
+    args[0] = Value::from(Bytes::from(headers));
     Call { script: &BATCH, keys, args }
 }
 
-/// What an operation is, and how many keys and arguments it has: each below ten.
-fn header(Operation { letter, call, .. }: &Operation) -> [u8; 3] {
-    let digit = |n: usize| b'0' + u8::try_from(n).unwrap_or(u8::MAX - b'0');
-    [*letter, digit(call.keys.len()), digit(call.args.len())]
+/// No operation has ten keys or arguments.
+fn digit(n: usize) -> u8 {
+    b'0' + u8::try_from(n).unwrap_or(u8::MAX - b'0')
 }
 
 fn tell(operations: Vec<Operation>, answers: impl IntoIterator<Item = Result<Value, FredError>>) {

@@ -51,17 +51,25 @@ macro_rules! short_way {
     ($file:literal, $params:literal = $values:literal) => {
         concat!("do local ", $params, " = ", $values, "\n", parts!($file), "\nend\n")
     };
+    ($($file:literal),+) => { concat!("do\n", parts!($($file),+), "\nend\n") };
 }
 
-/// Scripts by name and by the letter that calls them in a batch; and the batch, which has their short ways as functions of
-/// their parameters, and the rest of each as a function of its part of the keys and arguments.
+/// Scripts by name and by the letter that calls them in a batch, each with its short way, if it has one; and the batch. That has
+/// the short ways as functions of their parameters, and the rest of each script as a function of its part of the keys and
+/// arguments.
 macro_rules! scripts {
-    ($($(#[$doc:meta])*
+    (batch: $($batch_part:literal),+;
+    $($(#[$doc:meta])*
     $name:ident = $letter:literal:
-        $([$short:ident in $file:literal: $params:literal = $values:literal])? $($part:literal),+;)+) => {
+        $([$short:ident in $file:literal: $params:literal = $values:literal])?
+        $([$($start:literal),+])?
+        $($part:literal),+;)+) => {
         $($(#[$doc])*
         pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(concat!($(short_way!($file, $params = $values),)? parts!($($part),+)), Some($letter.as_bytes()[0]))
+            let source = concat!(
+                $(short_way!($file, $params = $values),)? $(short_way!($($start),+),)? parts!($($part),+)
+            );
+            Script::new(source, Some($letter.as_bytes()[0]))
         });)+
 
         /// Many operations in one call.
@@ -72,7 +80,7 @@ macro_rules! scripts {
                     "local function long_ways()\nlocal way = {}\n",
                     $("way[string.byte('", $letter, "')] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
                     "return way\nend\n",
-                    parts!("batch.lua")
+                    parts!($($batch_part),+)
                 ),
                 None,
             )
@@ -81,6 +89,7 @@ macro_rules! scripts {
 }
 
 scripts! {
+    batch: "semaphore/short.lua", "batch.lua";
     ACQUIRE = "a":
         [acquire_alone in "lock/acquire_alone.lua":
             "lock, queue, fence, id, lease_ms, now" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
@@ -96,15 +105,11 @@ scripts! {
     RENEW_OWNED = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
     RELEASE_OWNED = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
     ACQUIRE_PERMITS = "p":
-        [acquire_permits in "semaphore/acquire_short.lua":
-            "holders, queue, waiters, fence, holds, kind, id, lease_ms, waits, permits, _, known" =
-            "KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV)"]
+        ["semaphore/short.lua", "semaphore/acquire_alone.lua"]
         "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
     RENEW_PERMITS = "q": "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
     RELEASE_PERMITS = "s":
-        [release_permits in "semaphore/release_short.lua":
-            "holders, queue, waiters, fence, holds, kind, id, kept" =
-            "KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], unpack(ARGV)"]
+        ["semaphore/short.lua", "semaphore/release_alone.lua"]
         "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 

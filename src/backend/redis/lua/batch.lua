@@ -2,8 +2,8 @@
 -- makes a table of functions, one for each kind of operation, by the byte that names it. They are made only if one is needed.
 --
 -- KEYS  those of the operations, one after another
--- ARGV  first three characters for each operation, its name, how many keys and how many arguments it has; then their arguments,
---       one after another
+-- ARGV  first three characters for each operation: its name, how many keys it has, '0' if they are those of the operation before
+--       it, and how many arguments; then their arguments, one after another
 --
 -- Returns  the operations' answers in the same order; {'!', text} for one that failed
 --
@@ -11,18 +11,43 @@
 
 local ACQUIRE, RELEASE, RENEW, ACQUIRE_PERMITS, RELEASE_PERMITS = string.byte('arnps', 1, 5)
 
+local time = redis.call('TIME')
+local now = time[1] .. string.sub('00000' .. time[2], -6)
+
 local function careful(way, ...)
   local done, answer = pcall(way, ...)
   return done and answer or not done and { '!', type(answer) == 'table' and answer.err or tostring(answer) }
 end
 
-local time = redis.call('TIME')
-local now = time[1] .. string.sub('00000' .. time[2], -6)
+-- The semaphores that short ways have met, by their fences.
+local met = {}
+
+local function short_way_of_permits(operation, key, ...)
+  local fence = KEYS[key + 3]
+  local semaphore = met[fence]
+  if not semaphore then
+    semaphore = look(now, unpack(KEYS, key, key + 4))
+    met[fence] = semaphore
+  end
+  return (operation == ACQUIRE_PERMITS and acquire_permits or release_permits)(semaphore, ...)
+end
+
+-- For those who look for themselves.
+local function note_all()
+  for _, semaphore in pairs(met) do
+    note(semaphore)
+  end
+  met = {}
+end
+
 local answers, way = {}, nil
-local key, arg = 1, 1
+local key, keys, arg = 1, 0, 1
 for header = 1, #ARGV[1], 3 do
-  local operation, keys, args = string.byte(ARGV[1], header, header + 2)
-  keys, args = keys - 48, args - 48
+  local operation, own_keys, args = string.byte(ARGV[1], header, header + 2)
+  if own_keys > 48 then
+    key, keys = key + keys, own_keys - 48
+  end
+  args = args - 48
   local answer
   if operation == ACQUIRE then
     answer = acquire_alone(KEYS[key], KEYS[key + 1], KEYS[key + 3], ARGV[arg + 1], ARGV[arg + 2], now)
@@ -31,13 +56,10 @@ for header = 1, #ARGV[1], 3 do
   elseif operation == RENEW then
     answer = renew_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 2])
   elseif operation == ACQUIRE_PERMITS or operation == RELEASE_PERMITS then
-    answer = careful(
-      operation == ACQUIRE_PERMITS and acquire_permits or release_permits,
-      KEYS[key], KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4],
-      unpack(ARGV, arg + 1, arg + args)
-    )
+    answer = careful(short_way_of_permits, operation, key, unpack(ARGV, arg + 1, arg + args))
   end
   if not answer then
+    note_all()
     way = way or long_ways()
     answer = careful(
       way[operation],
@@ -46,6 +68,7 @@ for header = 1, #ARGV[1], 3 do
     )
   end
   answers[#answers + 1] = answer
-  key, arg = key + keys, arg + args
+  arg = arg + args
 end
+note_all()
 return answers

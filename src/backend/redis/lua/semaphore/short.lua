@@ -1,0 +1,175 @@
+-- The short ways of acquire.lua and release.lua: for a semaphore whose limit the client knows, while no lease has run out. The
+-- same answers. They stand by themselves, since what other scripts share costs time on every call.
+--
+-- A request gets its permits if nobody waits, and a place in line if there are too few. A release ends a whole hold, if nobody
+-- waits, or if one permit becomes free and goes to the first in line, who wants one. In every other case, a way answers nothing
+-- and has changed nothing.
+--
+-- What the fence tells is read once per call and written once, however many operations of the call are for the semaphore.
+
+local function in_full(ms)
+  return string.format('%d%03d', ms / 1000, ms % 1000)
+end
+
+local function digits(us)
+  return string.format('%d%06d', us / 1e6, us % 1e6)
+end
+
+-- What is known of a semaphore at `now`, a time in microseconds as text, with its keys as in line.lua and semaphore.lua.
+local function look(now, holders, queue, waiters, fence, holds)
+  local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'kept', 'token', 'ticket')
+  return {
+    holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
+    now = now, now_us = tonumber(now), now_ms = tonumber(string.sub(now, 1, -4)),
+    limit = tonumber(last[1]), reign = last[2], lapse = tonumber(last[3]), used = tonumber(last[4]),
+    ends = tonumber(last[5]), kept = tonumber(last[6]), token = tonumber(last[7]) or 0, ticket = tonumber(last[8]) or 0,
+    -- The last token as text, once there is a new one; when a lease of so many ms would end; how many places there are in line,
+    -- and for how many ms it is kept.
+    token_text = nil, lease_ms = nil, end_of_lease = nil, waiting = nil, line_kept = nil,
+    changed = false,
+  }
+end
+
+-- Tells the fence what has changed.
+local function note(s)
+  if s.token_text then
+    redis.call(
+      'HSET', s.fence, 'token', s.token_text, 'used', s.used, 'ticket', digits(s.ticket),
+      'ends', in_full(s.ends), 'lapse', in_full(s.lapse), 'kept', in_full(s.kept)
+    )
+  elseif s.changed then
+    redis.call('HSET', s.fence, 'used', s.used, 'ticket', digits(s.ticket))
+  end
+end
+
+-- As with the token of a lock: above all tokens of the last grant (TOKENS_PER_GRANT in line.lua). The first grant within 100
+-- seconds goes the long way, which keeps the fence for another day.
+local function next_token(s)
+  local gap = s.now_us - s.token
+  if gap < 16 then
+    return gap > -1e6 and s.token + 16
+  end
+  return gap <= s.now_us % 1e8 and s.now_us
+end
+
+local function end_of_lease(s, lease_ms)
+  if s.lease_ms ~= lease_ms then
+    s.lease_ms, s.end_of_lease = lease_ms, in_full(s.now_ms + lease_ms)
+  end
+  return s.end_of_lease
+end
+
+-- A lease of permits, `used` in all from now on, begins.
+local function grant(s, lease_ms, token, token_text, used)
+  s.token, s.token_text, s.used = token, token_text, used
+  s.ends, s.lapse = math.min(s.ends, s.now_ms + lease_ms), math.max(s.lapse, s.now_ms + lease_ms * 2)
+end
+
+local function stand_in_line(s, kind, id, lease_ms, permits)
+  local ticket = math.max(s.now_us, s.ticket + 1)
+  local before = s.waiting or redis.call('ZCARD', s.queue)
+  -- One in fifty goes the long way, which tidies up, and whoever makes the line a long one (INDEXED in line.lua), for its index.
+  if ticket % 50 == 0 or before == 32 or redis.call('HEXISTS', s.holds, id) == 1 then
+    return
+  end
+  local text = ticket == s.now_us and s.now or digits(ticket)
+  local record = text .. ' ' .. lease_ms .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
+  if redis.call('HSETNX', s.waiters, id, record) == 0 then
+    return
+  end
+  redis.call('ZADD', s.queue, kind == 'counting' and permits or '1', text .. ' ' .. id)
+  if before == 0 or not s.line_kept then
+    s.line_kept = redis.call('PTTL', s.queue)
+  end
+  if s.line_kept < lease_ms * 1.5 then
+    s.line_kept = lease_ms * 2
+    redis.call('PEXPIRE', s.queue, s.line_kept)
+    redis.call('PEXPIRE', s.waiters, s.line_kept)
+  end
+  s.ticket, s.waiting, s.changed = ticket, before + 1, true
+  return { 'queued', s.limit, s.reign, s.ends - s.now_ms, before }
+end
+
+-- Parameters as in acquire.lua.
+local function acquire_permits(s, kind, id, lease_ms, waits, permits, _, known)
+  local now_ms, used, ends, kept = s.now_ms, s.used, s.ends, s.kept
+  if used == 0 then
+    ends, kept = now_ms + lease_ms, now_ms + lease_ms * 2
+  end
+  if not (s.limit and used and s.reign == known and now_ms < s.lapse and ends and ends > now_ms)
+    or not (kept and kept - now_ms >= lease_ms * 1.5)
+  then
+    return
+  end
+  if used + permits > s.limit then
+    return waits == '1' and s.limit - permits >= 0 and stand_in_line(s, kind, id, lease_ms, permits)
+  end
+  local token = next_token(s)
+  -- Nobody waits, and there are holders if permits are in use, and only then; the key counts twice.
+  if not token or redis.call('EXISTS', s.holders, s.holders, s.queue) ~= (used > 0 and 2 or 0) then
+    return
+  end
+  local text = token == s.now_us and s.now or digits(token)
+  if redis.call('HSETNX', s.holds, id, permits .. ' ' .. text) == 0 then
+    return
+  end
+  redis.call('ZADD', s.holders, end_of_lease(s, lease_ms), id)
+  if used == 0 then
+    redis.call('PEXPIRE', s.holders, lease_ms * 2)
+    redis.call('PEXPIRE', s.holds, lease_ms * 2)
+  end
+  s.ends, s.kept = ends, kept
+  grant(s, lease_ms, token, text, used + permits)
+  return { 'granted', s.limit, known, text }
+end
+
+-- The permit of `id` goes to whoever stands at `place`.
+local function hand_over(s, kind, id, place, used)
+  local next = string.sub(place, 18)
+  local lease_ms, alive_until = string.match(redis.call('HGET', s.waiters, next) or '', '^%d+ (%d+) (%d+) 1$')
+  local token = next_token(s)
+  if not token or not lease_ms or alive_until - s.now_ms <= 0 or not (s.kept and s.kept - s.now_ms >= lease_ms * 1.5) then
+    return
+  end
+  local text = token == s.now_us and s.now or digits(token)
+  local message = 'grant ' .. next .. ' ' .. text .. ' ' .. kind .. '/' .. s.limit .. '/' .. s.reign .. ' ' .. s.holders
+  if redis.call('PUBLISH', 'leasehold:' .. string.sub(next, 1, 36), message) == 0 then
+    return
+  end
+  redis.call('HDEL', s.waiters, next)
+  redis.call('ZREM', s.queue, place)
+  -- Before the other goes, since with the last one goes the key and its expiry.
+  redis.call('HSET', s.holds, next, '1 ' .. text)
+  redis.call('ZADD', s.holders, end_of_lease(s, lease_ms), next)
+  redis.call('HDEL', s.holds, id)
+  s.waiting = s.waiting and s.waiting - 1
+  grant(s, lease_ms, token, text, used + 1)
+  local found = redis.call('ZREM', s.holders, id)
+  if found == 0 then
+    -- Somebody has deleted the holders: they have just been made anew.
+    redis.call('PEXPIRE', s.holders, lease_ms * 2)
+  end
+  return found
+end
+
+-- Parameters as in release.lua.
+local function release_permits(s, kind, id, kept)
+  local known = kept == '0' and s.limit and s.used and s.ends and s.ends > s.now_ms
+  local held = known and redis.call('HGET', s.holds, id)
+  if not held then
+    return
+  end
+  local used = s.used - string.match(held, '^%d+')
+  local free = s.limit - used
+  local place = free == 1 and redis.call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
+  if place then
+    return hand_over(s, kind, id, place, used)
+  end
+  -- Whoever waits for more stays where he is. If it is no holder any more, somebody has changed the key, and all is to be
+  -- counted anew.
+  if (free <= 1 or redis.call('EXISTS', s.queue) == 0) and redis.call('ZREM', s.holders, id) == 1 then
+    redis.call('HDEL', s.holds, id)
+    s.used, s.changed = used, true
+    return 1
+  end
+end
