@@ -1,4 +1,5 @@
-//! What a semaphore costs that many want: this crate's two kinds beside the naive recipe, in one run.
+//! What a semaphore costs that many want: this crate's two kinds beside the naive recipe, in one run; the counting one also
+//! with hand-over inside a client.
 //!
 //! `cargo bench --bench semaphores` starts a `redis-server` of its own (or uses `--port`). Tasks of two clients in one process
 //! share a limit of 10. Each asks for a permit, lets the others run once, returns the permit and at once asks again, until the
@@ -23,7 +24,7 @@ use fred::clients::Client as Fred;
 use fred::interfaces::ClientLike;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold::{Client, CountingSemaphore, FairSemaphore, Guard};
+use leasehold::{Client, CountingSemaphore, FairSemaphore, Guard, SemaphoreOptions};
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout_at};
 use uuid::Uuid;
@@ -66,11 +67,13 @@ enum Kind {
     Naive10,
     Counting,
     Fair,
+    /// A counting semaphore whose permits are passed on within a client.
+    PassedOn,
 }
 
 impl Kind {
     const NAIVE: [Self; 3] = [Self::Naive1, Self::Naive5, Self::Naive10];
-    const OURS: [Self; 2] = [Self::Counting, Self::Fair];
+    const OURS: [Self; 3] = [Self::Counting, Self::Fair, Self::PassedOn];
 
     const fn name(self) -> &'static str {
         match self {
@@ -79,6 +82,7 @@ impl Kind {
             Self::Naive10 => "naive, polling 10 ms",
             Self::Counting => "CountingSemaphore",
             Self::Fair => "FairSemaphore",
+            Self::PassedOn => "CountingSemaphore, hand-over",
         }
     }
 
@@ -137,7 +141,8 @@ impl Options {
             Kind::Naive1 => crowd.run(Naive::connect(&url, &name, self.limit, ms(1)).await?).await,
             Kind::Naive5 => crowd.run(Naive::connect(&url, &name, self.limit, ms(5)).await?).await,
             Kind::Naive10 => crowd.run(Naive::connect(&url, &name, self.limit, ms(10)).await?).await,
-            Kind::Counting => crowd.run(counting(&url, &name, self.limit).await?).await,
+            Kind::Counting => crowd.run(counting(&url, &name, self.limit, false).await?).await,
+            Kind::PassedOn => crowd.run(counting(&url, &name, self.limit, true).await?).await,
             Kind::Fair => crowd.run(fair(&url, &name, self.limit).await?).await,
         }
         .and_then(|figures| {
@@ -258,9 +263,11 @@ async fn turns<R: Rival>(
     Ok(turns)
 }
 
-async fn counting(url: &str, name: &str, limit: u32) -> Result<[CountingSemaphore; CLIENTS]> {
+async fn counting(url: &str, name: &str, limit: u32, handover: bool) -> Result<[CountingSemaphore; CLIENTS]> {
     let clients = [Client::connect(url).await?, Client::connect(url).await?];
-    Ok([clients[0].counting_semaphore(name, limit)?, clients[1].counting_semaphore(name, limit)?])
+    let options = SemaphoreOptions::new().local_handover(handover);
+    let semaphore = |client: &Client| client.counting_semaphore_with(name, limit, options.clone());
+    Ok([semaphore(&clients[0])?, semaphore(&clients[1])?])
 }
 
 async fn fair(url: &str, name: &str, limit: u32) -> Result<[FairSemaphore; CLIENTS]> {

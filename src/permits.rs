@@ -27,7 +27,7 @@ impl Permits {
         options: &SemaphoreOptions,
     ) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(kind), name, kind)?;
-        let primitive = Primitive { engine, name, settings: options.validate()? };
+        let primitive = Primitive { engine, name, settings: options.validate(kind)? };
         Ok(Self { primitive, limit: Limit::new(at_least_one("limit", limit)?) })
     }
 

@@ -59,7 +59,7 @@ impl Primitive {
     }
 
     async fn ask(&self, claim: &Claim, wait: Wait) -> Result<Option<Guard>, Error> {
-        let lease = lease::acquire(&self.engine, &self.name, self.settings, claim, wait).await?;
+        let lease = lease::acquire(&self.engine, &self.name, &self.settings, claim, wait).await?;
         Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease, claim.permits())))
     }
 

@@ -52,6 +52,8 @@ macro_rules! promise_on_threads {
     };
 }
 
+#[path = "support/permits_passed_on.rs"]
+mod passed_on;
 #[path = "support/semaphore_promises.rs"]
 mod promises;
 

@@ -423,7 +423,7 @@ promise!(order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
 async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up<S: Semaphore>(site: Site) {
     const WAITERS: usize = 50;
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
-    let semaphores = clients.clone().map(|client| S::leased(&client, 2, KEPT));
+    let semaphores = clients.clone().map(|client| S::strict(&client, 2, SemaphoreOptions::new().lease(KEPT)));
     let [one, _] = &semaphores;
     let mut doomed = Worker::start("lining_up_worker", &orders::<S>(&site, NAME, 2, 1, LEASE));
     assert_eq!(doomed.line().await.as_deref(), Some("ready"));

@@ -213,6 +213,22 @@ impl Claim {
             Self::Sole | Self::Permits(..) => None,
         }
     }
+
+    /// The limit that a claim of permits states.
+    pub(crate) const fn limit(&self) -> Option<&Limit> {
+        match self {
+            Self::Permits(_, limit) => Some(limit),
+            Self::Sole | Self::Owner(_) => None,
+        }
+    }
+
+    /// Another handle of the same semaphore has met its limit.
+    pub(crate) fn learn(&self, met: Option<&Limit>) {
+        if let (Some(own), Some(met)) = (self.limit(), met) {
+            let Stated { permits, reign } = met.stated();
+            own.follow(permits, reign);
+        }
+    }
 }
 
 /// The limit that the handles of a semaphore state. Clones are one: they follow together when it is changed.

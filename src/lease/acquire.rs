@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::cohort::{Lead, Next, Place};
+use super::cohort::{Asking, Heard, Lead, Next, Place, Wish};
 use super::engine::Engine;
 use super::held::Lease;
 use crate::backend::{AcquireRequest, Acquired, Claim, Revocation, Wait, Whose};
@@ -35,7 +36,7 @@ const MAX_LATE: u32 = 3;
 pub(crate) async fn acquire(
     engine: &Engine,
     name: &Name,
-    settings: Settings,
+    settings: &Settings,
     claim: &Claim,
     wait: Wait,
 ) -> Result<Option<Arc<Lease>>, Error> {
@@ -51,7 +52,7 @@ pub(crate) async fn acquire(
 async fn ask(
     engine: &Engine,
     name: &Name,
-    settings: Settings,
+    settings: &Settings,
     claim: &Claim,
     wait: Wait,
 ) -> Result<Option<Arc<Lease>>, Error> {
@@ -68,7 +69,10 @@ async fn ask(
             next = queue_up(engine, name, settings, claim, wait) => next,
         };
         let granted = match next {
-            Next::Hold(lease) => Some(lease),
+            Next::Hold(lease) => {
+                lease.teach(claim);
+                Some(lease)
+            }
             Next::Ask(lead) => ask_store(engine, name, settings, claim, wait, lead).await?,
             Next::Late => None,
         };
@@ -89,14 +93,14 @@ async fn ask(
 async fn queue_up(
     engine: &Engine,
     name: &Name,
-    settings: Settings,
+    settings: &Settings,
     claim: &Claim,
     wait: Wait,
 ) -> Next<Arc<Lease>> {
-    if settings.local_handover && wait != Wait::No && matches!(claim, Claim::Sole) {
+    if let Some(wish) = Wish::of(claim, settings).filter(|_| wait != Wait::No) {
         // Should the runtime end on which the leases are looked after, somebody else's must go on with that.
         let look = || engine.ensure_running();
-        return engine.cohorts().next(name.key(), settings, wait, look).await;
+        return engine.cohorts().next(name.key(), wish, wait, look).await;
     }
     if settle(engine, name, claim, wait).await { Next::Ask(Lead::alone()) } else { Next::Late }
 }
@@ -104,33 +108,37 @@ async fn queue_up(
 async fn ask_store(
     engine: &Engine,
     name: &Name,
-    settings: Settings,
+    settings: &Settings,
     claim: &Claim,
     wait: Wait,
     mut lead: Lead<Arc<Lease>>,
 ) -> Result<Option<Arc<Lease>>, Error> {
     let place = lead.place(|| take_place(engine, name, settings));
-    let request = AcquireRequest {
-        lease: place.id,
-        resource: name.resource().clone(),
-        claim: claim.clone(),
-        term: settings.terms.lease,
-        wait,
-        since: Some(place.since),
-        poll_interval: settings.poll_interval,
-        repair: settings.repair,
-        revocation: Revocation::of(place.lost.clone()),
-    };
-    let answer = tokio::select! {
+    // What stands in line for another task of this client may stand there for this one.
+    if !place.asking.as_ref().is_some_and(|asking| asking.suits(wait)) {
+        // In this order: if it has not been sent yet, it is not, and not twice.
+        place.asking = None;
+        place.asking = Some(asking(engine, name, settings, claim, wait, place));
+    }
+    let heard = tokio::select! {
         biased;
         () = engine.closed().cancelled() => return Err(closed(name)),
-        answer = lead.beating(engine.backend().acquire(&request)) => answer,
+        heard = lead.hear() => heard,
     };
+    let answer = match heard {
+        Heard::Lease(lease) => {
+            lease.teach(claim);
+            return Ok(Some(lease));
+        }
+        Heard::Answer(answer) => answer,
+    };
+    if let Some(asked) = lead.take_asking() {
+        asked.teach(claim);
+    }
     match answer {
         Ok(Acquired::Granted(grant)) => {
-            let (place, turn) = lead.granted();
-            Ok(place
-                .map(|place| Arc::new(Lease::granted(*place, turn, &request, name, settings.terms, grant))))
+            let (place, turn) = lead.granted(Wish::of(claim, settings));
+            Ok(place.map(|place| Arc::new(Lease::granted(*place, turn, claim, name, settings.terms, grant))))
         }
         Ok(Acquired::Busy) => {
             if wait == Wait::No {
@@ -148,11 +156,34 @@ async fn ask_store(
     }
 }
 
+fn asking(
+    engine: &Engine,
+    name: &Name,
+    settings: &Settings,
+    claim: &Claim,
+    wait: Wait,
+    place: &Place,
+) -> Asking {
+    let request = AcquireRequest {
+        lease: place.id,
+        resource: name.resource().clone(),
+        claim: claim.clone(),
+        term: settings.terms.lease,
+        wait,
+        since: Some(place.since),
+        poll_interval: settings.poll_interval,
+        repair: settings.repair,
+        revocation: Revocation::of(place.lost.clone()),
+    };
+    let backend = Arc::clone(engine.backend());
+    Asking::new(async move { backend.acquire(&request).await }.boxed(), claim, wait)
+}
+
 /// From here on a release is owed.
-fn take_place(engine: &Engine, name: &Name, settings: Settings) -> Place {
+fn take_place(engine: &Engine, name: &Name, settings: &Settings) -> Place {
     let id = engine.backend().lease_id();
     let obligation = engine.reaper().oblige(name.clone(), Whose::Lease(id), settings.terms.lease);
-    Place { id, lost: CancellationToken::new(), obligation, since: Instant::now() }
+    Place { asking: None, id, lost: CancellationToken::new(), obligation, since: Instant::now() }
 }
 
 /// Waits for guards of this client that were just dropped: they must not be in the way of a request that does not wait,

@@ -4,34 +4,43 @@
 //! others sit behind it. A holder that leaves passes its lease on to the next of them, without a word to the store, at
 //! most [`MAX_PASSES`] times and for at most [`MAX_TURN`]. Then the lease goes back to the store, where other clients may be
 //! waiting, and the next task asks for a new one. This is lock cohorting (Dice, Marathe and Shavit, PPoPP 2012), with the
-//! store as the global lock and a queue per client as the local one.
+//! store as the global lock and a queue per client as the local one. Single permits of a counting semaphore are passed on in
+//! the same way; there, so many tasks may lead or hold as there are permits, and one more.
 //!
 //! * Every hold has a token of its own: a grant reserves one for each time it can be passed on ([`TOKENS_PER_GRANT`]).
-//! * There is one [`Turn`] per cohort: with the task that asks the store, then with the lease. Dropping it anywhere lets the
-//!   next task lead. So a leader that is dropped, fails or loses its lease leaves nobody behind.
-//! * A leader that gives up leaves its place in the store's line to the next one, who asks again under the same lease id.
+//! * A [`Turn`] is with a task that asks the store, then with the lease. Dropping it anywhere lets the next task lead. So a
+//!   leader that is dropped, fails or loses its lease leaves nobody behind.
+//! * Tasks sit only if all turns are taken. As there is one more of them than permits, somebody leads then: no permit is free
+//!   at the store that nobody asks for, and a limit that grows is noticed. A cohort is over when its limit changes.
+//! * Those who lead came before those who sit, so a lease that is passed on goes to the first leader. Its request stays where it
+//!   is, and is heard by the next one who leads. So leaders may change order among themselves, nobody else.
+//! * A leader that gives up leaves its place in the store's line to the next one in the same way, who asks again under the
+//!   same lease id if the terms of that request are not his own.
 //! * A leader whose future nobody polls cannot speak for others. When it has been silent for a lease, its cohort is over:
 //!   those who sit in it ask for themselves, and whoever comes next leads another one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::pin::pin;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::poll_fn;
+use futures::future::{BoxFuture, poll_fn};
+use tokio::runtime::{self, Handle};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::reaper::Obligation;
-use crate::backend::{LeaseId, TOKENS_PER_GRANT, Wait};
+use crate::backend::{Acquired, BackendError, Claim, LeaseId, Limit, TOKENS_PER_GRANT, Wait};
 use crate::options::Settings;
 use crate::sync::Mutex;
 
 /// How often a lease is passed on within a client.
-const MAX_PASSES: u64 = TOKENS_PER_GRANT - 1;
+const MAX_PASSES: u32 = TOKENS_PER_GRANT as u32 - 1;
 /// For how long after its grant it is.
 const MAX_TURN: Duration = Duration::from_millis(50);
 
@@ -50,9 +59,17 @@ struct State<L> {
 struct Cohort<L> {
     /// Only who wants the lock on the same terms can take over its lease. Their hash will do, and is small: there is a cohort
     /// for every lock that is held.
-    settings: u64,
+    terms: u64,
+    /// How many turns there are.
+    turns: u32,
     pulse: Arc<Pulse>,
-    /// Those who sit behind the leader, in order of arrival.
+    /// Those who can be passed a lease, if there ever was one: by order of arrival.
+    waiting: Option<Box<Waiting<L>>>,
+}
+
+/// Every leader came before everybody who sits.
+struct Waiting<L> {
+    leaders: BTreeMap<u64, Heir<L>>,
     seats: BTreeMap<u64, Heir<L>>,
 }
 
@@ -63,8 +80,8 @@ pub(super) type Heir<L> = oneshot::Sender<Handed<L>>;
 pub(super) enum Handed<L> {
     /// The lock.
     Lease(L),
-    /// The lead.
-    Lead(Turn<L>),
+    /// The lead, and where a lease will come to that is passed on meanwhile.
+    Lead(Turn<L>, oneshot::Receiver<Self>),
 }
 
 /// How a task goes on that wants a lock.
@@ -77,28 +94,50 @@ pub(super) enum Next<L> {
     Late,
 }
 
+/// What a task wants that may be passed on: a lock, or a permit of so many, on these terms.
+#[derive(Clone, Copy)]
+pub(super) struct Wish<'a> {
+    settings: &'a Settings,
+    limit: Option<&'a Limit>,
+}
+
 /// The right to say who of a cohort is next.
 pub(super) struct Turn<L> {
     cohorts: Arc<Cohorts<L>>,
     key: Arc<str>,
     /// Also tells the cohort from later ones of the same key.
     pulse: Arc<Pulse>,
+    /// The limit of a semaphore, as the store has confirmed it.
+    limit: Option<Limit>,
+    /// Nobody was next, and this turn does not count any more.
+    is_over: bool,
     /// The place in the store's line, while it is on its way from one leader to the next.
     place: Option<Box<Place>>,
-    passes_left: u64,
+    passes_left: u32,
     ends: Instant,
 }
 
 /// Asking the store: for a cohort or for oneself, anew or in a place that stands already. Dropping it leaves both to the
 /// next task, if there is one.
 pub(super) struct Lead<L> {
+    // First: whoever is next must not be passed a lease by way of this one.
+    seat: Option<Box<Seat<L>>>,
     turn: Option<Turn<L>>,
     place: Option<Box<Place>>,
+}
+
+/// What comes to a leader.
+pub(super) enum Heard<L> {
+    Answer(Result<Acquired, BackendError>),
+    /// A lease that was passed on.
+    Lease(L),
 }
 
 /// An acquisition that the store is asked for.
 #[derive(Debug)]
 pub(super) struct Place {
+    // First: the request is not sent any more when its release is.
+    pub(super) asking: Option<Asking>,
     pub(super) id: LeaseId,
     pub(super) lost: CancellationToken,
     pub(super) obligation: Obligation,
@@ -106,7 +145,16 @@ pub(super) struct Place {
     pub(super) since: Instant,
 }
 
-/// A task that sits behind a leader.
+/// A request on its way, or in the store's line, for whichever task of the client leads there.
+pub(super) struct Asking {
+    answer: BoxFuture<'static, Result<Acquired, BackendError>>,
+    /// That of a semaphore, as it states and learns it.
+    limit: Option<Limit>,
+    /// If it waits for as long as it takes, and so may be heard by others: where its timers live.
+    patient_on: Option<runtime::Id>,
+}
+
+/// A task that waits behind a leader, or for what a leader may be passed meanwhile.
 struct Seat<L> {
     cohorts: Arc<Cohorts<L>>,
     key: Arc<str>,
@@ -121,47 +169,106 @@ impl<L> Default for Cohorts<L> {
     }
 }
 
+impl<'a> Wish<'a> {
+    /// `None` if what is claimed cannot be passed on.
+    pub(super) fn of(claim: &'a Claim, settings: &'a Settings) -> Option<Self> {
+        let limit = match claim {
+            Claim::Sole => None,
+            Claim::Permits(1, limit) => Some(limit),
+            Claim::Owner(_) | Claim::Permits(..) => return None,
+        };
+        settings.local_handover.then_some(Self { settings, limit })
+    }
+
+    /// Tells these terms from others.
+    fn fingerprint(self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.settings, self.limit.map(|limit| limit.stated().permits)).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// How many turns a cohort has.
+    fn turns(self) -> u32 {
+        self.limit.map_or(1, |limit| limit.stated().permits.saturating_add(1))
+    }
+}
+
 impl<L> Cohorts<L> {
-    /// Waits until this task holds the lock or is the one to ask the store, which is at once if nobody is before it.
+    /// Waits until this task holds the lock or is one to ask the store, which is at once if nobody is before it.
     /// `look` is called now and then meanwhile.
     pub(super) async fn next(
         self: &Arc<Self>,
         key: &Arc<str>,
-        settings: Settings,
+        wish: Wish<'_>,
         wait: Wait,
         look: impl Fn(),
     ) -> Next<L> {
-        match self.join(key, settings) {
-            Ok(seat) => seat.wait(settings.terms.lease, wait.deadline(), look).await,
+        match self.join(key, wish) {
+            Ok(seat) => seat.wait(wish.settings.terms.lease, wait.deadline(), look).await,
             Err(lead) => Next::Ask(lead),
         }
     }
 
-    /// Sits down behind the leader, if there is one on the same terms.
-    fn join(self: &Arc<Self>, key: &Arc<str>, settings: Settings) -> Result<Seat<L>, Lead<L>> {
-        let (term, settings) = (settings.terms.lease, settings.fingerprint());
+    /// Sits down behind the leaders, if there are enough on the same terms.
+    fn join(self: &Arc<Self>, key: &Arc<str>, wish: Wish<'_>) -> Result<Seat<L>, Lead<L>> {
+        let (term, terms) = (wish.settings.terms.lease, wish.fingerprint());
         let mut state = self.state.lock();
         let State { by_key, arrived } = &mut *state;
         // Closes its seats.
         let _over =
             by_key.get(key).is_some_and(|cohort| cohort.pulse.has_stopped(term)).then(|| by_key.remove(key));
         let Some(cohort) = by_key.get_mut(key) else {
-            let pulse = Arc::new(Pulse::new());
-            let cohort = Cohort { settings, pulse: Arc::clone(&pulse), seats: BTreeMap::new() };
-            by_key.insert(Arc::clone(key), cohort);
-            let (cohorts, key) = (Arc::clone(self), Arc::clone(key));
-            let turn = Turn { cohorts, key, pulse, place: None, passes_left: 0, ends: Instant::now() };
-            return Err(Lead { turn: Some(turn), place: None });
+            let cohort = Cohort { terms, turns: 0, pulse: Arc::new(Pulse::new()), waiting: None };
+            let cohort = by_key.entry(Arc::clone(key)).or_insert(cohort);
+            return Err(self.lead(key, cohort, wish, arrived));
         };
-        if cohort.settings != settings {
+        if cohort.terms != terms {
             return Err(Lead::alone());
         }
+        if cohort.turns < wish.turns() {
+            return Err(self.lead(key, cohort, wish, arrived));
+        }
+        Ok(self.seat(key, cohort, arrived, |waiting| &mut waiting.seats))
+    }
+
+    /// A turn more. The leader for a lock cannot be passed it: there is no other turn.
+    fn lead(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        cohort: &mut Cohort<L>,
+        wish: Wish<'_>,
+        arrived: &mut u64,
+    ) -> Lead<L> {
+        cohort.turns += 1;
+        cohort.pulse.beat();
+        let seat =
+            wish.limit.map(|_| Box::new(self.seat(key, cohort, arrived, |waiting| &mut waiting.leaders)));
+        let turn = Turn {
+            cohorts: Arc::clone(self),
+            key: Arc::clone(key),
+            pulse: Arc::clone(&cohort.pulse),
+            limit: None,
+            is_over: false,
+            place: None,
+            passes_left: 0,
+            ends: Instant::now(),
+        };
+        Lead { seat, turn: Some(turn), place: None }
+    }
+
+    fn seat(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        cohort: &mut Cohort<L>,
+        arrived: &mut u64,
+        row: impl FnOnce(&mut Waiting<L>) -> &mut BTreeMap<u64, Heir<L>>,
+    ) -> Seat<L> {
         let (heir, handed) = oneshot::channel();
         let number = *arrived;
         *arrived += 1;
-        cohort.seats.insert(number, heir);
+        row(cohort.waiting.get_or_insert_default()).insert(number, heir);
         let pulse = Arc::clone(&cohort.pulse);
-        Ok(Seat { cohorts: Arc::clone(self), key: Arc::clone(key), number, handed, pulse })
+        Seat { cohorts: Arc::clone(self), key: Arc::clone(key), number, handed, pulse }
     }
 
     /// There is no cohort any more of which this was the pulse. Closes its seats.
@@ -181,7 +288,10 @@ impl<L> Seat<L> {
             let until = deadline.map_or(next_look, |deadline| deadline.min(next_look));
             match timeout_at(until, &mut self.handed).await {
                 Ok(Ok(Handed::Lease(lease))) => return Next::Hold(lease),
-                Ok(Ok(Handed::Lead(turn))) => return Next::Ask(Lead::of(turn)),
+                Ok(Ok(Handed::Lead(turn, handed))) => {
+                    self.handed = handed;
+                    return Next::Ask(Lead::of(turn, self));
+                }
                 // The cohort is over. Everybody asks, and gets an answer of his own.
                 Ok(Err(_)) => return Next::Ask(Lead::alone()),
                 Err(_) if deadline == Some(until) => return Next::Late,
@@ -198,7 +308,10 @@ impl<L> Seat<L> {
 impl<L> Drop for Seat<L> {
     fn drop(&mut self) {
         let mut state = self.cohorts.state.lock();
-        let mine = state.by_key.get_mut(&self.key).and_then(|cohort| cohort.seats.remove(&self.number));
+        let waiting = state.by_key.get_mut(&self.key).and_then(|cohort| cohort.waiting.as_deref_mut());
+        let mine = waiting.and_then(|Waiting { leaders, seats }| {
+            leaders.remove(&self.number).or_else(|| seats.remove(&self.number))
+        });
         drop(state);
         drop(mine);
     }
@@ -207,38 +320,57 @@ impl<L> Drop for Seat<L> {
 impl<L> Lead<L> {
     /// For oneself.
     pub(super) const fn alone() -> Self {
-        Self { turn: None, place: None }
+        Self { seat: None, turn: None, place: None }
     }
 
-    fn of(mut turn: Turn<L>) -> Self {
+    fn of(mut turn: Turn<L>, seat: Seat<L>) -> Self {
         let place = turn.place.take();
-        Self { turn: Some(turn), place }
+        Self { seat: Some(Box::new(seat)), turn: Some(turn), place }
     }
 
     /// What to ask for: the place that stands, or a new one.
-    pub(super) fn place(&mut self, new: impl FnOnce() -> Place) -> &Place {
+    pub(super) fn place(&mut self, new: impl FnOnce() -> Place) -> &mut Place {
         self.place.get_or_insert_with(|| Box::new(new()))
     }
 
-    /// Shows the others that this task is being polled.
-    pub(super) async fn beating<F: Future>(&self, asking: F) -> F::Output {
-        let mut asking = pin!(asking);
-        poll_fn(|context| {
-            if let Some(turn) = &self.turn {
-                turn.pulse.beat();
+    /// Waits for the store's answer, or for a lease that is passed on.
+    pub(super) async fn hear(&mut self) -> Heard<L> {
+        poll_fn(|context| self.poll_hear(context)).await
+    }
+
+    fn poll_hear(&mut self, context: &mut Context<'_>) -> Poll<Heard<L>> {
+        // The others see that this task is being polled.
+        if let Some(turn) = &self.turn {
+            turn.pulse.beat();
+        }
+        let asking = self.place.as_mut().and_then(|place| place.asking.as_mut());
+        if let Some(Poll::Ready(answer)) = asking.map(|asking| asking.answer.as_mut().poll(context)) {
+            return Poll::Ready(Heard::Answer(answer));
+        }
+        match self.seat.as_mut().map(|seat| Pin::new(&mut seat.handed).poll(context)) {
+            Some(Poll::Ready(Ok(Handed::Lease(lease)))) => Poll::Ready(Heard::Lease(lease)),
+            Some(Poll::Ready(_)) => {
+                // The cohort is over.
+                self.seat = None;
+                Poll::Pending
             }
-            asking.as_mut().poll(context)
-        })
-        .await
+            Some(Poll::Pending) | None => Poll::Pending,
+        }
     }
 
     /// The store has granted what was asked for.
-    pub(super) fn granted(mut self) -> (Option<Box<Place>>, Option<Turn<L>>) {
+    pub(super) fn granted(mut self, wish: Option<Wish<'_>>) -> (Option<Box<Place>>, Option<Turn<L>>) {
+        self.seat = None;
         let (place, mut turn) = (self.place.take(), self.turn.take());
-        if let Some(turn) = &mut turn {
-            (turn.passes_left, turn.ends) = (MAX_PASSES, Instant::now() + MAX_TURN);
+        if let (Some(turn), Some(wish)) = (&mut turn, wish) {
+            turn.begin(wish);
         }
         (place, turn)
+    }
+
+    /// What was asked for is answered.
+    pub(super) fn take_asking(&mut self) -> Option<Asking> {
+        self.place.as_mut()?.asking.take()
     }
 
     /// The store has refused what was asked for, and knows nothing of it.
@@ -276,7 +408,9 @@ impl<L> Turn<L> {
         if self.passes_left == 0 || now >= self.ends {
             return None;
         }
-        let heir = self.first_or_end()?;
+        let first =
+            |waiting: &mut Waiting<L>| waiting.leaders.pop_first().or_else(|| waiting.seats.pop_first());
+        let (_, heir) = self.find_or_end(first)?;
         self.passes_left -= 1;
         self.pulse.beat();
         Some(heir)
@@ -287,15 +421,42 @@ impl<L> Turn<L> {
         self.pulse.hold();
     }
 
-    /// The first of those who sit; if there is none, the cohort is over.
-    fn first_or_end(&self) -> Option<Heir<L>> {
+    /// The limit of a semaphore, as it was when the lease was granted or later.
+    pub(super) const fn limit(&self) -> Option<&Limit> {
+        self.limit.as_ref()
+    }
+
+    /// There is a lease to be passed on. If the limit has turned out to be another, the terms are not those any more on which
+    /// others sit: they ask for themselves.
+    fn begin(&mut self, wish: Wish<'_>) {
+        (self.passes_left, self.ends) = (MAX_PASSES, Instant::now() + MAX_TURN);
+        let Some(limit) = wish.limit else { return };
+        self.limit = Some(limit.clone());
+        let terms = wish.fingerprint();
+        let mut state = self.cohorts.state.lock();
+        if self.cohort(&mut state).is_some_and(|cohort| cohort.terms != terms) {
+            let over = state.by_key.remove(&self.key);
+            drop(state);
+            drop(over);
+        }
+    }
+
+    /// Who is next; if nobody is, this turn is over, and the cohort with the last of them.
+    fn find_or_end<T>(&mut self, find: impl FnOnce(&mut Waiting<L>) -> Option<T>) -> Option<T> {
+        if self.is_over {
+            return None;
+        }
         let mut state = self.cohorts.state.lock();
         let cohort = self.cohort(&mut state)?;
-        let first = cohort.seats.pop_first();
-        if first.is_none() {
-            state.by_key.remove(&self.key);
+        let found = cohort.waiting.as_mut().and_then(|waiting| find(waiting));
+        if found.is_none() {
+            cohort.turns -= 1;
+            if cohort.turns == 0 {
+                state.by_key.remove(&self.key);
+            }
+            self.is_over = true;
         }
-        first.map(|(_, heir)| heir)
+        found
     }
 
     fn cohort<'a>(&self, state: &'a mut State<L>) -> Option<&'a mut Cohort<L>> {
@@ -303,21 +464,66 @@ impl<L> Turn<L> {
     }
 }
 
+impl<L> Waiting<L> {
+    /// The first of those who sit leads: where it hears of that, and where it will hear of a lease.
+    fn rise(&mut self) -> Option<(Heir<L>, oneshot::Receiver<Handed<L>>)> {
+        let (number, told) = self.seats.pop_first()?;
+        let (heir, handed) = oneshot::channel();
+        self.leaders.insert(number, heir);
+        Some((told, handed))
+    }
+}
+
+impl<L> Default for Waiting<L> {
+    fn default() -> Self {
+        Self { leaders: BTreeMap::new(), seats: BTreeMap::new() }
+    }
+}
+
 impl<L> Drop for Turn<L> {
     /// The next one leads. What it has not taken over of the place in line is given up.
     fn drop(&mut self) {
-        let Some(heir) = self.first_or_end() else { return };
+        let Some((heir, handed)) = self.find_or_end(Waiting::rise) else { return };
         self.pulse.beat();
         let turn = Self {
             cohorts: Arc::clone(&self.cohorts),
             key: Arc::clone(&self.key),
             pulse: Arc::clone(&self.pulse),
+            limit: None,
+            is_over: false,
             place: self.place.take(),
             passes_left: 0,
             ends: self.ends,
         };
         // If it is given up at this moment, what comes back is dropped, and goes to the one after it.
-        drop(heir.send(Handed::Lead(turn)));
+        drop(heir.send(Handed::Lead(turn, handed)));
+    }
+}
+
+impl Asking {
+    pub(super) fn new(
+        answer: BoxFuture<'static, Result<Acquired, BackendError>>,
+        claim: &Claim,
+        wait: Wait,
+    ) -> Self {
+        let limit = claim.limit().cloned();
+        Self { answer, limit, patient_on: (wait == Wait::Forever).then(|| Handle::current().id()) }
+    }
+
+    /// Whether this is what a task would ask that waits so.
+    pub(super) fn suits(&self, wait: Wait) -> bool {
+        wait == Wait::Forever && self.patient_on == Some(Handle::current().id())
+    }
+
+    /// Passes on what it has learned of the limit.
+    pub(super) fn teach(&self, claim: &Claim) {
+        claim.learn(self.limit.as_ref());
+    }
+}
+
+impl fmt::Debug for Asking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asking").field("patient_on", &self.patient_on).finish_non_exhaustive()
     }
 }
 

@@ -48,8 +48,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn backend(&self) -> &dyn Backend {
-        self.backend.as_ref()
+    pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
     }
 
     pub(crate) const fn watchdog(&self) -> &Arc<Watchdog> {

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::cohort::{Place, Turn};
 use super::deadline::Deadline;
 use super::reaper::Obligation;
-use crate::backend::{AcquireRequest, BackendError, Grant, LeaseId, RenewRequest, Renewal};
+use crate::backend::{BackendError, Claim, Grant, LeaseId, RenewRequest, Renewal};
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::name::Name;
@@ -80,7 +80,7 @@ impl Lease {
     pub(super) fn granted(
         place: Place,
         turn: Option<Turn<Arc<Self>>>,
-        request: &AcquireRequest,
+        claim: &Claim,
         name: &Name,
         terms: Terms,
         grant: Grant,
@@ -91,13 +91,13 @@ impl Lease {
             id: place.id,
             name: name.clone(),
             token: grant.token,
-            owner: request.claim.owner().cloned(),
+            owner: claim.owner().cloned(),
             reason: OnceLock::new(),
             lost: place.lost,
             state: Mutex::new(State::new(
                 Deadline::new(terms, grant.counted_from, now),
                 tenure,
-                request.claim.permits(),
+                claim.permits(),
                 now,
             )),
         }
@@ -221,6 +221,13 @@ impl Lease {
             lost: self.lost.child_token(),
             state: Mutex::new(State::new(deadline, tenure, 1, now)),
         }
+    }
+
+    /// The holder of a permit that was passed on has met the limit in force, as if the store had told it.
+    pub(super) fn teach(&self, claim: &Claim) {
+        let state = self.state.lock();
+        let turn = state.tenure.as_ref().and_then(|tenure| tenure.turn.as_ref());
+        claim.learn(turn.and_then(Turn::limit));
     }
 
     /// One guard more shares the lease, if it is still held.

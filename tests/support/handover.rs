@@ -1,7 +1,8 @@
-//! Whether the tasks of a client pass a mutex on to each other, without a word to the store.
+//! Whether the tasks of a client pass a mutex or a permit on to each other, without a word to the store.
 //!
-//! What the tests promise holds with it and without it. It is on, as it is by default, unless the environment says
-//! `LEASEHOLD_TEST_LOCAL_HANDOVER=off`; `scripts/test.sh` runs the tests of mutexes both ways. Workers inherit it.
+//! What the tests promise holds with it and without it. By default it is on for mutexes, and off for counting semaphores;
+//! `LEASEHOLD_TEST_LOCAL_HANDOVER=off` or `=on` says so for both. `scripts/test.sh` runs the tests of both both ways. Workers
+//! inherit it.
 
 use std::env;
 use std::pin::pin;
@@ -14,11 +15,21 @@ use tokio::task::JoinHandle;
 
 const SWITCH: &str = "LEASEHOLD_TEST_LOCAL_HANDOVER";
 
-/// Whether this run tests with hand-over inside a client.
+/// Whether mutexes are passed on in this run.
 pub(crate) fn local_handover() -> bool {
+    switch().unwrap_or(true)
+}
+
+/// Whether permits of counting semaphores are passed on in this run.
+pub(crate) fn permits_passed_on() -> bool {
+    switch().unwrap_or(false)
+}
+
+fn switch() -> Option<bool> {
     match env::var(SWITCH).as_deref() {
-        Err(_) | Ok("on") => true,
-        Ok("off") => false,
+        Err(_) => None,
+        Ok("on") => Some(true),
+        Ok("off") => Some(false),
         Ok(other) => panic!("{SWITCH} is `on` or `off`, not `{other}`"),
     }
 }

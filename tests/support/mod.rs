@@ -24,7 +24,7 @@ pub(crate) mod time;
 pub(crate) mod workers;
 
 pub(crate) use clock::Clock;
-pub(crate) use handover::{begun, local_handover, one_place_each, options};
+pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
 pub(crate) use proxy::{Direction, Proxy};
 pub(crate) use redis::{RedisServer, Setup};
 pub(crate) use resp::{Raw, Reply};
