@@ -63,6 +63,10 @@ step "tests of mutexes, all features, without hand-over inside a client"
 mutexes=(batch_redis cancellation faults_network faults_server mutex_memory mutex_redis processes reentrant_processes)
 LEASEHOLD_TEST_LOCAL_HANDOVER=off cargo test --all-features "${mutexes[@]/#/--test=}"
 
+step "tests of counting semaphores, all features, with hand-over inside a client"
+semaphores=(semaphore_memory semaphore_processes semaphore_redis)
+LEASEHOLD_TEST_LOCAL_HANDOVER=on cargo test --all-features "${semaphores[@]/#/--test=}" counting
+
 # `cargo test` alone builds the examples and the benches and does not run them.
 step "tests of the examples, one short round of the benches"
 cargo test --all-features --examples --benches

@@ -170,9 +170,10 @@ async fn crowd<S: Semaphore>(orders: Orders) {
 }
 
 worker!(lining_up_worker = line_up_on_command);
-/// Stands in line once more whenever it is told to, and holds what it gets for ever.
+/// Stands in the store's line once more whenever it is told to, and holds what it gets for ever.
 async fn line_up_on_command<S: Semaphore>(orders: Orders) {
-    let (semaphore, mut raw) = (orders.semaphore::<S>(), orders.raw());
+    let options = SemaphoreOptions::new().lease(orders.lease);
+    let (semaphore, mut raw) = (S::strict(&orders.client, &orders.name, orders.limit, options), orders.raw());
     say("ready");
     loop {
         // It blocks one of two threads. The other is enough for the requests.
@@ -423,7 +424,8 @@ promise!(order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
 async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up<S: Semaphore>(site: Site) {
     const WAITERS: usize = 50;
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
-    let semaphores = clients.clone().map(|client| S::strict(&client, 2, SemaphoreOptions::new().lease(KEPT)));
+    let semaphores =
+        clients.clone().map(|client| S::strict(&client, NAME, 2, SemaphoreOptions::new().lease(KEPT)));
     let [one, _] = &semaphores;
     let mut doomed = Worker::start("lining_up_worker", &orders::<S>(&site, NAME, 2, 1, LEASE));
     assert_eq!(doomed.line().await.as_deref(), Some("ready"));

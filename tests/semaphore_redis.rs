@@ -162,7 +162,8 @@ async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], 
     let mut raw = server.raw();
     // Repeats itself every 100 seconds.
     let options = SemaphoreOptions::new().lease(SECOND * 300);
-    let semaphores: Vec<_> = clients.iter().map(|client| S::strict(client, 3, options.clone())).collect();
+    let semaphores: Vec<_> =
+        clients.iter().map(|client| S::strict(client, NAME, 3, options.clone())).collect();
     let guard = taken(&semaphores[0], 3).await;
     let mut tasks = JoinSet::new();
     for i in 0..waiters {
@@ -195,7 +196,7 @@ async fn a_hand_over_costs_the_same_for_ten_and_for_a_thousand_waiters<S: Semaph
 promise!(a_long_line_has_an_index: counting, fair);
 async fn a_long_line_has_an_index<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
-    let semaphore = S::strict(&client, 1, SemaphoreOptions::new());
+    let semaphore = S::strict(&client, NAME, 1, SemaphoreOptions::new());
     let guard = taken(&semaphore, 1).await;
     let waiters = line_up(from_ref(&semaphore), &[1; 40]).await;
     for (suffix, encoding) in [("queue", "skiplist"), ("waiters", "hashtable")] {

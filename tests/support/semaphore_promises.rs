@@ -308,7 +308,7 @@ promise!(order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_give_up: count
 async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_give_up<S: Semaphore>(site: Site) {
     const WAITERS: usize = 50;
     let clients = site.clients::<4>().await;
-    let semaphores = clients.clone().map(|client| S::strict(&client, 2, SemaphoreOptions::new()));
+    let semaphores = clients.clone().map(|client| S::strict(&client, NAME, 2, SemaphoreOptions::new()));
     let [one, .., doomed] = &semaphores;
     let held = [taken(one, 1).await, taken(one, 1).await];
     let (mut rest, mut abandoned) = (Vec::new(), Vec::new());

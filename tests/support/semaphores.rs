@@ -45,8 +45,8 @@ pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// In the way of this run.
     fn make(client: &Client, name: &str, limit: u32, options: SemaphoreOptions) -> Result<Self, Error>;
-    /// The semaphore of the tests, on which every request has a place of its own in the store's line, in whichever run.
-    fn strict(client: &Client, limit: u32, options: SemaphoreOptions) -> Self;
+    /// One on which every request has a place of its own in the store's line, in whichever run.
+    fn strict(client: &Client, name: &str, limit: u32, options: SemaphoreOptions) -> Self;
     fn name(&self) -> &str;
     fn limit(&self) -> u32;
     fn acquire(&self) -> impl Future<Output = Result<Guard, Error>> + Send;
@@ -98,8 +98,8 @@ macro_rules! semaphore {
                 c.$make(name, limit, options.local_handover($kind == Kind::Counting && permits_passed_on()))
             }
 
-            fn strict(client: &Client, limit: u32, options: SemaphoreOptions) -> Self {
-                client.$make(NAME, limit, options).expect("valid")
+            fn strict(client: &Client, name: &str, limit: u32, options: SemaphoreOptions) -> Self {
+                client.$make(name, limit, options).expect("valid")
             }
 
             fn name(&self) -> &str {
