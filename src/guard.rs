@@ -163,8 +163,9 @@ impl Guard {
 
     /// Releases and waits until the store has confirmed it. When this returns `Ok`, the lease was held to the
     /// end, and whoever was next in line for what became free holds it now. While other guards share the lease of a lock,
-    /// nothing becomes free and nothing is sent. If another task of this client waits for the same mutex, the lease is passed on
-    /// to it without asking the store: then `Ok` means that it was held to the end by this client's clock.
+    /// nothing becomes free and nothing is sent. If another task of this client waits for the same mutex, or for a permit that
+    /// may be passed on, it gets the lease without asking the store: then `Ok` means that it was held to the end by this
+    /// client's clock.
     ///
     /// # Errors
     ///

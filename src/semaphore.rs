@@ -21,6 +21,10 @@ use crate::permits::Permits;
 /// is served first; one that asks for many permits may be passed for ever by smaller ones. If that matters, use a
 /// [`FairSemaphore`](crate::FairSemaphore). A release hands its permits to those waiters itself and wakes nobody else.
 ///
+/// If many tasks of a process want single permits,
+/// [`SemaphoreOptions::local_handover`](crate::SemaphoreOptions::local_handover) lets them pass permits on to each other
+/// without asking the store, several times faster; then clients take turns.
+///
 /// # The limit
 ///
 /// Each handle states the limit. The first to come puts it in force; a handle that states another one gets
@@ -30,7 +34,8 @@ use crate::permits::Permits;
 ///
 /// # What its tokens can do
 ///
-/// Every grant has a token greater than all earlier ones, so tokens tell the order of the grants and name them in logs.
+/// Every grant has a token greater than all earlier ones, so tokens tell the order of the grants and name them in logs. (A hold
+/// to which a permit was passed on within the client has the token that follows the one before it, and no other hold has.)
 /// They cannot fence: several holders are valid at once, and a resource that refuses all but the newest token would refuse
 /// the others. To keep late writers out, give each permit a record or lock of its own, and fence that.
 ///
