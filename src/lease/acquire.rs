@@ -12,9 +12,10 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::cohort::{Asking, Heard, Lead, Next, Place, Wish};
+use super::cohort::{Heard, Lead, Next, Wish};
 use super::engine::Engine;
 use super::held::Lease;
+use super::place::{Asking, Place};
 use crate::backend::{AcquireRequest, Acquired, Claim, Revocation, Wait, Whose};
 use crate::error::{Error, LossReason};
 use crate::name::Name;

@@ -23,19 +23,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::{BoxFuture, poll_fn};
-use tokio::runtime::{self, Handle};
+use futures::future::poll_fn;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use tokio_util::sync::CancellationToken;
 
-use super::reaper::Obligation;
-use crate::backend::{Acquired, BackendError, Claim, LeaseId, Limit, TOKENS_PER_GRANT, Wait};
+use super::place::{Asking, Place};
+use super::pulse::Pulse;
+use crate::backend::{Acquired, BackendError, Claim, Limit, TOKENS_PER_GRANT, Wait};
 use crate::options::Settings;
 use crate::sync::Mutex;
 
@@ -131,27 +129,6 @@ pub(super) enum Heard<L> {
     Answer(Result<Acquired, BackendError>),
     /// A lease that was passed on.
     Lease(L),
-}
-
-/// An acquisition that the store is asked for.
-#[derive(Debug)]
-pub(super) struct Place {
-    // First: the request is not sent any more when its release is.
-    pub(super) asking: Option<Asking>,
-    pub(super) id: LeaseId,
-    pub(super) lost: CancellationToken,
-    pub(super) obligation: Obligation,
-    /// When it was asked for first.
-    pub(super) since: Instant,
-}
-
-/// A request on its way, or in the store's line, for whichever task of the client leads there.
-pub(super) struct Asking {
-    answer: BoxFuture<'static, Result<Acquired, BackendError>>,
-    /// That of a semaphore, as it states and learns it.
-    limit: Option<Limit>,
-    /// If it waits for as long as it takes, and so may be heard by others: where its timers live.
-    patient_on: Option<runtime::Id>,
 }
 
 /// A task that waits behind a leader, or for what a leader may be passed meanwhile.
@@ -500,33 +477,6 @@ impl<L> Drop for Turn<L> {
     }
 }
 
-impl Asking {
-    pub(super) fn new(
-        answer: BoxFuture<'static, Result<Acquired, BackendError>>,
-        claim: &Claim,
-        wait: Wait,
-    ) -> Self {
-        let limit = claim.limit().cloned();
-        Self { answer, limit, patient_on: (wait == Wait::Forever).then(|| Handle::current().id()) }
-    }
-
-    /// Whether this is what a task would ask that waits so.
-    pub(super) fn suits(&self, wait: Wait) -> bool {
-        wait == Wait::Forever && self.patient_on == Some(Handle::current().id())
-    }
-
-    /// Passes on what it has learned of the limit.
-    pub(super) fn teach(&self, claim: &Claim) {
-        claim.learn(self.limit.as_ref());
-    }
-}
-
-impl fmt::Debug for Asking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asking").field("patient_on", &self.patient_on).finish_non_exhaustive()
-    }
-}
-
 impl<L> fmt::Debug for Cohorts<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cohorts").finish_non_exhaustive()
@@ -536,42 +486,5 @@ impl<L> fmt::Debug for Cohorts<L> {
 impl<L> fmt::Debug for Turn<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Turn").field("passes_left", &self.passes_left).finish_non_exhaustive()
-    }
-}
-
-/// When a leader was last polled: milliseconds after [`START`], or [`HOLDS`].
-#[derive(Debug)]
-struct Pulse(AtomicU64);
-
-/// Somebody holds the lease, and need not be polled: the watchdog sees to it.
-const HOLDS: u64 = u64::MAX;
-
-/// Before every instant of interest, also on a clock that a test has stopped a while ago.
-static START: LazyLock<Instant> = LazyLock::new(|| {
-    let now = std::time::Instant::now();
-    Instant::from_std(now.checked_sub(Duration::from_secs(3600)).unwrap_or(now))
-});
-
-impl Pulse {
-    fn new() -> Self {
-        Self(AtomicU64::new(Self::now()))
-    }
-
-    fn beat(&self) {
-        self.0.store(Self::now(), Ordering::Relaxed);
-    }
-
-    fn hold(&self) {
-        self.0.store(HOLDS, Ordering::Relaxed);
-    }
-
-    /// Whether nobody has been polled for `term` who should have been.
-    fn has_stopped(&self, term: Duration) -> bool {
-        let beat = self.0.load(Ordering::Relaxed);
-        beat != HOLDS && u128::from(Self::now().saturating_sub(beat)) >= term.as_millis()
-    }
-
-    fn now() -> u64 {
-        u64::try_from(START.elapsed().as_millis()).unwrap_or(HOLDS - 1)
     }
 }

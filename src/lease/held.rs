@@ -6,8 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::cohort::{Place, Turn};
+use super::cohort::Turn;
 use super::deadline::Deadline;
+use super::place::Place;
 use super::reaper::Obligation;
 use crate::backend::{BackendError, Claim, Grant, LeaseId, RenewRequest, Renewal};
 use crate::error::{Error, LossReason};

@@ -23,8 +23,9 @@
 //!    before it looks at another lease (`watchdog`).
 //! 5. Several guards may share one lease: those of an owner that came in again, and those that were split off. It ends
 //!    with the last of them (`held`, `owners`).
-//! 6. A lease of a mutex may be passed on within the client, as a new lease object under the same id: the obligation goes
-//!    with it, and so does the right to say who is next (`cohort`).
+//! 6. A lease of a mutex, or of a single permit, may be passed on within the client, as a new lease object under the same id:
+//!    the obligation goes with it, and so does the right to say who is next (`cohort`). So may a place in the store's line,
+//!    with the request that stands there (`place`).
 //! 7. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue
 //!    until a task of this client runs again (`reaper`, `engine`).
 
@@ -34,6 +35,8 @@ mod deadline;
 mod engine;
 mod held;
 mod owners;
+mod place;
+mod pulse;
 mod reaper;
 mod watchdog;
 

@@ -12,7 +12,7 @@
 local ACQUIRE, RELEASE, RENEW, ACQUIRE_PERMITS, RELEASE_PERMITS = string.byte('arnps', 1, 5)
 
 local time = redis.call('TIME')
-local now = time[1] .. string.sub('00000' .. time[2], -6)
+local now, now_us = time[1] .. string.sub('00000' .. time[2], -6), time[1] * 1e6 + time[2]
 
 local function careful(way, ...)
   local done, answer = pcall(way, ...)
@@ -26,7 +26,7 @@ local function short_way_of_permits(operation, key, ...)
   local fence = KEYS[key + 3]
   local semaphore = met[fence]
   if not semaphore then
-    semaphore = look(now, unpack(KEYS, key, key + 4))
+    semaphore = look(now, now_us, unpack(KEYS, key, key + 4))
     met[fence] = semaphore
   end
   return (operation == ACQUIRE_PERMITS and acquire_permits or release_permits)(semaphore, ...)

@@ -15,12 +15,13 @@ local function digits(us)
   return string.format('%d%06d', us / 1e6, us % 1e6)
 end
 
--- What is known of a semaphore at `now`, a time in microseconds as text, with its keys as in line.lua and semaphore.lua.
-local function look(now, holders, queue, waiters, fence, holds)
+-- What is known of a semaphore at `now`, a time in microseconds as text and as a number, with its keys as in line.lua and
+-- semaphore.lua.
+local function look(now, now_us, holders, queue, waiters, fence, holds)
   local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'kept', 'token', 'ticket')
   return {
     holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
-    now = now, now_us = tonumber(now), now_ms = tonumber(string.sub(now, 1, -4)),
+    now = now, now_us = now_us, now_ms = math.floor(now_us / 1000),
     limit = tonumber(last[1]), reign = last[2], lapse = tonumber(last[3]), used = tonumber(last[4]),
     ends = tonumber(last[5]), kept = tonumber(last[6]), token = tonumber(last[7]) or 0, ticket = tonumber(last[8]) or 0,
     -- The last token as text, once there is a new one; when a lease of so many ms would end; how many places there are in line,
@@ -93,6 +94,7 @@ end
 -- Parameters as in acquire.lua.
 local function acquire_permits(s, kind, id, lease_ms, waits, permits, _, known)
   local now_ms, used, ends, kept = s.now_ms, s.used, s.ends, s.kept
+  lease_ms = tonumber(lease_ms)
   if used == 0 then
     ends, kept = now_ms + lease_ms, now_ms + lease_ms * 2
   end
@@ -128,6 +130,7 @@ local function hand_over(s, kind, id, place, used)
   local next = string.sub(place, 18)
   local lease_ms, alive_until = string.match(redis.call('HGET', s.waiters, next) or '', '^%d+ (%d+) (%d+) 1$')
   local token = next_token(s)
+  lease_ms = tonumber(lease_ms)
   if not token or not lease_ms or alive_until - s.now_ms <= 0 or not (s.kept and s.kept - s.now_ms >= lease_ms * 1.5) then
     return
   end
