@@ -128,6 +128,7 @@ async fn all_kinds_of_operations_travel_together() {
 async fn operations_on_one_semaphore_that_travel_together_leave_it_as_one_after_another_would() {
     let Some(server) = RedisServer::start_or_skip("batches on one semaphore") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    warm_up(&client, &mut raw).await;
     let fair = client.fair_semaphore("one", 40).expect("valid");
     forty_at_a_time(&mut raw, "fair-semaphore", || fair.acquire()).await;
     let counting = client.counting_semaphore("one", 40).expect("valid");
@@ -140,7 +141,7 @@ async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
     kind: &str,
     acquire: impl Fn() -> F,
 ) {
-    // The client has met the limit, and the server the scripts.
+    // The client has met the limit.
     acquire().await.expect("granted").release().await.expect("held");
     let mut used = || match raw.send(&["HGET", &format!("{{{kind}:one}}:fence"), "used"]) {
         Reply::Bulk(Some(used)) => String::from_utf8(used).expect("digits"),

@@ -565,18 +565,19 @@ async fn something_else_under_the_key_for_a_while_admits_nobody_too_many<S: Sema
     let semaphore = S::of(&client, 1);
     for foreign in [key::<S>(), beside::<S>("queue")] {
         let guard = taken(&semaphore, 1).await;
-        let held = foreign != key::<S>();
-        if !held {
+        if foreign == key::<S>() {
             guard.release().await.expect("held to the end");
             raw.send(&["SET", &foreign, "foreign"]);
             assert_refused(semaphore.try_acquire().await);
+            raw.send(&["DEL", &foreign]);
         } else {
             raw.send(&["SET", &foreign, "foreign"]);
             assert_refused(semaphore.acquire_for(SECOND).await);
             assert_eq!(raw.send(&["EXISTS", &beside::<S>("waiters")]).int(), 0, "nobody stands in that line");
+            raw.send(&["DEL", &foreign]);
+            // Not before: a release that finds something else there is refused.
             drop(guard);
         }
-        raw.send(&["DEL", &foreign]);
         let guard = within(SOON, semaphore.acquire()).await.expect("free");
         assert!(semaphore.try_acquire().await.expect("answered").is_none(), "one of one is held");
         guard.release().await.expect("held to the end");
