@@ -17,7 +17,7 @@ use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled};
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 
-use support::{Raw, RedisServer, Reply, eventually, options, within};
+use support::{Raw, RedisServer, eventually, options, within};
 
 const MANY: usize = 200;
 
@@ -143,18 +143,21 @@ async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
 ) {
     // The client has met the limit.
     acquire().await.expect("granted").release().await.expect("held");
-    let mut used = || match raw.send(&["HGET", &format!("{{{kind}:one}}:fence"), "used"]) {
-        Reply::Bulk(Some(used)) => String::from_utf8(used).expect("digits"),
-        other => panic!("{other:?}"),
-    };
+    let beside = |suffix: &str| format!("{{{kind}:one}}:{suffix}");
     let (mut held, mut newest) = (Vec::new(), None);
     let mut waiting: FuturesOrdered<_> = (0..MANY).map(|_| acquire()).collect();
     while held.len() < 40 {
         held.push(within(SOON, waiting.next()).await.expect("one more").expect("granted"));
     }
     assert!(poll!(waiting.next()).is_pending(), "a permit too many");
+    for (suffix, encoding) in [("queue", "skiplist"), ("waiters", "hashtable")] {
+        let told = raw.send(&["OBJECT", "ENCODING", &beside(suffix)]);
+        assert_eq!(told.text().as_deref(), Some(encoding), "a long line has an index");
+        assert!(raw.send(&["PTTL", &beside(suffix)]).int() > 0);
+    }
+    let mut used = || raw.send(&["HGET", &beside("fence"), "used"]).text();
     for _ in 0..4 {
-        assert_eq!(used(), "40");
+        assert_eq!(used().as_deref(), Some("40"));
         let mut tokens: Vec<_> = held.iter().map(Guard::token).collect();
         tokens.sort_unstable();
         assert!(
@@ -171,7 +174,7 @@ async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
     }
     assert_eq!((held.len(), waiting.len()), (40, 0), "all of them, in order of arrival");
     drop(held);
-    eventually(SOON, || ready(used() == "0")).await;
+    eventually(SOON, || ready(used().as_deref() == Some("0"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -565,23 +565,61 @@ async fn something_else_under_the_key_for_a_while_admits_nobody_too_many<S: Sema
     let semaphore = S::of(&client, 1);
     for foreign in [key::<S>(), beside::<S>("queue")] {
         let guard = taken(&semaphore, 1).await;
-        if foreign == key::<S>() {
+        let held = foreign != key::<S>();
+        if !held {
             guard.release().await.expect("held to the end");
             raw.send(&["SET", &foreign, "foreign"]);
             assert_refused(semaphore.try_acquire().await);
-            raw.send(&["DEL", &foreign]);
         } else {
             raw.send(&["SET", &foreign, "foreign"]);
             assert_refused(semaphore.acquire_for(SECOND).await);
             assert_eq!(raw.send(&["EXISTS", &beside::<S>("waiters")]).int(), 0, "nobody stands in that line");
-            raw.send(&["DEL", &foreign]);
-            // Not before: a release that finds something else there is refused.
+            // It is refused, but what it had is given back before that.
             drop(guard);
         }
+        raw.send(&["DEL", &foreign]);
         let guard = within(SOON, semaphore.acquire()).await.expect("free");
         assert!(semaphore.try_acquire().await.expect("answered").is_none(), "one of one is held");
         guard.release().await.expect("held to the end");
     }
+    nothing_is_left(&semaphore).await;
+}
+
+promise!(a_fence_that_lacks_a_field_is_repaired_and_admits_nobody_too_many: counting, fair);
+async fn a_fence_that_lacks_a_field_is_repaired_and_admits_nobody_too_many<S: Semaphore>(site: Site) {
+    let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
+    let [one, two] = clients.map(|client| S::of(&client, 2));
+    for field in ["limit", "reign", "lapse", "used", "ends", "kept", "token", "ticket"] {
+        let held = [taken(&one, 1).await, taken(&two, 1).await];
+        let waiters = line_up(&[one.clone(), two.clone()], &[1, 1]).await;
+        raw.send(&["HDEL", &beside::<S>("fence"), field]);
+        give_back(held).await;
+        let mut served = Vec::new();
+        for waiter in waiters {
+            // Nobody knows the limit until somebody states it: those who wait, when they repeat themselves.
+            if field == "limit" {
+                drop(one.try_acquire().await);
+            }
+            served.push(granted(waiter).await);
+        }
+        assert_none(&one, 1).await;
+        assert_none(&two, 1).await;
+        give_back(served).await;
+        nothing_is_left(&one).await;
+    }
+    only_fences_are_left(site.server()).await;
+}
+
+promise!(what_is_made_anew_by_a_grant_expires: counting, fair);
+async fn what_is_made_anew_by_a_grant_expires<S: Semaphore>(site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::of(&client, 4);
+    let held = [taken(&semaphore, 1).await, taken(&semaphore, 1).await];
+    raw.send(&["DEL", &beside::<S>("holds")]);
+    let guard = taken(&semaphore, 1).await;
+    assert!(pttl(&mut raw, &beside::<S>("holds")) > 0);
+    guard.release().await.expect("held to the end");
+    drop(held);
     nothing_is_left(&semaphore).await;
 }
 

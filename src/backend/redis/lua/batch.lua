@@ -32,14 +32,6 @@ local function short_way_of_permits(operation, key, ...)
   return (operation == ACQUIRE_PERMITS and acquire_permits or release_permits)(semaphore, ...)
 end
 
--- For those who look for themselves.
-local function note_all()
-  for _, semaphore in pairs(met) do
-    note(semaphore)
-  end
-  met = {}
-end
-
 local answers, way = {}, nil
 local key, keys, arg = 1, 0, 1
 for header = 1, #ARGV[1], 3 do
@@ -56,10 +48,16 @@ for header = 1, #ARGV[1], 3 do
   elseif operation == RENEW then
     answer = renew_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 2])
   elseif operation == ACQUIRE_PERMITS or operation == RELEASE_PERMITS then
-    answer = careful(short_way_of_permits, operation, key, unpack(ARGV, arg + 1, arg + args))
+    -- Whatever goes wrong: the long way looks for itself, does what can be done, and tells what stands in the way.
+    local done, found = pcall(short_way_of_permits, operation, key, unpack(ARGV, arg + 1, arg + args))
+    answer = done and found
   end
   if not answer then
-    note_all()
+    local fence = KEYS[key + 3]
+    if met[fence] then
+      note(met[fence])
+      met[fence] = nil
+    end
     way = way or long_ways()
     answer = careful(
       way[operation],
@@ -70,5 +68,7 @@ for header = 1, #ARGV[1], 3 do
   answers[#answers + 1] = answer
   arg = arg + args
 end
-note_all()
+for _, semaphore in pairs(met) do
+  note(semaphore)
+end
 return answers

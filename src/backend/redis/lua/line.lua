@@ -206,11 +206,12 @@ local function stand_in_line(id, lease_ms, permits, owner)
     take_places_back(id)
   end
   local record = table.concat({ ticket, lease_ms, in_full(now_ms + lease_ms), permits, owner }, ' ')
+  -- First: should something else stand there, no record is left. The waiters have been read already.
+  redis.call('ZADD', QUEUE, score(permits), place)
   if owner and not before then
     redis.call('HSET', WAITERS, '/' .. owner, waiting_for(owner) .. id .. ' ')
   end
   redis.call('HSET', WAITERS, id, record)
-  redis.call('ZADD', QUEUE, score(permits), place)
   local others = not before and redis.call('ZCARD', QUEUE) - 1
   if others == INDEXED then
     index_line()

@@ -34,8 +34,8 @@ end
 if permits > (limit or stated) then
   return { 'above', limit or stated }
 end
-if not limit then
-  put_in_force(stated, lease_ms)
+if not limit or not reign then
+  put_in_force(limit or stated, lease_ms)
 end
 
 local line = redis.call('EXISTS', QUEUE) == 1

@@ -3,8 +3,8 @@
 local time = redis.call('TIME')
 local now, now_us = time[1] .. string.sub('00000' .. time[2], -6), time[1] * 1e6 + time[2]
 local s = look(now, now_us, unpack(KEYS))
-local answer = release_permits(s, unpack(ARGV))
+local done, answer = pcall(release_permits, s, unpack(ARGV))
 note(s)
-if answer then
+if done and answer then
   return answer
 end

@@ -31,7 +31,7 @@ remember_ticket = function(ticket)
 end
 
 kind_of = function()
-  return kind .. '/' .. limit .. '/' .. reign
+  return kind .. '/' .. limit .. '/' .. (reign or '0')
 end
 
 local function permits_of(record)
@@ -116,7 +116,7 @@ local function touch(lease_ms)
 end
 
 local function put_in_force(permits, lease_ms)
-  if not limit then
+  if not limit or not reign then
     -- Grows as tokens do, so that a later reign is known from an earlier one.
     local before = tonumber(reign) or 0
     reign = before < now and now_text or string.format('%.0f', before + 1)

@@ -3,7 +3,7 @@
 --
 -- A request gets its permits if nobody waits, and a place in line if there are too few. A release ends a whole hold, if nobody
 -- waits, or if one permit becomes free and goes to the first in line, who wants one. In every other case, a way answers nothing
--- and has changed nothing.
+-- and has changed nothing. If it fails, because somebody has changed a key by hand, the long way sees to that.
 --
 -- What the fence tells is read once per call and written once, however many operations of the call are for the semaphore.
 
@@ -22,7 +22,7 @@ local function look(now, now_us, holders, queue, waiters, fence, holds)
   return {
     holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
     now = now, now_us = now_us, now_ms = math.floor(now_us / 1000),
-    limit = tonumber(last[1]), reign = last[2], lapse = tonumber(last[3]), used = tonumber(last[4]),
+    limit = tonumber(last[1]), reign = last[2], lapse = tonumber(last[3]) or 0, used = tonumber(last[4]),
     ends = tonumber(last[5]), kept = tonumber(last[6]), token = tonumber(last[7]) or 0, ticket = tonumber(last[8]) or 0,
     -- The last token as text, once there is a new one; when a lease of so many ms would end; how many places there are in line,
     -- and for how many ms it is kept.
@@ -31,15 +31,19 @@ local function look(now, now_us, holders, queue, waiters, fence, holds)
   }
 end
 
--- Tells the fence what has changed.
+-- Tells the fence what has changed. If it may not be told, all is to be counted anew.
 local function note(s)
+  local told
   if s.token_text then
-    redis.call(
+    told = redis.pcall(
       'HSET', s.fence, 'token', s.token_text, 'used', s.used, 'ticket', digits(s.ticket),
       'ends', in_full(s.ends), 'lapse', in_full(s.lapse), 'kept', in_full(s.kept)
     )
   elseif s.changed then
-    redis.call('HSET', s.fence, 'used', s.used, 'ticket', digits(s.ticket))
+    told = redis.pcall('HSET', s.fence, 'used', s.used, 'ticket', digits(s.ticket))
+  end
+  if type(told) == 'table' and told.err then
+    redis.pcall('HDEL', s.fence, 'used')
   end
 end
 
@@ -107,8 +111,8 @@ local function acquire_permits(s, kind, id, lease_ms, waits, permits, _, known)
     return waits == '1' and s.limit - permits >= 0 and stand_in_line(s, kind, id, lease_ms, permits)
   end
   local token = next_token(s)
-  -- Nobody waits, and there are holders if permits are in use, and only then; the key counts twice.
-  if not token or redis.call('EXISTS', s.holders, s.holders, s.queue) ~= (used > 0 and 2 or 0) then
+  -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
+  if not token or redis.call('EXISTS', s.holders, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
     return
   end
   local text = token == s.now_us and s.now or digits(token)
@@ -131,7 +135,7 @@ local function hand_over(s, kind, id, place, used)
   local lease_ms, alive_until = string.match(redis.call('HGET', s.waiters, next) or '', '^%d+ (%d+) (%d+) 1$')
   local token = next_token(s)
   lease_ms = tonumber(lease_ms)
-  if not token or not lease_ms or alive_until - s.now_ms <= 0 or not (s.kept and s.kept - s.now_ms >= lease_ms * 1.5) then
+  if not token or not s.reign or not lease_ms or alive_until - s.now_ms <= 0 or not (s.kept and s.kept - s.now_ms >= lease_ms * 1.5) then
     return
   end
   local text = token == s.now_us and s.now or digits(token)
@@ -141,16 +145,17 @@ local function hand_over(s, kind, id, place, used)
   end
   redis.call('HDEL', s.waiters, next)
   redis.call('ZREM', s.queue, place)
+  s.waiting = s.waiting and s.waiting - 1
   -- Before the other goes, since with the last one goes the key and its expiry.
   redis.call('HSET', s.holds, next, '1 ' .. text)
   redis.call('ZADD', s.holders, end_of_lease(s, lease_ms), next)
   redis.call('HDEL', s.holds, id)
-  s.waiting = s.waiting and s.waiting - 1
   grant(s, lease_ms, token, text, used + 1)
   local found = redis.call('ZREM', s.holders, id)
   if found == 0 then
     -- Somebody has deleted the holders: they have just been made anew.
     redis.call('PEXPIRE', s.holders, lease_ms * 2)
+    s.kept = math.min(s.kept, s.now_ms + lease_ms * 2)
   end
   return found
 end
