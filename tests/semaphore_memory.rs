@@ -121,6 +121,31 @@ async fn cancelled_on_many_threads<S: Semaphore>(site: Site) {
     drop(taken(&observer, LIMIT).await);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_fails_one_request_and_no_other_of_its_client() {
+    let store = Arc::new(Deaf::on(Site::memory().store()));
+    let client = Client::with_backend(store.clone());
+    let options = SemaphoreOptions::new().local_handover(true);
+    let semaphore = client.counting_semaphore_with(NAME, 1, options).expect("valid");
+    let mutex = client.mutex(NAME).expect("valid");
+    store.panic_once();
+    let permits: Vec<_> = (0..5).map(|_| waiter(&semaphore, 1)).collect();
+    yield_now().await;
+    store.panic_once();
+    let locks = (0..5).map(|_| {
+        let mutex = mutex.clone();
+        tokio::spawn(async move { mutex.lock().await.expect("granted") })
+    });
+    for requests in [permits, locks.collect()] {
+        let mut failed = 0;
+        for request in requests {
+            failed += usize::from(within(SOON, request).await.is_err());
+        }
+        assert_eq!(failed, 1);
+    }
+    nothing_is_left(&semaphore).await;
+}
+
 // Requests dropped at every await point
 
 /// What else happens while a request is polled.

@@ -33,7 +33,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::place::{Asking, Place};
 use super::pulse::Pulse;
-use crate::backend::{Acquired, BackendError, Claim, Limit, TOKENS_PER_GRANT, Wait};
+use crate::backend::{Acquired, BackendError, Claim, TOKENS_PER_GRANT, Wait};
 use crate::options::Settings;
 use crate::sync::Mutex;
 
@@ -65,10 +65,18 @@ struct Cohort<L> {
     waiting: Option<Box<Waiting<L>>>,
 }
 
-/// Every leader came before everybody who sits.
+/// Every leader came before everybody who sits: nobody sits while a turn is to be had.
 struct Waiting<L> {
-    leaders: BTreeMap<u64, Heir<L>>,
-    seats: BTreeMap<u64, Heir<L>>,
+    leaders: BTreeMap<u64, Waiter<L>>,
+    seats: BTreeMap<u64, Waiter<L>>,
+}
+
+/// Listed until it holds something, or gives up.
+struct Waiter<L> {
+    /// Where it hears what comes to it, until that is on its way.
+    heir: Option<Heir<L>>,
+    /// That of a leader, whom nobody else may hide.
+    pulse: Arc<Pulse>,
 }
 
 /// The task that is next.
@@ -96,7 +104,7 @@ pub(super) enum Next<L> {
 #[derive(Clone, Copy)]
 pub(super) struct Wish<'a> {
     settings: &'a Settings,
-    limit: Option<&'a Limit>,
+    limit: Option<u32>,
 }
 
 /// The right to say who of a cohort is next.
@@ -105,8 +113,6 @@ pub(super) struct Turn<L> {
     key: Arc<str>,
     /// Also tells the cohort from later ones of the same key.
     pulse: Arc<Pulse>,
-    /// The limit of a semaphore, as the store has confirmed it.
-    limit: Option<Limit>,
     /// Nobody was next, and this turn does not count any more.
     is_over: bool,
     /// The place in the store's line, while it is on its way from one leader to the next.
@@ -137,7 +143,10 @@ struct Seat<L> {
     key: Arc<str>,
     number: u64,
     handed: oneshot::Receiver<Handed<L>>,
+    /// The cohort's.
     pulse: Arc<Pulse>,
+    /// This task's, as a leader.
+    own_pulse: Arc<Pulse>,
 }
 
 impl<L> Default for Cohorts<L> {
@@ -151,7 +160,7 @@ impl<'a> Wish<'a> {
     pub(super) fn of(claim: &'a Claim, settings: &'a Settings) -> Option<Self> {
         let limit = match claim {
             Claim::Sole => None,
-            Claim::Permits(1, limit) => Some(limit),
+            Claim::Permits(1, limit) => Some(limit.stated().permits),
             Claim::Owner(_) | Claim::Permits(..) => return None,
         };
         settings.local_handover.then_some(Self { settings, limit })
@@ -160,13 +169,13 @@ impl<'a> Wish<'a> {
     /// Tells these terms from others.
     fn fingerprint(self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (self.settings, self.limit.map(|limit| limit.stated().permits)).hash(&mut hasher);
+        (self.settings, self.limit).hash(&mut hasher);
         hasher.finish()
     }
 
     /// How many turns a cohort has.
     fn turns(self) -> u32 {
-        self.limit.map_or(1, |limit| limit.stated().permits.saturating_add(1))
+        self.limit.map_or(1, |permits| permits.saturating_add(1))
     }
 }
 
@@ -189,10 +198,11 @@ impl<L> Cohorts<L> {
     /// Sits down behind the leaders, if there are enough on the same terms.
     fn join(self: &Arc<Self>, key: &Arc<str>, wish: Wish<'_>) -> Result<Seat<L>, Lead<L>> {
         let (term, terms) = (wish.settings.terms.lease, wish.fingerprint());
+        // Closes its seats, when the lock is open again.
+        let _over;
         let mut state = self.state.lock();
         let State { by_key, arrived } = &mut *state;
-        // Closes its seats.
-        let _over =
+        _over =
             by_key.get(key).is_some_and(|cohort| cohort.pulse.has_stopped(term)).then(|| by_key.remove(key));
         let Some(cohort) = by_key.get_mut(key) else {
             let cohort = Cohort { terms, turns: 0, pulse: Arc::new(Pulse::new()), waiting: None };
@@ -224,7 +234,6 @@ impl<L> Cohorts<L> {
             cohorts: Arc::clone(self),
             key: Arc::clone(key),
             pulse: Arc::clone(&cohort.pulse),
-            limit: None,
             is_over: false,
             place: None,
             passes_left: 0,
@@ -238,14 +247,16 @@ impl<L> Cohorts<L> {
         key: &Arc<str>,
         cohort: &mut Cohort<L>,
         arrived: &mut u64,
-        row: impl FnOnce(&mut Waiting<L>) -> &mut BTreeMap<u64, Heir<L>>,
+        row: impl FnOnce(&mut Waiting<L>) -> &mut BTreeMap<u64, Waiter<L>>,
     ) -> Seat<L> {
         let (heir, handed) = oneshot::channel();
         let number = *arrived;
         *arrived += 1;
-        row(cohort.waiting.get_or_insert_default()).insert(number, heir);
+        let own_pulse = Arc::new(Pulse::new());
+        let waiter = Waiter { heir: Some(heir), pulse: Arc::clone(&own_pulse) };
+        row(cohort.waiting.get_or_insert_default()).insert(number, waiter);
         let pulse = Arc::clone(&cohort.pulse);
-        Seat { cohorts: Arc::clone(self), key: Arc::clone(key), number, handed, pulse }
+        Seat { cohorts: Arc::clone(self), key: Arc::clone(key), number, handed, pulse, own_pulse }
     }
 
     /// There is no cohort any more of which this was the pulse. Closes its seats.
@@ -272,13 +283,22 @@ impl<L> Seat<L> {
                 // The cohort is over. Everybody asks, and gets an answer of his own.
                 Ok(Err(_)) => return Next::Ask(Lead::alone()),
                 Err(_) if deadline == Some(until) => return Next::Late,
-                Err(_) if self.pulse.has_stopped(term) => {
+                Err(_) if self.somebody_has_stopped(term) => {
                     self.cohorts.end(&self.key, &self.pulse);
                     return Next::Ask(Lead::alone());
                 }
                 Err(_) => look(),
             }
         }
+    }
+
+    /// Whether one of those who should be polled has not been polled for `term`.
+    fn somebody_has_stopped(&self, term: Duration) -> bool {
+        let mut state = self.cohorts.state.lock();
+        let cohort = state.by_key.get_mut(&self.key).filter(|cohort| Arc::ptr_eq(&cohort.pulse, &self.pulse));
+        let Some(Cohort { pulse, waiting, .. }) = cohort else { return true };
+        let mut leaders = waiting.iter().flat_map(|waiting| waiting.leaders.values());
+        pulse.has_stopped(term) || leaders.any(|leader| leader.pulse.has_stopped(term))
     }
 }
 
@@ -320,9 +340,17 @@ impl<L> Lead<L> {
         if let Some(turn) = &self.turn {
             turn.pulse.beat();
         }
-        let asking = self.place.as_mut().and_then(|place| place.asking.as_mut());
-        if let Some(Poll::Ready(answer)) = asking.map(|asking| asking.answer.as_mut().poll(context)) {
-            return Poll::Ready(Heard::Answer(answer));
+        if let Some(seat) = &self.seat {
+            seat.own_pulse.beat();
+        }
+        if let Some(place) = &mut self.place {
+            // Out of its place meanwhile: should the store panic, nobody else polls what is left of this.
+            let mut asking = place.asking.take();
+            let polled = asking.as_mut().map(|asking| asking.answer.as_mut().poll(context));
+            place.asking = asking;
+            if let Some(Poll::Ready(answer)) = polled {
+                return Poll::Ready(Heard::Answer(answer));
+            }
         }
         match self.seat.as_mut().map(|seat| Pin::new(&mut seat.handed).poll(context)) {
             Some(Poll::Ready(Ok(Handed::Lease(lease)))) => Poll::Ready(Heard::Lease(lease)),
@@ -385,9 +413,10 @@ impl<L> Turn<L> {
         if self.passes_left == 0 || now >= self.ends {
             return None;
         }
-        let first =
-            |waiting: &mut Waiting<L>| waiting.leaders.pop_first().or_else(|| waiting.seats.pop_first());
-        let (_, heir) = self.find_or_end(first)?;
+        let heir = self.find_or_end(|Waiting { leaders, seats }| {
+            let leader = leaders.values_mut().find_map(|leader| leader.heir.take());
+            leader.or_else(|| seats.pop_first()?.1.heir)
+        })?;
         self.passes_left -= 1;
         self.pulse.beat();
         Some(heir)
@@ -398,17 +427,13 @@ impl<L> Turn<L> {
         self.pulse.hold();
     }
 
-    /// The limit of a semaphore, as it was when the lease was granted or later.
-    pub(super) const fn limit(&self) -> Option<&Limit> {
-        self.limit.as_ref()
-    }
-
     /// There is a lease to be passed on. If the limit has turned out to be another, the terms are not those any more on which
     /// others sit: they ask for themselves.
     fn begin(&mut self, wish: Wish<'_>) {
         (self.passes_left, self.ends) = (MAX_PASSES, Instant::now() + MAX_TURN);
-        let Some(limit) = wish.limit else { return };
-        self.limit = Some(limit.clone());
+        if wish.limit.is_none() {
+            return;
+        }
         let terms = wish.fingerprint();
         let mut state = self.cohorts.state.lock();
         if self.cohort(&mut state).is_some_and(|cohort| cohort.terms != terms) {
@@ -444,9 +469,11 @@ impl<L> Turn<L> {
 impl<L> Waiting<L> {
     /// The first of those who sit leads: where it hears of that, and where it will hear of a lease.
     fn rise(&mut self) -> Option<(Heir<L>, oneshot::Receiver<Handed<L>>)> {
-        let (number, told) = self.seats.pop_first()?;
+        let (number, mut waiter) = self.seats.pop_first()?;
         let (heir, handed) = oneshot::channel();
-        self.leaders.insert(number, heir);
+        let told = waiter.heir.replace(heir)?;
+        waiter.pulse.beat();
+        self.leaders.insert(number, waiter);
         Some((told, handed))
     }
 }
@@ -466,7 +493,6 @@ impl<L> Drop for Turn<L> {
             cohorts: Arc::clone(&self.cohorts),
             key: Arc::clone(&self.key),
             pulse: Arc::clone(&self.pulse),
-            limit: None,
             is_over: false,
             place: self.place.take(),
             passes_left: 0,

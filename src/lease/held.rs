@@ -10,7 +10,7 @@ use super::cohort::Turn;
 use super::deadline::Deadline;
 use super::place::Place;
 use super::reaper::Obligation;
-use crate::backend::{BackendError, Claim, Grant, LeaseId, RenewRequest, Renewal};
+use crate::backend::{BackendError, Claim, Grant, LeaseId, Limit, RenewRequest, Renewal};
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::name::Name;
@@ -25,6 +25,8 @@ pub(crate) struct Lease {
     token: FencingToken,
     /// For whom a reentrant lock is held.
     owner: Option<Arc<str>>,
+    /// That of a semaphore, as it was when the lease was granted or later.
+    limit: Option<Limit>,
     /// Set before `lost` is cancelled, except by a revocation, which comes from the backend without a reason.
     reason: OnceLock<LossReason>,
     lost: CancellationToken,
@@ -93,6 +95,7 @@ impl Lease {
             name: name.clone(),
             token: grant.token,
             owner: claim.owner().cloned(),
+            limit: claim.limit().cloned(),
             reason: OnceLock::new(),
             lost: place.lost,
             state: Mutex::new(State::new(
@@ -218,6 +221,7 @@ impl Lease {
             name: self.name.clone(),
             token,
             owner: None,
+            limit: self.limit.clone(),
             reason: OnceLock::new(),
             lost: self.lost.child_token(),
             state: Mutex::new(State::new(deadline, tenure, 1, now)),
@@ -226,9 +230,7 @@ impl Lease {
 
     /// The holder of a permit that was passed on has met the limit in force, as if the store had told it.
     pub(super) fn teach(&self, claim: &Claim) {
-        let state = self.state.lock();
-        let turn = state.tenure.as_ref().and_then(|tenure| tenure.turn.as_ref());
-        claim.learn(turn.and_then(Turn::limit));
+        claim.learn(self.limit.as_ref());
     }
 
     /// One guard more shares the lease, if it is still held.

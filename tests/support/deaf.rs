@@ -13,6 +13,7 @@ use leasehold::backend::{
     Renewal, Resource, Whose,
 };
 use leasehold::{Backend, Inspection, MemoryBackend};
+use tokio::task::yield_now;
 use tokio::time::Instant;
 
 /// How the keys end whose renewals are never answered.
@@ -24,6 +25,7 @@ pub(crate) struct Deaf {
     store: MemoryBackend,
     /// None is answered; otherwise, those whose key ends with [`UNHEARD`] are not.
     hangs: AtomicBool,
+    panics: AtomicBool,
     released: Mutex<Vec<(Arc<str>, Instant)>>,
 }
 
@@ -35,6 +37,11 @@ impl Deaf {
     /// From now on, no renewal is answered.
     pub(crate) fn hang(&self) {
         self.hangs.store(true, Ordering::SeqCst);
+    }
+
+    /// The next request meets a panic, once it has waited for a moment.
+    pub(crate) fn panic_once(&self) {
+        self.panics.store(true, Ordering::SeqCst);
     }
 
     /// When the lease of this key was released first.
@@ -50,7 +57,15 @@ impl Backend for Deaf {
     }
 
     fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
-        self.store.acquire(request)
+        let panics = self.panics.swap(false, Ordering::SeqCst);
+        async move {
+            if panics {
+                yield_now().await;
+                panic!("as the test wants it");
+            }
+            self.store.acquire(request).await
+        }
+        .boxed()
     }
 
     fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {

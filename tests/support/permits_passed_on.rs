@@ -167,18 +167,24 @@ async fn a_limit_that_shrinks_is_kept_once_the_turns_are_over<S: Semaphore>(site
 
 promise!(a_handle_that_was_only_ever_passed_a_permit_follows_the_limit: counting);
 async fn a_handle_that_was_only_ever_passed_a_permit_follows_the_limit<S: Semaphore>(site: Site) {
-    let [here, there] = site.clients::<2>().await;
-    let (one, fresh) = (passing_on(&here, 1), passing_on(&here, 1));
-    let (held, leader) = full(&one, 1).await;
-    let heir = arrived(&fresh).await;
-    drop((held, leader));
-    let token = granted(heir).await.token();
-    assert!(token > leasehold::FencingToken::new(0));
-    passing_on(&there, 1).resize(4).await.expect("resized");
-    drop(within(SOON, fresh.acquire()).await.expect("it has met the limit that was changed"));
-    assert_eq!(fresh.limit(), 4);
-    assert_differs(passing_on(&here, 1).acquire().await, (1, 4));
-    nothing_is_left(&fresh).await;
+    // The last ones of a turn, and the first of the next.
+    for place in [1, TURN - 2, TURN - 1, TURN] {
+        let [here, there] = site.clients::<2>().await;
+        let (one, fresh) = (passing_on(&here, 1), passing_on(&here, 1));
+        let (held, before) = full(&one, place - 1).await;
+        let heir = arrived(&fresh).await;
+        drop(held);
+        for waiter in before {
+            drop(granted(waiter).await);
+        }
+        drop(granted(heir).await);
+        passing_on(&there, 1).resize(4).await.expect("resized");
+        drop(within(SOON, fresh.acquire()).await.expect("it has met the limit that was changed"));
+        assert_eq!(fresh.limit(), 4);
+        assert_differs(passing_on(&here, 1).acquire().await, (1, 4));
+        nothing_is_left(&fresh).await;
+        site.flush();
+    }
 }
 
 promise!(leaders_that_are_not_polled_hold_up_nobody_for_ever: counting);
@@ -194,6 +200,24 @@ async fn leaders_that_are_not_polled_hold_up_nobody_for_ever<S: Semaphore>(site:
     // The leader's grant, or the permit that was passed to one who is not polled, runs out.
     drop(within(lease * 5, last).await.expect("granted"));
     drop((stuck, sits));
+    nothing_is_left(&semaphore).await;
+}
+
+promise!(a_leader_that_is_not_polled_keeps_no_permit_from_the_others: counting);
+async fn a_leader_that_is_not_polled_keeps_no_permit_from_the_others<S: Semaphore>(site: Site) {
+    let lease = site.brief_lease();
+    let semaphore = passing_on_leased(&site.client().await, 2, lease);
+    let [one, two] =
+        [semaphore.acquire().await.expect("granted"), semaphore.acquire().await.expect("granted")];
+    let mut stuck = Box::pin(semaphore.acquire());
+    assert!(poll!(stuck.as_mut()).is_pending(), "it leads");
+    let (next, last) = (arrived(&semaphore).await, arrived(&semaphore).await);
+    // To the leader, who does not hear of it, and to the next one, who holds on to it.
+    drop((one, two));
+    let held = granted(next).await;
+    drop(within(lease * 4, last).await.expect("granted"));
+    assert!(held.is_held());
+    drop((held, stuck));
     nothing_is_left(&semaphore).await;
 }
 
