@@ -24,7 +24,7 @@ use crate::primitive::Primitive;
 /// waiters.
 ///
 /// Of the tasks of one client that wait, only the first stands in the store's line. It passes the lock on to those behind it, in
-/// order, for up to 16 holds or 50 ms in a row; then clients that wait have their turn. Where all tasks of all processes must
+/// order, for up to 16 holds or 30 ms in a row; then clients that wait have their turn. Where all tasks of all processes must
 /// be served strictly in order, switch that off:
 /// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
 ///

@@ -113,7 +113,7 @@ impl MutexOptions {
     }
 
     /// Whether a task of this client that leaves the lock may pass it on to the next one of this client, without asking the
-    /// store: at most 15 times in a row and for at most 50 ms, then other clients have their turn. It makes a lock that many
+    /// store: at most 15 times in a row and for at most 30 ms, then other clients have their turn. It makes a lock that many
     /// tasks of a process want some ten times faster, and costs nothing otherwise.
     ///
     /// Every hold has a token of its own, greater than the one before. Tasks of one client are served in order of arrival,
@@ -208,7 +208,7 @@ impl SemaphoreOptions {
 
     /// Whether a task of this client that returns a permit of a [`CountingSemaphore`](crate::CountingSemaphore) may pass it on
     /// to the next one of this client that waits for one permit, without asking the store: at most 15 times in a row and for
-    /// at most 50 ms, then others have their turn. It makes a semaphore that many tasks of a process want several times faster.
+    /// at most 30 ms, then others have their turn. It makes a semaphore that many tasks of a process want several times faster.
     ///
     /// What it costs: a hold to which a permit was passed has the token after that of the hold before it, unlike all others,
     /// but not greater than those that the store has granted meanwhile, so tokens do not tell the order of all grants any

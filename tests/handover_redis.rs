@@ -51,7 +51,7 @@ promises! {
     tasks_of_one_client_are_served_in_order_of_arrival: 2,
     a_hundred_tasks_exclude_each_other_under_growing_tokens: 4,
     another_client_waits_for_sixteen_holds_at_most: 2,
-    another_client_waits_for_fifty_milliseconds_of_long_holds_at_most: 2,
+    another_client_waits_for_thirty_milliseconds_of_long_holds_at_most: 2,
     clients_take_turns_in_order: 3,
     mutexes_with_other_options_exclude_each_other_and_pass_nothing_on: 1,
     a_dropped_guard_is_passed_on_as_a_released_one: 1,

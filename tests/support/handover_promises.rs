@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// How many holds in a row a client has while others wait.
 const TURN: usize = 16;
 /// For how long a client passes a lease on while others wait.
-const TURN_TIME: Duration = Duration::from_millis(50);
+const TURN_TIME: Duration = Duration::from_millis(30);
 /// More polls than any request takes.
 const MANY: usize = 100;
 
@@ -201,7 +201,7 @@ pub(crate) async fn another_client_waits_for_sixteen_holds_at_most(clients: &[Cl
     nothing_left(clients).await;
 }
 
-pub(crate) async fn another_client_waits_for_fifty_milliseconds_of_long_holds_at_most(clients: &[Client]) {
+pub(crate) async fn another_client_waits_for_thirty_milliseconds_of_long_holds_at_most(clients: &[Client]) {
     const HOLD: Duration = Duration::from_millis(20);
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let guard = mutex.lock().await.expect("free");
