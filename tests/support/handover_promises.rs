@@ -638,7 +638,7 @@ pub(crate) async fn the_maximum_hold_time_counts_for_each_hold(clients: &[Client
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
     let (start, token) = (Instant::now(), first.token().get());
-    sleep(TURN_TIME / 2).await; // a hold of some length
+    sleep(TURN_TIME / 3).await; // a hold of some length
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     assert_eq!(second.token().get(), token + 1, "passed on");
