@@ -65,7 +65,7 @@ LEASEHOLD_TEST_LOCAL_HANDOVER=off cargo test --all-features "${mutexes[@]/#/--te
 
 step "tests of counting semaphores, all features, with hand-over inside a client"
 semaphores=(semaphore_memory semaphore_processes semaphore_redis)
-LEASEHOLD_TEST_LOCAL_HANDOVER=on cargo test --all-features "${semaphores[@]/#/--test=}" counting
+LEASEHOLD_TEST_LOCAL_HANDOVER=on cargo test --all-features "${semaphores[@]/#/--test=}" -- counting --skip passed_on
 
 # `cargo test` alone builds the examples and the benches and does not run them.
 step "tests of the examples, one short round of the benches"
