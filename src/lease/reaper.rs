@@ -147,7 +147,12 @@ impl Reaper {
                 biased;
                 Some(()) = releases.next() => {}
                 () = self.queued.notified(), if releases.len() < MAX_IN_FLIGHT => {}
-                () = abandoned.cancelled(), if releases.is_empty() => return,
+                // The last debt may have been queued since the line above was looked at: then there is something to do.
+                () = abandoned.cancelled(), if releases.is_empty() => {
+                    if self.queue.lock().debts.is_empty() {
+                        return;
+                    }
+                }
             }
         }
     }
@@ -203,4 +208,33 @@ async fn release(backend: &dyn Backend, obligation: Obligation) {
         }
     }
     obligation.settle();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::poll;
+
+    use super::*;
+    use crate::backend::{Kind, LeaseIds, MemoryBackend};
+
+    #[tokio::test]
+    async fn a_debt_queued_just_before_the_end_is_paid() {
+        let (reaper, abandoned) = (Arc::new(Reaper::default()), CancellationToken::new());
+        let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new());
+        let mut run = pin!(Arc::clone(&reaper).run(backend, abandoned.clone()));
+        assert!(poll!(&mut run).is_pending());
+
+        let name = Name::new("lock:", "a", Kind::Mutex).unwrap();
+        let whose = Whose::Lease(LeaseIds::new().next());
+        let obligation = reaper.oblige(name, whose, Duration::from_secs(1));
+        // Without a word of it, as for a task that is interrupted between its looks at the queue and at the end.
+        reaper.queue.lock().debts.push_back(obligation.debt.clone());
+        obligation.settle();
+        abandoned.cancel();
+        run.await;
+        assert!(reaper.queue.lock().debts.is_empty());
+        reaper.drained().await;
+    }
 }
