@@ -6,6 +6,7 @@ mod stage;
 mod support;
 
 use std::future::{Future, ready};
+use std::mem;
 use std::ops::Range;
 use std::pin::pin;
 
@@ -17,7 +18,7 @@ use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled};
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 
-use support::{Raw, RedisServer, eventually, options, within};
+use support::{Proxy, Raw, RedisServer, eventually, options, within};
 
 const MANY: usize = 200;
 
@@ -175,6 +176,37 @@ async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
     assert_eq!((held.len(), waiting.len()), (40, 0), "all of them, in order of arrival");
     drop(held);
     eventually(SOON, || ready(used().as_deref() == Some("0"))).await;
+}
+
+/// Grants to requests of the client that releases come with the answers to that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_granted_with_an_answer_that_got_lost_are_asked_for_at_once() {
+    let Some(server) = RedisServer::start_or_skip("grants in answers") else { return };
+    let (proxy, mut raw) = (Proxy::start(server.port()).await, server.raw());
+    let client = connect(&proxy.url()).await;
+    warm_up(&client, &mut raw).await;
+    let semaphore = client.fair_semaphore("one", 20).expect("valid");
+    let acquire_all = || (0..20).map(|_| semaphore.acquire()).collect::<FuturesOrdered<_>>();
+    let mut held: Vec<_> = within(SOON, acquire_all().collect()).await;
+    for lost in [false, true] {
+        let mut waiting = acquire_all();
+        assert!(poll!(waiting.next()).is_pending());
+        eventually(SOON, || ready(raw.send(&["ZCARD", "{fair-semaphore:one}:queue"]).int() == 20)).await;
+        raw.send(&["CONFIG", "RESETSTAT"]);
+        // A batch that begins with a release.
+        let cut = lost.then(|| proxy.cut_after_next_request_matching("s53"));
+        let served = waiting.collect();
+        let ((), next) = within(SOON, join(release_all(mem::take(&mut held)), served)).await;
+        held = next;
+        if let Some(cut) = cut {
+            within(SOON, cut).await.expect("an answer got lost");
+        } else {
+            let pushed = raw.info_commandstats().get("publish").copied().unwrap_or_default();
+            assert!(pushed < 10, "{pushed} of 20 grants were pushed");
+        }
+    }
+    release_all(held).await;
+    nothing_left(&server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

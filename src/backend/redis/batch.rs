@@ -9,10 +9,13 @@
 //! * Operations leave in the order in which they came in. Otherwise the release of a request that was given up could
 //!   reach the server before the request.
 //! * A task that gives up while its operation is queued takes it back.
+//! * What a release grants to another request of this client comes with the answer, which saves a message. Should the answer
+//!   get lost, whoever waits asks again as soon as the server answers.
 
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fred::bytes::Bytes;
 use fred::error::{Error as FredError, ErrorKind};
@@ -23,6 +26,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::script::{BATCH, Call};
+use super::wake::Wake;
 use super::wire::{Wire, is_unknown_script, sort};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
@@ -40,6 +44,9 @@ const MAX_OPERATIONS: usize = 128;
 #[derive(Debug)]
 pub(super) struct Batches {
     wire: Arc<Wire>,
+    wake: Arc<Wake>,
+    /// An answer that may have told of grants got lost.
+    unheard: AtomicBool,
     /// Where calls are made that nobody waits for alone.
     runtime: Handle,
     state: Mutex<State>,
@@ -76,9 +83,11 @@ struct Operation {
 
 impl Batches {
     /// Must be called within the runtime on which the connection lives.
-    pub(super) fn new(wire: Arc<Wire>) -> Arc<Self> {
+    pub(super) fn new(wire: Arc<Wire>, wake: Arc<Wake>) -> Arc<Self> {
         Arc::new(Self {
             wire,
+            wake,
+            unheard: AtomicBool::new(false),
             runtime: Handle::current(),
             state: Mutex::default(),
             sending: Mutex::default(),
@@ -97,7 +106,11 @@ impl Batches {
                 direct => direct,
             },
         };
-        self.wire.run(call).await
+        let answer = self.wire.run(call).await;
+        if answer.is_ok() {
+            self.make_up();
+        }
+        answer
     }
 
     /// Allows to send at once, if little is under way and nothing could be overtaken.
@@ -162,11 +175,16 @@ impl Batches {
             answer = again.await;
         }
         match answer {
-            Ok(answer) if operations.len() == 1 => tell(operations, [Ok(answer)]),
+            Ok(answer) if operations.len() == 1 => {
+                self.make_up();
+                tell(operations, [Ok(answer)]);
+            }
             Ok(Value::Array(answers)) if answers.len() == operations.len() => {
-                tell(operations, answers.into_iter().map(read));
+                self.make_up();
+                tell(operations, answers.into_iter().map(|answer| self.read(answer)));
             }
             Ok(_) => {
+                self.unheard.store(true, Ordering::Relaxed);
                 tell_all(operations, &FredError::new(ErrorKind::Protocol, "a batch gave no list of answers"))
             }
             // Refused as a whole, with nothing carried out: this user may not use one of the keys, say. Each on its own, then.
@@ -174,6 +192,7 @@ impl Batches {
                 join_all(operations.into_iter().map(|operation| self.call_alone(operation))).await;
             }
             Err(error) => {
+                self.unheard.store(true, Ordering::Relaxed);
                 tell_all(operations, &error);
                 if *error.kind() == ErrorKind::Timeout {
                     self.turn_away();
@@ -191,6 +210,28 @@ impl Batches {
             return None;
         }
         Some(started(self.wire.eval(together(operations))))
+    }
+
+    /// The answer of one operation of a batch.
+    fn read(&self, answer: Value) -> Result<Value, FredError> {
+        let Value::Array(mut parts) = answer else { return Ok(answer) };
+        match (parts.first().and_then(Value::as_bytes), &parts[..]) {
+            (Some(b"!"), [_, text]) => {
+                Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
+            }
+            (Some(b"+"), [_, _, grant]) => {
+                self.wake.tell(&grant.as_bytes_str().unwrap_or_default());
+                Ok(parts.swap_remove(1))
+            }
+            _ => Ok(Value::Array(parts)),
+        }
+    }
+
+    /// The server answers: if grants were not heard of, now is the time to ask.
+    fn make_up(&self) {
+        if self.unheard.load(Ordering::Relaxed) && self.unheard.swap(false, Ordering::Relaxed) {
+            self.wake.lapse();
+        }
     }
 
     async fn call_alone(&self, Operation { call, answer, .. }: Operation) {
@@ -229,6 +270,7 @@ impl Drop for Drain {
         if !self.working {
             return;
         }
+        self.batches.unheard.store(true, Ordering::Relaxed);
         let mut state = self.batches.state.lock();
         state.drains -= 1;
         let left = if state.drains == 0 { mem::take(&mut state.queue) } else { VecDeque::new() };
@@ -243,19 +285,6 @@ struct Direct<'a>(&'a Batches);
 impl Drop for Direct<'_> {
     fn drop(&mut self) {
         self.0.state.lock().direct -= 1;
-    }
-}
-
-/// The answer of one operation of a batch.
-fn read(answer: Value) -> Result<Value, FredError> {
-    match &answer {
-        Value::Array(parts) => match &parts[..] {
-            [mark, text] if mark.as_bytes() == Some(b"!") => {
-                Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
-            }
-            _ => Ok(answer),
-        },
-        _ => Ok(answer),
     }
 }
 

@@ -177,12 +177,14 @@ impl RedisBackend {
     async fn open(config: &Config, timeouts: Timeouts, store: String) -> Result<Self, BackendError> {
         let (strays, stray) = mpsc::unbounded_channel();
         let ids = LeaseIds::new();
+        let wake = Arc::new(Wake::new(ids.client(), strays));
+        let client = connection::client(config, timeouts);
         let backend = Self {
             capabilities: Capabilities::new(store, true),
             timeouts,
-            transport: Arc::new(Transport::new(connection::client(config, timeouts), timeouts)),
+            transport: Arc::new(Transport::new(client, timeouts, Arc::clone(&wake))),
             subscriber: connection::client(config, timeouts),
-            wake: Arc::new(Wake::new(ids.client(), strays)),
+            wake,
             ids,
             opened: Instant::now(),
             closed: CancellationToken::new(),

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::batch::Batches;
 use super::connection::Timeouts;
 use super::script::Call;
+use super::wake::Wake;
 use super::wire::{Wire, sort};
 use crate::backend::BackendError;
 
@@ -27,9 +28,9 @@ pub(super) struct Transport {
 
 impl Transport {
     /// Must be called within the runtime on which the connection lives.
-    pub(super) fn new(client: Client, timeouts: Timeouts) -> Self {
+    pub(super) fn new(client: Client, timeouts: Timeouts, wake: Arc<Wake>) -> Self {
         let wire = Arc::new(Wire::new(client, timeouts.reply));
-        Self { batches: Batches::new(Arc::clone(&wire)), wire }
+        Self { batches: Batches::new(Arc::clone(&wire), wake), wire }
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -98,7 +98,7 @@ impl Wake {
     }
 
     /// Pushes may have been lost: every waiting request asks again.
-    fn lapse(&self) {
+    pub(super) fn lapse(&self) {
         self.lapses.send_modify(|lapses| *lapses += 1);
     }
 
@@ -111,7 +111,8 @@ impl Wake {
         self.entries.lock().is_empty()
     }
 
-    fn tell(&self, message: &str) {
+    /// What was pushed, or came with an answer.
+    pub(super) fn tell(&self, message: &str) {
         match Push::parse(message).filter(|push| push.lease().client() == self.client) {
             Some(Push::Grant { lease, token, limit, resource }) => {
                 if !self.tell_waiting(lease, Pushed::Grant(token, limit)) {

@@ -5,7 +5,8 @@
 -- ARGV  first three characters for each operation: its name, how many keys it has, '0' if they are those of the operation before
 --       it, and how many arguments; then their arguments, one after another
 --
--- Returns  the operations' answers in the same order; {'!', text} for one that failed
+-- Returns  the operations' answers in the same order; {'!', text} for one that failed; {'+', answer, grant} for one that granted
+--          something to another request of the same client, with what would otherwise be published to it
 --
 -- An operation that fails, because something else stands under its key, say, harms no other one.
 
@@ -27,9 +28,14 @@ local function short_way_of_permits(operation, key, ...)
   local semaphore = met[fence]
   if not semaphore then
     semaphore = look(now, now_us, unpack(KEYS, key, key + 4))
+    semaphore.grants_with_answers = true
     met[fence] = semaphore
   end
-  return (operation == ACQUIRE_PERMITS and acquire_permits or release_permits)(semaphore, ...)
+  if operation == ACQUIRE_PERMITS then
+    return acquire_permits(semaphore, ...)
+  end
+  local released, grant = release_permits(semaphore, ...)
+  return grant and { '+', released, grant } or released
 end
 
 local answers, way = {}, nil

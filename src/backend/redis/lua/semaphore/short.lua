@@ -16,31 +16,30 @@ local function digits(us)
 end
 
 -- What is known of a semaphore at `now`, a time in microseconds as text and as a number, with its keys as in line.lua and
--- semaphore.lua.
+-- semaphore.lua. To the fields come, once they are known: waiting, how many places there are in line; line_kept, for how many ms
+-- that is kept; lease_ms and end_of_lease, when a lease of so many ms would end.
 local function look(now, now_us, holders, queue, waiters, fence, holds)
   local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'kept', 'token', 'ticket')
   return {
     holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
     now = now, now_us = now_us, now_ms = math.floor(now_us / 1000),
     limit = tonumber(last[1]), reign = last[2], lapse = tonumber(last[3]) or 0, used = tonumber(last[4]),
-    ends = tonumber(last[5]), kept = tonumber(last[6]), token = tonumber(last[7]) or 0, ticket = tonumber(last[8]) or 0,
-    -- The last token as text, once there is a new one; when a lease of so many ms would end; how many places there are in line,
-    -- and for how many ms it is kept.
-    token_text = nil, lease_ms = nil, end_of_lease = nil, waiting = nil, line_kept = nil,
-    changed = false,
+    ends = tonumber(last[5]), kept = tonumber(last[6]), token = last[7] or '0', ticket = last[8] or '0',
+    -- What the fence is to be told of: that a lease began, or that there is another ticket or a permit less in use.
+    granted = false, changed = false,
   }
 end
 
 -- Tells the fence what has changed. If it may not be told, all is to be counted anew.
 local function note(s)
   local told
-  if s.token_text then
+  if s.granted then
     told = redis.pcall(
-      'HSET', s.fence, 'token', s.token_text, 'used', s.used, 'ticket', digits(s.ticket),
+      'HSET', s.fence, 'token', s.token, 'used', s.used, 'ticket', s.ticket,
       'ends', in_full(s.ends), 'lapse', in_full(s.lapse), 'kept', in_full(s.kept)
     )
   elseif s.changed then
-    told = redis.pcall('HSET', s.fence, 'used', s.used, 'ticket', digits(s.ticket))
+    told = redis.pcall('HSET', s.fence, 'used', s.used, 'ticket', s.ticket)
   end
   if type(told) == 'table' and told.err then
     redis.pcall('HDEL', s.fence, 'used')
@@ -50,11 +49,12 @@ end
 -- As with the token of a lock: above all tokens of the last grant (TOKENS_PER_GRANT in line.lua). The first grant within 100
 -- seconds goes the long way, which keeps the fence for another day.
 local function next_token(s)
-  local gap = s.now_us - s.token
+  local last = tonumber(s.token) or 0
+  local gap = s.now_us - last
   if gap < 16 then
-    return gap > -1e6 and s.token + 16
+    return gap > -1e6 and digits(last + 16)
   end
-  return gap <= s.now_us % 1e8 and s.now_us
+  return gap <= s.now_us % 1e8 and s.now
 end
 
 local function end_of_lease(s, lease_ms)
@@ -64,25 +64,25 @@ local function end_of_lease(s, lease_ms)
   return s.end_of_lease
 end
 
--- A lease of permits, `used` in all from now on, begins.
-local function grant(s, lease_ms, token, token_text, used)
-  s.token, s.token_text, s.used = token, token_text, used
+-- A lease begins, with so many permits in use from now on.
+local function grant(s, lease_ms, token, used)
+  s.token, s.used, s.granted = token, used, true
   s.ends, s.lapse = math.min(s.ends, s.now_ms + lease_ms), math.max(s.lapse, s.now_ms + lease_ms * 2)
 end
 
 local function stand_in_line(s, kind, id, lease_ms, permits)
-  local ticket = math.max(s.now_us, s.ticket + 1)
+  local last = tonumber(s.ticket) or 0
+  local ticket = last < s.now_us and s.now or digits(last + 1)
   local before = s.waiting or redis.call('ZCARD', s.queue)
   -- One in fifty goes the long way, which tidies up, and whoever makes the line a long one (INDEXED in line.lua), for its index.
   if ticket % 50 == 0 or before == 32 or redis.call('HEXISTS', s.holds, id) == 1 then
     return
   end
-  local text = ticket == s.now_us and s.now or digits(ticket)
-  local record = text .. ' ' .. lease_ms .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
+  local record = ticket .. ' ' .. lease_ms .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
   if redis.call('HSETNX', s.waiters, id, record) == 0 then
     return
   end
-  redis.call('ZADD', s.queue, kind == 'counting' and permits or '1', text .. ' ' .. id)
+  redis.call('ZADD', s.queue, kind == 'counting' and permits or '1', ticket .. ' ' .. id)
   if before == 0 or not s.line_kept then
     s.line_kept = redis.call('PTTL', s.queue)
   end
@@ -115,49 +115,52 @@ local function acquire_permits(s, kind, id, lease_ms, waits, permits, _, known)
   if not token or redis.call('EXISTS', s.holders, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
     return
   end
-  local text = token == s.now_us and s.now or digits(token)
-  if redis.call('HSETNX', s.holds, id, permits .. ' ' .. text) == 0 then
+  if redis.call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then
     return
   end
   redis.call('ZADD', s.holders, end_of_lease(s, lease_ms), id)
   if used == 0 then
     redis.call('PEXPIRE', s.holders, lease_ms * 2)
     redis.call('PEXPIRE', s.holds, lease_ms * 2)
+    s.ends, s.kept = ends, kept
   end
-  s.ends, s.kept = ends, kept
-  grant(s, lease_ms, token, text, used + permits)
-  return { 'granted', s.limit, known, text }
+  grant(s, lease_ms, token, used + permits)
+  return { 'granted', s.limit, known, token }
 end
 
--- The permit of `id` goes to whoever stands at `place`.
+-- The permit of `id` goes to whoever stands at `place`. Returns as well what is to be told with the answer: the grant of the
+-- caller's own request, if so it may be told.
 local function hand_over(s, kind, id, place, used)
   local next = string.sub(place, 18)
-  local lease_ms, alive_until = string.match(redis.call('HGET', s.waiters, next) or '', '^%d+ (%d+) (%d+) 1$')
-  local token = next_token(s)
-  lease_ms = tonumber(lease_ms)
-  if not token or not s.reign or not lease_ms or alive_until - s.now_ms <= 0 or not (s.kept and s.kept - s.now_ms >= lease_ms * 1.5) then
+  -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13.
+  local record = redis.call('HGET', s.waiters, next) or ''
+  local lease_ms, token = tonumber(string.sub(record, 18, -17)), next_token(s)
+  if not token or not s.reign or not lease_ms or string.sub(record, -2) ~= ' 1' or string.sub(record, -15, -3) - s.now_ms <= 0
+    or not (s.kept and s.kept - s.now_ms >= lease_ms * 1.5)
+  then
     return
   end
-  local text = token == s.now_us and s.now or digits(token)
-  local message = 'grant ' .. next .. ' ' .. text .. ' ' .. kind .. '/' .. s.limit .. '/' .. s.reign .. ' ' .. s.holders
-  if redis.call('PUBLISH', 'leasehold:' .. string.sub(next, 1, 36), message) == 0 then
+  local client = string.sub(next, 1, 36)
+  local message = 'grant ' .. next .. ' ' .. token .. ' ' .. kind .. '/' .. s.limit .. '/' .. s.reign .. ' ' .. s.holders
+  local with_answer = s.grants_with_answers and string.sub(id, 1, 36) == client
+  if not with_answer and redis.call('PUBLISH', 'leasehold:' .. client, message) == 0 then
     return
   end
   redis.call('HDEL', s.waiters, next)
   redis.call('ZREM', s.queue, place)
   s.waiting = s.waiting and s.waiting - 1
   -- Before the other goes, since with the last one goes the key and its expiry.
-  redis.call('HSET', s.holds, next, '1 ' .. text)
+  redis.call('HSET', s.holds, next, '1 ' .. token)
   redis.call('ZADD', s.holders, end_of_lease(s, lease_ms), next)
   redis.call('HDEL', s.holds, id)
-  grant(s, lease_ms, token, text, used + 1)
+  grant(s, lease_ms, token, used + 1)
   local found = redis.call('ZREM', s.holders, id)
   if found == 0 then
     -- Somebody has deleted the holders: they have just been made anew.
     redis.call('PEXPIRE', s.holders, lease_ms * 2)
     s.kept = math.min(s.kept, s.now_ms + lease_ms * 2)
   end
-  return found
+  return found, with_answer and message
 end
 
 -- Parameters as in release.lua.
@@ -167,7 +170,7 @@ local function release_permits(s, kind, id, kept)
   if not held then
     return
   end
-  local used = s.used - string.match(held, '^%d+')
+  local used = s.used - (string.sub(held, 1, 2) == '1 ' and 1 or string.match(held, '^%d+'))
   local free = s.limit - used
   local place = free == 1 and redis.call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
   if place then
