@@ -3,7 +3,7 @@
 //! `cargo bench --bench contended` starts a `redis-server` of its own (or uses `--port`) and, for each strategy, length of
 //! section and number of waiters, two worker processes that share the waiters. Each waiter asks, holds for the section,
 //! releases and at once asks again, until the time is over. What happens in the first moments, while everybody comes to wait,
-//! is not counted; then, within the window:
+//! is not counted, nor, where whoever waits is served, the time of about one turn of all; then, within the window:
 //!
 //! * hand-overs per second: grants seen by the workers;
 //! * hand-over: from the call of a release to the next grant seen, in whichever process. Workers note the machine's time of
@@ -150,13 +150,15 @@ impl Options {
     }
 
     fn closed_race(&self, strategy: Strategy, waiters: usize, section: Duration) -> Race {
-        let window = if strategy.is_ours() {
-            let served = (section + HAND_OVER) * waiters as u32 * TURNS;
-            self.window().max(served.min(Duration::from_millis(self.longest_window)))
-        } else {
-            self.window()
-        };
-        Race { strategy, waiters, section, think: Duration::ZERO, window }
+        let (mut window, mut first_turn) = (self.window(), Duration::ZERO);
+        if strategy.is_ours() {
+            let turn = (section + HAND_OVER) * waiters as u32;
+            let longest = Duration::from_millis(self.longest_window);
+            // In the first turn each waits for those who came before, in all others for everybody else.
+            first_turn = (turn * 2).min(longest);
+            window = window.max((turn * TURNS).min(longest));
+        }
+        Race { strategy, waiters, section, think: Duration::ZERO, first_turn, window }
     }
 
     fn think_races(&self) -> Vec<Race> {
@@ -164,7 +166,10 @@ impl Options {
         [Strategy::CohortsOff, Strategy::Leasehold, Strategy::Rslock, Strategy::Rslock10]
             .into_iter()
             .filter(|strategy| self.strategies().contains(strategy))
-            .map(|strategy| Race { strategy, waiters: 16, section, think, window: self.window() })
+            .map(|strategy| {
+                let (first_turn, window) = (Duration::ZERO, self.window());
+                Race { strategy, waiters: 16, section, think, first_turn, window }
+            })
             .collect()
     }
 

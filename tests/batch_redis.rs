@@ -9,12 +9,13 @@ use std::future::{Future, ready};
 use std::mem;
 use std::ops::Range;
 use std::pin::pin;
+use std::sync::{Arc, Mutex};
 
 use futures::future::{join, join_all};
 use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::{Client, Error, Guard};
-use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled};
+use stage::{SECOND, SOON, connect, left, ms, named, named_in_line, nothing_left, polled};
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 
@@ -206,6 +207,37 @@ async fn permits_granted_with_an_answer_that_got_lost_are_asked_for_at_once() {
         }
     }
     release_all(held).await;
+    nothing_left(&server, SECOND).await;
+}
+
+/// Waiters repeat themselves every third of a lease, those of one client at the same moments.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_repeat_themselves_travel_together_and_keep_their_places() {
+    let Some(server) = RedisServer::start_or_skip("repetitions") else { return };
+    let (holder, client, mut raw) =
+        (connect(&server.url()).await, connect(&server.url()).await, server.raw());
+    let guard = named(&holder, "one", SECOND * 30).lock().await.expect("free");
+    let mutex = named_in_line(&client, "one", SECOND * 3);
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let wait = |n| {
+        let (mutex, served) = (mutex.clone(), Arc::clone(&served));
+        async move {
+            let guard = mutex.lock().await.expect("granted");
+            served.lock().expect("whole").push(n);
+            guard.release().await.expect("held to the end");
+        }
+    };
+    let waiting = tokio::spawn(join_all((0..MANY).map(wait)));
+    eventually(SOON, || ready(raw.send(&["ZCARD", "{lock:one}:queue"]).int() == MANY as i64)).await;
+
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    // Each request begins with one EXISTS. Each repeats itself four times at least, which takes longer than its lease.
+    let mut requests = || raw.info_commandstats().get("exists").copied().unwrap_or_default() as usize;
+    eventually(SOON * 3, || ready(requests() >= 5 * MANY)).await;
+    assert!(calls(&mut raw) < MANY as u64, "{} calls", calls(&mut raw));
+    guard.release().await.expect("held to the end");
+    within(SOON * 3, waiting).await.expect("no panic");
+    assert!(served.lock().expect("whole").iter().copied().eq(0..MANY), "in order of arrival");
     nothing_left(&server, SECOND).await;
 }
 

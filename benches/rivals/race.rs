@@ -31,6 +31,8 @@ pub(crate) struct Race {
     pub(crate) section: Duration,
     /// For how long each does something else after a turn, at most; evenly spread from zero.
     pub(crate) think: Duration,
+    /// What is not counted besides the time in which all come to wait.
+    pub(crate) first_turn: Duration,
     pub(crate) window: Duration,
 }
 
@@ -63,7 +65,9 @@ impl Race {
     }
 
     fn warm_up(self) -> Duration {
-        Duration::from_millis(300).min(self.window) + Duration::from_micros(100) * self.waiters as u32
+        let coming =
+            Duration::from_millis(300).min(self.window) + Duration::from_micros(100) * self.waiters as u32;
+        coming + self.first_turn
     }
 
     fn job(self, port: u16, name: &str, process: usize) -> Job {

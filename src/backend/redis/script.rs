@@ -89,7 +89,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    batch: "semaphore/short.lua", "batch.lua";
+    batch: "semaphore/short.lua", "clock.lua", "lock/acquire_again.lua", "batch.lua";
     ACQUIRE = "a":
         [acquire_alone in "lock/acquire_alone.lua":
             "lock, queue, fence, id, lease_ms, now" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
@@ -105,11 +105,11 @@ scripts! {
     RENEW_OWNED = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
     RELEASE_OWNED = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
     ACQUIRE_PERMITS = "p":
-        ["semaphore/short.lua", "semaphore/acquire_alone.lua"]
+        ["semaphore/short.lua", "clock.lua", "semaphore/acquire_alone.lua"]
         "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
     RENEW_PERMITS = "q": "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
     RELEASE_PERMITS = "s":
-        ["semaphore/short.lua", "semaphore/release_alone.lua"]
+        ["semaphore/short.lua", "clock.lua", "semaphore/release_alone.lua"]
         "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 

@@ -3,6 +3,7 @@
 //! It repeats itself every third of a lease, when the holder's lease should be over, when pushes may have been
 //! lost, and as often as its poll interval says. In between it waits for its grant to be pushed.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -22,6 +23,8 @@ const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// the first one finds it, the others need not all ask at that moment.
 const STAGGER: Duration = Duration::from_millis(2);
 const MAX_STAGGER: Duration = Duration::from_millis(500);
+/// Moments per lease at which requests repeat themselves, so that those of one client travel together.
+const MOMENTS: u32 = 30;
 
 /// A request that stands in line.
 pub(super) struct Waiting<'a> {
@@ -188,12 +191,18 @@ impl<'a> Waiting<'a> {
     fn pause(&self, remaining: Option<Duration>, before: u32) -> Duration {
         let holder_gone =
             remaining.map(|rest| rest + Duration::from_millis(1) + (STAGGER * before).min(MAX_STAGGER));
-        [Some(self.request.term / 3), self.request.poll_interval, holder_gone]
-            .into_iter()
-            .flatten()
-            .min()
-            .unwrap_or(self.request.term / 3)
+        let alive = moment_within(Instant::now(), self.request.term);
+        [self.request.poll_interval, holder_gone].into_iter().flatten().fold(alive, Duration::min)
     }
+}
+
+/// For how long a request may rest after `now`, to be heard of a third of a lease later: until the last moment before that.
+fn moment_within(now: Instant, term: Duration) -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let third = term / 3;
+    let since = (now + third).saturating_duration_since(*START).as_nanos();
+    let past = since % (term / MOMENTS).as_nanos().max(1);
+    third - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
 }
 
 async fn sleep_until_some(instant: Option<Instant>) {

@@ -12,9 +12,6 @@
 
 local ACQUIRE, RELEASE, RENEW, ACQUIRE_PERMITS, RELEASE_PERMITS = string.byte('arnps', 1, 5)
 
-local time = redis.call('TIME')
-local now, now_us = time[1] .. string.sub('00000' .. time[2], -6), time[1] * 1e6 + time[2]
-
 local function careful(way, ...)
   local done, answer = pcall(way, ...)
   return done and answer or not done and { '!', type(answer) == 'table' and answer.err or tostring(answer) }
@@ -27,7 +24,7 @@ local function short_way_of_permits(operation, key, ...)
   local fence = KEYS[key + 3]
   local semaphore = met[fence]
   if not semaphore then
-    semaphore = look(now, now_us, unpack(KEYS, key, key + 4))
+    semaphore = look(now, now_us, now_ms, unpack(KEYS, key, key + 4))
     semaphore.grants_with_answers = true
     met[fence] = semaphore
   end
@@ -46,9 +43,14 @@ for header = 1, #ARGV[1], 3 do
     key, keys = key + keys, own_keys - 48
   end
   args = args - 48
-  local answer
+  local answer, stands
   if operation == ACQUIRE then
     answer = acquire_alone(KEYS[key], KEYS[key + 1], KEYS[key + 3], ARGV[arg + 1], ARGV[arg + 2], now)
+    if not answer and args == 2 then
+      local done, found = pcall(acquire_again, KEYS[key], KEYS[key + 1], KEYS[key + 2], ARGV[arg + 1], ARGV[arg + 2])
+      answer = done and found
+      stands = answer
+    end
   elseif operation == RELEASE then
     answer = release_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1])
   elseif operation == RENEW then
@@ -70,6 +72,10 @@ for header = 1, #ARGV[1], 3 do
       { unpack(KEYS, key, key + keys - 1) },
       { unpack(ARGV, arg + 1, arg + args) }
     )
+  end
+  if not stands then
+    -- Something may have changed in the line that the operation before was about.
+    line = nil
   end
   answers[#answers + 1] = answer
   arg = arg + args

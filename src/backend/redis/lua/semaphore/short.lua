@@ -15,14 +15,13 @@ local function digits(us)
   return string.format('%d%06d', us / 1e6, us % 1e6)
 end
 
--- What is known of a semaphore at `now`, a time in microseconds as text and as a number, with its keys as in line.lua and
--- semaphore.lua. To the fields come, once they are known: waiting, how many places there are in line; line_kept, for how many ms
+-- What is known of a semaphore at a time as in clock.lua, with its keys as in line.lua and semaphore.lua. To the fields come, once they are known: waiting, how many places there are in line; line_kept, for how many ms
 -- that is kept; lease_ms and end_of_lease, when a lease of so many ms would end.
-local function look(now, now_us, holders, queue, waiters, fence, holds)
+local function look(now, now_us, now_ms, holders, queue, waiters, fence, holds)
   local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'kept', 'token', 'ticket')
   return {
     holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
-    now = now, now_us = now_us, now_ms = math.floor(now_us / 1000),
+    now = now, now_us = now_us, now_ms = now_ms,
     limit = tonumber(last[1]), reign = last[2], lapse = tonumber(last[3]) or 0, used = tonumber(last[4]),
     ends = tonumber(last[5]), kept = tonumber(last[6]), token = last[7] or '0', ticket = last[8] or '0',
     -- What the fence is to be told of: that a lease began, or that there is another ticket or a permit less in use.
