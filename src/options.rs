@@ -1,5 +1,6 @@
 //! What can be chosen per primitive. Everything is checked when the primitive is built.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use crate::backend::Kind;
@@ -136,12 +137,7 @@ impl MutexOptions {
     pub(crate) fn validate(&self) -> Result<Settings, Error> {
         at_least_a_millisecond("poll interval", self.poll_interval)?;
         at_least_a_millisecond("expiry for repaired keys", self.repair)?;
-        Ok(Settings {
-            terms: self.hold.terms()?,
-            poll_interval: self.poll_interval,
-            repair: self.repair,
-            local_handover: self.local_handover,
-        })
+        Ok(Settings::new(self.hold.terms()?, self.poll_interval, self.repair, self.local_handover))
     }
 }
 
@@ -238,7 +234,7 @@ impl SemaphoreOptions {
                 "a fair semaphore is served in order of arrival at the store",
             ));
         }
-        Ok(Settings { terms: self.hold.terms()?, poll_interval: None, repair: None, local_handover })
+        Ok(Settings::new(self.hold.terms()?, None, None, local_handover))
     }
 }
 
@@ -303,12 +299,27 @@ pub(crate) struct Terms {
 }
 
 /// Options after validation.
-#[derive(Clone, Copy, Debug, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) terms: Terms,
     pub(crate) poll_interval: Option<Duration>,
     pub(crate) repair: Option<Duration>,
     pub(crate) local_handover: bool,
+    /// Tells these from others. Made here, since every request of a task needs it that shares a lock with others.
+    pub(crate) fingerprint: u64,
+}
+
+impl Settings {
+    fn new(
+        terms: Terms,
+        poll_interval: Option<Duration>,
+        repair: Option<Duration>,
+        local_handover: bool,
+    ) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (terms, poll_interval, repair, local_handover).hash(&mut hasher);
+        Self { terms, poll_interval, repair, local_handover, fingerprint: hasher.finish() }
+    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -76,8 +75,8 @@ struct Waiting<L> {
 struct Waiter<L> {
     /// Where it hears what comes to it, until that is on its way.
     heir: Option<Heir<L>>,
-    /// That of a leader, whom nobody else may hide.
-    pulse: Arc<Pulse>,
+    /// That of a leader for permits, whom no other may hide. A lock has one leader, whose pulse is the cohort's.
+    pulse: Option<Arc<Pulse>>,
 }
 
 /// The task that is next.
@@ -146,8 +145,8 @@ struct Seat<L> {
     handed: oneshot::Receiver<Handed<L>>,
     /// The cohort's.
     pulse: Arc<Pulse>,
-    /// This task's, as a leader.
-    own_pulse: Arc<Pulse>,
+    /// This task's, as one of several leaders.
+    own_pulse: Option<Arc<Pulse>>,
 }
 
 impl<L> Default for Cohorts<L> {
@@ -169,9 +168,9 @@ impl<'a> Wish<'a> {
 
     /// Tells these terms from others.
     fn fingerprint(self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (self.settings, self.limit).hash(&mut hasher);
-        hasher.finish()
+        let limit = self.limit.map_or(0, |permits| u64::from(permits) + 1);
+        // Times an odd number: no two limits come to the same.
+        self.settings.fingerprint ^ limit.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
     /// How many turns a cohort has.
@@ -216,7 +215,7 @@ impl<L> Cohorts<L> {
         if cohort.turns < wish.turns() {
             return Err(self.lead(key, cohort, wish, arrived));
         }
-        Ok(self.seat(key, cohort, arrived, |waiting| &mut waiting.seats))
+        Ok(self.seat(key, cohort, wish, arrived, |waiting| &mut waiting.seats))
     }
 
     /// A turn more. The leader for a lock cannot be passed it: there is no other turn.
@@ -229,8 +228,9 @@ impl<L> Cohorts<L> {
     ) -> Lead<L> {
         cohort.turns += 1;
         cohort.pulse.beat();
-        let seat =
-            wish.limit.map(|_| Box::new(self.seat(key, cohort, arrived, |waiting| &mut waiting.leaders)));
+        let seat = wish
+            .limit
+            .map(|_| Box::new(self.seat(key, cohort, wish, arrived, |waiting| &mut waiting.leaders)));
         let turn = Turn {
             cohorts: Arc::clone(self),
             key: Arc::clone(key),
@@ -247,14 +247,15 @@ impl<L> Cohorts<L> {
         self: &Arc<Self>,
         key: &Arc<str>,
         cohort: &mut Cohort<L>,
+        wish: Wish<'_>,
         arrived: &mut u64,
         row: impl FnOnce(&mut Waiting<L>) -> &mut BTreeMap<u64, Waiter<L>>,
     ) -> Seat<L> {
         let (heir, handed) = oneshot::channel();
         let number = *arrived;
         *arrived += 1;
-        let own_pulse = Arc::new(Pulse::new());
-        let waiter = Waiter { heir: Some(heir), pulse: Arc::clone(&own_pulse) };
+        let own_pulse = wish.limit.map(|_| Arc::new(Pulse::new()));
+        let waiter = Waiter { heir: Some(heir), pulse: own_pulse.clone() };
         row(cohort.waiting.get_or_insert_default()).insert(number, waiter);
         let pulse = Arc::clone(&cohort.pulse);
         Seat { cohorts: Arc::clone(self), key: Arc::clone(key), number, handed, pulse, own_pulse }
@@ -299,7 +300,9 @@ impl<L> Seat<L> {
         let cohort = state.by_key.get_mut(&self.key).filter(|cohort| Arc::ptr_eq(&cohort.pulse, &self.pulse));
         let Some(Cohort { pulse, waiting, .. }) = cohort else { return true };
         let mut leaders = waiting.iter().flat_map(|waiting| waiting.leaders.values());
-        pulse.has_stopped(term) || leaders.any(|leader| leader.pulse.has_stopped(term))
+        let has_stopped =
+            |leader: &Waiter<L>| leader.pulse.as_ref().is_some_and(|pulse| pulse.has_stopped(term));
+        pulse.has_stopped(term) || leaders.any(has_stopped)
     }
 }
 
@@ -341,8 +344,8 @@ impl<L> Lead<L> {
         if let Some(turn) = &self.turn {
             turn.pulse.beat();
         }
-        if let Some(seat) = &self.seat {
-            seat.own_pulse.beat();
+        if let Some(own_pulse) = self.seat.as_ref().and_then(|seat| seat.own_pulse.as_ref()) {
+            own_pulse.beat();
         }
         if let Some(place) = &mut self.place {
             // Out of its place meanwhile: should the store panic, nobody else polls what is left of this.
@@ -473,7 +476,9 @@ impl<L> Waiting<L> {
         let (number, mut waiter) = self.seats.pop_first()?;
         let (heir, handed) = oneshot::channel();
         let told = waiter.heir.replace(heir)?;
-        waiter.pulse.beat();
+        if let Some(pulse) = &waiter.pulse {
+            pulse.beat();
+        }
         self.leaders.insert(number, waiter);
         Some((told, handed))
     }
