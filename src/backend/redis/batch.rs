@@ -192,7 +192,9 @@ impl Batches {
                 join_all(operations.into_iter().map(|operation| self.call_alone(operation))).await;
             }
             Err(error) => {
-                self.unheard.store(true, Ordering::Relaxed);
+                if operations.len() > 1 && is_unknown(&error) {
+                    self.unheard.store(true, Ordering::Relaxed);
+                }
                 tell_all(operations, &error);
                 if *error.kind() == ErrorKind::Timeout {
                     self.turn_away();
@@ -340,6 +342,11 @@ fn started<'a, T: Send + 'a>(call: impl Future<Output = T> + Send + 'a) -> BoxFu
 /// Whether the server itself has said no.
 fn is_refusal(error: &FredError) -> bool {
     matches!(sort(error.clone()), BackendError::Refused { .. } | BackendError::WrongType { .. })
+}
+
+/// Whether the call may have been carried out.
+fn is_unknown(error: &FredError) -> bool {
+    matches!(sort(error.clone()), BackendError::Unanswered { .. })
 }
 
 fn gone() -> FredError {
