@@ -12,6 +12,12 @@
 
 local ACQUIRE, RELEASE, RENEW, ACQUIRE_PERMITS, RELEASE_PERMITS = string.byte('arnps', 1, 5)
 
+-- Whatever goes wrong: the long way looks for itself, does what can be done, and tells what stands in the way.
+local function short(way, ...)
+  local done, answer = pcall(way, ...)
+  return done and answer
+end
+
 local function careful(way, ...)
   local done, answer = pcall(way, ...)
   return done and answer or not done and { '!', type(answer) == 'table' and answer.err or tostring(answer) }
@@ -45,20 +51,17 @@ for header = 1, #ARGV[1], 3 do
   args = args - 48
   local answer, stands
   if operation == ACQUIRE then
-    answer = acquire_alone(KEYS[key], KEYS[key + 1], KEYS[key + 3], ARGV[arg + 1], ARGV[arg + 2], now)
+    answer = short(acquire_alone, KEYS[key], KEYS[key + 1], KEYS[key + 3], ARGV[arg + 1], ARGV[arg + 2], now)
     if not answer and args == 2 then
-      local done, found = pcall(acquire_again, KEYS[key], KEYS[key + 1], KEYS[key + 2], ARGV[arg + 1], ARGV[arg + 2])
-      answer = done and found
+      answer = short(acquire_again, KEYS[key], KEYS[key + 1], KEYS[key + 2], ARGV[arg + 1], ARGV[arg + 2])
       stands = answer
     end
   elseif operation == RELEASE then
-    answer = release_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1])
+    answer = short(release_alone, KEYS[key], KEYS[key + 1], ARGV[arg + 1])
   elseif operation == RENEW then
-    answer = renew_alone(KEYS[key], KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 2])
+    answer = short(renew_alone, KEYS[key], KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 2])
   elseif operation == ACQUIRE_PERMITS or operation == RELEASE_PERMITS then
-    -- Whatever goes wrong: the long way looks for itself, does what can be done, and tells what stands in the way.
-    local done, found = pcall(short_way_of_permits, operation, key, unpack(ARGV, arg + 1, arg + args))
-    answer = done and found
+    answer = short(short_way_of_permits, operation, key, unpack(ARGV, arg + 1, arg + args))
   end
   if not answer then
     local fence = KEYS[key + 3]

@@ -6,8 +6,8 @@ local line
 
 local function look_at_line(lock, queue)
   return {
-    lock = lock, remaining = redis.call('PTTL', lock), kept = redis.call('PTTL', queue),
-    parked = redis.call('ZCOUNT', queue, '-inf', '(0'),
+    lock = lock, holder = redis.call('GET', lock), remaining = redis.call('PTTL', lock),
+    kept = redis.call('PTTL', queue), parked = redis.call('ZCOUNT', queue, '-inf', '(0'),
   }
 end
 
@@ -21,8 +21,8 @@ local function acquire_again(lock, queue, waiters, id, lease_ms)
     line = look_at_line(lock, queue)
   end
   local before = redis.call('ZRANK', queue, ticket .. ' ' .. id)
-  -- Nobody holds the lock, it has no expiry, or this request is to get its place back.
-  if line.remaining < 0 or not before or before < line.parked then
+  -- Nobody holds the lock, it has no expiry, or this request holds it or is to get its place back.
+  if line.remaining < 0 or line.holder == id or not before or before < line.parked then
     return
   end
   redis.call('HSET', waiters, id, ticket .. ' ' .. lease_ms .. ' ' .. in_full(now_ms + lease_ms) .. ' 1')
