@@ -24,7 +24,7 @@ const ROUND_TRIP: Duration = Duration::from_millis(100);
 const STAGGER: Duration = Duration::from_millis(2);
 const MAX_STAGGER: Duration = Duration::from_millis(500);
 /// Moments per lease at which requests repeat themselves, so that those of one client travel together.
-const MOMENTS: u32 = 30;
+const MOMENTS: u32 = 20;
 
 /// A request that stands in line.
 pub(super) struct Waiting<'a> {
