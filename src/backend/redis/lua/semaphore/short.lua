@@ -15,9 +15,9 @@ local function digits(us)
   return string.format('%d%06d', us / 1e6, us % 1e6)
 end
 
--- What is known of a semaphore at a time as in clock.lua, with its keys as in line.lua and semaphore.lua. To the fields come, once they are known: waiting, how many places there are in line; line_kept, for how many ms
--- that is kept; lease_ms and end_of_lease, when a lease of so many ms would end; and, if batch.lua
--- says so, grants_with_answers.
+-- What is known of a semaphore at a time as in clock.lua, with its keys as in line.lua and semaphore.lua. To the fields come, once
+-- they are known: waiting, how many places there are in line; line_kept, for how many ms that is kept; lease_ms and end_of_lease,
+-- when a lease of so many ms would end; and, if batch.lua says so, grants_with_answers.
 local function look(now, now_us, now_ms, holders, queue, waiters, fence, holds)
   local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'kept', 'token', 'ticket')
   return {
