@@ -107,9 +107,7 @@ impl Batches {
             },
         };
         let answer = self.wire.run(call).await;
-        if answer.is_ok() {
-            self.make_up();
-        }
+        self.make_up(&answer);
         answer
     }
 
@@ -174,13 +172,10 @@ impl Batches {
             let Some(again) = self.send_text(&mut operations) else { return };
             answer = again.await;
         }
+        self.make_up(&answer);
         match answer {
-            Ok(answer) if operations.len() == 1 => {
-                self.make_up();
-                tell(operations, [Ok(answer)]);
-            }
+            Ok(answer) if operations.len() == 1 => tell(operations, [Ok(answer)]),
             Ok(Value::Array(answers)) if answers.len() == operations.len() => {
-                self.make_up();
                 tell(operations, answers.into_iter().map(|answer| self.read(answer)));
             }
             Ok(_) => {
@@ -229,9 +224,12 @@ impl Batches {
         }
     }
 
-    /// The server answers: if grants were not heard of, now is the time to ask.
-    fn make_up(&self) {
-        if self.unheard.load(Ordering::Relaxed) && self.unheard.swap(false, Ordering::Relaxed) {
+    /// If grants were not heard of and the server answers again, now is the time to ask.
+    fn make_up(&self, answer: &Result<Value, FredError>) {
+        if answer.is_ok()
+            && self.unheard.load(Ordering::Relaxed)
+            && self.unheard.swap(false, Ordering::Relaxed)
+        {
             self.wake.lapse();
         }
     }

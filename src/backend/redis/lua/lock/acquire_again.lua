@@ -1,7 +1,7 @@
 -- The short way of acquire.lua for a request that stands in line already, while somebody else holds the lock: alive for another
--- lease. The same answer. Those who wait repeat themselves together, so it is for batches, and what is known of the line is kept
--- for the next operation.
+-- lease. The same answer. Those who wait repeat themselves together, so it is for batches.
 
+-- The line that the operation before was about; batch.lua forgets it when something may have changed there.
 local line
 
 local function look_at_line(lock, queue)
