@@ -19,12 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fred::bytes::Bytes;
 use fred::error::{Error as FredError, ErrorKind};
-use fred::types::{Key, Value};
+use fred::types::Value;
 use futures::FutureExt;
-use futures::future::{BoxFuture, join_all, ready};
+use futures::future::{BoxFuture, Either, join_all, ready};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::operation::Operation;
 use super::script::{BATCH, Call};
 use super::wake::Wake;
 use super::wire::{Wire, is_unknown_script, sort};
@@ -39,6 +40,8 @@ const MAX_CALLS: usize = 4;
 const WORTH_A_CALL: usize = 16;
 /// Operations in one call: the server does nothing else meanwhile, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
+/// Bytes that one of them takes, more or less.
+const USUAL_SIZE: usize = 128;
 
 /// What is under way, and what waits for its turn.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ pub(super) struct Batches {
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Operation>,
+    queue: VecDeque<Queued>,
     /// Callers that send their own operation.
     direct: usize,
     /// Tasks that work the queue off. There is one whenever something is queued.
@@ -73,11 +76,11 @@ impl State {
     }
 }
 
-/// A script call that waits for its turn.
+/// An operation that waits for its turn.
 #[derive(Debug)]
-struct Operation {
+struct Queued {
     letter: u8,
-    call: Call,
+    operation: Operation,
     answer: oneshot::Sender<Result<Value, FredError>>,
 }
 
@@ -94,18 +97,28 @@ impl Batches {
         })
     }
 
-    /// Runs a script, at once or with others.
-    pub(super) async fn run(self: &Arc<Self>, call: Call) -> Result<Value, FredError> {
-        let _direct = match call.script.letter() {
-            None => None,
-            Some(letter) => match self.go_direct() {
-                // Not in vain: the calls before it have a timeout, after which the queue is turned away.
-                None => {
-                    return self.enqueue(letter, call).await.unwrap_or_else(|_| Err(gone()));
-                }
-                direct => direct,
-            },
-        };
+    /// Runs a script, at once or with others. What is returned is small, since many wait at a time.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        operation: Operation,
+    ) -> impl Future<Output = Result<Value, FredError>> + Send + use<'_> {
+        let letter = operation.script.letter();
+        let direct = letter.and_then(|_| self.go_direct());
+        match letter {
+            // Not in vain: the calls before it have a timeout, after which the queue is turned away.
+            Some(letter) if direct.is_none() => {
+                let answered = self.enqueue(letter, operation);
+                Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
+            }
+            _ => Either::Right(Box::pin(async move {
+                let _direct = direct;
+                self.run_apart(|| operation.call()).await
+            })),
+        }
+    }
+
+    /// Runs a script that is never part of a batch.
+    pub(super) async fn run_apart(&self, call: impl Fn() -> Call) -> Result<Value, FredError> {
         let answer = self.wire.run(call).await;
         self.make_up(&answer);
         answer
@@ -122,10 +135,14 @@ impl Batches {
         Some(Direct(self))
     }
 
-    fn enqueue(self: &Arc<Self>, letter: u8, call: Call) -> oneshot::Receiver<Result<Value, FredError>> {
+    fn enqueue(
+        self: &Arc<Self>,
+        letter: u8,
+        operation: Operation,
+    ) -> oneshot::Receiver<Result<Value, FredError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state.lock();
-        state.queue.push_back(Operation { letter, call, answer });
+        state.queue.push_back(Queued { letter, operation, answer });
         let start = state.drains == 0 || state.is_worth_another_call();
         if start {
             state.drains += 1;
@@ -146,7 +163,7 @@ impl Batches {
     }
 
     /// What goes in the next call. If there is nothing, there is one drain less.
-    fn next(&self) -> Option<Vec<Operation>> {
+    fn next(&self) -> Option<Vec<Queued>> {
         let mut state = self.state.lock();
         let mut operations = Vec::new();
         // One that is not needed any more leaves what there is to the others.
@@ -166,7 +183,7 @@ impl Batches {
     }
 
     /// Carries operations out, and tells the answers to those who wait for them. If one gave up meanwhile, nobody listens.
-    async fn call(&self, mut operations: Vec<Operation>) {
+    async fn call(&self, mut operations: Vec<Queued>) {
         let mut answer = self.wire.evalsha(together(&operations)).await;
         if is_unknown_script(&answer) {
             let Some(again) = self.send_text(&mut operations) else { return };
@@ -200,7 +217,7 @@ impl Batches {
 
     /// Sends the text of a script that the server does not know. What was given up meanwhile is left out: its release may
     /// have been carried out by now.
-    fn send_text(&self, operations: &mut Vec<Operation>) -> Option<BoxFuture<'_, Result<Value, FredError>>> {
+    fn send_text(&self, operations: &mut Vec<Queued>) -> Option<BoxFuture<'_, Result<Value, FredError>>> {
         let _sending = self.sending.lock();
         operations.retain(|operation| !operation.answer.is_closed());
         if operations.is_empty() {
@@ -234,8 +251,8 @@ impl Batches {
         }
     }
 
-    async fn call_alone(&self, Operation { call, answer, .. }: Operation) {
-        let _ = answer.send(self.wire.run(call).await);
+    async fn call_alone(&self, Queued { operation, answer, .. }: Queued) {
+        let _ = answer.send(self.wire.run(|| operation.call()).await);
     }
 
     /// The server does not answer: what is queued need not wait for its own call to find that out.
@@ -289,40 +306,27 @@ impl Drop for Direct<'_> {
 }
 
 /// One operation as it is, or several as a batch.
-fn together(operations: &[Operation]) -> Call {
+fn together(operations: &[Queued]) -> Call {
     if let [only] = operations {
-        return only.call.clone();
+        return only.operation.call();
     }
-    let calls = operations.iter().map(|operation| &operation.call);
-    let mut headers = Vec::with_capacity(3 * operations.len());
-    let mut keys: Vec<Key> = Vec::with_capacity(calls.clone().map(|call| call.keys.len()).sum());
-    let mut args = Vec::with_capacity(1 + calls.map(|call| call.args.len()).sum::<usize>());
-    args.push(Value::Null);
-    let mut last: &[Key] = &[];
-    for Operation { letter, call, .. } in operations {
+    let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
+    let mut last: Option<&str> = None;
+    for Queued { letter, operation, .. } in operations {
         // Many tasks that want the same come here one after another.
-        let own: &[Key] = if call.keys == last { &[] } else { &call.keys };
-        headers.extend([*letter, digit(own.len()), digit(call.args.len())]);
-        keys.extend_from_slice(own);
-        args.extend_from_slice(&call.args);
-        last = &call.keys;
+        let key = Some(&*operation.key);
+        operation.pack(*letter, mem::replace(&mut last, key) == key, &mut packed);
     }
-    args[0] = Value::from(Bytes::from(headers));
-    Call { script: &BATCH, keys, args }
+    Call { script: &BATCH, keys: Vec::new(), args: vec![Value::Bytes(Bytes::from(packed))] }
 }
 
-/// No operation has ten keys or arguments.
-fn digit(n: usize) -> u8 {
-    b'0' + u8::try_from(n).unwrap_or(u8::MAX - b'0')
-}
-
-fn tell(operations: Vec<Operation>, answers: impl IntoIterator<Item = Result<Value, FredError>>) {
+fn tell(operations: Vec<Queued>, answers: impl IntoIterator<Item = Result<Value, FredError>>) {
     for (operation, answer) in operations.into_iter().zip(answers) {
         let _ = operation.answer.send(answer);
     }
 }
 
-fn tell_all(operations: impl IntoIterator<Item = Operation>, error: &FredError) {
+fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &FredError) {
     for operation in operations {
         let _ = operation.answer.send(Err(error.clone()));
     }

@@ -21,12 +21,14 @@
 //!
 //! Because the whole first key is part of the others, different names never share one.
 
+use std::mem;
 use std::sync::LazyLock;
 
 use fred::bytes::Bytes;
 use fred::types::{Key, Value};
 use uuid::Uuid;
 
+use super::operation::Args;
 use crate::backend::LeaseId;
 
 /// What wake-up channels start with; a user with restricted rights needs `&leasehold:*`.
@@ -35,23 +37,22 @@ pub(super) const CHANNEL_PREFIX: &str = "leasehold:";
 /// What is put behind the stem, in the order in which the scripts expect it.
 const SUFFIXES: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 
-/// The keys of one resource, in the order in which the scripts expect them.
-#[derive(Clone, Debug)]
-pub(super) struct Keys([Key; 5]);
+/// Which keys of a resource a script uses, in the order in which it expects them.
+pub(super) type Used = &'static [usize];
 
-impl Keys {
-    pub(super) fn of(key: &str) -> Self {
-        Self::cut(key, |_| ()).0
-    }
+pub(super) const ALL: Used = &[0, 1, 2, 3, 4];
+/// A mutex has no holds.
+pub(super) const WITHOUT_HOLDS: Used = &[0, 1, 2, 3];
+pub(super) const LOCK_AND_FENCE: Used = &[0, 3];
 
-    /// The keys, and the text of a lease id, in one allocation: this is done for every command.
-    pub(super) fn with_id(key: &str, id: LeaseId) -> (Self, Value) {
-        let (keys, id) = Self::cut(key, |text| id.write(text));
-        (keys, Value::from(id))
-    }
+/// All keys of a resource as one text, and where each ends: this is done for every command.
+struct Layout {
+    text: String,
+    ends: [usize; 5],
+}
 
-    /// The keys, and what is written behind them.
-    fn cut(key: &str, write_rest: impl FnOnce(&mut String)) -> (Self, Bytes) {
+impl Layout {
+    fn of(key: &str) -> Self {
         let stem = Stem::of(key);
         let suffixes = SUFFIXES.iter().map(|suffix| suffix.len() + "{}".len()).sum::<usize>();
         let mut text = String::with_capacity(5 * key.len() + suffixes + LeaseId::USUAL_LENGTH);
@@ -63,39 +64,44 @@ impl Keys {
             text.push_str(suffix);
             *end = text.len();
         }
-        write_rest(&mut text);
-        let text = Bytes::from(text);
-        let mut start = 0;
-        let keys = ends.map(|end| Key::from(text.slice(std::mem::replace(&mut start, end)..end)));
-        (Self(keys), text.slice(ends[4]..))
+        Self { text, ends }
     }
 
-    pub(super) fn all(self) -> Vec<Key> {
-        self.0.into()
+    /// Keys, which are pieces of `text`.
+    fn keys(ends: [usize; 5], text: &Bytes, used: Used) -> Vec<Key> {
+        let start = |n: usize| if n == 0 { 0 } else { ends[n - 1] };
+        used.iter().map(|n| Key::from(text.slice(start(*n)..ends[*n]))).collect()
     }
+}
 
-    /// All but the holds, which a mutex does not have.
-    pub(super) fn without_holds(self) -> Vec<Key> {
-        let [lock, queue, waiters, fence, _] = self.0;
-        vec![lock, queue, waiters, fence]
-    }
+/// The pieces of a text that end at `ends`.
+fn pieces<T: From<Bytes>>(text: &Bytes, ends: &[usize]) -> Vec<T> {
+    let mut start = 0;
+    ends.iter().map(|end| T::from(text.slice(mem::replace(&mut start, *end)..*end))).collect()
+}
 
-    /// The lock itself and its fence.
-    pub(super) fn lock_and_fence(self) -> [Key; 2] {
-        let [lock, _, _, fence, _] = self.0;
-        [lock, fence]
-    }
+/// Keys of a resource.
+pub(super) fn keys(key: &str, used: Used) -> Vec<Key> {
+    with_args(key, used, &Args::new()).0
+}
+
+/// Keys of a resource, and arguments, all in one allocation.
+pub(super) fn with_args(key: &str, used: Used, args: &Args) -> (Vec<Key>, Vec<Value>) {
+    let Layout { mut text, ends } = Layout::of(key);
+    let start = text.len();
+    text.push_str(args.text());
+    let text = Bytes::from(text);
+    (Layout::keys(ends, &text, used), pieces(&text.slice(start..), args.ends()))
 }
 
 /// The first keys of many locks, in one allocation.
 pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Key> {
     let text = Bytes::from(keys.clone().collect::<String>());
-    let mut start = 0;
-    let lock = |key: &str| {
-        let end = start + key.len();
-        Key::from(text.slice(std::mem::replace(&mut start, end)..end))
-    };
-    keys.map(lock).collect()
+    let ends = keys.scan(0, |end, key| {
+        *end += key.len();
+        Some(*end)
+    });
+    pieces(&text, &ends.collect::<Vec<_>>())
 }
 
 /// The channel on which the client `client` hears of its grants.
@@ -104,7 +110,7 @@ pub(super) fn channel(client: Uuid) -> String {
 }
 
 /// What the keys beside a lock's own start with.
-enum Stem<'a> {
+pub(super) enum Stem<'a> {
     /// The key itself as the tag.
     Whole,
     /// The tag that the key brings.
@@ -114,7 +120,7 @@ enum Stem<'a> {
 }
 
 impl<'a> Stem<'a> {
-    fn of(key: &'a str) -> Self {
+    pub(super) fn of(key: &'a str) -> Self {
         match hash_tag(key) {
             Some(tag) => Self::Tag(tag),
             None if key.contains('}') => Self::Number(number_in_slot_of(key)),
@@ -122,7 +128,7 @@ impl<'a> Stem<'a> {
         }
     }
 
-    fn write(&self, text: &mut String, key: &str) {
+    pub(super) fn write(&self, text: &mut String, key: &str) {
         text.push('{');
         match self {
             Self::Whole => text.push_str(key),
@@ -167,7 +173,7 @@ mod tests {
     use super::*;
 
     fn keys(key: &str) -> Vec<Vec<u8>> {
-        Keys::of(key).all().iter().map(|key| key.as_bytes().to_vec()).collect()
+        super::keys(key, ALL).iter().map(|key| key.as_bytes().to_vec()).collect()
     }
 
     #[test]
@@ -183,7 +189,7 @@ mod tests {
     #[test]
     fn many_locks_have_the_keys_they_have_alone() {
         let names = ["lock:a", "", "lock:{t}b", "lock:é"];
-        let first = |key: &str| Keys::of(key).all()[0].clone();
+        let first = |key: &str| Key::from(keys(key)[0].as_slice());
         assert_eq!(locks(names.into_iter()), names.map(first));
     }
 

@@ -1,15 +1,15 @@
 //! The scripts for mutexes and reentrant locks as calls.
 
+use std::sync::Arc;
+
 use fred::types::Value;
 use tokio::time::Instant;
 
-use super::keys::Keys;
+use super::operation::{Args, Operation};
 use super::reply::{
     Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
 };
-use super::script::{
-    ACQUIRE, ACQUIRE_OWNED, Call, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED,
-};
+use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
 use super::transport::Transport;
 use crate::backend::{
     AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, LeaseId, Released, RenewRequest, Renewal,
@@ -19,37 +19,32 @@ use crate::error::LossReason;
 
 /// Asks for a lock, once.
 pub(super) async fn acquire(transport: &Transport, request: &AcquireRequest) -> Result<Answer, BackendError> {
-    let call = to_acquire(request);
-    let script = call.script;
-    let answer = transport.call(call, transport.patience(request.term)).await?;
+    let operation = to_acquire(request);
+    let script = operation.script;
+    let answer = transport.call(operation, transport.patience(request.term)).await?;
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
 // Apart from the future that waits for the answer, which would carry all of this with it.
-fn to_acquire(request: &AcquireRequest) -> Call {
-    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
-    let mut args = Vec::with_capacity(5);
-    args.extend([id, Value::from(millis(request.term))]);
+fn to_acquire(request: &AcquireRequest) -> Operation {
+    let mut args = Args::new().lease(request.lease).number(millis(request.term));
     let owner = request.claim.owner();
     // Every argument costs a microsecond on its way: the frequent case goes without the last two.
     if request.wait == Wait::No || request.repair.is_some() || owner.is_some() {
-        args.push(Value::from(i64::from(request.wait != Wait::No)));
-        args.push(Value::from(request.repair.map_or(0, millis)));
+        args = args.number(u8::from(request.wait != Wait::No)).number(request.repair.map_or(0, millis));
     }
-    match owner {
-        Some(owner) => {
-            args.push(Value::from(&**owner));
-            Call { script: &ACQUIRE_OWNED, keys: keys.all(), args }
-        }
-        None => Call { script: &ACQUIRE, keys: keys.without_holds(), args },
-    }
+    let (script, args) = match owner {
+        Some(owner) => (&ACQUIRE_OWNED, args.word(owner)),
+        None => (&ACQUIRE, args),
+    };
+    Operation { script, key: Arc::clone(&request.resource.key), args }
 }
 
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
-    let call = to_renew(request);
-    let (script, sent) = (call.script, Instant::now());
-    match transport.call(call, transport.patience(request.term)).await {
+    let operation = to_renew(request);
+    let (script, sent) = (operation.script, Instant::now());
+    match transport.call(operation, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
@@ -61,13 +56,11 @@ pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Resu
     }
 }
 
-fn to_renew(request: &RenewRequest) -> Call {
-    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
-    let args = vec![id, Value::from(millis(request.term))];
-    match request.resource.kind {
-        Kind::Reentrant => Call { script: &RENEW_OWNED, keys: keys.all(), args },
-        _ => Call { script: &RENEW, keys: keys.lock_and_fence().into(), args },
-    }
+fn to_renew(request: &RenewRequest) -> Operation {
+    let args = Args::new().lease(request.lease).number(millis(request.term));
+    let owned = request.resource.kind == Kind::Reentrant;
+    let script = if owned { &RENEW_OWNED } else { &RENEW };
+    Operation { script, key: Arc::clone(&request.resource.key), args }
 }
 
 /// Releases, until the server answers or two timeouts have passed. A lock has no parts: what keeps one keeps all.
@@ -81,8 +74,8 @@ pub(super) async fn release(
         Whose::AllBut(_, kept) if kept > 0 => return Ok(Released::Held),
         Whose::AllBut(lease, _) | Whose::Lease(lease) => lease,
     };
-    let call = || to_release(resource, lease);
-    let (answer, repeated) = transport.insist(call, BackendError::is_transient).await?;
+    let release = || to_release(resource, lease);
+    let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
@@ -90,24 +83,20 @@ pub(super) async fn release(
         Some(0 | 3) if repeated => Ok(Released::Unknown),
         Some(3) => Ok(Released::Taken),
         Some(0) => Ok(Released::Absent),
-        _ => Err(unreadable(call().script)),
+        _ => Err(unreadable(release().script)),
     }
 }
 
-fn to_release(resource: &Resource, lease: LeaseId) -> Call {
-    let (keys, id) = Keys::with_id(&resource.key, lease);
-    let args = vec![id];
-    match resource.kind {
-        Kind::Reentrant => Call { script: &RELEASE_OWNED, keys: keys.all(), args },
-        _ => Call { script: &RELEASE, keys: keys.without_holds(), args },
-    }
+fn to_release(resource: &Resource, lease: LeaseId) -> Operation {
+    let script = if resource.kind == Kind::Reentrant { &RELEASE_OWNED } else { &RELEASE };
+    Operation { script, key: Arc::clone(&resource.key), args: Args::new().lease(lease) }
 }
 
 /// Releases whoever holds the lock. Not sent again once it may have been carried out.
 async fn force(transport: &Transport, resource: &Resource) -> Result<Released, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
-    let call = || Call { script: &FORCE, keys: Keys::of(&resource.key).all(), args: Vec::new() };
-    let (answer, _) = transport.insist(call, not_sent).await?;
+    let force = || Operation { script: &FORCE, key: Arc::clone(&resource.key), args: Args::new() };
+    let (answer, _) = transport.insist(force, not_sent).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(0) => Ok(Released::Absent),
@@ -121,8 +110,9 @@ pub(super) async fn inspect(
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let call = || Call { script: &INSPECT, keys: Keys::of(&resource.key).all(), args: vec![wanted(detail)] };
-    let (answer, _) = transport.insist(call, BackendError::is_transient).await?;
+    let args = || Args::new().word(wanted(detail));
+    let inspect = || Operation { script: &INSPECT, key: Arc::clone(&resource.key), args: args() };
+    let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
     read_inspection(&answer.into_array(), detail).ok_or_else(|| unreadable(&INSPECT))
 }
 

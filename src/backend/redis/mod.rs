@@ -7,6 +7,7 @@
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: set up, kept driven, quit |
 //! | `wire` | the one for commands; errors sorted into not sent, unknown, and answered |
+//! | `operation` | a script and what it is asked, on its way into a call or a batch |
 //! | `batch` | many operations in one call |
 //! | `transport` | a call, alone or in a batch, once or until it is answered |
 //! | `wake` | the one that listens; grants and revocations pushed to those concerned |
@@ -23,6 +24,7 @@ mod calls;
 mod connection;
 mod keys;
 mod lock;
+mod operation;
 mod renewals;
 mod reply;
 mod script;

@@ -15,7 +15,7 @@ use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::Instant;
 
-use super::keys::{Keys, locks};
+use super::keys::{LOCK_AND_FENCE, keys, locks};
 use super::reply::millis;
 use super::script::{Call, RENEW_ALL};
 use super::transport::Transport;
@@ -87,7 +87,7 @@ async fn renew_together(
     alike: Alike,
     group: &[Numbered<'_>],
 ) -> Result<Bytes, BackendError> {
-    match transport.call(to_renew(alike, group), transport.patience(alike.term)).await {
+    match transport.call_apart(to_renew(alike, group), transport.patience(alike.term)).await {
         Ok(Value::Bytes(letters)) => Ok(letters),
         Ok(Value::String(letters)) => Ok(letters.into_inner()),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
@@ -98,7 +98,7 @@ async fn renew_together(
 fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
     let resources = group.iter().map(|(_, request)| &*request.resource.key);
     let keys = if alike.with_fence {
-        resources.flat_map(|key| Keys::of(key).lock_and_fence()).collect()
+        resources.flat_map(|key| keys(key, LOCK_AND_FENCE)).collect()
     } else {
         locks(resources)
     };

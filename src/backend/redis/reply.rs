@@ -56,11 +56,11 @@ pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
 }
 
 /// How much an inspection is asked to tell.
-pub(super) fn wanted(detail: Detail) -> Value {
-    Value::from_static_str(match detail {
+pub(super) const fn wanted(detail: Detail) -> &'static str {
+    match detail {
         Detail::Everybody => "everybody",
         Detail::Numbers => "numbers",
-    })
+    }
 }
 
 pub(super) fn unreadable(script: &Script) -> BackendError {

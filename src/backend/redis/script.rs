@@ -6,11 +6,14 @@ use fred::bytes_utils::Str;
 use fred::types::{Key, Value};
 use fred::util::sha1_hash;
 
+use super::keys::{ALL, LOCK_AND_FENCE, Used, WITHOUT_HOLDS};
+
 /// A Lua script.
 #[derive(Debug)]
 pub(super) struct Script {
     source: Str,
     hash: Str,
+    keys: Used,
     /// By which letter it is called in a batch, if it can be part of one.
     letter: Option<u8>,
 }
@@ -24,8 +27,12 @@ pub(super) struct Call {
 }
 
 impl Script {
-    fn new(source: &'static str, letter: Option<u8>) -> Self {
-        Self { source: Str::from_static(source), hash: sha1_hash(source).into(), letter }
+    fn new(source: &'static str, keys: Used, letter: Option<u8>) -> Self {
+        Self { source: Str::from_static(source), hash: sha1_hash(source).into(), keys, letter }
+    }
+
+    pub(super) const fn keys(&self) -> Used {
+        self.keys
     }
 
     pub(super) const fn letter(&self) -> Option<u8> {
@@ -60,7 +67,7 @@ macro_rules! short_way {
 macro_rules! scripts {
     (batch: $($batch_part:literal),+;
     $($(#[$doc:meta])*
-    $name:ident = $letter:literal:
+    $name:ident($keys:expr) = $letter:literal:
         $([$short:ident in $file:literal: $params:literal = $values:literal])?
         $([$($start:literal),+])?
         $($part:literal),+;)+) => {
@@ -69,7 +76,7 @@ macro_rules! scripts {
             let source = concat!(
                 $(short_way!($file, $params = $values),)? $(short_way!($($start),+),)? parts!($($part),+)
             );
-            Script::new(source, Some($letter.as_bytes()[0]))
+            Script::new(source, $keys, Some($letter.as_bytes()[0]))
         });)+
 
         /// Many operations in one call.
@@ -78,10 +85,11 @@ macro_rules! scripts {
                 concat!(
                     $($("local function ", stringify!($short), "(", $params, ")\n", parts!($file), "\nend\n",)?)+
                     "local function long_ways()\nlocal way = {}\n",
-                    $("way[string.byte('", $letter, "')] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
+                    $("way['", $letter, "'] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
                     "return way\nend\n",
                     parts!($($batch_part),+)
                 ),
+                &[],
                 None,
             )
         });
@@ -90,40 +98,41 @@ macro_rules! scripts {
 
 scripts! {
     batch: "semaphore/short.lua", "clock.lua", "lock/acquire_again.lua", "batch.lua";
-    ACQUIRE = "a":
+    ACQUIRE(WITHOUT_HOLDS) = "a":
         [acquire_alone in "lock/acquire_alone.lua":
-            "lock, queue, fence, id, lease_ms, now" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
+            "lock, queue, fence, id, lease_ms, now, now_us" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
         "line.lua", "lock/lock.lua", "lock/acquire.lua";
-    RENEW = "n":
+    RENEW(LOCK_AND_FENCE) = "n":
         [renew_alone in "lock/renew_alone.lua": "lock, fence, id, lease_ms" = "KEYS[1], KEYS[2], ARGV[1], ARGV[2]"]
         "lock/renew.lua";
-    RELEASE = "r":
+    RELEASE(WITHOUT_HOLDS) = "r":
         [release_alone in "lock/release_alone.lua": "lock, queue, id" = "KEYS[1], KEYS[2], ARGV[1]"]
         "line.lua", "lock/lock.lua", "lock/release.lua";
     /// By an owner.
-    ACQUIRE_OWNED = "A": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
-    RENEW_OWNED = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
-    RELEASE_OWNED = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
-    ACQUIRE_PERMITS = "p":
+    ACQUIRE_OWNED(ALL) = "A": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
+    RENEW_OWNED(ALL) = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
+    RELEASE_OWNED(ALL) = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
+    ACQUIRE_PERMITS(ALL) = "p":
         ["semaphore/short.lua", "clock.lua", "semaphore/acquire_alone.lua"]
         "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
-    RENEW_PERMITS = "q": "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
-    RELEASE_PERMITS = "s":
+    RENEW_PERMITS(ALL) = "q": "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
+    RELEASE_PERMITS(ALL) = "s":
         ["semaphore/short.lua", "clock.lua", "semaphore/release_alone.lua"]
         "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 
 /// Scripts that are never part of a batch: called now and then, or for many leases anyway.
 macro_rules! single_scripts {
-    ($($name:ident: $($part:literal),+;)+) => {
-        $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::new(parts!($($part),+), None));)+
+    ($($name:ident($keys:expr): $($part:literal),+;)+) => {
+        $(pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(parts!($($part),+), $keys, None));)+
     };
 }
 
 single_scripts! {
-    RENEW_ALL: "lock/renew_all.lua";
-    FORCE: "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua";
-    RESIZE: "line.lua", "semaphore/semaphore.lua", "semaphore/resize.lua";
-    INSPECT: "living.lua", "lock/inspect.lua";
-    INSPECT_PERMITS: "living.lua", "semaphore/inspect.lua";
+    RENEW_ALL(&[]): "lock/renew_all.lua";
+    FORCE(ALL): "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua";
+    RESIZE(ALL): "line.lua", "semaphore/semaphore.lua", "semaphore/resize.lua";
+    INSPECT(ALL): "living.lua", "lock/inspect.lua";
+    INSPECT_PERMITS(ALL): "living.lua", "semaphore/inspect.lua";
 }

@@ -1,20 +1,21 @@
 //! The scripts for semaphores as calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
 use tokio::time::Instant;
 
-use super::keys::Keys;
+use super::operation::{Args, Operation};
 use super::reply::{
     Answer, from_millis, millis, read_lease, read_number, read_queued, read_token, read_waiters, unreadable,
     wanted,
 };
-use super::script::{ACQUIRE_PERMITS, Call, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
+use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
 use super::transport::Transport;
 use crate::backend::{
-    AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, Limit, Released, RenewRequest, Renewal,
-    Resource, Wait, Whose,
+    AcquireRequest, BackendError, Detail, Holder, Inspection, LeaseId, Limit, Released, RenewRequest,
+    Renewal, Resource, Stated, Wait, Whose,
 };
 use crate::error::LossReason;
 
@@ -25,19 +26,9 @@ pub(super) async fn acquire(
     permits: u32,
     limit: &Limit,
 ) -> Result<Answer, BackendError> {
-    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
     let stated = limit.stated();
-    let args = vec![
-        kind(request.resource.kind),
-        id,
-        Value::from(millis(request.term)),
-        Value::from(i64::from(request.wait != Wait::No)),
-        Value::from(permits),
-        Value::from(stated.permits),
-        Value::from(stated.reign.to_string()),
-    ];
-    let call = Call { script: &ACQUIRE_PERMITS, keys: keys.all(), args };
-    let answer = transport.call(call, transport.patience(request.term)).await?;
+    let operation = to_acquire(request, permits, stated);
+    let answer = transport.call(operation, transport.patience(request.term)).await?;
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
@@ -49,13 +40,22 @@ pub(super) async fn acquire(
     }
 }
 
+fn to_acquire(request: &AcquireRequest, permits: u32, stated: Stated) -> Operation {
+    let args = about(&request.resource, request.lease)
+        .number(millis(request.term))
+        .number(u8::from(request.wait != Wait::No))
+        .number(permits)
+        .number(stated.permits)
+        .number(stated.reign);
+    Operation { script: &ACQUIRE_PERMITS, key: Arc::clone(&request.resource.key), args }
+}
+
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
-    let (keys, id) = Keys::with_id(&request.resource.key, request.lease);
-    let args = vec![kind(request.resource.kind), id, Value::from(millis(request.term))];
-    let call = Call { script: &RENEW_PERMITS, keys: keys.all(), args };
+    let args = about(&request.resource, request.lease).number(millis(request.term));
+    let operation = Operation { script: &RENEW_PERMITS, key: Arc::clone(&request.resource.key), args };
     let sent = Instant::now();
-    match transport.call(call, transport.patience(request.term)).await {
+    match transport.call(operation, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
@@ -77,12 +77,11 @@ pub(super) async fn release(
         Whose::AllBut(lease, kept) => (lease, kept),
         Whose::Anyone => return Err(BackendError::many_holders()),
     };
-    let call = || {
-        let (keys, id) = Keys::with_id(&resource.key, lease);
-        let args = vec![kind(resource.kind), id, Value::from(kept)];
-        Call { script: &RELEASE_PERMITS, keys: keys.all(), args }
+    let release = || {
+        let args = about(resource, lease).number(kept);
+        Operation { script: &RELEASE_PERMITS, key: Arc::clone(&resource.key), args }
     };
-    let (answer, repeated) = transport.insist(call, BackendError::is_transient).await?;
+    let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
@@ -101,11 +100,11 @@ pub(super) async fn resize(
     term: Duration,
     limit: &Limit,
 ) -> Result<(), BackendError> {
-    let call = || {
-        let args = vec![kind(resource.kind), Value::from(permits), Value::from(millis(term))];
-        Call { script: &RESIZE, keys: Keys::of(&resource.key).all(), args }
+    let resize = || {
+        let args = Args::new().word(resource.kind.as_str()).number(permits).number(millis(term));
+        Operation { script: &RESIZE, key: Arc::clone(&resource.key), args }
     };
-    let (reign, _) = transport.insist(call, BackendError::is_transient).await?;
+    let (reign, _) = transport.insist(resize, BackendError::is_transient).await?;
     limit.follow(permits, reign.as_u64().ok_or_else(|| unreadable(&RESIZE))?);
     Ok(())
 }
@@ -116,15 +115,15 @@ pub(super) async fn inspect(
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let call =
-        || Call { script: &INSPECT_PERMITS, keys: Keys::of(&resource.key).all(), args: vec![wanted(detail)] };
-    let (answer, _) = transport.insist(call, BackendError::is_transient).await?;
+    let args = || Args::new().word(wanted(detail));
+    let inspect = || Operation { script: &INSPECT_PERMITS, key: Arc::clone(&resource.key), args: args() };
+    let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 
-/// Which kind of semaphore the scripts are to serve.
-fn kind(kind: Kind) -> Value {
-    Value::from_static_str(kind.as_str())
+/// Which kind of semaphore the script is to serve, and a lease.
+fn about(resource: &Resource, lease: LeaseId) -> Args {
+    Args::new().word(resource.kind.as_str()).lease(lease)
 }
 
 fn read_answer(answer: &[Value], limit: &Limit) -> Option<Answer> {

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batches;
 use super::connection::Timeouts;
+use super::operation::Operation;
 use super::script::Call;
 use super::wake::Wake;
 use super::wire::{Wire, sort};
@@ -39,14 +40,27 @@ impl Transport {
 
     /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`, or, if that is not
     /// shorter than the reply timeout, until fred's own timeouts are over: that of the calls before it, and that of its own.
-    pub(super) async fn call(&self, call: Call, patience: Duration) -> Result<Value, BackendError> {
+    pub(super) async fn call(&self, operation: Operation, patience: Duration) -> Result<Value, BackendError> {
         if patience >= self.wire.reply_timeout() {
             // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
-            return self.batches.run(call).await.map_err(sort);
+            return self.batches.run(operation).await.map_err(sort);
         }
+        self.call_impatiently(self.batches.run(operation), patience).await
+    }
+
+    /// Runs a script that is about many resources.
+    pub(super) async fn call_apart(&self, call: Call, patience: Duration) -> Result<Value, BackendError> {
+        self.call_impatiently(self.batches.run_apart(|| call.clone()), patience).await
+    }
+
+    async fn call_impatiently(
+        &self,
+        call: impl Future<Output = Result<Value, FredError>>,
+        patience: Duration,
+    ) -> Result<Value, BackendError> {
         let sent = Instant::now();
         let late = || FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
-        let answer = timeout(patience, Box::pin(self.batches.run(call))).await;
+        let answer = timeout(patience, Box::pin(call)).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
         self.wire.note(&answer, sent);
         answer.map_err(sort)
@@ -61,14 +75,14 @@ impl Transport {
     /// the one that was answered may have been carried out.
     pub(super) async fn insist(
         &self,
-        call: impl Fn() -> Call,
+        operation: impl Fn() -> Operation,
         again: fn(&BackendError) -> bool,
     ) -> Result<(Value, bool), BackendError> {
         let patience = self.wire.reply_timeout();
         let give_up = Instant::now() + patience * 2;
         let mut repeated = false;
         loop {
-            match self.call(call(), patience).await {
+            match self.call(operation(), patience).await {
                 Ok(answer) => return Ok((answer, repeated)),
                 Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
                     repeated |= matches!(error, BackendError::Unanswered { .. });

@@ -50,9 +50,9 @@ impl Wire {
 
     /// Runs a script once, until it is answered or fred's timeout is over; with its text if the server does not know it: after a
     /// restart or SCRIPT FLUSH.
-    pub(super) async fn run(&self, call: Call) -> Result<Value, FredError> {
-        let answer = self.evalsha(call.clone()).await;
-        if is_unknown_script(&answer) { self.eval(call).await } else { answer }
+    pub(super) async fn run(&self, call: impl Fn() -> Call) -> Result<Value, FredError> {
+        let answer = self.evalsha(call()).await;
+        if is_unknown_script(&answer) { self.eval(call()).await } else { answer }
     }
 
     // fred's futures have 5 KB. They are made where they stay, in a box: to move one there would copy it.

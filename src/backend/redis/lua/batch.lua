@@ -1,16 +1,14 @@
 -- Carries out many operations in one call, in the order given. Stands after the short ways as functions, and long_ways(), which
--- makes a table of functions, one for each kind of operation, by the byte that names it. They are made only if one is needed.
+-- makes a table of functions, one for each kind of operation, by the letter that names it. They are made only if one is needed.
 --
--- KEYS  those of the operations, one after another
--- ARGV  first three characters for each operation: its name, how many keys it has, '0' if they are those of the operation before
---       it, and how many arguments; then their arguments, one after another
+-- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
+--          here: the name of each, how many arguments it has, its key, its arguments. A key that is not itself the hash tag of its
+--          others comes after true and what these start with; instead of the key of the operation before comes false.
 --
 -- Returns  the operations' answers in the same order; {'!', text} for one that failed; {'+', answer, grant} for one that granted
 --          something to another request of the same client, with what would otherwise be published to it
 --
 -- An operation that fails, because something else stands under its key, say, harms no other one.
-
-local ACQUIRE, RELEASE, RENEW, ACQUIRE_PERMITS, RELEASE_PERMITS = string.byte('arnps', 1, 5)
 
 -- Whatever goes wrong: the long way looks for itself, does what can be done, and tells what stands in the way.
 local function short(way, ...)
@@ -23,65 +21,70 @@ local function careful(way, ...)
   return done and answer or not done and { '!', type(answer) == 'table' and answer.err or tostring(answer) }
 end
 
--- The semaphores that short ways have met, by their fences.
+-- The key of the operation at hand, and what stands before and behind it in the names of the others (keys.rs).
+local key, before, behind
+
+local function keys()
+  local stem = before .. key .. behind
+  return { key, stem .. ':queue', stem .. ':waiters', stem .. ':fence', stem .. ':holds' }
+end
+
+-- The semaphores that short ways have met, by their keys.
 local met = {}
 
-local function short_way_of_permits(operation, key, ...)
-  local fence = KEYS[key + 3]
-  local semaphore = met[fence]
+local function short_way_of_permits(operation, ...)
+  local semaphore = met[key]
   if not semaphore then
-    semaphore = look(now, now_us, now_ms, unpack(KEYS, key, key + 4))
+    semaphore = look(now, now_us, now_ms, unpack(keys()))
     semaphore.grants_with_answers = true
-    met[fence] = semaphore
+    met[key] = semaphore
   end
-  if operation == ACQUIRE_PERMITS then
+  if operation == 'p' then
     return acquire_permits(semaphore, ...)
   end
   local released, grant = release_permits(semaphore, ...)
   return grant and { '+', released, grant } or released
 end
 
-local answers, way = {}, nil
-local key, keys, arg = 1, 0, 1
-for header = 1, #ARGV[1], 3 do
-  local operation, own_keys, args = string.byte(ARGV[1], header, header + 2)
-  if own_keys > 48 then
-    key, keys = key + keys, own_keys - 48
+local parts, answers, way = { cmsgpack.unpack(ARGV[1]) }, {}, nil
+local part = 1
+while parts[part] do
+  local operation, args, arg = parts[part], parts[part + 1], part + 3
+  local own = parts[part + 2]
+  if own == true then
+    before, key, behind, arg = parts[part + 3], parts[part + 4], '', part + 5
+  elseif own then
+    before, key, behind = '{', own, '}'
   end
-  args = args - 48
   local answer, stands
-  if operation == ACQUIRE then
-    answer = short(acquire_alone, KEYS[key], KEYS[key + 1], KEYS[key + 3], ARGV[arg + 1], ARGV[arg + 2], now)
+  if operation == 'a' then
+    local queue = before .. key .. behind .. ':queue'
+    answer = short(acquire_alone, key, queue, before .. key .. behind .. ':fence', parts[arg], parts[arg + 1], now, now_us)
     if not answer and args == 2 then
-      answer = short(acquire_again, KEYS[key], KEYS[key + 1], KEYS[key + 2], ARGV[arg + 1], ARGV[arg + 2])
+      answer = short(acquire_again, key, queue, before .. key .. behind .. ':waiters', parts[arg], parts[arg + 1])
       stands = answer
     end
-  elseif operation == RELEASE then
-    answer = short(release_alone, KEYS[key], KEYS[key + 1], ARGV[arg + 1])
-  elseif operation == RENEW then
-    answer = short(renew_alone, KEYS[key], KEYS[key + 1], ARGV[arg + 1], ARGV[arg + 2])
-  elseif operation == ACQUIRE_PERMITS or operation == RELEASE_PERMITS then
-    answer = short(short_way_of_permits, operation, key, unpack(ARGV, arg + 1, arg + args))
+  elseif operation == 'r' then
+    answer = short(release_alone, key, before .. key .. behind .. ':queue', parts[arg])
+  elseif operation == 'n' then
+    answer = short(renew_alone, key, before .. key .. behind .. ':fence', parts[arg], parts[arg + 1])
+  elseif operation == 'p' or operation == 's' then
+    answer = short(short_way_of_permits, operation, unpack(parts, arg, arg + args - 1))
   end
   if not answer then
-    local fence = KEYS[key + 3]
-    if met[fence] then
-      note(met[fence])
-      met[fence] = nil
+    if met[key] then
+      note(met[key])
+      met[key] = nil
     end
     way = way or long_ways()
-    answer = careful(
-      way[operation],
-      { unpack(KEYS, key, key + keys - 1) },
-      { unpack(ARGV, arg + 1, arg + args) }
-    )
+    answer = careful(way[operation], keys(), { unpack(parts, arg, arg + args - 1) })
   end
   if not stands then
     -- Something may have changed in the line that the operation before was about.
     line = nil
   end
   answers[#answers + 1] = answer
-  arg = arg + args
+  part = arg + args
 end
 for _, semaphore in pairs(met) do
   note(semaphore)

@@ -2,7 +2,7 @@
 -- everything else a script defines, which costs time on every call. The same answer.
 --
 -- lock, queue, fence, id, lease_ms  as in acquire.lua
--- now                               the time in microseconds as text, or nil
+-- now, now_us                       the time in microseconds as text and as a number, or nil
 --
 -- Whatever stands in the way, such as something else under the fence's key, is for the long way.
 
@@ -11,13 +11,13 @@ if redis.call('EXISTS', lock, queue) == 0 then
   if not token then
     local time = redis.call('TIME')
     -- To turn such a number into text costs more than any command here.
-    token = time[1] .. string.sub('00000' .. time[2], -6)
+    token, now_us = time[1] .. string.sub('00000' .. time[2], -6), time[1] * 1e6 + time[2]
   end
   local previous = redis.pcall('SET', fence, token, 'KEEPTTL', 'GET')
   if type(previous) ~= 'table' then
     local last = tonumber(previous or 0) or 0
-    local gap = token - last
-    if gap > token % 1e8 or gap < 16 then
+    local gap = now_us - last
+    if gap > now_us % 1e8 or gap < 16 then
       -- The first grant within these 100 seconds: the fence is remembered for another day.
       redis.call('PEXPIRE', fence, '86400000')
       if gap < 16 and last < 2 ^ 53 then

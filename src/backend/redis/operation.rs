@@ -1,0 +1,118 @@
+//! One operation on a lock or a semaphore: a script and what it is asked. It becomes a call of its own, or a part of a batch,
+//! only when it leaves.
+
+use std::mem;
+use std::sync::Arc;
+
+use super::keys::{self, Stem};
+use super::script::{Call, Script};
+use crate::backend::LeaseId;
+
+/// A script, the key from which all its keys follow, and its arguments.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    pub(super) script: &'static Script,
+    pub(super) key: Arc<str>,
+    pub(super) args: Args,
+}
+
+impl Operation {
+    /// As a call of its own.
+    pub(super) fn call(&self) -> Call {
+        let (keys, args) = keys::with_args(&self.key, self.script.keys(), &self.args);
+        Call { script: self.script, keys, args }
+    }
+
+    /// As a part of a batch, in MessagePack: its letter, how many arguments it has, its key unless that is the one of the
+    /// operation before, its arguments.
+    pub(super) fn pack(&self, letter: u8, same_key: bool, packed: &mut Vec<u8>) {
+        pack_text(&[letter], packed);
+        // A number below 128 is itself.
+        packed.push(self.args.len);
+        match Stem::of(&self.key) {
+            _ if same_key => packed.push(FALSE),
+            Stem::Whole => pack_text(self.key.as_bytes(), packed),
+            stem => {
+                packed.push(TRUE);
+                let mut start = String::new();
+                stem.write(&mut start, "");
+                pack_text(start.as_bytes(), packed);
+                pack_text(self.key.as_bytes(), packed);
+            }
+        }
+        for arg in self.args.iter() {
+            pack_text(arg.as_bytes(), packed);
+        }
+    }
+}
+
+const FALSE: u8 = 0xc2;
+const TRUE: u8 = 0xc3;
+
+/// A text, after its length.
+fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
+    match u8::try_from(text.len()) {
+        Ok(len @ ..0x20) => packed.push(0xa0 | len),
+        Ok(len) => packed.extend([0xd9, len]),
+        Err(_) => {
+            packed.push(0xdb);
+            // The server takes no argument that is longer.
+            packed.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
+        }
+    }
+    packed.extend_from_slice(text);
+}
+
+/// No script has more arguments.
+const MAX_ARGS: usize = 7;
+
+/// The arguments of a script as one text: an allocation for each would cost more than the rest.
+#[derive(Clone, Debug)]
+pub(super) struct Args {
+    text: String,
+    ends: [usize; MAX_ARGS],
+    len: u8,
+}
+
+impl Args {
+    pub(super) fn new() -> Self {
+        Self { text: String::new(), ends: [0; MAX_ARGS], len: 0 }
+    }
+
+    pub(super) fn lease(mut self, id: LeaseId) -> Self {
+        // What follows are a few small numbers.
+        self.text.reserve(LeaseId::USUAL_LENGTH + 16);
+        id.write(&mut self.text);
+        self.end()
+    }
+
+    pub(super) fn number(self, number: impl ToString) -> Self {
+        self.word(&number.to_string())
+    }
+
+    pub(super) fn word(mut self, word: &str) -> Self {
+        self.text.push_str(word);
+        self.end()
+    }
+
+    fn end(mut self) -> Self {
+        self.ends[usize::from(self.len)] = self.text.len();
+        self.len += 1;
+        self
+    }
+
+    /// All of them, one after another.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Where each of them ends.
+    pub(super) fn ends(&self) -> &[usize] {
+        &self.ends[..usize::from(self.len)]
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        let mut start = 0;
+        self.ends().iter().map(move |end| &self.text[mem::replace(&mut start, *end)..*end])
+    }
+}
