@@ -9,15 +9,17 @@ use std::future::{Future, ready};
 use std::mem;
 use std::ops::Range;
 use std::pin::pin;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 
 use futures::FutureExt;
 use futures::future::{join, join_all};
 use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
-use leasehold::{Client, Error, Guard};
+use leasehold::{Client, DistMutex, Error, Guard};
 use stage::{SECOND, SOON, connect, left, ms, named, named_in_line, nothing_left, polled};
 use tokio::runtime::Builder;
+use tokio::sync::watch;
 use tokio::task::yield_now;
 
 use support::{Proxy, Raw, RedisServer, eventually, options, within};
@@ -388,6 +390,43 @@ fn requests_end_when_the_runtime_of_the_connection_does() {
         let later = within(SOON * 3, try_lock_all(&client, 0..8)).await;
         assert!(later.iter().all(Result::is_err), "{later:?}");
     });
+}
+
+/// An answer may be there as soon as its call has left, on a thread that was interrupted meanwhile. The client has more threads than
+/// the machine has processors, so that this happens, and a runtime of its own, so that it can be seen to stand still.
+#[test]
+fn an_answer_that_is_there_at_once_holds_up_nobody() {
+    const FLUSHES: usize = 1000;
+    let Some(server) = RedisServer::start_or_skip("early answers") else { return };
+    let runtime = Builder::new_multi_thread().worker_threads(8).enable_all().build().expect("a runtime");
+    let (flushed, is_flushed) = watch::channel(false);
+    let (done, is_done) = channel();
+    let url = server.url();
+    runtime.spawn(async move {
+        let client = connect(&url).await;
+        let until = |n| come_and_go(named(&client, &name(n), SECOND * 30), is_flushed.clone());
+        join_all((0..64).map(until).map(tokio::spawn))
+            .await
+            .into_iter()
+            .for_each(|task| task.expect("no panic"));
+        done.send(()).expect("listened to");
+    });
+    let mut raw = server.raw();
+    for _ in 0..FLUSHES {
+        raw.send(&["SCRIPT", "FLUSH"]);
+        assert_eq!(is_done.recv_timeout(ms(1)), Err(RecvTimeoutError::Timeout));
+    }
+    flushed.send_replace(true);
+    let done = is_done.recv_timeout(SOON * 2);
+    // A thread that hangs cannot be waited for.
+    runtime.shutdown_background();
+    done.expect("nobody waits for ever");
+}
+
+async fn come_and_go(mutex: DistMutex, is_over: watch::Receiver<bool>) {
+    while !*is_over.borrow() {
+        mutex.lock().await.expect("free").release().await.expect("held to the end");
+    }
 }
 
 /// The server stands still, so that what is asked for after the first two requests is queued in the client. On one thread

@@ -84,6 +84,12 @@ struct Queued {
     answer: oneshot::Sender<Result<Value, FredError>>,
 }
 
+/// Operations that have left.
+struct UnderWay<'a> {
+    operations: Vec<Queued>,
+    answer: BoxFuture<'a, Result<Value, FredError>>,
+}
+
 impl Batches {
     /// Must be called within the runtime on which the connection lives.
     pub(super) fn new(wire: Arc<Wire>, wake: Arc<Wake>) -> Arc<Self> {
@@ -155,11 +161,13 @@ impl Batches {
         answered
     }
 
-    /// Sends what goes in the next call, if there is anything. The call is to be awaited.
-    fn send(&self) -> Option<BoxFuture<'_, ()>> {
+    /// Sends what goes in the next call, if there is anything. The answer may be there before this returns, so nothing is done
+    /// with it here.
+    fn send(&self) -> Option<UnderWay<'_>> {
         let _sending = self.sending.lock();
         let operations = self.next()?;
-        Some(started(self.call(operations)))
+        let answer = started(self.wire.evalsha(together(&operations)));
+        Some(UnderWay { operations, answer })
     }
 
     /// What goes in the next call. If there is nothing, there is one drain less.
@@ -182,9 +190,9 @@ impl Batches {
         Some(operations)
     }
 
-    /// Carries operations out, and tells the answers to those who wait for them. If one gave up meanwhile, nobody listens.
-    async fn call(&self, mut operations: Vec<Queued>) {
-        let mut answer = self.wire.evalsha(together(&operations)).await;
+    /// Waits for the answers, and tells them to those who wait for them. If one gave up meanwhile, nobody listens.
+    async fn hear(&self, UnderWay { mut operations, answer }: UnderWay<'_>) {
+        let mut answer = answer.await;
         if is_unknown_script(&answer) {
             let Some(again) = self.send_text(&mut operations) else { return };
             answer = again.await;
@@ -275,7 +283,7 @@ impl Drain {
     /// Makes calls until nothing is queued.
     async fn work_off(mut self) {
         while let Some(call) = self.batches.send() {
-            call.await;
+            self.batches.hear(call).await;
         }
         self.working = false;
     }
@@ -333,8 +341,7 @@ fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &FredError) {
 }
 
 /// Polls a call once: that is when fred passes a command on.
-fn started<'a, T: Send + 'a>(call: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
-    let mut call = call.boxed();
+fn started<'a, T: Send + 'a>(mut call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
     match (&mut call).now_or_never() {
         Some(output) => ready(output).boxed(),
         None => call,
