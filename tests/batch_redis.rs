@@ -16,7 +16,7 @@ use futures::FutureExt;
 use futures::future::{join, join_all};
 use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
-use leasehold::{Client, DistMutex, Error, Guard};
+use leasehold::{Client, DistMutex, Error, Guard, Inspection};
 use stage::{SECOND, SOON, connect, left, ms, named, named_in_line, nothing_left, polled};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
@@ -174,17 +174,21 @@ async fn operations_on_one_semaphore_that_travel_together_leave_it_as_one_after_
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
     let fair = client.fair_semaphore("one", 40).expect("valid");
-    forty_at_a_time(&mut raw, "fair-semaphore", || fair.acquire()).await;
+    forty_at_a_time(&mut raw, "fair-semaphore", || fair.acquire(), || fair.inspect()).await;
     let counting = client.counting_semaphore("one", 40).expect("valid");
-    forty_at_a_time(&mut raw, "semaphore", || counting.acquire()).await;
+    forty_at_a_time(&mut raw, "semaphore", || counting.acquire(), || counting.inspect()).await;
     nothing_left(&server, SECOND).await;
 }
 
-async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
+async fn forty_at_a_time<F, I>(
     raw: &mut Raw,
     kind: &str,
     acquire: impl Fn() -> F,
-) {
+    inspect: impl Fn() -> I + Sync,
+) where
+    F: Future<Output = Result<Guard, Error>>,
+    I: Future<Output = Result<Inspection, Error>>,
+{
     // The client has met the limit.
     acquire().await.expect("granted").release().await.expect("held");
     let beside = |suffix: &str| format!("{{{kind}:one}}:{suffix}");
@@ -200,9 +204,10 @@ async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
         assert_eq!(told.text().as_deref(), Some(encoding), "a long line has an index");
         assert!(raw.send(&["PTTL", &beside(suffix)]).int() > 0);
     }
-    let mut used = || raw.send(&["HGET", &beside("fence"), "used"]).text();
+    // As the fence tells.
+    let used = async || inspect().await.expect("inspected").in_use;
     for _ in 0..4 {
-        assert_eq!(used().as_deref(), Some("40"));
+        assert_eq!(used().await, 40);
         let mut tokens: Vec<_> = held.iter().map(Guard::token).collect();
         tokens.sort_unstable();
         assert!(
@@ -219,7 +224,7 @@ async fn forty_at_a_time<F: Future<Output = Result<Guard, Error>>>(
     }
     assert_eq!((held.len(), waiting.len()), (40, 0), "all of them, in order of arrival");
     drop(held);
-    eventually(SOON, || ready(used().as_deref() == Some("0"))).await;
+    eventually(SOON, async || used().await == 0).await;
 }
 
 /// Grants to requests of the client that releases come with the answers to that.

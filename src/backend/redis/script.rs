@@ -97,7 +97,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    batch: "semaphore/short.lua", "clock.lua", "lock/acquire_again.lua", "batch.lua";
+    batch: "semaphore/fence.lua", "semaphore/short.lua", "clock.lua", "lock/acquire_again.lua", "batch.lua";
     ACQUIRE(WITHOUT_HOLDS) = "a":
         [acquire_alone in "lock/acquire_alone.lua":
             "lock, queue, fence, id, lease_ms, now, now_us" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
@@ -113,12 +113,12 @@ scripts! {
     RENEW_OWNED(ALL) = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
     RELEASE_OWNED(ALL) = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
     ACQUIRE_PERMITS(ALL) = "p":
-        ["semaphore/short.lua", "clock.lua", "semaphore/acquire_alone.lua"]
-        "line.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
-    RENEW_PERMITS(ALL) = "q": "line.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
+        ["semaphore/fence.lua", "semaphore/short.lua", "clock.lua", "semaphore/acquire_alone.lua"]
+        "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
+    RENEW_PERMITS(ALL) = "q": "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
     RELEASE_PERMITS(ALL) = "s":
-        ["semaphore/short.lua", "clock.lua", "semaphore/release_alone.lua"]
-        "line.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
+        ["semaphore/fence.lua", "semaphore/short.lua", "clock.lua", "semaphore/release_alone.lua"]
+        "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 
 /// Scripts that are never part of a batch: called now and then, or for many leases anyway.
@@ -132,7 +132,7 @@ macro_rules! single_scripts {
 single_scripts! {
     RENEW_ALL(&[]): "lock/renew_all.lua";
     FORCE(ALL): "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua";
-    RESIZE(ALL): "line.lua", "semaphore/semaphore.lua", "semaphore/resize.lua";
+    RESIZE(ALL): "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/resize.lua";
     INSPECT(ALL): "living.lua", "lock/inspect.lua";
-    INSPECT_PERMITS(ALL): "living.lua", "semaphore/inspect.lua";
+    INSPECT_PERMITS(ALL): "living.lua", "semaphore/fence.lua", "semaphore/inspect.lua";
 }

@@ -15,8 +15,7 @@ local function hold(id)
   return tonumber(permits or 0), token
 end
 
-local fence = redis.call('HMGET', FENCE, 'limit', 'lapse', 'used')
-local limit, used = tonumber(fence[1]), tonumber(fence[3])
+local limit, _, lapse, used = read_fence(redis.call('GET', FENCE))
 if not used or redis.call('EXISTS', HOLDERS) == 0 then
   -- The fence was lost, or the holders are gone.
   used = 0
@@ -27,7 +26,7 @@ end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now_text)) do
   used = used - hold(id)
 end
-if limit and now >= (tonumber(fence[2]) or 0) and redis.call('EXISTS', QUEUE) == 0
+if limit and now >= lapse and redis.call('EXISTS', QUEUE) == 0
   and redis.call('ZCOUNT', HOLDERS, '(' .. now_text, '+inf') == 0 then
   limit = nil
 end

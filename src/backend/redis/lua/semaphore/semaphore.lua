@@ -1,10 +1,7 @@
 -- A semaphore: what its scripts share, after line.lua.
 --
 -- KEYS[1]  holders  sorted set: lease ids by the time their leases end, in ms
--- KEYS[4]  fence    hash: "token" and "ticket", the last ones; "limit", the number of permits; "reign", when that came into
---                   force; "lapse", until when, in ms, it stays in force if nobody holds or waits; "used", how many permits
---                   are held; "ends", before when, in ms, no holder's lease ends; "kept", until when, in ms, holders and
---                   holds do not expire
+-- KEYS[4]  fence    string: see fence.lua
 -- KEYS[5]  holds    hash: lease id -> "permits token". Has the same leases as the holders.
 -- ARGV[1]  'counting' or 'fair'
 --
@@ -12,22 +9,26 @@
 
 look_at_clock()
 local HOLDERS, HOLDS = KEYS[1], KEYS[5]
-local fence = redis.call('HMGET', FENCE, 'token', 'limit', 'reign', 'lapse', 'ticket', 'used', 'ends')
-local last, reign, lapse = tonumber(fence[1]) or 0, fence[3], tonumber(fence[4]) or 0
-local used, ends = tonumber(fence[6]), tonumber(fence[7])
+local reign, lapse, used, ends, kept, last, ticket
+limit, reign, lapse, used, ends, kept, last, ticket = read_fence(redis.call('GET', FENCE))
+
+local function tell_fence()
+  redis.call('SET', FENCE, write_fence(limit, reign, lapse, used, ends, kept, last, ticket), 'KEEPTTL')
+end
 
 kind, by_size = ARGV[1], ARGV[1] == 'counting'
 
 last_token = function()
-  return last
+  return tonumber(last) or 0
 end
 
 last_ticket = function()
-  return tonumber(fence[5]) or 0
+  return tonumber(ticket) or 0
 end
 
-remember_ticket = function(ticket)
-  redis.call('HSET', FENCE, 'ticket', ticket)
+remember_ticket = function(next)
+  ticket = next
+  tell_fence()
 end
 
 kind_of = function()
@@ -45,10 +46,10 @@ local function remember_fence()
 end
 
 -- How many permits are held is told with everything that changes it.
-local function use(permits, ...)
+local function use(permits)
   used = permits
   free = limit and limit - used or 0
-  redis.call('HSET', FENCE, 'used', used, ...)
+  tell_fence()
 end
 
 -- Somebody from outside has changed one of the keys: what is in both holders and holds counts.
@@ -82,7 +83,6 @@ end
 
 -- Ends the leases whose time is over; each is met once. Returns the record of `id`, if it holds permits.
 local function settle(id)
-  limit = tonumber(fence[2])
   local holders = redis.call('ZCARD', HOLDERS)
   if redis.call('HLEN', HOLDS) ~= holders or (holders == 0) ~= ((used or 0) == 0) then
     recount()
@@ -93,12 +93,12 @@ local function settle(id)
     leave(first[1], permits_of(redis.call('HGET', HOLDS, first[1])))
     first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   end
-  local first_ends = tonumber(first[2])
-  if first_ends and (not ends or ends > first_ends or ends <= now_ms) then
+  local ends_before = ends
+  ends = tonumber(first[2])
+  if ends and (not ends_before or ends_before > ends or ends_before <= now_ms) then
     remember_fence()
-    redis.call('HSET', FENCE, 'ends', first[2])
+    tell_fence()
   end
-  ends = first_ends
   if limit and now_ms >= lapse and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
     limit = nil
   end
@@ -110,8 +110,8 @@ end
 -- fence tells is remembered for a day.
 local function touch(lease_ms)
   lapse = math.max(lapse, now_ms + lease_ms * 2)
-  local kept_ms = keep(HOLDERS, HOLDS, lease_ms)
-  redis.call('HSET', FENCE, 'lapse', in_full(lapse), 'kept', in_full(now_ms + kept_ms))
+  kept = now_ms + keep(HOLDERS, HOLDS, lease_ms)
+  tell_fence()
   remember_fence()
 end
 
@@ -122,7 +122,8 @@ local function put_in_force(permits, lease_ms)
     reign = before < now and now_text or string.format('%.0f', before + 1)
   end
   limit = permits
-  use(used, 'limit', limit, 'reign', reign)
+  -- First: a store that is full must refuse it.
+  use(used)
   touch(lease_ms)
 end
 
@@ -136,15 +137,14 @@ end
 local function extend(id, lease_ms)
   remember_fence()
   set_end(id, lease_ms)
-  redis.call('HSET', FENCE, 'ends', in_full(ends))
   touch(lease_ms)
 end
 
 admit = function(id, request, token)
-  last = tonumber(token)
+  last = token
   redis.call('HSET', HOLDS, id, request.permits .. ' ' .. token)
   set_end(id, request.lease_ms)
-  use(used + request.permits, 'token', token, 'ends', in_full(ends))
+  use(used + request.permits)
   touch(request.lease_ms)
 end
 

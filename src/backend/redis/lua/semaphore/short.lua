@@ -5,7 +5,8 @@
 -- waits, or if one permit becomes free and goes to the first in line, who wants one. In every other case, a way answers nothing
 -- and has changed nothing. If it fails, because somebody has changed a key by hand, the long way sees to that.
 --
--- What the fence tells is read once per call and written once, however many operations of the call are for the semaphore.
+-- What the fence tells (fence.lua) is read once per call and written once, however many operations of the call are for the
+-- semaphore.
 
 local function in_full(ms)
   return string.format('%d%03d', ms / 1000, ms % 1000)
@@ -19,30 +20,23 @@ end
 -- they are known: waiting, how many places there are in line; line_kept, for how many ms that is kept; lease_ms and end_of_lease,
 -- when a lease of so many ms would end; and, if batch.lua says so, grants_with_answers.
 local function look(now, now_us, now_ms, holders, queue, waiters, fence, holds)
-  local last = redis.call('HMGET', fence, 'limit', 'reign', 'lapse', 'used', 'ends', 'kept', 'token', 'ticket')
+  local limit, reign, lapse, used, ends, kept, token, ticket = read_fence(redis.call('GET', fence))
   return {
     holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
     now = now, now_us = now_us, now_ms = now_ms,
-    limit = tonumber(last[1]), reign = last[2], lapse = tonumber(last[3]) or 0, used = tonumber(last[4]),
-    ends = tonumber(last[5]), kept = tonumber(last[6]), token = last[7] or '0', ticket = last[8] or '0',
-    -- What the fence is to be told of: that a lease began, or that there is another ticket or a permit less in use.
-    granted = false, changed = false,
+    limit = limit, reign = reign, lapse = lapse, used = used, ends = ends, kept = kept, token = token, ticket = ticket,
+    -- Whether the fence is to be told.
+    changed = false,
   }
 end
 
 -- Tells the fence what has changed. If it may not be told, all is to be counted anew.
 local function note(s)
-  local told
-  if s.granted then
-    told = redis.pcall(
-      'HSET', s.fence, 'token', s.token, 'used', s.used, 'ticket', s.ticket,
-      'ends', in_full(s.ends), 'lapse', in_full(s.lapse), 'kept', in_full(s.kept)
-    )
-  elseif s.changed then
-    told = redis.pcall('HSET', s.fence, 'used', s.used, 'ticket', s.ticket)
-  end
-  if type(told) == 'table' and told.err then
-    redis.pcall('HDEL', s.fence, 'used')
+  if s.changed then
+    local text = write_fence(s.limit, s.reign, s.lapse, s.used, s.ends, s.kept, s.token, s.ticket)
+    if redis.pcall('SET', s.fence, text, 'KEEPTTL').err then
+      redis.pcall('DEL', s.fence)
+    end
   end
 end
 
@@ -66,7 +60,7 @@ end
 
 -- A lease begins, with so many permits in use from now on.
 local function grant(s, lease_ms, token, used)
-  s.token, s.used, s.granted = token, used, true
+  s.token, s.used, s.changed = token, used, true
   s.ends, s.lapse = math.min(s.ends, s.now_ms + lease_ms), math.max(s.lapse, s.now_ms + lease_ms * 2)
 end
 
