@@ -19,15 +19,15 @@ end
 kind, by_size = ARGV[1], ARGV[1] == 'counting'
 
 last_token = function()
-  return tonumber(last) or 0
+  return last
 end
 
 last_ticket = function()
-  return tonumber(ticket) or 0
+  return ticket
 end
 
 remember_ticket = function(next)
-  ticket = next
+  ticket = tonumber(next)
   tell_fence()
 end
 
@@ -141,7 +141,7 @@ local function extend(id, lease_ms)
 end
 
 admit = function(id, request, token)
-  last = token
+  last = tonumber(token)
   redis.call('HSET', HOLDS, id, request.permits .. ' ' .. token)
   set_end(id, request.lease_ms)
   use(used + request.permits)

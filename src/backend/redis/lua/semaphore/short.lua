@@ -18,7 +18,8 @@ end
 
 -- What is known of a semaphore at a time as in clock.lua, with its keys as in line.lua and semaphore.lua. To the fields come, once
 -- they are known: waiting, how many places there are in line; line_kept, for how many ms that is kept; lease_ms and end_of_lease,
--- when a lease of so many ms would end; and, if batch.lua says so, grants_with_answers.
+-- when a lease of so many ms would end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so,
+-- grants_with_answers.
 local function look(now, now_us, now_ms, holders, queue, waiters, fence, holds)
   local limit, reign, lapse, used, ends, kept, token, ticket = read_fence(redis.call('GET', fence))
   return {
@@ -41,14 +42,14 @@ local function note(s)
 end
 
 -- As with the token of a lock: above all tokens of the last grant (TOKENS_PER_GRANT in line.lua). The first grant within 100
--- seconds goes the long way, which keeps the fence for another day.
+-- seconds goes the long way, which keeps the fence for another day. Returns its text as well.
 local function next_token(s)
-  local last = tonumber(s.token) or 0
-  local gap = s.now_us - last
-  if gap < 16 then
-    return gap > -1e6 and digits(last + 16)
+  local gap = s.now_us - s.token
+  if gap >= 16 then
+    return gap <= s.now_us % 1e8 and s.now_us, s.now
   end
-  return gap <= s.now_us % 1e8 and s.now
+  local next = s.token + 16
+  return gap > -1e6 and next, digits(next)
 end
 
 local function end_of_lease(s, lease_ms)
@@ -64,15 +65,18 @@ local function grant(s, lease_ms, token, used)
   s.ends, s.lapse = math.min(s.ends, s.now_ms + lease_ms), math.max(s.lapse, s.now_ms + lease_ms * 2)
 end
 
-local function stand_in_line(s, kind, id, lease_ms, permits)
-  local last = tonumber(s.ticket) or 0
-  local ticket = last < s.now_us and s.now or digits(last + 1)
+local function stand_in_line(s, kind, id, lease_text, permits)
+  local lease_ms, number, ticket = tonumber(lease_text), s.now_us, s.now
+  if s.ticket >= number then
+    number = s.ticket + 1
+    ticket = digits(number)
+  end
   local before = s.waiting or redis.call('ZCARD', s.queue)
   -- One in fifty goes the long way, which tidies up, and whoever makes the line a long one (INDEXED in line.lua), for its index.
-  if ticket % 50 == 0 or before == 32 or redis.call('HEXISTS', s.holds, id) == 1 then
+  if number % 50 == 0 or before == 32 or redis.call('HEXISTS', s.holds, id) == 1 then
     return
   end
-  local record = ticket .. ' ' .. lease_ms .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
+  local record = ticket .. ' ' .. lease_text .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
   if redis.call('HSETNX', s.waiters, id, record) == 0 then
     return
   end
@@ -85,14 +89,13 @@ local function stand_in_line(s, kind, id, lease_ms, permits)
     redis.call('PEXPIRE', s.queue, s.line_kept)
     redis.call('PEXPIRE', s.waiters, s.line_kept)
   end
-  s.ticket, s.waiting, s.changed = ticket, before + 1, true
+  s.ticket, s.waiting, s.changed = number, before + 1, true
   return { 'queued', s.limit, s.reign, s.ends - s.now_ms, before }
 end
 
 -- Parameters as in acquire.lua.
-local function acquire_permits(s, kind, id, lease_ms, waits, permits, _, known)
-  local now_ms, used, ends, kept = s.now_ms, s.used, s.ends, s.kept
-  lease_ms = tonumber(lease_ms)
+local function acquire_permits(s, kind, id, lease_text, waits, permits, _, known)
+  local now_ms, used, ends, kept, lease_ms = s.now_ms, s.used, s.ends, s.kept, tonumber(lease_text)
   if used == 0 then
     ends, kept = now_ms + lease_ms, now_ms + lease_ms * 2
   end
@@ -102,11 +105,11 @@ local function acquire_permits(s, kind, id, lease_ms, waits, permits, _, known)
     return
   end
   if used + permits > s.limit then
-    return waits == '1' and s.limit - permits >= 0 and stand_in_line(s, kind, id, lease_ms, permits)
+    return waits == '1' and s.limit - permits >= 0 and stand_in_line(s, kind, id, lease_text, permits)
   end
-  local token = next_token(s)
+  local number, token = next_token(s)
   -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
-  if not token or redis.call('EXISTS', s.holders, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
+  if not number or redis.call('EXISTS', s.holders, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
     return
   end
   if redis.call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then
@@ -118,7 +121,7 @@ local function acquire_permits(s, kind, id, lease_ms, waits, permits, _, known)
     redis.call('PEXPIRE', s.holds, lease_ms * 2)
     s.ends, s.kept = ends, kept
   end
-  grant(s, lease_ms, token, used + permits)
+  grant(s, lease_ms, number, used + permits)
   return { 'granted', s.limit, known, token }
 end
 
@@ -128,14 +131,17 @@ local function hand_over(s, kind, id, place, used)
   local next = string.sub(place, 18)
   -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13.
   local record = redis.call('HGET', s.waiters, next) or ''
-  local lease_ms, token = tonumber(string.sub(record, 18, -17)), next_token(s)
-  if not token or not s.reign or not lease_ms or string.sub(record, -2) ~= ' 1' or string.sub(record, -15, -3) - s.now_ms <= 0
+  local lease_ms, number, token = tonumber(string.sub(record, 18, -17)), next_token(s)
+  -- Times of as many digits compare as texts do, and the first 13 of microseconds are milliseconds.
+  if not number or not s.reign or not lease_ms or string.sub(record, -2) ~= ' 1'
+    or string.sub(record, -15, -3) <= string.sub(s.now, 1, 13)
     or not (s.kept and s.kept - s.now_ms >= lease_ms * 1.5)
   then
     return
   end
   local client = string.sub(next, 1, 36)
-  local message = 'grant ' .. next .. ' ' .. token .. ' ' .. kind .. '/' .. s.limit .. '/' .. s.reign .. ' ' .. s.holders
+  s.terms = s.terms or kind .. '/' .. s.limit .. '/' .. s.reign
+  local message = 'grant ' .. next .. ' ' .. token .. ' ' .. s.terms .. ' ' .. s.holders
   local with_answer = s.grants_with_answers and string.sub(id, 1, 36) == client
   if not with_answer and redis.call('PUBLISH', 'leasehold:' .. client, message) == 0 then
     return
@@ -147,7 +153,7 @@ local function hand_over(s, kind, id, place, used)
   redis.call('HSET', s.holds, next, '1 ' .. token)
   redis.call('ZADD', s.holders, end_of_lease(s, lease_ms), next)
   redis.call('HDEL', s.holds, id)
-  grant(s, lease_ms, token, used + 1)
+  grant(s, lease_ms, number, used + 1)
   local found = redis.call('ZREM', s.holders, id)
   if found == 0 then
     -- Somebody has deleted the holders: they have just been made anew.
