@@ -58,10 +58,14 @@ impl Backend for RedisBackend {
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
             self.open_or_closed()?;
-            if let Whose::Lease(lease) = whose {
-                self.wake.forget(lease);
+            let Whose::Lease(lease) = whose else { return self.transport.release(resource, whose).await };
+            let leaving = self.wake.leave(lease);
+            let released = self.transport.release(resource, whose).await?;
+            if leaving.end() {
+                // Perhaps of a request that was carried out after its release. If not, there is nothing to be found.
+                self.wake.stray(lease, resource.clone());
             }
-            self.transport.release(resource, whose).await
+            Ok(released)
         }
         .boxed()
     }

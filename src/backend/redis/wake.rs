@@ -6,6 +6,7 @@
 //! knows is released at once: its request was carried out after it had been given up.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,8 +55,26 @@ pub(super) enum Pushed {
 
 #[derive(Debug)]
 struct Entry {
-    waiting: Option<oneshot::Sender<Pushed>>,
+    state: State,
     revocation: Revocation,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It is to be told of its grant.
+    Waits(oneshot::Sender<Pushed>),
+    /// It holds, or has been told.
+    Holds,
+    /// It is being released; whether a grant has come since.
+    Leaves { granted: bool },
+}
+
+/// A lease that is being released. It is known until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it forgets the lease"]
+pub(super) struct Leaving<'a> {
+    wake: &'a Wake,
+    lease: LeaseId,
 }
 
 impl Wake {
@@ -71,19 +90,34 @@ impl Wake {
 
     /// From now on `lease` is told of its revocation.
     pub(super) fn register(&self, lease: LeaseId, revocation: Revocation) {
-        self.entries.lock().insert(lease.sequence(), Entry { waiting: None, revocation });
+        self.entries.lock().insert(lease.sequence(), Entry { state: State::Holds, revocation });
     }
 
     /// From now on `lease` is told of a grant as well. Replaces what was registered before.
     pub(super) fn expect_grant(&self, lease: LeaseId, revocation: Revocation) -> oneshot::Receiver<Pushed> {
         let (tell, told) = oneshot::channel();
-        self.entries.lock().insert(lease.sequence(), Entry { waiting: Some(tell), revocation });
+        self.entries.lock().insert(lease.sequence(), Entry { state: State::Waits(tell), revocation });
         told
     }
 
     /// Nothing is to be told to `lease` any more.
     pub(super) fn forget(&self, lease: LeaseId) {
         self.entries.lock().remove(&lease.sequence());
+    }
+
+    /// `lease` is being released. A grant of it that comes now may be of long ago, and its end is on its way.
+    pub(super) fn leave(&self, lease: LeaseId) -> Leaving<'_> {
+        if let Some(entry) = self.entries.lock().get_mut(&lease.sequence()) {
+            entry.state = State::Leaves { granted: false };
+        }
+        Leaving { wake: self, lease }
+    }
+
+    /// `lease` was granted, perhaps after it had been released.
+    pub(super) fn stray(&self, lease: LeaseId, resource: Resource) {
+        tracing::debug!(?lease, key = &*resource.key, "granted to a request that was given up, releasing");
+        // The receiver is only gone when the backend is.
+        let _ = self.strays.send((lease, resource));
     }
 
     /// How often pushes may have been lost so far.
@@ -116,13 +150,7 @@ impl Wake {
         match Push::parse(message).filter(|push| push.lease().client() == self.client) {
             Some(Push::Grant { lease, token, limit, resource }) => {
                 if !self.tell_waiting(lease, Pushed::Grant(token, limit)) {
-                    tracing::debug!(
-                        ?lease,
-                        key = &*resource.key,
-                        "granted to a request that was given up, releasing"
-                    );
-                    // The receiver is only gone when the backend is.
-                    let _ = self.strays.send((lease, resource));
+                    self.stray(lease, resource);
                 }
             }
             Some(Push::Ask { lease }) => drop(self.tell_waiting(lease, Pushed::Ask)),
@@ -138,13 +166,33 @@ impl Wake {
 
     /// `false` if nobody here knows the lease.
     fn tell_waiting(&self, lease: LeaseId, pushed: Pushed) -> bool {
-        let waiting = self.entries.lock().get_mut(&lease.sequence()).map(|entry| entry.waiting.take());
-        let known = waiting.is_some();
-        if let Some(tell) = waiting.flatten() {
+        let mut entries = self.entries.lock();
+        let Some(Entry { state, .. }) = entries.get_mut(&lease.sequence()) else { return false };
+        if let State::Leaves { granted } = state {
+            *granted |= matches!(pushed, Pushed::Grant(..));
+            return true;
+        }
+        let state = mem::replace(state, State::Holds);
+        drop(entries);
+        if let State::Waits(tell) = state {
             // If the request is being dropped right now, its release is on its way, or somebody asks in its place.
             let _ = tell.send(pushed);
         }
-        known
+        true
+    }
+}
+
+impl Leaving<'_> {
+    /// It is released. Whether a grant has come meanwhile.
+    pub(super) fn end(self) -> bool {
+        let entry = self.wake.entries.lock().remove(&self.lease.sequence());
+        matches!(entry, Some(Entry { state: State::Leaves { granted: true }, .. }))
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.wake.forget(self.lease);
     }
 }
 
@@ -336,6 +384,28 @@ mod tests {
         let lease = ids.next();
         wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
         assert_eq!(strays.try_recv().unwrap(), (lease, Resource::new("lock:a b", Kind::Mutex)));
+    }
+
+    #[test]
+    fn a_grant_that_comes_while_its_lease_is_released_is_left_to_whoever_does_that() {
+        let ids = LeaseIds::new();
+        let (wake, mut strays) = wake(&ids);
+        let lease = ids.next();
+        for granted in [false, true] {
+            let told = wake.expect_grant(lease, Revocation::default());
+            let leaving = wake.leave(lease);
+            wake.tell(&format!("ask {lease} lock:a"));
+            if granted {
+                wake.tell(&format!("grant {lease} 42 mutex lock:a"));
+            }
+            assert_eq!(leaving.end(), granted);
+            assert!(strays.try_recv().is_err() && wake.is_idle());
+            drop(told);
+        }
+        // Given up half way: whoever comes next finds out.
+        drop((wake.expect_grant(lease, Revocation::default()), wake.leave(lease)));
+        wake.tell(&format!("grant {lease} 42 mutex lock:a"));
+        assert!(strays.try_recv().is_ok());
     }
 
     #[test]
