@@ -12,7 +12,7 @@
 //! |---|---|---|---|
 //! | `semaphore:N` | sorted set | the holders' lease ids by the time their leases end | with the last holder, or two leases after the last grant or renewal |
 //! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
-//! | `{semaphore:N}:fence` | hash | what every operation has to know: the last fencing token, the limit, the permits in use | a day, or up to 100 s less, after the last grant or renewal |
+//! | `{semaphore:N}:fence` | string | what every operation has to know: the last fencing token, the limit, the permits in use | a day, or up to 100 s less, after the last grant or renewal |
 //! | `{semaphore:N}:holds` | hash | permits and token of each holder | as the first |
 //!
 //! `lock:` and `semaphore:` stand for the prefix. The others live in the cluster slot of the first. A key that brings a

@@ -41,23 +41,23 @@ impl Transport {
     /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`, or, if that is not
     /// shorter than the reply timeout, until fred's own timeouts are over: that of the calls before it, and that of its own.
     pub(super) async fn call(&self, operation: Operation, patience: Duration) -> Result<Value, BackendError> {
-        if patience >= self.wire.reply_timeout() {
-            // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
-            return self.batches.run(operation).await.map_err(sort);
-        }
-        self.call_impatiently(self.batches.run(operation), patience).await
+        self.call_patiently(self.batches.run(operation), patience).await
     }
 
     /// Runs a script that is about many resources.
     pub(super) async fn call_apart(&self, call: Call, patience: Duration) -> Result<Value, BackendError> {
-        self.call_impatiently(self.batches.run_apart(|| call.clone()), patience).await
+        self.call_patiently(self.batches.run_apart(|| call.clone()), patience).await
     }
 
-    async fn call_impatiently(
+    async fn call_patiently(
         &self,
         call: impl Future<Output = Result<Value, FredError>>,
         patience: Duration,
     ) -> Result<Value, BackendError> {
+        if patience >= self.wire.reply_timeout() {
+            // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
+            return call.await.map_err(sort);
+        }
         let sent = Instant::now();
         let late = || FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
         let answer = timeout(patience, Box::pin(call)).await;
