@@ -28,7 +28,7 @@ use fred::bytes::Bytes;
 use fred::types::{Key, Value};
 use uuid::Uuid;
 
-use super::operation::Args;
+use super::args::Args;
 use crate::backend::LeaseId;
 
 /// What wake-up channels start with; a user with restricted rights needs `&leasehold:*`.

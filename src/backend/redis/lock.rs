@@ -5,7 +5,8 @@ use std::sync::Arc;
 use fred::types::Value;
 use tokio::time::Instant;
 
-use super::operation::{Args, Operation};
+use super::args::Args;
+use super::operation::Operation;
 use super::reply::{
     Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
 };

@@ -7,6 +7,7 @@
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: set up, kept driven, quit |
 //! | `wire` | the one for commands; errors sorted into not sent, unknown, and answered |
+//! | `args` | the arguments of a script |
 //! | `operation` | a script and what it is asked, on its way into a call or a batch |
 //! | `batch` | many operations in one call |
 //! | `transport` | a call, alone or in a batch, once or until it is answered |
@@ -19,6 +20,7 @@
 //! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
+mod args;
 mod batch;
 mod calls;
 mod connection;

@@ -1,12 +1,11 @@
 //! One operation on a lock or a semaphore: a script and what it is asked. It becomes a call of its own, or a part of a batch,
 //! only when it leaves.
 
-use std::mem;
 use std::sync::Arc;
 
+use super::args::Args;
 use super::keys::{self, Stem};
 use super::script::{Call, Script};
-use crate::backend::LeaseId;
 
 /// A script, the key from which all its keys follow, and its arguments.
 #[derive(Clone, Debug)]
@@ -28,7 +27,7 @@ impl Operation {
     pub(super) fn pack(&self, letter: u8, same_key: bool, packed: &mut Vec<u8>) {
         pack_text(&[letter], packed);
         // A number below 128 is itself.
-        packed.push(self.args.len);
+        packed.push(self.args.len());
         match Stem::of(&self.key) {
             _ if same_key => packed.push(FALSE),
             Stem::Whole => pack_text(self.key.as_bytes(), packed),
@@ -61,58 +60,4 @@ fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
         }
     }
     packed.extend_from_slice(text);
-}
-
-/// No script has more arguments.
-const MAX_ARGS: usize = 7;
-
-/// The arguments of a script as one text: an allocation for each would cost more than the rest.
-#[derive(Clone, Debug)]
-pub(super) struct Args {
-    text: String,
-    ends: [usize; MAX_ARGS],
-    len: u8,
-}
-
-impl Args {
-    pub(super) fn new() -> Self {
-        Self { text: String::new(), ends: [0; MAX_ARGS], len: 0 }
-    }
-
-    pub(super) fn lease(mut self, id: LeaseId) -> Self {
-        // What follows are a few small numbers.
-        self.text.reserve(LeaseId::USUAL_LENGTH + 16);
-        id.write(&mut self.text);
-        self.end()
-    }
-
-    pub(super) fn number(self, number: impl ToString) -> Self {
-        self.word(&number.to_string())
-    }
-
-    pub(super) fn word(mut self, word: &str) -> Self {
-        self.text.push_str(word);
-        self.end()
-    }
-
-    fn end(mut self) -> Self {
-        self.ends[usize::from(self.len)] = self.text.len();
-        self.len += 1;
-        self
-    }
-
-    /// All of them, one after another.
-    pub(super) fn text(&self) -> &str {
-        &self.text
-    }
-
-    /// Where each of them ends.
-    pub(super) fn ends(&self) -> &[usize] {
-        &self.ends[..usize::from(self.len)]
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &str> {
-        let mut start = 0;
-        self.ends().iter().map(move |end| &self.text[mem::replace(&mut start, *end)..*end])
-    }
 }

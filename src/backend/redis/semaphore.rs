@@ -6,7 +6,8 @@ use std::time::Duration;
 use fred::types::Value;
 use tokio::time::Instant;
 
-use super::operation::{Args, Operation};
+use super::args::Args;
+use super::operation::Operation;
 use super::reply::{
     Answer, from_millis, millis, read_lease, read_number, read_queued, read_token, read_waiters, unreadable,
     wanted,

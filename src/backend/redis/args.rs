@@ -1,0 +1,63 @@
+//! The arguments of a script.
+
+use std::mem;
+
+use crate::backend::LeaseId;
+
+/// No script has more arguments.
+const MAX_ARGS: usize = 7;
+
+/// Arguments as one text: an allocation for each would cost more than the rest.
+#[derive(Clone, Debug)]
+pub(super) struct Args {
+    text: String,
+    ends: [usize; MAX_ARGS],
+    len: u8,
+}
+
+impl Args {
+    pub(super) fn new() -> Self {
+        Self { text: String::new(), ends: [0; MAX_ARGS], len: 0 }
+    }
+
+    pub(super) fn lease(mut self, id: LeaseId) -> Self {
+        // What follows are a few small numbers.
+        self.text.reserve(LeaseId::USUAL_LENGTH + 16);
+        id.write(&mut self.text);
+        self.end()
+    }
+
+    pub(super) fn number(self, number: impl ToString) -> Self {
+        self.word(&number.to_string())
+    }
+
+    pub(super) fn word(mut self, word: &str) -> Self {
+        self.text.push_str(word);
+        self.end()
+    }
+
+    fn end(mut self) -> Self {
+        self.ends[usize::from(self.len)] = self.text.len();
+        self.len += 1;
+        self
+    }
+
+    pub(super) const fn len(&self) -> u8 {
+        self.len
+    }
+
+    /// All of them, one after another.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Where each of them ends.
+    pub(super) fn ends(&self) -> &[usize] {
+        &self.ends[..usize::from(self.len)]
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        let mut start = 0;
+        self.ends().iter().map(move |end| &self.text[mem::replace(&mut start, *end)..*end])
+    }
+}
