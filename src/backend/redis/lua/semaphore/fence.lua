@@ -6,7 +6,7 @@
 --        false.
 
 -- All of it, nil for what is not known. Something else under the key tells nothing.
-local function read_fence(text)
+local function unpack_fence(text)
   local intact, limit, reign, lapse, used, ends, kept, token, ticket = pcall(cmsgpack.unpack, text or '')
   if intact and type(ticket) == 'number' and type(reign) ~= 'number' then
     return limit or nil, reign or nil, lapse, used or nil, ends or nil, kept or nil, token, ticket
@@ -14,7 +14,7 @@ local function read_fence(text)
   return nil, nil, 0, nil, nil, nil, 0, 0
 end
 
-local function write_fence(limit, reign, lapse, used, ends, kept, token, ticket)
+local function pack_fence(limit, reign, lapse, used, ends, kept, token, ticket)
   return cmsgpack.pack(limit or false, reign or false, lapse, used or false, ends or false, kept or false, token, ticket)
 end
 

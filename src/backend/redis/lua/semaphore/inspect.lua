@@ -15,7 +15,7 @@ local function hold(id)
   return tonumber(permits or 0), token
 end
 
-local limit, _, lapse, used = read_fence(redis.call('GET', FENCE))
+local limit, _, lapse, used = unpack_fence(redis.call('GET', FENCE))
 if not used or redis.call('EXISTS', HOLDERS) == 0 then
   -- The fence was lost, or the holders are gone.
   used = 0

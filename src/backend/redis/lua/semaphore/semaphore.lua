@@ -10,10 +10,10 @@
 look_at_clock()
 local HOLDERS, HOLDS = KEYS[1], KEYS[5]
 local reign, lapse, used, ends, kept, last, ticket
-limit, reign, lapse, used, ends, kept, last, ticket = read_fence(redis.call('GET', FENCE))
+limit, reign, lapse, used, ends, kept, last, ticket = unpack_fence(redis.call('GET', FENCE))
 
 local function tell_fence()
-  redis.call('SET', FENCE, write_fence(limit, reign, lapse, used, ends, kept, last, ticket), 'KEEPTTL')
+  redis.call('SET', FENCE, pack_fence(limit, reign, lapse, used, ends, kept, last, ticket), 'KEEPTTL')
 end
 
 kind, by_size = ARGV[1], ARGV[1] == 'counting'

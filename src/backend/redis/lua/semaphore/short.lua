@@ -21,7 +21,7 @@ end
 -- when a lease of so many ms would end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so,
 -- grants_with_answers.
 local function look(now, now_us, now_ms, holders, queue, waiters, fence, holds)
-  local limit, reign, lapse, used, ends, kept, token, ticket = read_fence(redis.call('GET', fence))
+  local limit, reign, lapse, used, ends, kept, token, ticket = unpack_fence(redis.call('GET', fence))
   return {
     holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
     now = now, now_us = now_us, now_ms = now_ms,
@@ -34,7 +34,7 @@ end
 -- Tells the fence what has changed. If it may not be told, all is to be counted anew.
 local function note(s)
   if s.changed then
-    local text = write_fence(s.limit, s.reign, s.lapse, s.used, s.ends, s.kept, s.token, s.ticket)
+    local text = pack_fence(s.limit, s.reign, s.lapse, s.used, s.ends, s.kept, s.token, s.ticket)
     if redis.pcall('SET', s.fence, text, 'KEEPTTL').err then
       redis.pcall('DEL', s.fence)
     end
