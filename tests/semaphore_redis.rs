@@ -651,6 +651,28 @@ async fn an_inspection_without_the_fence_counts_what_is_held<S: Semaphore>(site:
     only_fences_are_left(site.server()).await;
 }
 
+promise!(a_line_that_was_deleted_and_began_anew_is_kept_for_all_who_stand_there: counting, fair);
+async fn a_line_that_was_deleted_and_began_anew_is_kept_for_all_who_stand_there<S: Semaphore>(site: Site) {
+    let (clients, mut raw) = (site.clients::<3>().await, site.server().raw());
+    let long = ms(30_000);
+    let [brief, patient, newcomer] = [SECOND, long, long];
+    let [brief, patient, newcomer] =
+        [(0, brief), (1, patient), (2, newcomer)].map(|(n, lease)| S::leased(&clients[n], 1, lease));
+    let guard = taken(&newcomer, 1).await;
+    let first = line_up(&[patient, brief], &[1, 1]).await;
+    assert_eq!(raw.send(&["DEL", &beside::<S>("queue")]).int(), 1);
+    // Whoever repeats itself first makes it anew, for two of its own leases.
+    eventually(SECOND, || ready(raw.send(&["ZCARD", &beside::<S>("queue")]).int() == 1)).await;
+    let last = queued(&newcomer, 1, 2).await;
+    for suffix in ["queue", "waiters"] {
+        let left = pttl(&mut raw, &beside::<S>(suffix));
+        assert!(left > 30_000, "{suffix} goes in {left} ms");
+    }
+    guard.release().await.expect("held to the end");
+    first.into_iter().chain([last]).for_each(|waiter| waiter.abort());
+    only_fences_are_left(site.server()).await;
+}
+
 promise!(the_dead_that_nobody_would_meet_are_cleared_away_as_others_come: counting, fair);
 async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Semaphore>(site: Site) {
     const DEAD: i64 = 200;

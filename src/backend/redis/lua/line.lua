@@ -126,13 +126,12 @@ local last_ticket = function()
   local last = redis.call('ZREVRANGE', QUEUE, 0, 0)[1]
   return tonumber(string.sub(last or '', 1, 16)) or 0
 end
-local remember_ticket = function() end
+-- What a semaphore remembers of its line: the ticket, if it is a new one, and for how many ms the keys are kept.
+local remember_line = function() end
 
 local function next_ticket()
   local last = last_ticket()
-  local ticket = last < now and now_text or string.format('%016.0f', last + 1)
-  remember_ticket(ticket)
-  return ticket
+  return last < now and now_text or string.format('%016.0f', last + 1)
 end
 
 -- A client that could not be told for a while is heard again: all its waiters get back the places they had on
@@ -160,21 +159,32 @@ local function keep(key, other, lease_ms)
   return left
 end
 
--- Forgets places of those that have died, so that they do not pile up however few are ever met again: of a hundred, since
+-- The places of those that have died among so many at random.
+local function dead_among(count)
+  local places, ids, dead = redis.call('ZRANDMEMBER', QUEUE, count), {}, {}
+  for i, place in ipairs(places) do
+    ids[i] = string.sub(place, 18)
+  end
+  for i, record in ipairs(redis.call('HMGET', WAITERS, unpack(ids))) do
+    local alive_until = string.match(record or '', '^%d+ %d+ (%d+) ')
+    if (tonumber(alive_until) or 0) <= now_ms then
+      table.insert(dead, places[i])
+    end
+  end
+  return dead
+end
+
+-- Forgets places of those that have died, so that they do not pile up however few are ever met again: up to a hundred, since
 -- one arrival in fifty at least comes by here, and each adds one at most.
 local function tidy()
-  local dead = {}
+  local dead
   if by_size then
-    -- One that asked for much may not be met even if it is not parked. So they are looked for at random.
-    local places, ids = redis.call('ZRANDMEMBER', QUEUE, 100), {}
-    for i, place in ipairs(places) do
-      ids[i] = string.sub(place, 18)
-    end
-    for i, record in ipairs(redis.call('HMGET', WAITERS, unpack(ids))) do
-      local alive_until = string.match(record or '', '^%d+ %d+ (%d+) ')
-      if (tonumber(alive_until) or 0) <= now_ms then
-        table.insert(dead, places[i])
-      end
+    -- One that asked for much may not be met even if it is not parked. So they are looked for at random: among a hundred takes
+    -- longer than all else, and among a few tells whether that is worth it. So even if everybody dies in line, about half of the
+    -- places are dead ones' at most.
+    dead = dead_among(8)
+    for _, place in ipairs(dead[1] and dead_among(100) or {}) do
+      table.insert(dead, place)
     end
   else
     dead = redis.call('ZRANGEBYSCORE', QUEUE, '(-' .. in_full(now_ms), '(0', 'LIMIT', 0, 100)
@@ -216,7 +226,7 @@ local function stand_in_line(id, lease_ms, permits, owner)
   if others == INDEXED then
     index_line()
   end
-  keep(QUEUE, WAITERS, lease_ms)
+  remember_line(not before and ticket, keep(QUEUE, WAITERS, lease_ms))
   tidy()
   return place, others
 end

@@ -9,11 +9,11 @@
 
 look_at_clock()
 local HOLDERS, HOLDS = KEYS[1], KEYS[5]
-local reign, lapse, used, ends, kept, last, ticket
-limit, reign, lapse, used, ends, kept, last, ticket = unpack_fence(redis.call('GET', FENCE))
+local reign, lapse, used, ends, kept, line_kept, last, ticket
+limit, reign, lapse, used, ends, kept, line_kept, last, ticket = unpack_fence(redis.call('GET', FENCE))
 
 local function tell_fence()
-  redis.call('SET', FENCE, pack_fence(limit, reign, lapse, used, ends, kept, last, ticket), 'KEEPTTL')
+  redis.call('SET', FENCE, pack_fence(limit, reign, lapse, used, ends, kept, line_kept, last, ticket), 'KEEPTTL')
 end
 
 kind, by_size = ARGV[1], ARGV[1] == 'counting'
@@ -26,8 +26,8 @@ last_ticket = function()
   return ticket
 end
 
-remember_ticket = function(next)
-  ticket = tonumber(next)
+remember_line = function(next, left)
+  ticket, line_kept = tonumber(next or ticket), now_ms + left
   tell_fence()
 end
 

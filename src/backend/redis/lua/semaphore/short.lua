@@ -17,15 +17,15 @@ local function digits(us)
 end
 
 -- What is known of a semaphore at a time as in clock.lua, with its keys as in line.lua and semaphore.lua. To the fields come, once
--- they are known: waiting, how many places there are in line; line_kept, for how many ms that is kept; lease_ms and end_of_lease,
--- when a lease of so many ms would end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so,
--- grants_with_answers.
+-- they are known: waiting, how many places there are in line; lease_ms and end_of_lease, when a lease of so many ms would end;
+-- terms, what a waiter is told of the kind of its grant; and, if batch.lua says so, grants_with_answers.
 local function look(now, now_us, now_ms, holders, queue, waiters, fence, holds)
-  local limit, reign, lapse, used, ends, kept, token, ticket = unpack_fence(redis.call('GET', fence))
+  local limit, reign, lapse, used, ends, kept, line_kept, token, ticket = unpack_fence(redis.call('GET', fence))
   return {
     holders = holders, queue = queue, waiters = waiters, fence = fence, holds = holds,
     now = now, now_us = now_us, now_ms = now_ms,
-    limit = limit, reign = reign, lapse = lapse, used = used, ends = ends, kept = kept, token = token, ticket = ticket,
+    limit = limit, reign = reign, lapse = lapse, used = used, ends = ends, kept = kept, line_kept = line_kept,
+    token = token, ticket = ticket,
     -- Whether the fence is to be told.
     changed = false,
   }
@@ -34,7 +34,7 @@ end
 -- Tells the fence what has changed. If it may not be told, all is to be counted anew.
 local function note(s)
   if s.changed then
-    local text = pack_fence(s.limit, s.reign, s.lapse, s.used, s.ends, s.kept, s.token, s.ticket)
+    local text = pack_fence(s.limit, s.reign, s.lapse, s.used, s.ends, s.kept, s.line_kept, s.token, s.ticket)
     if redis.pcall('SET', s.fence, text, 'KEEPTTL').err then
       redis.pcall('DEL', s.fence)
     end
@@ -81,13 +81,14 @@ local function stand_in_line(s, kind, id, lease_text, permits)
     return
   end
   redis.call('ZADD', s.queue, kind == 'counting' and permits or '1', ticket .. ' ' .. id)
-  if before == 0 or not s.line_kept then
-    s.line_kept = redis.call('PTTL', s.queue)
-  end
-  if s.line_kept < lease_ms * 1.5 then
-    s.line_kept = lease_ms * 2
-    redis.call('PEXPIRE', s.queue, s.line_kept)
-    redis.call('PEXPIRE', s.waiters, s.line_kept)
+  if before == 0 or not s.line_kept or s.line_kept - s.now_ms < lease_ms * 1.5 then
+    local left = redis.call('PTTL', s.queue)
+    if left < lease_ms * 1.5 then
+      left = lease_ms * 2
+      redis.call('PEXPIRE', s.queue, left)
+      redis.call('PEXPIRE', s.waiters, left)
+    end
+    s.line_kept = s.now_ms + left
   end
   s.ticket, s.waiting, s.changed = number, before + 1, true
   return { 'queued', s.limit, s.reign, s.ends - s.now_ms, before }
