@@ -34,6 +34,7 @@
 
 pub mod backend;
 mod client;
+mod closing;
 mod error;
 mod fair_semaphore;
 mod fence;

@@ -1554,7 +1554,7 @@ type Hold = (Instant, Instant, FencingToken);
 async fn count(lock: &ReentrantLock, counter: &AtomicU64, round: usize) -> Hold {
     let outer = lock.lock().await.expect("granted");
     let (begin, token) = (Instant::now(), outer.token());
-    let inner = if round % 3 == 0 { Some(lock.lock().await.expect("let in")) } else { None };
+    let inner = if round.is_multiple_of(3) { Some(lock.lock().await.expect("let in")) } else { None };
     assert!(inner.as_ref().is_none_or(|inner| inner.token() == token));
     let read = counter.load(Ordering::Relaxed);
     sleep(ms(1)).await;
@@ -1563,7 +1563,7 @@ async fn count(lock: &ReentrantLock, counter: &AtomicU64, round: usize) -> Hold 
     let end = Instant::now();
     // The last one decides, whichever it is.
     let (last, first) = match inner {
-        Some(inner) if round % 2 == 0 => (inner, Some(outer)),
+        Some(inner) if round.is_multiple_of(2) => (inner, Some(outer)),
         inner => (outer, inner),
     };
     drop(first);

@@ -86,7 +86,7 @@ fn waiter(lock: ReentrantLock) -> Waiter {
 
 /// Somebody else: another owner, or a mutex.
 fn other_waiter(client: &Client, name: &str, round: usize) -> Waiter {
-    if round % 2 == 0 {
+    if round.is_multiple_of(2) {
         return waiter(owned(client, name, STRANGER));
     }
     let mutex = mutex(client, name);

@@ -179,7 +179,7 @@ async fn release_all(guards: impl IntoIterator<Item = Guard>) {
 
 /// Gives a guard back in one way or the other.
 async fn give_back(guard: Guard, way: usize) {
-    if way % 2 == 0 { guard.release().await.expect("held to the end") } else { drop(guard) }
+    if way.is_multiple_of(2) { guard.release().await.expect("held to the end") } else { drop(guard) }
 }
 
 /// What is ready at the first poll has not asked anybody.
@@ -1731,7 +1731,7 @@ async fn count(locks: [&ReentrantLock; 2], counter: &Counter, round: usize) -> H
     let read = counter.read();
     // The last one decides, whichever it is.
     let (first, last) = match inner {
-        Some(inner) if round % 3 == 0 => (Some(outer), inner),
+        Some(inner) if round.is_multiple_of(3) => (Some(outer), inner),
         inner => (inner, outer),
     };
     if let Some(first) = first {

@@ -36,7 +36,7 @@ async fn take(client: &Client, names: impl Iterator<Item = (String, Duration)>) 
 async fn a_renewal_that_hangs_holds_up_no_other_in_its_round() {
     let (client, store) = client();
     // Of every hundred one hangs: in every round there is one.
-    let name = |n: usize| if n % 100 == 0 { format!("{n}:unheard") } else { n.to_string() };
+    let name = |n: usize| if n.is_multiple_of(100) { format!("{n}:unheard") } else { n.to_string() };
     let guards = take(&client, (0..1000).map(|n| (name(n), SECOND))).await;
     sleep(SECOND * 10).await;
     for guard in &guards {

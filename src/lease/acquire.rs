@@ -4,6 +4,7 @@
 //! future is dropped at any await point, the obligation is dropped with it, and the reaper releases that id,
 //! whether it was queued, granted, or never arrived. A timeout is nothing but that.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,18 +58,15 @@ async fn ask(
     claim: &Claim,
     wait: Wait,
 ) -> Result<Option<Arc<Lease>>, Error> {
-    if engine.closed().is_cancelled() {
+    if engine.closing().is_closed() {
         return Err(closed(name));
     }
     engine.ensure_running();
     let mut late = 0;
     loop {
-        let next = tokio::select! {
-            biased;
-            // First, here and below: once the client is closed, nothing more may be sent.
-            () = engine.closed().cancelled() => return Err(closed(name)),
-            next = queue_up(engine, name, settings, claim, wait) => next,
-        };
+        // Here and below: once the client is closed, nothing more may be sent.
+        let next = engine.closing().unless(pin!(queue_up(engine, name, settings, claim, wait))).await;
+        let next = next.ok_or_else(|| closed(name))?;
         let granted = match next {
             Next::Hold(lease) => {
                 lease.teach(claim);
@@ -121,12 +119,8 @@ async fn ask_store(
         place.asking = None;
         place.asking = Some(asking(engine, name, settings, claim, wait, place));
     }
-    let heard = tokio::select! {
-        biased;
-        () = engine.closed().cancelled() => return Err(closed(name)),
-        heard = lead.hear() => heard,
-    };
-    let answer = match heard {
+    let heard = engine.closing().unless(pin!(lead.hear())).await;
+    let answer = match heard.ok_or_else(|| closed(name))? {
         Heard::Lease(lease) => {
             lease.teach(claim);
             return Ok(Some(lease));
@@ -207,7 +201,7 @@ fn hold(engine: &Engine, lease: Arc<Lease>) -> Result<Arc<Lease>, Error> {
     engine.watchdog().watch(Arc::clone(&lease));
     engine.owners().remember(&lease);
     // A shutdown that began after the request was answered has not seen this lease.
-    if engine.closed().is_cancelled() {
+    if engine.closing().is_closed() {
         lease.lose(LossReason::ClientClosed);
         return Err(closed(lease.name()));
     }

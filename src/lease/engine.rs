@@ -13,6 +13,7 @@ use super::owners::Owners;
 use super::reaper::{Obligation, Reaper};
 use super::watchdog::Watchdog;
 use crate::backend::{Backend, BackendError, Released, Whose};
+use crate::closing::Closing;
 use crate::error::{Error, LossReason};
 use crate::name::Name;
 use crate::sync::Mutex;
@@ -29,7 +30,7 @@ pub(crate) struct Engine {
     owners: Owners,
     cohorts: Arc<Cohorts<Arc<Lease>>>,
     task: Mutex<Option<JoinHandle<()>>>,
-    closed: CancellationToken,
+    closing: Closing,
     /// Cancelled with the last handle, when nobody can take on an obligation any more.
     abandoned: CancellationToken,
 }
@@ -43,7 +44,7 @@ impl Engine {
             owners: Owners::default(),
             cohorts: Arc::default(),
             task: Mutex::default(),
-            closed: CancellationToken::new(),
+            closing: Closing::default(),
             abandoned: CancellationToken::new(),
         }
     }
@@ -68,8 +69,8 @@ impl Engine {
         &self.cohorts
     }
 
-    pub(crate) const fn closed(&self) -> &CancellationToken {
-        &self.closed
+    pub(crate) const fn closing(&self) -> &Closing {
+        &self.closing
     }
 
     /// Starts the background task, unless one runs. The first request does so, on its own runtime, and a later
@@ -152,7 +153,7 @@ impl Engine {
 
     /// Ends everything: waiting requests fail, live leases are lost, all of it is released, connections close.
     pub(crate) async fn shutdown(&self) -> Result<(), Error> {
-        self.closed.cancel();
+        self.closing.close();
         self.ensure_running();
         self.watchdog.lose_all(LossReason::ClientClosed);
         let drained = timeout(DRAIN, self.reaper.drained()).await;

@@ -51,7 +51,7 @@ pub(crate) async fn permits_in_use_never_exceed_the_limit_and_reach_it<S: Semaph
 async fn go_out(inside: &Inside, mut guard: Guard, turn: usize) {
     if let Some(part) = guard.split(guard.permits() / 2) {
         inside.leave(part.permits());
-        if turn % 3 == 0 {
+        if turn.is_multiple_of(3) {
             drop(part)
         } else {
             part.release().await.expect("held to the end")
@@ -59,7 +59,7 @@ async fn go_out(inside: &Inside, mut guard: Guard, turn: usize) {
         yield_now().await;
     }
     inside.leave(guard.permits());
-    if turn % 2 == 0 { drop(guard) } else { guard.release().await.expect("held to the end") }
+    if turn.is_multiple_of(2) { drop(guard) } else { guard.release().await.expect("held to the end") }
 }
 
 promise!(a_plain_counter_under_a_single_permit_is_exact: counting, fair);

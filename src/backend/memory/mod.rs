@@ -12,12 +12,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
 
 use super::{
     AcquireRequest, Acquired, Backend, BackendError, Capabilities, Detail, Inspection, LeaseId, LeaseIds,
     Limit, Released, RenewRequest, Renewal, Resource, Whose,
 };
+use crate::closing::Closing;
 use crate::sync::Mutex;
 use store::{Requested, Store};
 
@@ -30,7 +30,7 @@ pub struct MemoryBackend {
     store: Arc<Mutex<Store>>,
     ids: LeaseIds,
     capabilities: Capabilities,
-    closed: CancellationToken,
+    closing: Closing,
 }
 
 impl MemoryBackend {
@@ -63,7 +63,7 @@ impl MemoryBackend {
             store,
             ids: LeaseIds::new(),
             capabilities: Capabilities::new("memory:", true),
-            closed: CancellationToken::new(),
+            closing: Closing::default(),
         }
     }
 
@@ -87,7 +87,7 @@ impl MemoryBackend {
                         Requested::Queued(again) => grants = again,
                     },
                 },
-                () = self.closed.cancelled() => return Err(BackendError::Closed),
+                () = self.closing.closed() => return Err(BackendError::Closed),
                 () = sleep_until(look_again) => {
                     let mut store = self.store.lock();
                     store.settle(&request.resource);
@@ -172,13 +172,13 @@ impl Backend for MemoryBackend {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        self.closed.cancel();
+        self.closing.close();
         std::future::ready(()).boxed()
     }
 }
 
 impl MemoryBackend {
     fn open(&self) -> Result<(), BackendError> {
-        if self.closed.is_cancelled() { Err(BackendError::Closed) } else { Ok(()) }
+        if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
     }
 }

@@ -50,10 +50,10 @@ use fred::types::config::Config;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{BackendError, Capabilities, LeaseIds};
+use crate::closing::Closing;
 use crate::error::Error;
 use crate::sync::Mutex;
 use connection::Timeouts;
@@ -72,7 +72,7 @@ pub struct RedisBackend {
     wake: Arc<Wake>,
     /// From when the hours are counted in which fences are kept.
     opened: Instant,
-    closed: CancellationToken,
+    closing: Closing,
     background: Mutex<Option<Background>>,
 }
 
@@ -191,11 +191,11 @@ impl RedisBackend {
             wake,
             ids,
             opened: Instant::now(),
-            closed: CancellationToken::new(),
+            closing: Closing::default(),
             background: Mutex::default(),
         };
         let (commands, subscriber) = (backend.transport.client(), &backend.subscriber);
-        let closed = || backend.closed.clone();
+        let closed = || backend.closing.token();
         let drivers = [
             connection::connect(commands, timeouts, closed()).await?,
             connection::connect(subscriber, timeouts, closed()).await?,
@@ -213,7 +213,7 @@ impl RedisBackend {
 
     /// Quits both connections and waits until they are closed.
     async fn close_connections(&self) {
-        self.closed.cancel();
+        self.closing.close();
         let background = self.background.lock().take();
         if let Some(Background { drivers: [commands, subscriber], .. }) = background {
             for ended in [commands.await, subscriber.await] {
@@ -233,7 +233,7 @@ impl fmt::Debug for RedisBackend {
 
 impl Drop for RedisBackend {
     fn drop(&mut self) {
-        self.closed.cancel();
+        self.closing.close();
     }
 }
 

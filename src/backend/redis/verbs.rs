@@ -107,7 +107,7 @@ impl Backend for RedisBackend {
 
 impl RedisBackend {
     fn open_or_closed(&self) -> Result<(), BackendError> {
-        if self.closed.is_cancelled() { Err(BackendError::Closed) } else { Ok(()) }
+        if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
     }
 
     /// A request that does not wait: sent again only while it is not answered.

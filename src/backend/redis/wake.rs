@@ -186,6 +186,8 @@ impl Leaving<'_> {
     /// It is released. Whether a grant has come meanwhile.
     pub(super) fn end(self) -> bool {
         let entry = self.wake.entries.lock().remove(&self.lease.sequence());
+        // Nothing is left to be forgotten.
+        mem::forget(self);
         matches!(entry, Some(Entry { state: State::Leaves { granted: true }, .. }))
     }
 }

@@ -8,6 +8,7 @@
 //! * It does not notice a server that hangs while commands are still being written: when nothing is answered
 //!   for two timeouts the connection is made anew.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -55,13 +56,11 @@ impl Wire {
         if is_unknown_script(&answer) { self.eval(call()).await } else { answer }
     }
 
-    // fred's futures have 5 KB. They are made where they stay, in a box: to move one there would copy it.
-
     pub(super) fn evalsha(
         &self,
         Call { script, keys, args }: Call,
     ) -> BoxFuture<'_, Result<Value, FredError>> {
-        Box::pin(async move {
+        in_place(move || async move {
             let sent = Instant::now();
             let answer = self.client.evalsha(script.hash().clone(), keys, args).await;
             self.note(&answer, sent);
@@ -70,7 +69,7 @@ impl Wire {
     }
 
     pub(super) fn eval(&self, Call { script, keys, args }: Call) -> BoxFuture<'_, Result<Value, FredError>> {
-        Box::pin(async move {
+        in_place(move || async move {
             let sent = Instant::now();
             let answer = self.client.eval(script.source().clone(), keys, args).await;
             self.note(&answer, sent);
@@ -105,6 +104,13 @@ impl Wire {
             reconnecting.store(false, Ordering::Release);
         });
     }
+}
+
+/// Makes a future where it stays. fred's have 5 KB: `Box::pin` would make them on the stack and copy them, since they must be
+/// dropped there should the allocation fail, and what one task needs would be in no cache any more.
+fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    let place = Box::new_uninit();
+    Box::into_pin(Box::write(place, make()))
 }
 
 /// Whether the server has forgotten a script, or never knew it.

@@ -1,0 +1,83 @@
+//! The end of a client or of a store: every operation looks whether it has come, and whatever takes long waits for it.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+
+/// Whether this has been closed. To look costs a load, since every operation of every task does so several times; only who
+/// has to wait anyway lists itself with those who are told.
+#[derive(Debug, Default)]
+pub(crate) struct Closing {
+    closed: AtomicBool,
+    told: CancellationToken,
+}
+
+impl Closing {
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.told.cancel();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn closed(&self) -> WaitForCancellationFuture<'_> {
+        self.told.cancelled()
+    }
+
+    /// For tasks that outlive what is closed.
+    #[cfg(feature = "redis")]
+    pub(crate) fn token(&self) -> CancellationToken {
+        self.told.clone()
+    }
+
+    /// Does `work`. `None` if this is closed before that is done; then it is polled no more.
+    ///
+    /// Pinned by the caller, since a future that takes another one has room for it twice.
+    pub(crate) async fn unless<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        let mut closed = pin!(self.closed());
+        poll_fn(|context| {
+            if self.is_closed() {
+                return Poll::Ready(None);
+            }
+            match work.as_mut().poll(context) {
+                Poll::Ready(output) => Poll::Ready(Some(output)),
+                Poll::Pending => closed.as_mut().poll(context).map(|()| None),
+            }
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use futures::future::join;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_is_done_at_once_is_done_unless_it_is_too_late() {
+        let closing = Closing::default();
+        assert_eq!(closing.unless(pin!(ready(1))).await, Some(1));
+        closing.close();
+        assert!(closing.is_closed());
+        assert_eq!(closing.unless(pin!(ready(1))).await, None);
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_is_told_and_polled_no_more() {
+        let (closing, mut polls) = (Closing::default(), 0);
+        let work = poll_fn(|_| {
+            polls += 1;
+            Poll::<()>::Pending
+        });
+        let (answer, ()) = join(closing.unless(pin!(work)), async { closing.close() }).await;
+        assert_eq!((answer, polls), (None, 1));
+    }
+}
