@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 
 mod common;
 use common::plot::{Axis, bars};
-use common::{Bare, Place, Result, micros, table, timed, url};
+use common::{Bare, Place, Result, median, micros, table, timed, url};
 
 /// Pairs measured of one kind before the next kind has its turn.
 const BLOCK: usize = 50;
@@ -313,12 +313,6 @@ fn targets(times: &Times, all: &[Rates]) -> Table {
         table.add_row([what, &format!("{ratio:.3}"), bar, verdict]);
     }
     table
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<_> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 async fn pair(mutex: &DistMutex) -> Result<()> {

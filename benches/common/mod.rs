@@ -81,3 +81,10 @@ pub(crate) async fn timed(work: impl Future<Output = Result<()>>) -> Result<u64>
 pub(crate) fn micros(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     histogram.value_at_quantile(quantile) as f64 / 1000.0
 }
+
+/// The upper one, if there are two.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -48,7 +48,7 @@ impl Turn {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Self>> {
-        if bytes.len() % Self::BYTES != 0 {
+        if !bytes.len().is_multiple_of(Self::BYTES) {
             return Err("a report ends in the middle of a turn".into());
         }
         bytes.chunks_exact(Self::BYTES).map(Self::read).collect()
