@@ -12,7 +12,9 @@
 //! * commands per acquisition: what the clients sent, from the server's statistics. Commands that scripts run do not count.
 //!   For this crate also operations, several of which may share a command: each begins with one EXISTS within the script;
 //! * Jain: Jain's fairness index of the number of grants of each waiter, 1 if all have the same;
-//! * PING: median time of a PING from the parent, every 5 ms on a connection of its own.
+//! * PING: median time of a PING from the parent, every 5 ms on a connection of its own;
+//! * PINGs alone: right after this crate's turns in strict order, PINGs one after another while nothing else runs, as many as
+//!   usually take as long as a wait. How evenly they do tells what the machine does to anything that is in order.
 //!
 //! WATCH/MULTI increments are over when they succeed, so they have no hand-over; their counter is checked instead.
 //!
@@ -309,6 +311,11 @@ impl Claims {
         ]);
     }
 
+    /// What is not ours to reach.
+    fn tell(&mut self, what: String, measured: f64) {
+        self.table.add_row([what, format!("{measured:.3}"), "-".to_owned(), "the machine".to_owned()]);
+    }
+
     fn closed(&mut self, cells: &[Cell]) {
         for Cell { race, figures } in cells.iter().filter(|cell| cell.race.strategy.is_ours()) {
             let of = |what: &str| {
@@ -326,6 +333,10 @@ impl Claims {
                 if race.waiters >= 16 {
                     let ratio = figures.wait.p99 / figures.wait.p50;
                     self.add(of("wait p99 / p50"), Some(ratio), Bar::AtMost(1.3));
+                    if let Some(Spread { p50, p99 }) = figures.pings_alone.filter(|_| race.section.is_zero())
+                    {
+                        self.tell(of("PINGs alone for as long, p99 / p50"), p99 / p50);
+                    }
                 }
             }
         }

@@ -32,6 +32,8 @@ pub(crate) struct Figures {
     pub(crate) jain: f64,
     /// Median time of a PING, in microseconds.
     pub(crate) ping: f64,
+    /// How long PINGs alone took right after that, as many as usually take as long as a wait. Only where waits are in order.
+    pub(crate) pings_alone: Option<Spread>,
 }
 
 impl Figures {
@@ -61,6 +63,7 @@ impl Figures {
             operations: strategy.is_ours().then(|| per_grant(counted.operations)),
             jain: jain(&shares),
             ping: micros(&counted.pings, 0.5),
+            pings_alone: None,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! The strategies that are measured side by side: ways to make many clients take turns through one Redis server.
 
+mod evenness;
 mod figures;
 mod increments;
 mod memory;

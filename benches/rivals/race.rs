@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::figures::{Counted, Figures};
-use super::{Increments, Notify, Ours, Polling, Redlock, Strategy};
+use super::{Increments, Notify, Ours, Polling, Redlock, Strategy, evenness};
 use crate::common::fleet::{self, Fleet};
 use crate::common::turns::{Held, Rival, Turn, now};
 use crate::common::{Bare, Raw, Result, timed, url};
@@ -18,6 +18,8 @@ use crate::common::{Bare, Raw, Result, timed, url};
 const PROCESSES: usize = 2;
 /// For how long waiters go on when the window is over, so that it does not see how they end.
 const MARGIN: Duration = Duration::from_millis(200);
+/// For how long PINGs alone are measured at most.
+const LONGEST_ALONE: Duration = Duration::from_secs(3);
 /// Between PINGs.
 const PING_PAUSE: Duration = Duration::from_millis(5);
 
@@ -61,7 +63,12 @@ impl Race {
             window: from..to,
             pings,
         };
-        Figures::new(self.strategy, self.waiters, turns, counted)
+        let mut figures = Figures::new(self.strategy, self.waiters, turns, counted)?;
+        if self.strategy == Strategy::CohortsOff {
+            let length = self.window.min(LONGEST_ALONE);
+            figures.pings_alone = evenness::of_pings(&bare, figures.wait.p50, length).await?;
+        }
+        Ok(figures)
     }
 
     fn warm_up(self) -> Duration {
