@@ -18,9 +18,9 @@
 //!
 //! WATCH/MULTI increments are over when they succeed, so they have no hand-over; their counter is checked instead.
 //!
-//! The second part does the same with sections of 2 ms and some time between turns. The third holds a lock in a fresh
-//! process, has tasks of one client wait for it, and divides the growth of the resident memory by their number; beside it,
-//! what tasks cost there that wait for nothing.
+//! The second part measures once more, in turns, what is compared with what. The third does the same as the first with sections
+//! of 2 ms and some time between turns. The fourth holds a lock in a fresh process, has tasks of one client wait for it, and
+//! divides the growth of the resident memory by their number; beside it, what tasks cost there that wait for nothing.
 
 use std::time::Duration;
 
@@ -33,11 +33,13 @@ mod rivals;
 
 use common::plot::{self, Axis, Series};
 use common::turns::Spread;
-use common::{Place, Result, table};
+use common::{Place, Result, median, table};
 use rivals::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
 
 /// Turns that each waiter should have, where whoever waits is served.
 const TURNS: u32 = 12;
+/// How often what is compared has its turn.
+const ROUNDS: usize = 3;
 /// Below so many, that they are whole numbers shows in Jain's index.
 const TURNS_FOR_JAIN: usize = 8;
 /// A guess at what a hand-over takes besides the section: one through the server, on a machine with other things to do.
@@ -50,7 +52,7 @@ struct Options {
     #[command(subcommand)]
     worker: Option<Worker>,
     /// Parts to run.
-    #[arg(long, value_delimiter = ',', default_value = "closed,think,memory")]
+    #[arg(long, value_delimiter = ',', default_value = "closed,turns,think,memory")]
     parts: Vec<Part>,
     /// Strategies to measure; all by default.
     #[arg(long, value_delimiter = ',')]
@@ -76,6 +78,8 @@ struct Options {
 enum Part {
     /// Everybody asks again at once.
     Closed,
+    /// What is compared with what, in turns.
+    Turns,
     /// 16 waiters, sections of 2 ms, and some time between turns.
     Think,
     /// Memory per waiter.
@@ -109,6 +113,9 @@ async fn bench(options: &Options) -> Result<()> {
         print(&cells);
         plots(options, &cells)?;
         claims.closed(&cells);
+    }
+    if options.parts.contains(&Part::Turns) {
+        claims.in_turns(options, port).await?;
     }
     if options.parts.contains(&Part::Think) {
         println!("Sections of 2 ms, and up to {} ms between turns:\n", options.think);
@@ -340,29 +347,33 @@ impl Claims {
                 }
             }
         }
-        self.against_others(cells);
     }
 
-    /// Hand-overs per second with empty sections.
-    fn against_others(&mut self, cells: &[Cell]) {
+    /// Hand-overs per second with empty sections: both in each of some rounds, because a shared machine drifts, and the median
+    /// of the ratios within each round.
+    async fn in_turns(&mut self, options: &Options, port: u16) -> Result<()> {
         use Strategy::{CohortsOff, Leasehold, Notify, Watch};
-        let mut compare = |one: (Strategy, usize), other: (Strategy, usize), least| {
-            let rate = |(strategy, waiters)| {
-                let found = cells.iter().map(|cell| (cell.race, &cell.figures)).find(|(race, _)| {
-                    race.section.is_zero() && race.strategy == strategy && race.waiters == waiters
-                });
-                found.map(|(_, figures)| figures.per_second)
+        let name = |(strategy, waiters): (Strategy, usize)| format!("{} at {waiters}", strategy.name());
+        for (one, other, least) in [
+            ((CohortsOff, 10_000), (CohortsOff, 16), 0.9),
+            ((Leasehold, 16), (CohortsOff, 16), 10.0),
+            ((Leasehold, 128), (CohortsOff, 128), 10.0),
+            ((Leasehold, 1000), (CohortsOff, 1000), 10.0),
+            ((Leasehold, 1000), (Notify, 1000), 100.0),
+            ((Leasehold, 1000), (Watch, 1000), 1000.0),
+        ] {
+            let race = |(strategy, waiters)| {
+                options.closed_race(strategy, options.place.choose(waiters, 16), Duration::ZERO)
             };
-            let ratio = rate(one).zip(rate(other)).map(|(one, other)| one / other);
-            let name = |(strategy, waiters): (Strategy, usize)| format!("{} at {waiters}", strategy.name());
-            self.add(format!("hand-overs/s, {} : {}", name(one), name(other)), ratio, Bar::AtLeast(least));
-        };
-        compare((CohortsOff, 10_000), (CohortsOff, 16), 0.9);
-        for waiters in [16, 128, 1000] {
-            compare((Leasehold, waiters), (CohortsOff, waiters), 10.0);
+            let mut ratios = Vec::new();
+            for _ in 0..options.place.choose(ROUNDS, 1) {
+                let cells = measure(port, &[race(one), race(other)]).await?;
+                ratios.push(cells[0].figures.per_second / cells[1].figures.per_second);
+            }
+            let what = format!("hand-overs/s, {} : {}", name(one), name(other));
+            self.add(what, Some(median(ratios.into_iter())), Bar::AtLeast(least));
         }
-        compare((Leasehold, 1000), (Notify, 1000), 100.0);
-        compare((Leasehold, 1000), (Watch, 1000), 1000.0);
+        Ok(())
     }
 
     /// The longest waits, with some time between turns.
