@@ -14,7 +14,7 @@
 //! * Jain: Jain's fairness index of the number of grants of each waiter, 1 if all have the same;
 //! * PING: median time of a PING from the parent, every 5 ms on a connection of its own;
 //! * PINGs alone: right after this crate's turns in strict order, PINGs one after another while nothing else runs, as many as
-//!   usually take as long as a wait. How evenly they do tells what the machine does to anything that is in order.
+//!   usually take as long as a wait. How evenly they do tells what the machine does to things in order.
 //!
 //! WATCH/MULTI increments are over when they succeed, so they have no hand-over; their counter is checked instead.
 //!
@@ -78,7 +78,7 @@ struct Options {
 enum Part {
     /// Everybody asks again at once.
     Closed,
-    /// What is compared with what, in turns.
+    /// What is compared with what, in turns, with numbers of waiters of its own.
     Turns,
     /// 16 waiters, sections of 2 ms, and some time between turns.
     Think,
@@ -362,6 +362,9 @@ impl Claims {
             ((Leasehold, 1000), (Notify, 1000), 100.0),
             ((Leasehold, 1000), (Watch, 1000), 1000.0),
         ] {
+            if ![one.0, other.0].iter().all(|strategy| options.strategies().contains(strategy)) {
+                continue;
+            }
             let race = |(strategy, waiters)| {
                 options.closed_race(strategy, options.place.choose(waiters, 16), Duration::ZERO)
             };

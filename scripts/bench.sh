@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every benchmark, one after another, and keeps what they print under target/bench and their plots under docs/plots.
 #
-# Needs cargo and a redis-server, as scripts/test.sh does; every bench starts one of its own. About 20 minutes, during which the
+# Needs cargo and a redis-server, as scripts/test.sh does; every bench starts one of its own. About 25 minutes, during which the
 # machine should do nothing else. Arguments, if any, name the benches to run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
