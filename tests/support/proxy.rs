@@ -51,6 +51,7 @@ struct Wire {
     /// How the last cut is made; sending again is another cut.
     cuts: watch::Sender<Cut>,
     refusing: AtomicBool,
+    forgetting_tickets: AtomicBool,
     accepted: AtomicUsize,
     open: AtomicUsize,
     trap: Mutex<Option<Trap>>,
@@ -147,6 +148,7 @@ impl Proxy {
             held: watch::Sender::default(),
             cuts: watch::Sender::default(),
             refusing: AtomicBool::default(),
+            forgetting_tickets: AtomicBool::default(),
             accepted: AtomicUsize::default(),
             open: AtomicUsize::default(),
             trap: Mutex::default(),
@@ -203,6 +205,11 @@ impl Proxy {
     /// Ends the holding of one line; what was kept is delivered.
     pub(crate) fn resume_line(&self, line: Line) {
         self.wire.held.send_modify(|Held(lines)| lines[line as usize] = HeldLine::default());
+    }
+
+    /// From now on, all places in queues seem to have the same ticket: a server that does not tell one from another.
+    pub(crate) fn forget_tickets(&self) {
+        self.wire.forgetting_tickets.store(true, Ordering::SeqCst);
     }
 
     /// Completes when the next request that is `meant` goes to the server.
@@ -370,7 +377,10 @@ async fn replies(
     let mut frames = Frames::default();
     let (mut answers, mut confirmations) = (0, 0);
     loop {
-        let Some((bytes, reply)) = frames.next(&mut server, Reply::parse).await? else { return Ok(()) };
+        let Some((mut bytes, reply)) = frames.next(&mut server, Reply::parse).await? else { return Ok(()) };
+        if wire.forgetting_tickets.load(Ordering::SeqCst) {
+            forget_ticket(&mut bytes, &reply);
+        }
         let sent = kind_of(&reply);
         let count = match sent {
             Sent::Answer => Some(&mut answers),
@@ -439,6 +449,24 @@ fn kind_of(reply: &Reply) -> Sent {
         (kind, Some(Reply::Int(_))) if kind.ends_with("subscribe") => Sent::Confirmation,
         _ => unasked,
     }
+}
+
+/// Overwrites the ticket in a grant (`grant`, lease, token, ticket, ...) or in the answer "queued", where it comes last.
+fn forget_ticket(bytes: &mut [u8], reply: &Reply) {
+    let text = match reply {
+        Reply::Push(items) => items.last().and_then(Reply::text),
+        Reply::Array(items) if matches!(items[..], [_, _, _] | [_, _, _, _, _, _]) => {
+            items.last().and_then(Reply::text)
+        }
+        _ => None,
+    };
+    let Some(text) = text else { return };
+    let ticket = if text.starts_with("grant ") { text.split(' ').nth(3) } else { Some(&*text) };
+    let is_ticket = |text: &&str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let Some(ticket) = ticket.filter(is_ticket) else { return };
+    let at = bytes.windows(ticket.len()).rposition(|window| window == ticket.as_bytes());
+    let at = at.expect("the reply was made of these bytes");
+    bytes[at..at + ticket.len()].fill(b'1');
 }
 
 /// Counts a connection as open for as long as it lives.
