@@ -166,6 +166,7 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
     for _ in 0..CLIENTS {
         clients.push(connect(&server.url()).await);
     }
+    let stall = Duration::from_secs(setting("LEASEHOLD_STALL_LENGTH", 4));
     let name = |n: u64| format!("order:{}", n % NAMES);
     for round in 0..rounds {
         server.pause();
@@ -175,7 +176,7 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
             for n in 0..REQUESTS {
                 let lock = named(client, &name(n), lease);
                 // Spread over the stall, some until shortly before its end.
-                let (begin, patience) = (ms(n * 33), ms(100 + n * 4));
+                let (begin, patience) = (stall * n as u32 / 120, ms(100 + n * 4));
                 given_up.push(tokio::spawn(async move {
                     tokio::time::sleep(begin).await;
                     lock.lock_for(patience).await.map(drop)
@@ -186,7 +187,7 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
             let outcome = outcome.expect("no panic");
             assert!(outcome.is_err(), "granted by a server that stands still");
         }
-        tokio::time::sleep_until(stalled + 4 * SECOND).await;
+        tokio::time::sleep_until(stalled + stall).await;
         server.resume();
         let resumed = Instant::now();
         let again = (0..NAMES).map(|n| {
@@ -208,8 +209,13 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
 /// What a machine that has other things to do adds to 200 ms.
 const LOAD: Duration = Duration::from_millis(300);
 
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
+}
+
+/// How often the server stands still; for so many seconds as `LEASEHOLD_STALL_LENGTH` says.
 fn rounds() -> u64 {
-    std::env::var("LEASEHOLD_STALL_ROUNDS").map_or(2, |rounds| rounds.parse().expect("a number"))
+    setting("LEASEHOLD_STALL_ROUNDS", 2)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

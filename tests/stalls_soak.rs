@@ -1,6 +1,8 @@
 //! Four processes use every primitive while their connections are held back, cut, and the server stands still, at random; every
 //! interval in which somebody believed to hold is recorded on one clock and judged.
 //!
+//! With `LEASEHOLD_STALL_FAULT`, all faults are of one sort (`disturb`).
+//!
 //! Runs for `LEASEHOLD_STALL_SECONDS` (20 by default) from the seed `LEASEHOLD_STALL_SEED`, which it prints. What every task
 //! asked and held is left in the folder `LEASEHOLD_STALL_RECORDS`, if that is set.
 //!
@@ -224,7 +226,9 @@ async fn disturb(random: &mut Random, server: &RedisServer, proxies: &[Proxy], l
         _ => Direction::Both,
     };
     let began = now();
-    let what = match random.within(0..10) {
+    let fault = random.within(0..10);
+    let what = match env::var("LEASEHOLD_STALL_FAULT").map_or(fault, |fault| fault.parse().expect("a number"))
+    {
         0 => {
             server.pause();
             sleep(duration).await;

@@ -102,7 +102,8 @@ impl<'a> Waiting<'a> {
 
     /// Waits for a push, or for a reason to ask again.
     async fn rest(&mut self, pause: Duration) -> Result<Next, BackendError> {
-        let (deadline, repeat) = (self.request.wait.deadline(), Instant::now() + pause);
+        // Told to ask before its first request was answered, it still has the time of a round trip.
+        let (deadline, repeat) = (self.give_up_asking(), Instant::now() + pause);
         tokio::select! {
             biased;
             pushed = &mut self.grant => Ok(self.pushed(pushed)),
