@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::backend::{Backend, Whose};
+use crate::backend::{Backend, BackendError, Whose};
 use crate::fence::FencingToken;
 use crate::name::Name;
 use crate::sync::Mutex;
@@ -213,7 +213,10 @@ async fn release(reaper: &Reaper, backend: &dyn Backend, obligation: Obligation)
             }
             Err(error) => {
                 tracing::warn!(name = %name, token, %error, "release given up: it happens when the lease ends");
-                reaper.given_up.fetch_add(1, Ordering::Relaxed);
+                // Something else stands under the key: nothing of the lease is left there.
+                if !matches!(error, BackendError::WrongType { .. }) {
+                    reaper.given_up.fetch_add(1, Ordering::Relaxed);
+                }
                 break;
             }
         }
