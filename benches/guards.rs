@@ -1,6 +1,7 @@
 //! What held leases cost: memory and processor time of 10 000 and 100 000 guards of one client, renewed all the while.
 //!
-//! `cargo bench --bench guards` starts a `redis-server` of its own (or uses `--port`), takes that many locks, and watches for
+//! `cargo bench -p leasehold-benches --bench guards`
+//! starts a `redis-server` of its own (or uses `--port`), takes that many locks, and watches for
 //! a minute (`--hold`), six thirds of a lease of 30 s. Each lease is renewed about once in a third. The first row, without
 //! guards, is what this machine and the pinging do by themselves.
 //!
