@@ -1,5 +1,6 @@
 //! The entrance: one client per store, from which the primitives come.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{Backend, MemoryBackend};
@@ -19,7 +20,7 @@ use crate::semaphore::CountingSemaphore;
 ///
 /// When the last handle (clients, primitives and guards) is gone, what is still owed to the store is released
 /// and the connections close. To wait for that, call [`shutdown`](Self::shutdown).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Client {
     engine: Arc<Engine>,
 }
@@ -181,5 +182,41 @@ impl Client {
     /// Dropping the future leaves the client shut down, but possibly not drained; calling again goes on.
     pub async fn shutdown(&self) -> Result<(), Error> {
         self.engine.shutdown().await
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("store", &self.engine.backend().capabilities().store)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn handles_print_what_they_are_for_however_much_the_client_has_in_hand() -> Result<(), Error> {
+        let client = Client::memory();
+        let mut guards = Vec::new();
+        for n in 0..1000 {
+            guards.push(client.mutex(&n.to_string())?.lock().await?);
+        }
+        let store = "store: \"memory:\"";
+        assert_eq!(format!("{client:?}"), format!("Client {{ {store}, .. }}"));
+        let mutex = client.mutex("a")?;
+        assert_eq!(format!("{mutex:?}"), format!("DistMutex {{ name: \"a\", {store}, .. }}"));
+        let lock = client.reentrant_lock("a")?.with_owner("me")?;
+        assert_eq!(
+            format!("{lock:?}"),
+            format!("ReentrantLock {{ name: \"a\", {store}, owner: \"me\", .. }}")
+        );
+        let counting = client.counting_semaphore("a", 5)?;
+        let limited = format!("{{ name: \"a\", {store}, limit: 5, .. }}");
+        assert_eq!(format!("{counting:?}"), format!("CountingSemaphore {limited}"));
+        assert_eq!(format!("{:?}", client.fair_semaphore("a", 5)?), format!("FairSemaphore {limited}"));
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! A semaphore that serves strictly in order of arrival.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ use crate::permits::Permits;
 /// assert_eq!(both.await.expect("no panic")?.permits(), 2);
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct FairSemaphore {
     permits: Permits,
 }
@@ -195,5 +196,11 @@ impl FairSemaphore {
     /// As for [`CountingSemaphore::resize`](crate::CountingSemaphore::resize).
     pub async fn resize(&self, limit: u32) -> Result<(), Error> {
         self.permits.resize(limit).await
+    }
+}
+
+impl fmt::Debug for FairSemaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.permits.debug("FairSemaphore", f)
     }
 }

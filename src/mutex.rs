@@ -1,5 +1,6 @@
 //! A mutex shared by many processes.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ use crate::primitive::Primitive;
 /// assert!(mutex.try_lock().await?.is_some());
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DistMutex {
     primitive: Primitive,
 }
@@ -145,5 +146,11 @@ impl DistMutex {
     /// it is not tried twice, since that could take it from the next holder as well.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.primitive.force_release().await
+    }
+}
+
+impl fmt::Debug for DistMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.primitive.debug("DistMutex", f).finish_non_exhaustive()
     }
 }

@@ -1,5 +1,6 @@
 //! A lock that its owner may take again.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ use crate::primitive::Primitive;
 /// assert!(client.mutex("stock")?.try_lock().await?.is_some());
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ReentrantLock {
     primitive: Primitive,
     owner: Arc<str>,
@@ -179,5 +180,11 @@ impl ReentrantLock {
     /// As for [`DistMutex::force_release`](crate::DistMutex::force_release).
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.primitive.force_release().await
+    }
+}
+
+impl fmt::Debug for ReentrantLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.primitive.debug("ReentrantLock", f).field("owner", &self.owner).finish_non_exhaustive()
     }
 }

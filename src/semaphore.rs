@@ -1,5 +1,6 @@
 //! A semaphore that keeps as many permits in use as it can.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ use crate::permits::Permits;
 /// drop((one, three));
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CountingSemaphore {
     permits: Permits,
 }
@@ -218,5 +219,11 @@ impl CountingSemaphore {
     /// calling again does no harm.
     pub async fn resize(&self, limit: u32) -> Result<(), Error> {
         self.permits.resize(limit).await
+    }
+}
+
+impl fmt::Debug for CountingSemaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.permits.debug("CountingSemaphore", f)
     }
 }
