@@ -119,18 +119,46 @@ impl Guard {
         self.lease.remaining(Instant::now())
     }
 
-    /// Waits until the lease is lost, and tells why.
+    /// Waits until the lease ends: because it is lost, or because its last guard is released or dropped.
     ///
-    /// The future does not borrow the guard, so that another task can wait for it. It stays pending for ever
-    /// once the guard, or the last of those that share its lease, is released or dropped: a lease that was given back is
-    /// not lost. (If `release` finds that it was
-    /// lost before, the future completes.)
+    /// The future does not borrow the guard, so another task can wait for it. It is `Unpin`, so a loop can wait for it beside
+    /// other things:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::LeaseEnd;
+    ///
+    /// # let mut jobs = tokio::sync::mpsc::channel::<u32>(1).1;
+    /// let guard = leasehold::Client::memory().mutex("machine:42")?.lock().await?;
+    /// let mut lost = guard.lost();
+    /// loop {
+    ///     tokio::select! {
+    ///         end = &mut lost => match end {
+    ///             LeaseEnd::Lost(reason) => panic!("somebody else may hold the lock: {reason}"),
+    ///             LeaseEnd::Released => break,
+    ///         },
+    ///         job = jobs.recv() => match job {
+    ///             Some(job) => println!("job {job}"),
+    ///             None => break,
+    ///         },
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// While [`release`](Self::release) waits for the store, the future stays pending; then it tells what the release found,
+    /// which may be that the lease was lost before. A guard that is dropped counts as released at once.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: nothing is kept in the future that another call would not find again.
     pub fn lost(&self) -> Lost {
-        Lost {
+        Lost { end: Box::pin(End { released: self.lease.released().cancelled_owned(), loss: self.loss() }) }
+    }
+
+    fn loss(&self) -> Loss {
+        Loss {
             told: self.lease.lost().clone().cancelled_owned(),
             timer: None,
             lease: Arc::clone(&self.lease),
@@ -158,7 +186,7 @@ impl Guard {
     ///
     /// Dropping the future drops `work`; the guard stays as it was.
     pub fn protect<F: Future>(&self, work: F) -> Protected<'_, F> {
-        Protected { lost: self.lost(), work: Some(work), guard: PhantomData }
+        Protected { loss: self.loss(), work: Some(work), guard: PhantomData }
     }
 
     /// Releases and waits until the store has confirmed it. When this returns `Ok`, the lease was held to the
@@ -202,15 +230,94 @@ impl Drop for Guard {
     }
 }
 
-/// Future of [`Guard::lost`]: completes when the lease is lost.
+/// How a lease ended, as told by [`Guard::lost`].
+///
+/// Equal to a [`LossReason`] if it was lost for that reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "a lease is lost or given back, and nothing else can end it")]
+pub enum LeaseEnd {
+    /// It was lost: somebody else may hold the resource now.
+    Lost(LossReason),
+    /// Its last guard was released or dropped.
+    Released,
+}
+
+impl LeaseEnd {
+    /// Why the lease was lost, or `None` if it was released.
+    #[must_use]
+    pub const fn loss(self) -> Option<LossReason> {
+        match self {
+            Self::Lost(reason) => Some(reason),
+            Self::Released => None,
+        }
+    }
+}
+
+impl fmt::Display for LeaseEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(reason) => reason.fmt(f),
+            Self::Released => f.write_str("it was released"),
+        }
+    }
+}
+
+impl PartialEq<LossReason> for LeaseEnd {
+    fn eq(&self, reason: &LossReason) -> bool {
+        self.loss() == Some(*reason)
+    }
+}
+
+/// Future of [`Guard::lost`]: completes when the lease ends.
 ///
 /// Poll it on one runtime: its timer belongs to the one on which it was first polled.
 ///
-/// It has a timer of its own, so that it fires at the deadline whatever the store or any task of the client
+/// It has a timer of its own, so that it completes at the deadline whatever the store or any task of the client
 /// does. Polled outside a tokio runtime it depends on the client's background task instead.
-#[pin_project]
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
+    end: Pin<Box<End>>,
+}
+
+impl Future for Lost {
+    type Output = LeaseEnd;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LeaseEnd> {
+        self.end.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lost").field("name", &self.end.loss.lease.name().as_str()).finish_non_exhaustive()
+    }
+}
+
+#[pin_project]
+struct End {
+    #[pin]
+    loss: Loss,
+    #[pin]
+    released: WaitForCancellationFutureOwned,
+}
+
+impl Future for End {
+    type Output = LeaseEnd;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LeaseEnd> {
+        let this = self.project();
+        // First, so that whatever the release has found by then is seen below.
+        let released = this.released.poll(cx);
+        match this.loss.poll(cx) {
+            Poll::Ready(reason) => Poll::Ready(LeaseEnd::Lost(reason)),
+            Poll::Pending => released.map(|()| LeaseEnd::Released),
+        }
+    }
+}
+
+/// Completes when the lease is lost, and never if it is released before.
+#[pin_project]
+struct Loss {
     lease: Arc<Lease>,
     #[pin]
     told: WaitForCancellationFutureOwned,
@@ -218,7 +325,7 @@ pub struct Lost {
     timer: Option<Sleep>,
 }
 
-impl Future for Lost {
+impl Future for Loss {
     type Output = LossReason;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LossReason> {
@@ -242,18 +349,12 @@ impl Future for Lost {
     }
 }
 
-impl fmt::Debug for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").field("name", &self.lease.name().as_str()).finish_non_exhaustive()
-    }
-}
-
 /// Future of [`Guard::protect`]: the protected work, or the loss of the lease.
 #[pin_project]
 #[must_use = "futures do nothing unless awaited"]
 pub struct Protected<'guard, F> {
     #[pin]
-    lost: Lost,
+    loss: Loss,
     #[pin]
     work: Option<F>,
     guard: PhantomData<&'guard Guard>,
@@ -265,9 +366,9 @@ impl<F: Future> Future for Protected<'_, F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         // The lease is asked first: no step of the work is taken without it.
-        if let Poll::Ready(reason) = this.lost.as_mut().poll(cx) {
+        if let Poll::Ready(reason) = this.loss.as_mut().poll(cx) {
             this.work.set(None);
-            return Poll::Ready(Err(this.lost.lease.loss_error(reason)));
+            return Poll::Ready(Err(this.loss.lease.loss_error(reason)));
         }
         let Some(work) = this.work.as_mut().as_pin_mut() else {
             return Poll::Pending;
@@ -275,15 +376,15 @@ impl<F: Future> Future for Protected<'_, F> {
         let output = ready!(work.poll(cx));
         this.work.set(None);
         // The last step itself may have taken too long.
-        Poll::Ready(match this.lost.lease.loss(Instant::now()) {
+        Poll::Ready(match this.loss.lease.loss(Instant::now()) {
             None => Ok(output),
-            Some(reason) => Err(this.lost.lease.loss_error(reason)),
+            Some(reason) => Err(this.loss.lease.loss_error(reason)),
         })
     }
 }
 
 impl<F> fmt::Debug for Protected<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Protected").field("lost", &self.lost).finish_non_exhaustive()
+        f.debug_struct("Protected").field("name", &self.loss.lease.name().as_str()).finish_non_exhaustive()
     }
 }

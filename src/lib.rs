@@ -56,7 +56,7 @@ pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
-pub use guard::{Guard, Lost, Protected};
+pub use guard::{Guard, LeaseEnd, Lost, Protected};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
 pub use options::{MAX_LEASE, MIN_LEASE, MutexOptions, SemaphoreOptions};

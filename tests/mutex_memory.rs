@@ -20,7 +20,7 @@ use leasehold::backend::{
     RenewRequest, Renewal, Resource, Whose,
 };
 use leasehold::{
-    Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, Lost, MAX_NAME_BYTES,
+    Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, Protected,
 };
 use support::{begun, eventually, local_handover, one_place_each, options, within};
@@ -518,7 +518,7 @@ async fn lost_fires_at_once_when_the_lock_is_released_by_force() -> Outcome {
     let mut lost = pin!(guard.lost());
     assert!(poll!(lost.as_mut()).is_pending());
     assert!(other.force_release().await?);
-    assert_eq!(poll!(lost), Poll::Ready(LossReason::Revoked));
+    assert_eq!(poll!(lost), Poll::Ready(LeaseEnd::Lost(LossReason::Revoked)));
     assert_eq!((guard.is_held(), guard.remaining()), (false, Duration::ZERO));
     assert!(other.try_lock().await?.is_some_and(|next| next.token() > guard.token()));
     Ok(())
@@ -580,27 +580,86 @@ async fn loss_is_told_before_anybody_else_is_granted_when_the_store_does_not_ans
     let other = mutex_of(&store);
     let next = within(10 * SECOND, other.lock()).await?;
     assert!(!guard.is_held(), "two holders");
-    assert_eq!(poll!(pin!(guard.lost())), Poll::Ready(LossReason::StoreUnreachable));
+    assert_eq!(poll!(guard.lost()), Poll::Ready(LeaseEnd::Lost(LossReason::StoreUnreachable)));
     assert!(next.token() > guard.token());
     Ok(())
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_never_fires_after_release_or_drop() -> Outcome {
+async fn whoever_watches_a_lease_is_told_of_its_release_also_if_he_asks_later() -> Outcome {
     let store = MemoryBackend::new();
     let mutex = lease_of(&client_of(&store), SECOND);
     for release in [true, false] {
         let guard = mutex.lock().await?;
-        let (unpolled, mut polled) = (guard.lost(), Box::pin(guard.lost()));
+        let (unpolled, mut polled) = (guard.lost(), guard.lost());
         assert!(poll!(&mut polled).is_pending());
+        let watchers: Vec<_> = (0..10).map(|_| tokio::spawn(guard.lost())).collect();
+        yield_now().await;
         if release {
             guard.release().await?
         } else {
             drop(guard)
         }
         mutex.force_release().await?;
-        assert_pending(10 * SECOND, futures::future::select(polled, Box::pin(unpolled)).map(drop)).await;
+        for watcher in watchers {
+            assert_eq!(within(SOON, watcher).await.expect("no panic"), LeaseEnd::Released);
+        }
+        assert_eq!(poll!(polled), Poll::Ready(LeaseEnd::Released));
+        assert_eq!(within(SOON, unpolled).await, LeaseEnd::Released);
     }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_can_be_awaited_by_reference_in_a_loop() -> Outcome {
+    let guard = Client::memory().mutex_with(NAME, options())?.lock().await?;
+    let (mut lost, mut ticks) = (guard.lost(), 0);
+    let mut guard = Some(guard);
+    let end = loop {
+        tokio::select! {
+            end = &mut lost => break end,
+            () = sleep(SECOND) => ticks += 1,
+        }
+        if ticks == 100 {
+            drop(guard.take());
+        }
+    };
+    assert_eq!((end, ticks), (LeaseEnd::Released, 100));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Outcome {
+    for forgotten in [false, true] {
+        let store = MemoryBackend::new();
+        let slow = Arc::new(Reluctant::on(&store));
+        slow.slow.store(true, Ordering::SeqCst);
+        let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
+        let mut lost = guard.lost();
+        let mut release = Box::pin(guard.release());
+        assert!(poll!(&mut release).is_pending() && poll!(&mut lost).is_pending());
+        if forgotten {
+            store.flush();
+        }
+        let released = within(10 * SECOND, release).await;
+        assert_eq!(released.is_err(), forgotten);
+        let end = if forgotten { LeaseEnd::Lost(LossReason::Expired) } else { LeaseEnd::Released };
+        assert_eq!(within(SOON, lost).await, end);
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_dropped_half_way_counts_as_one() -> Outcome {
+    let store = MemoryBackend::new();
+    let slow = Arc::new(Reluctant::on(&store));
+    slow.slow.store(true, Ordering::SeqCst);
+    let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
+    let mut lost = guard.lost();
+    let mut release = Box::pin(guard.release());
+    assert!(poll!(&mut release).is_pending() && poll!(&mut lost).is_pending());
+    drop(release);
+    assert_eq!(poll!(lost), Poll::Ready(LeaseEnd::Released));
     Ok(())
 }
 
@@ -650,7 +709,7 @@ async fn a_release_that_races_a_revocation_is_confirmed_or_lost_and_never_both()
         revoking.await.expect("no panic")?;
         watching.abort();
         if released.is_ok() {
-            assert!(poll!(pin!(told)).is_pending(), "round {round}: released and lost");
+            assert_eq!(poll!(told), Poll::Ready(LeaseEnd::Released), "round {round}: released and lost");
         }
     }
     Ok(())
@@ -1067,6 +1126,7 @@ fn handles_and_guards_go_everywhere() {
     everywhere::<DistMutex>();
     everywhere::<Guard>();
     everywhere::<Lost>();
+    everywhere::<LeaseEnd>();
     everywhere::<Protected<'static, std::future::Ready<()>>>();
     everywhere::<MutexOptions>();
     everywhere::<MemoryBackend>();

@@ -16,7 +16,9 @@ use std::time::Duration;
 use fred::types::config::Config;
 use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
-use leasehold::{Client, DistMutex, Error, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend};
+use leasehold::{
+    Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend,
+};
 use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
@@ -463,6 +465,29 @@ async fn dropping_a_guard_that_does_not_know_of_its_loss_leaves_the_later_holder
 // Loss
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_watches_a_lease_is_told_of_its_release() {
+    let Some(server) = RedisServer::start_or_skip("releases") else { return };
+    let mutex = mutex_of(&connect(&server).await);
+    for release in [true, false] {
+        let guard = mutex.lock().await.expect("free");
+        let mut lost = guard.lost();
+        assert_pending(ms(50), &mut lost).await;
+        if release {
+            guard.release().await.expect("held to the end");
+        } else {
+            drop(guard);
+        }
+        assert_eq!(within(SOON, lost).await, LeaseEnd::Released);
+    }
+    // A release that finds another holder tells of a loss.
+    let guard = mutex.lock().await.expect("free");
+    let lost = guard.lost();
+    server.raw().send(&["SET", LOCK, BARE_HOLDER]);
+    assert_lost(guard.release().await, LossReason::Taken);
+    assert_eq!(within(SOON, lost).await, LossReason::Taken);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_key_is_a_loss_and_other_names_are_unharmed() {
     let Some(server) = RedisServer::start_or_skip("deleted keys") else { return };
     let client = connect(&server).await;
@@ -667,7 +692,7 @@ async fn tokens_grow_over_a_restart_without_disk() {
     let again =
         within(SECOND * 15, two.mutex_with("idle", options()).expect("valid").lock()).await.expect("granted");
     assert!(again.token() > idle_token);
-    let reason = within(SOON, held.lost()).await;
+    let reason = within(SOON, held.lost()).await.loss().expect("not released");
     assert!(matches!(reason, LossReason::Expired | LossReason::Taken | LossReason::StoreUnreachable));
 }
 

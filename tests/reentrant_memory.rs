@@ -20,7 +20,7 @@ use leasehold::backend::{
     RenewRequest, Renewal, Resource, Whose,
 };
 use leasehold::{
-    Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LossReason, MAX_NAME_BYTES,
+    Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
 use support::{eventually, one_place_each, within};
@@ -695,7 +695,7 @@ async fn a_lease_that_has_passed_unnoticed_is_not_shared_any_more() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_never_fires_for_guards_that_were_given_back() -> Outcome {
+async fn guards_that_were_given_back_count_as_released_and_are_told_of_no_later_loss() -> Outcome {
     let store = MemoryBackend::new();
     let lock = leased(&client_of(&store), OWNER, SECOND);
     let guards = [soon(lock.lock()).await?, soon(lock.lock()).await?];
@@ -706,7 +706,19 @@ async fn lost_never_fires_for_guards_that_were_given_back() -> Outcome {
     let later = soon(lock.lock()).await?;
     assert!(lock.force_release().await?);
     assert!(!later.is_held());
-    assert_pending(10 * SECOND, lost).await;
+    assert_eq!(at_once(lost), [LeaseEnd::Released; 2]);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_counts_as_released_when_its_last_guard_has_gone() -> Outcome {
+    let lock = owned(&Client::memory(), OWNER);
+    let (outer, inner) = (soon(lock.lock()).await?, soon(lock.lock()).await?);
+    let told = outer.lost();
+    outer.release().await?;
+    assert_pending(10 * SECOND, inner.lost()).await;
+    drop(inner);
+    assert_eq!(at_once(told), LeaseEnd::Released);
     Ok(())
 }
 

@@ -69,7 +69,8 @@ use deaf::Deaf;
 use futures::FutureExt;
 use futures::poll;
 use leasehold::{
-    Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LossReason, SemaphoreOptions,
+    Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LeaseEnd, LossReason,
+    SemaphoreOptions,
 };
 use semaphores::*;
 use support::within;
@@ -370,7 +371,7 @@ async fn loss_is_told_to_all_parts_before_anybody_else_is_granted_when_the_store
     let next = within(SECOND * 10, S::of(&site.client().await, 2).acquire()).await.expect("granted");
     for part in [guard, part] {
         assert!(!part.is_held(), "three of two");
-        assert_eq!(poll!(pin!(part.lost())), Poll::Ready(LossReason::StoreUnreachable));
+        assert_eq!(poll!(part.lost()), Poll::Ready(LeaseEnd::Lost(LossReason::StoreUnreachable)));
         assert!(next.token() > part.token());
         assert_lost(part.release().await, LossReason::StoreUnreachable);
     }

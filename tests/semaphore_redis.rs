@@ -1252,7 +1252,7 @@ async fn a_server_restarted_without_memory_tells_the_holders_and_serves_the_wait
     });
     join_all(served).await;
     for guard in held {
-        let reason = within(LEASE, guard.lost()).await;
+        let reason = within(LEASE, guard.lost()).await.loss().expect("not released");
         assert!(matches!(reason, LossReason::Expired | LossReason::StoreUnreachable), "{reason:?}");
         assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::{FutureExt, join_all};
 use futures::poll;
-use leasehold::{Client, DistMutex, Error, FencingToken, Guard, LossReason, MutexOptions};
+use leasehold::{Client, DistMutex, Error, FencingToken, Guard, LeaseEnd, LossReason, MutexOptions};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
@@ -70,11 +70,6 @@ pub(crate) async fn nothing_left(clients: &[Client]) {
 #[track_caller]
 fn assert_lost<T: std::fmt::Debug>(outcome: &Result<T, Error>, expected: LossReason) {
     assert!(matches!(outcome, Err(Error::Lost { reason, .. }) if *reason == expected), "{outcome:?}");
-}
-
-async fn assert_pending<F: Future<Output: std::fmt::Debug>>(duration: Duration, future: F) {
-    let output = timeout(duration, future).await;
-    assert!(output.is_err(), "expected to stay pending, got {output:?}");
 }
 
 /// Sees who is inside, one at a time, under tokens that grow.
@@ -593,10 +588,9 @@ pub(crate) async fn a_loss_is_told_to_the_current_holder_alone(clients: &[Client
     let (mutex, operator) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let mut before = Box::pin(first.lost());
+    let before = first.lost();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
-    assert!(poll!(&mut before).is_pending());
     let id = operator.inspect().await.expect("answered").holder().map(|holder| holder.id.clone());
     assert!(operator.force_release().await.expect("answered"));
     assert_eq!(within(SOON, second.lost()).await, LossReason::Revoked);
@@ -607,7 +601,7 @@ pub(crate) async fn a_loss_is_told_to_the_current_holder_alone(clients: &[Client
     assert_ne!(fresh, id, "a grant of the store");
     assert_lost(&second.release().await, LossReason::Revoked);
     assert!(third.is_held());
-    assert_pending(ms(50), before).await;
+    assert_eq!(before.await, LeaseEnd::Released);
     third.release().await.expect("held to the end");
     nothing_left(clients).await;
 }
@@ -620,7 +614,7 @@ pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
     let mutex = local_with(&clients[0], MutexOptions::new().lease(3 * SECOND).renewal_period(ms(20)));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let mut before = Box::pin(first.lost());
+    let before = first.lost();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     forget();
@@ -628,7 +622,7 @@ pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
     let third = granted(third).await;
     assert!(third.token() > second.token() && third.is_held());
     assert_lost(&second.release().await, LossReason::Expired);
-    assert!(poll!(&mut before).is_pending());
+    assert_eq!(before.await, LeaseEnd::Released);
     third.release().await.expect("held to the end");
     nothing_left(clients).await;
 }

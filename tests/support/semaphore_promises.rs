@@ -662,7 +662,7 @@ async fn waiters_are_served_again_after_the_store_has_forgotten_everything<S: Se
     let tokens = serve_all(waiters).await;
     // In whichever order: they stand in line anew.
     assert!(tokens.iter().all(|token| *token > guard.token()), "{tokens:?} after {}", guard.token());
-    assert!(matches!(within(SOON, guard.lost()).await, LossReason::Expired));
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::Expired);
     nothing_is_left(&two).await;
 }
 
