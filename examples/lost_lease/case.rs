@@ -71,7 +71,7 @@ impl Case {
             Self::Force | Self::MaxHold => (Duration::ZERO, "at once"),
             Self::Forgetting => (lease / 3, "at the next renewal"),
             Self::Silence => (lease, "when the lease is over"),
-            Self::Pause => (Duration::ZERO, "when it runs again"),
+            Self::Pause => (Duration::ZERO, "when it resumes"),
         }
     }
 
