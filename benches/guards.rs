@@ -83,7 +83,7 @@ impl Bench {
     async fn new(port: u16, lease: Duration) -> Result<Self> {
         let mut bench = Self {
             client: Client::connect(&url(port)).await?,
-            options: MutexOptions::new().lease(lease),
+            options: MutexOptions::new().ttl(lease),
             bare: Bare::connect(&url(port)).await?,
             raw: Raw::connect(port)?,
             memory: 0,

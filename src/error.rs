@@ -15,7 +15,7 @@ pub enum Error {
     #[error("invalid {what}: {why}")]
     #[non_exhaustive]
     InvalidArgument {
-        /// Which argument: `name`, `lease`, `url`, ...
+        /// Which argument: `name`, `ttl`, `url`, ...
         what: &'static str,
         /// What is wrong with it. Passwords in URLs are omitted.
         why: String,
@@ -58,7 +58,7 @@ pub enum Error {
     },
 
     /// The store did not answer in time or is unreachable. Anything it may have granted is released in the
-    /// background, or expires within one lease. Try again later.
+    /// background, or expires within one TTL. Try again later.
     #[error("{step}{} at {store}: store unavailable: {source}", about(.name))]
     #[non_exhaustive]
     StoreUnavailable {

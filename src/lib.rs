@@ -59,7 +59,7 @@ pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Guard, LeaseEnd, Lost, Protected};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
-pub use options::{MAX_LEASE, MIN_LEASE, MutexOptions, SemaphoreOptions};
+pub use options::{MAX_TTL, MIN_TTL, MutexOptions, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use semaphore::CountingSemaphore;
 

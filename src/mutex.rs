@@ -21,7 +21,7 @@ use crate::primitive::Primitive;
 /// # Fairness
 ///
 /// Requests are served in the order in which they arrive at the store. An unreachable waiter is
-/// skipped and keeps its place; a dead one is removed within one lease. `try_lock` does not overtake
+/// skipped and keeps its place; a dead one is removed within one TTL. `try_lock` does not overtake
 /// waiters.
 ///
 /// Of the waiting tasks of one client, only the first is in the store's queue. The lock is then passed on among them, in
@@ -69,7 +69,7 @@ impl DistMutex {
     ///
     /// # Errors
     ///
-    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four leases if that is longer.
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
     /// * [`Error::StoreRefused`] if the store rejects the request, for instance because the key holds something else.
     /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
     ///   this store or this machine.

@@ -6,20 +6,20 @@ use std::time::Duration;
 use crate::backend::Kind;
 use crate::error::Error;
 
-/// The shortest lease: with a shorter one, a single slow round trip would end it.
-pub const MIN_LEASE: Duration = Duration::from_millis(100);
+/// The shortest TTL: with a shorter one, a single slow round trip would end it.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
-/// The longest lease: a store remembers the last token of an idle name for a day, and must not forget it
+/// The longest TTL: a store remembers the last token of an idle name for a day, and must not forget it
 /// during a lease.
-pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Options of a [`DistMutex`](crate::DistMutex) or a [`ReentrantLock`](crate::ReentrantLock).
 ///
 /// | option | default | why |
 /// |---|---|---|
-/// | [`lease`](Self::lease) | 30 s | long enough to survive a pause or a short outage, short enough to wait for |
-/// | [`renewal_period`](Self::renewal_period) | a third of the lease | two renewals in a row can fail |
+/// | [`ttl`](Self::ttl) | 30 s | long enough to survive a pause or a short outage, short enough to wait for |
+/// | [`renewal_period`](Self::renewal_period) | a third of the TTL | two renewals in a row can fail |
 /// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
 /// | [`prefix`](Self::prefix) | `lock:` | used by most libraries |
 /// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand over the lock themselves |
@@ -30,7 +30,7 @@ pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// use std::time::Duration;
 /// use leasehold::{Client, MutexOptions};
 ///
-/// let options = MutexOptions::new().lease(Duration::from_secs(10)).max_hold(Duration::from_secs(60));
+/// let options = MutexOptions::new().ttl(Duration::from_secs(10)).max_hold(Duration::from_secs(60));
 /// let mutex = Client::memory().mutex_with("machine:42", options)?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -59,8 +59,8 @@ impl MutexOptions {
     /// blocks others. From 100 ms to 24 h; fractions of a millisecond are truncated.
     ///
     /// Default: 30 s.
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        self.hold.lease = lease;
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.hold.ttl = ttl;
         self
     }
 
@@ -69,7 +69,7 @@ impl MutexOptions {
     /// lease, a single renewal that gets lost costs the lease. A period that would leave no time for a renewal at all
     /// is reduced to nine tenths of the time for which the lease is trusted.
     ///
-    /// Default: a third of the lease.
+    /// Default: a third of the TTL.
     pub const fn renewal_period(mut self, period: Duration) -> Self {
         self.hold.renewal_period = Some(period);
         self
@@ -97,7 +97,7 @@ impl MutexOptions {
     /// Checks at least this often whether the lock has become free, for use with holders that use another
     /// library, which delete the key without notifying anybody. 1 ms or more.
     ///
-    /// Default: none. A waiter checks when the holder's remaining time is over, and every third of a lease.
+    /// Default: none. A waiter checks when the holder's remaining time is over, and every third of the TTL.
     pub const fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll_interval = Some(interval);
         self
@@ -146,8 +146,8 @@ impl MutexOptions {
 ///
 /// | option | default | why |
 /// |---|---|---|
-/// | [`lease`](Self::lease) | 30 s | long enough to survive a pause or a short outage, short enough to wait for |
-/// | [`renewal_period`](Self::renewal_period) | a third of the lease | two renewals in a row can fail |
+/// | [`ttl`](Self::ttl) | 30 s | long enough to survive a pause or a short outage, short enough to wait for |
+/// | [`renewal_period`](Self::renewal_period) | a third of the TTL | two renewals in a row can fail |
 /// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
 /// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds must not share a key |
 /// | [`local_handover`](Self::local_handover) | off | tokens show the order of all grants |
@@ -168,15 +168,15 @@ impl SemaphoreOptions {
     /// blocks them. From 100 ms to 24 h; fractions of a millisecond are truncated.
     ///
     /// Default: 30 s.
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        self.hold.lease = lease;
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.hold.ttl = ttl;
         self
     }
 
     /// How long after each confirmation the lease is renewed; bounds and effects are those of
     /// [`MutexOptions::renewal_period`].
     ///
-    /// Default: a third of the lease.
+    /// Default: a third of the TTL.
     pub const fn renewal_period(mut self, period: Duration) -> Self {
         self.hold.renewal_period = Some(period);
         self
@@ -244,7 +244,7 @@ impl SemaphoreOptions {
 /// What can be chosen for every primitive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HoldOptions {
-    lease: Duration,
+    ttl: Duration,
     renewal_period: Option<Duration>,
     max_hold: Option<Duration>,
     /// `None` for the primitive's own.
@@ -253,20 +253,20 @@ struct HoldOptions {
 
 impl Default for HoldOptions {
     fn default() -> Self {
-        Self { lease: Duration::from_secs(30), renewal_period: None, max_hold: None, prefix: None }
+        Self { ttl: Duration::from_secs(30), renewal_period: None, max_hold: None, prefix: None }
     }
 }
 
 impl HoldOptions {
     fn terms(&self) -> Result<Terms, Error> {
-        let lease = whole_milliseconds(self.lease);
-        if lease < MIN_LEASE || lease > MAX_LEASE {
-            let why = format!("{lease:?} is outside {MIN_LEASE:?} to {MAX_LEASE:?}");
-            return Err(Error::invalid("lease", why));
+        let lease = whole_milliseconds(self.ttl);
+        if lease < MIN_TTL || lease > MAX_TTL {
+            let why = format!("{lease:?} is outside {MIN_TTL:?} to {MAX_TTL:?}");
+            return Err(Error::invalid("ttl", why));
         }
         let renewal_period = self.renewal_period.unwrap_or(lease / 3);
         if renewal_period.is_zero() || renewal_period >= lease {
-            let why = format!("{renewal_period:?} is not between zero and the lease of {lease:?}");
+            let why = format!("{renewal_period:?} is not between zero and the TTL of {lease:?}");
             return Err(Error::invalid("renewal period", why));
         }
         if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {
@@ -286,8 +286,8 @@ fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Res
         Some(duration) if duration < Duration::from_millis(1) => {
             Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
         }
-        Some(duration) if duration > MAX_LEASE => {
-            Err(Error::invalid(what, format!("{duration:?} is above {MAX_LEASE:?}")))
+        Some(duration) if duration > MAX_TTL => {
+            Err(Error::invalid(what, format!("{duration:?} is above {MAX_TTL:?}")))
         }
         _ => Ok(()),
     }
@@ -351,21 +351,21 @@ mod tests {
 
     #[test]
     fn leases_outside_their_bounds_are_refused_with_the_bounds() {
-        assert!(refusal(&MutexOptions::new().lease(ms(99))).contains("100ms"));
-        assert!(MutexOptions::new().lease(ms(100)).validate().is_ok());
-        assert!(MutexOptions::new().lease(MAX_LEASE).validate().is_ok());
-        assert!(refusal(&MutexOptions::new().lease(MAX_LEASE + ms(1))).contains("86400s"));
+        assert!(refusal(&MutexOptions::new().ttl(ms(99))).contains("100ms"));
+        assert!(MutexOptions::new().ttl(ms(100)).validate().is_ok());
+        assert!(MutexOptions::new().ttl(MAX_TTL).validate().is_ok());
+        assert!(refusal(&MutexOptions::new().ttl(MAX_TTL + ms(1))).contains("86400s"));
     }
 
     #[test]
     fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
-        let settings = MutexOptions::new().lease(Duration::from_micros(100_999)).validate().unwrap();
+        let settings = MutexOptions::new().ttl(Duration::from_micros(100_999)).validate().unwrap();
         assert_eq!(settings.terms.lease, ms(100));
     }
 
     #[test]
     fn a_renewal_period_not_below_the_lease_is_refused() {
-        let options = MutexOptions::new().lease(ms(1000));
+        let options = MutexOptions::new().ttl(ms(1000));
         assert!(options.clone().renewal_period(ms(999)).validate().is_ok());
         assert!(refusal(&options.clone().renewal_period(ms(1000))).contains("renewal period"));
         assert!(options.renewal_period(Duration::ZERO).validate().is_err());

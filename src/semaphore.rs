@@ -97,7 +97,7 @@ impl CountingSemaphore {
     /// * [`Error::LimitDiffers`] if the limit in force is not the limit of this handle.
     /// * [`Error::InvalidArgument`] if no permits are requested, or more than the limit in force; also if a
     ///   [`resize`](Self::resize) makes the limit too small for a waiting request.
-    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four leases if that is longer.
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
     /// * [`Error::StoreRefused`] if the store rejects the request, for instance because the key holds something else.
     /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
     ///   this store or this machine.

@@ -51,7 +51,7 @@ fn mutex_of(store: &MemoryBackend) -> DistMutex {
 }
 
 fn lease_of(client: &Client, lease: Duration) -> DistMutex {
-    client.mutex_with(NAME, options().lease(lease)).expect("valid")
+    client.mutex_with(NAME, options().ttl(lease)).expect("valid")
 }
 
 fn is_empty(inspection: &Inspection) -> bool {
@@ -529,7 +529,7 @@ async fn lost_fires_when_the_maximum_hold_time_is_over_and_the_next_waiter_gets_
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), mutex_of(&store));
     for hold in [ms(500), ms(3500)] {
-        let options = options().lease(SECOND).max_hold(hold);
+        let options = options().ttl(SECOND).max_hold(hold);
         let started = Instant::now();
         let guard = client.mutex_with(NAME, options)?.lock().await?;
         let mut next = pin!(other.lock());
@@ -913,7 +913,7 @@ fn a_renewal_that_died_with_its_runtime_does_not_keep_the_next_runtime_from_rene
     let store = MemoryBackend::new();
     let hanging = Arc::new(Reluctant::on(&store));
     let client = Client::with_backend(hanging.clone());
-    let mutex = client.mutex_with(NAME, options().lease(ms(900)).renewal_period(ms(50)))?;
+    let mutex = client.mutex_with(NAME, options().ttl(ms(900)).renewal_period(ms(50)))?;
     let first = runtime();
     let guard = first.block_on(async {
         let guard = mutex.lock().await?;
@@ -1071,10 +1071,10 @@ fn unusable_arguments_are_refused_when_the_mutex_is_made() {
     assert_invalid(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1)), "name");
     let with = |options| client.mutex_with(NAME, options);
     assert_invalid(with(options().prefix("p".repeat(MAX_NAME_BYTES + 1))), "prefix");
-    assert_invalid(with(options().lease(ms(99))), "lease");
-    assert_invalid(with(options().lease(Duration::MAX)), "lease");
-    assert_invalid(with(options().lease(SECOND).renewal_period(SECOND)), "renewal period");
-    assert_invalid(with(options().lease(SECOND).renewal_period(2 * SECOND)), "renewal period");
+    assert_invalid(with(options().ttl(ms(99))), "ttl");
+    assert_invalid(with(options().ttl(Duration::MAX)), "ttl");
+    assert_invalid(with(options().ttl(SECOND).renewal_period(SECOND)), "renewal period");
+    assert_invalid(with(options().ttl(SECOND).renewal_period(2 * SECOND)), "renewal period");
     assert_invalid(with(options().renewal_period(Duration::ZERO)), "renewal period");
     assert_invalid(with(options().max_hold(Duration::ZERO)), "maximum hold time");
     assert_invalid(with(options().poll_interval(Duration::from_micros(999))), "poll interval");

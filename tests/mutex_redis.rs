@@ -330,7 +330,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
 async fn a_lock_held_by_ours_excludes_the_bare_recipe() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
-    let mutex = mutex_with(&client, options().lease(SECOND * 20));
+    let mutex = mutex_with(&client, options().ttl(SECOND * 20));
     let guard = mutex.lock().await.expect("free");
     let id = raw.get(LOCK).expect("a string");
     assert!(LeaseId::parse(&id).is_some(), "{id}");
@@ -374,7 +374,7 @@ async fn a_bare_release_is_noticed_within_a_third_of_a_lease() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
-    let waiter = waiter(&mutex_with(&client, options().lease(SECOND)));
+    let waiter = waiter(&mutex_with(&client, options().ttl(SECOND)));
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_release(&mut raw, BARE_HOLDER));
     let _guard = granted(waiter).await;
@@ -396,7 +396,7 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     let Some(server) = RedisServer::start_or_skip("keys without expiry") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
-    let short = options().lease(ms(300));
+    let short = options().ttl(ms(300));
     let plain = mutex_with(&client, short.clone());
     assert_timed_out(plain.lock_for(ms(700)).await);
     assert!(plain.try_lock().await.expect("answered").is_none());
@@ -432,7 +432,7 @@ async fn releasing_a_lost_lease_tells_so_and_leaves_the_later_holder_alone() {
 async fn dropping_an_expired_guard_leaves_the_later_holder_alone() {
     let Some(server) = RedisServer::start_or_skip("later holders") else { return };
     let [one, two] = connect_many(&server).await;
-    let first = mutex_with(&one, options().lease(ms(500))).lock().await.expect("free");
+    let first = mutex_with(&one, options().ttl(ms(500))).lock().await.expect("free");
     let lost = first.lost();
     server.pause();
     assert_eq!(within(SOON, lost).await, LossReason::StoreUnreachable);
@@ -655,7 +655,7 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
     let Some(server) = RedisServer::start_or_skip("tokens") else { return };
     let [one, two] = connect_many(&server).await;
     let mut raw = server.raw();
-    let short = options().lease(SECOND);
+    let short = options().ttl(SECOND);
     for forget in [&["FLUSHALL"][..], &["DEL", LOCK, FENCE], &["DEL", FENCE]] {
         let guard = mutex_with(&one, short.clone()).lock().await.expect("free");
         let waiter = waiter(&mutex_with(&two, short.clone()));
@@ -678,7 +678,7 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
 async fn tokens_grow_over_a_restart_without_disk() {
     let Some(mut server) = RedisServer::start_or_skip("restarts") else { return };
     let [one, two] = connect_many(&server).await;
-    let short = options().lease(SECOND);
+    let short = options().ttl(SECOND);
     let idle = one.mutex_with("idle", options()).expect("valid").lock().await.expect("free");
     let idle_token = idle.token();
     idle.release().await.expect("held to the end");
@@ -1018,7 +1018,7 @@ struct Cost {
 async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Cost {
     let mut raw = server.raw();
     // Repeats itself every 100 seconds.
-    let options = one_place_each().lease(SECOND * 300);
+    let options = one_place_each().ttl(SECOND * 300);
     let guard = mutex_with(&clients[0], options.clone()).lock().await.expect("free");
     raw.send(&["CONFIG", "RESETSTAT"]);
     let mut tasks = JoinSet::new();
@@ -1084,7 +1084,7 @@ async fn an_uncontended_lock_and_release_are_two_commands() {
 async fn a_lease_is_kept_for_many_times_its_length() {
     let Some(server) = RedisServer::start_or_skip("renewal") else { return };
     let [one, two] = connect_many(&server).await;
-    let guard = mutex_with(&one, options().lease(SECOND)).lock().await.expect("free");
+    let guard = mutex_with(&one, options().ttl(SECOND)).lock().await.expect("free");
     let (begun, mut raw, id) = (Instant::now(), server.raw(), server.raw().get(LOCK));
     let (mut refreshed, mut last) = (0, i64::MAX);
     eventually(SECOND * 10, || {
@@ -1107,7 +1107,7 @@ async fn five_hundred_leases_of_one_client_are_all_kept() {
     const LEASES: usize = 500;
     let Some(server) = RedisServer::start_or_skip("renewal") else { return };
     let client = connect(&server).await;
-    let options = options().lease(ms(1500));
+    let options = options().ttl(ms(1500));
     let guards = join_all((0..LEASES).map(|i| {
         let mutex = client.mutex_with(&format!("machine:{i}"), options.clone()).expect("valid");
         async move { mutex.lock().await.expect("free") }
@@ -1133,10 +1133,10 @@ async fn unusable_arguments_are_told_and_send_nothing() {
         Err(Error::InvalidArgument { what, .. }) => what,
         other => panic!("expected a refusal, got {other:?}"),
     };
-    let lease = |lease: Duration| options().lease(lease);
+    let lease = |lease: Duration| options().ttl(lease);
     assert_eq!(argument(client.mutex("")), "name");
     assert_eq!(argument(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1))), "name");
-    assert_eq!(argument(client.mutex_with(NAME, lease(ms(99)))), "lease");
+    assert_eq!(argument(client.mutex_with(NAME, lease(ms(99)))), "ttl");
     assert_eq!(argument(client.mutex_with(NAME, lease(SECOND).renewal_period(SECOND))), "renewal period");
     assert_eq!(argument(client.mutex_with(NAME, lease(SECOND).renewal_period(SECOND * 2))), "renewal period");
     assert_eq!(raw.keys("*"), Vec::<String>::new());

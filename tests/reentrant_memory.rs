@@ -65,7 +65,7 @@ fn owned_with(client: &Client, owner: &str, options: MutexOptions) -> ReentrantL
 }
 
 fn leased(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
-    owned_with(client, owner, MutexOptions::new().lease(lease))
+    owned_with(client, owner, MutexOptions::new().ttl(lease))
 }
 
 /// The same lock as a mutex, with a place of its own in the store's line for every waiter, as reentrant locks have.
@@ -230,7 +230,7 @@ async fn naming_the_owner_of_a_clone_leaves_the_handle_as_it_was() -> Outcome {
 #[tokio::test]
 async fn naming_the_owner_keeps_name_prefix_and_options() -> Outcome {
     let client = Client::memory();
-    let options = MutexOptions::new().prefix("other:").lease(SECOND);
+    let options = MutexOptions::new().prefix("other:").ttl(SECOND);
     let lock = client.reentrant_lock_with(NAME, options)?.with_owner(OWNER)?;
     let guard = soon(lock.lock()).await?;
     assert_eq!((lock.name(), guard.name(), guard.permits()), (NAME, NAME, 1));
@@ -316,7 +316,7 @@ fn unusable_names_and_options_are_refused_when_the_lock_is_made() {
     let options = MutexOptions::new;
     assert_eq!(what(client.reentrant_lock("")), "name");
     assert_eq!(what(client.reentrant_lock(&"n".repeat(MAX_NAME_BYTES + 1))), "name");
-    assert_eq!(what(client.reentrant_lock_with(NAME, options().lease(ms(99)))), "lease");
+    assert_eq!(what(client.reentrant_lock_with(NAME, options().ttl(ms(99)))), "ttl");
     assert_eq!(what(client.reentrant_lock_with(NAME, options().max_hold(ms(9)))), "maximum hold time");
 }
 

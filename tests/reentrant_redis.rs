@@ -131,7 +131,7 @@ fn owned(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
 }
 
 fn owned_named(client: &Client, name: &str, owner: &str, lease: Duration) -> ReentrantLock {
-    let lock = client.reentrant_lock_with(name, MutexOptions::new().lease(lease));
+    let lock = client.reentrant_lock_with(name, MutexOptions::new().ttl(lease));
     lock.and_then(|lock| lock.with_owner(owner)).expect("valid")
 }
 

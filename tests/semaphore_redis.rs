@@ -161,7 +161,7 @@ async fn a_release_wakes_exactly_those_that_fit_and_the_others_ask_nothing<S: Se
 async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], waiters: usize) -> f64 {
     let mut raw = server.raw();
     // Repeats itself every 100 seconds.
-    let options = SemaphoreOptions::new().lease(SECOND * 300);
+    let options = SemaphoreOptions::new().ttl(SECOND * 300);
     let semaphores: Vec<_> =
         clients.iter().map(|client| S::strict(client, NAME, 3, options.clone())).collect();
     let guard = taken(&semaphores[0], 3).await;
@@ -1201,7 +1201,7 @@ async fn a_store_that_forgets_under_load_admits_too_many_until_the_next_renewal_
 ) {
     const LIMIT: u32 = 4;
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
-    let options = SemaphoreOptions::new().lease(SECOND * 3).renewal_period(ms(100));
+    let options = SemaphoreOptions::new().ttl(SECOND * 3).renewal_period(ms(100));
     let semaphores = clients.clone().map(|client| S::with(&client, LIMIT, options.clone()));
     let mut newest = None;
     for round in 0..3 {

@@ -169,7 +169,7 @@ fn field(token: FencingToken) -> String {
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_traced_from_request_to_release() -> Result<(), Error> {
     let (lines, _collecting) = Lines::collect(Level::DEBUG);
-    let mutex = Client::memory().mutex_with(NAME, MutexOptions::new().lease(SECOND))?;
+    let mutex = Client::memory().mutex_with(NAME, MutexOptions::new().ttl(SECOND))?;
     let guard = mutex.lock().await?;
     let token = field(guard.token());
     lines.assert_line(&["acquire{name=machine:42", "new"]);
@@ -235,7 +235,7 @@ async fn the_callers_own_span_is_left_alone() -> Result<(), Error> {
 async fn no_trace_tells_a_lease_id() -> Result<(), Error> {
     let (lines, _collecting) = Lines::collect(Level::TRACE);
     let client = Client::memory();
-    let mutex = client.mutex_with(NAME, MutexOptions::new().lease(SECOND))?;
+    let mutex = client.mutex_with(NAME, MutexOptions::new().ttl(SECOND))?;
     let guard = mutex.lock().await?;
     let id = mutex.inspect().await?.holder().cloned().expect("a holder").id;
     tokio::time::sleep(SECOND).await;

@@ -27,7 +27,7 @@ const TURN_TIME: Duration = Duration::from_millis(30);
 const MANY: usize = 100;
 
 pub(crate) fn local(client: &Client, lease: Duration) -> DistMutex {
-    local_with(client, MutexOptions::new().lease(lease))
+    local_with(client, MutexOptions::new().ttl(lease))
 }
 
 fn local_with(client: &Client, options: MutexOptions) -> DistMutex {
@@ -611,7 +611,7 @@ pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
     clients: &[Client],
     forget: impl FnOnce(),
 ) {
-    let mutex = local_with(&clients[0], MutexOptions::new().lease(3 * SECOND).renewal_period(ms(20)));
+    let mutex = local_with(&clients[0], MutexOptions::new().ttl(3 * SECOND).renewal_period(ms(20)));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
     let before = first.lost();
@@ -628,7 +628,7 @@ pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
 }
 
 pub(crate) async fn the_maximum_hold_time_counts_for_each_hold(clients: &[Client]) {
-    let mutex = local_with(&clients[0], MutexOptions::new().lease(SECOND).max_hold(ms(300)));
+    let mutex = local_with(&clients[0], MutexOptions::new().ttl(SECOND).max_hold(ms(300)));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
     let (start, token) = (Instant::now(), first.token().get());

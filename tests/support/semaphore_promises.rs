@@ -120,7 +120,7 @@ async fn inspection_tells_who_holds_and_who_waits_and_the_limit<S: Semaphore>(si
     let [one, two] = site.clients().await.map(|client| S::of(&client, 4));
     let nobody = one.inspect().await.expect("inspected");
     assert!(is_empty(&nobody) && nobody.limit.is_none() && nobody.holder().is_none(), "{nobody:?}");
-    let brief = SemaphoreOptions::new().lease(SECOND * 20);
+    let brief = SemaphoreOptions::new().ttl(SECOND * 20);
     let (first, brief) = (taken(&one, 1).await, S::with(&site.client().await, 4, brief));
     let second = taken(&brief, 2).await;
     let waiters = line_up(&[two.clone(), one.clone()], &[3, 2, 4]).await;
@@ -606,7 +606,7 @@ async fn the_maximum_hold_time_ends_a_lease_with_all_its_parts_and_the_waiters_g
 ) {
     let clients = site.clients::<2>().await;
     let lease = site.brief_lease();
-    let options = SemaphoreOptions::new().lease(lease).max_hold(lease * 7 / 5);
+    let options = SemaphoreOptions::new().ttl(lease).max_hold(lease * 7 / 5);
     let begun = Instant::now();
     let mut guard = taken(&S::with(&clients[0], 3, options), 2).await;
     let part = guard.split(1).expect("of two");
@@ -1007,9 +1007,9 @@ async fn names_and_options_out_of_bounds_are_refused<S: Semaphore>(site: Site) {
     assert_invalid(named(&"é".repeat(MAX_NAME_BYTES / 2 + 1)), "name");
     let with = |options| S::make(&client, NAME, 1, options);
     assert_invalid(with(options().prefix("p".repeat(MAX_NAME_BYTES + 1))), "prefix");
-    assert_invalid(with(options().lease(ms(99))), "lease");
-    assert_invalid(with(options().lease(Duration::MAX)), "lease");
-    assert_invalid(with(options().lease(SECOND).renewal_period(SECOND)), "renewal period");
+    assert_invalid(with(options().ttl(ms(99))), "ttl");
+    assert_invalid(with(options().ttl(Duration::MAX)), "ttl");
+    assert_invalid(with(options().ttl(SECOND).renewal_period(SECOND)), "renewal period");
     assert_invalid(with(options().renewal_period(Duration::ZERO)), "renewal period");
     assert_invalid(with(options().max_hold(Duration::ZERO)), "maximum hold time");
     for suffix in ["queue", "waiters", "holds", "fence"] {
@@ -1148,7 +1148,7 @@ async fn five_thousand_permits_are_held_for_many_leases_and_given_back_to_nothin
     let lease = SECOND.max(begun.elapsed() * 12);
     nothing_is_left(&warm).await;
     let make = |client: &Client, name: &str| {
-        S::make(client, name, PERMITS, SemaphoreOptions::new().lease(lease)).expect("valid")
+        S::make(client, name, PERMITS, SemaphoreOptions::new().ttl(lease)).expect("valid")
     };
     let [singles, single, mixed] = ["singles", "single", "mixed"].map(|name| make(&one, name));
     let ones = join_all((0..PERMITS).map(|_| take(&singles, 1)));

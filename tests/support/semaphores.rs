@@ -74,7 +74,7 @@ pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// The semaphore of the tests, with leases of this length.
     fn leased(client: &Client, limit: u32, lease: Duration) -> Self {
-        Self::with(client, limit, SemaphoreOptions::new().lease(lease))
+        Self::with(client, limit, SemaphoreOptions::new().ttl(lease))
     }
 
     fn with(client: &Client, limit: u32, options: SemaphoreOptions) -> Self {
