@@ -131,30 +131,30 @@ impl FairSemaphore {
         self.permits.try_acquire(permits).await
     }
 
-    /// Acquires one permit, waiting for at most `patience`.
+    /// Acquires one permit, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// As for [`CountingSemaphore::acquire_for`](crate::CountingSemaphore::acquire_for).
+    /// As for [`CountingSemaphore::acquire_timeout`](crate::CountingSemaphore::acquire_timeout).
     ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
-    pub async fn acquire_for(&self, patience: Duration) -> Result<Guard, Error> {
-        self.permits.acquire_for(1, patience).await
+    pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
+        self.permits.acquire_timeout(1, timeout).await
     }
 
-    /// Acquires `permits` permits together, waiting for at most `patience`.
+    /// Acquires `permits` permits together, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// As for [`acquire_for`](Self::acquire_for).
+    /// As for [`acquire_timeout`](Self::acquire_timeout).
     ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
-    pub async fn acquire_many_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-        self.permits.acquire_for(permits, patience).await
+    pub async fn acquire_many_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
+        self.permits.acquire_timeout(permits, timeout).await
     }
 
     /// How many permits are free: the limit minus the permits in use, or 0 while more are held than a reduced limit

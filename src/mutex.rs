@@ -99,7 +99,7 @@ impl DistMutex {
         self.primitive.try_acquire(&Claim::Sole).await
     }
 
-    /// Locks the mutex, waiting for at most `patience`.
+    /// Locks the mutex, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
@@ -110,8 +110,8 @@ impl DistMutex {
     /// # Cancel safety
     ///
     /// As for [`lock`](Self::lock).
-    pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_for(&Claim::Sole, patience).await
+    pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
+        self.primitive.acquire_timeout(&Claim::Sole, timeout).await
     }
 
     /// Returns who holds the lock and who waits for it. This is a snapshot and may already be out of date.

@@ -48,8 +48,8 @@ impl Permits {
         self.primitive.try_acquire(&self.claim(permits)?).await
     }
 
-    pub(crate) async fn acquire_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_for(&self.claim(permits)?, patience).await
+    pub(crate) async fn acquire_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
+        self.primitive.acquire_timeout(&self.claim(permits)?, timeout).await
     }
 
     pub(crate) async fn available(&self) -> Result<u32, Error> {

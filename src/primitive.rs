@@ -33,10 +33,10 @@ impl Primitive {
         self.ask(claim, Wait::No).await
     }
 
-    /// Waits in line for at most `patience`.
-    pub(crate) async fn acquire_for(&self, claim: &Claim, patience: Duration) -> Result<Guard, Error> {
+    /// Waits in line for at most `timeout`.
+    pub(crate) async fn acquire_timeout(&self, claim: &Claim, timeout: Duration) -> Result<Guard, Error> {
         let started = Instant::now();
-        let wait = started.checked_add(patience).map_or(Wait::Forever, Wait::Until);
+        let wait = started.checked_add(timeout).map_or(Wait::Forever, Wait::Until);
         self.ask(claim, wait).await?.ok_or_else(|| self.timed_out(started))
     }
 

@@ -141,19 +141,19 @@ impl ReentrantLock {
         }
     }
 
-    /// Acquires the lock: at once if this owner already holds it, otherwise waiting for at most `patience`.
+    /// Acquires the lock: at once if this owner already holds it, otherwise waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// As for [`DistMutex::lock_for`](crate::DistMutex::lock_for).
+    /// As for [`DistMutex::lock_timeout`](crate::DistMutex::lock_timeout).
     ///
     /// # Cancel safety
     ///
     /// As for [`lock`](Self::lock).
-    pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
+    pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire_for(&self.claim, patience).await,
+            None => self.primitive.acquire_timeout(&self.claim, timeout).await,
         }
     }
 

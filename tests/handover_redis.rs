@@ -146,12 +146,12 @@ async fn a_holder_that_was_passed_the_lease_is_told_that_the_server_hangs() {
     stage.end().await;
 }
 
-/// `lock_for` of a leader and of those who sit behind it.
+/// `lock_timeout` of a leader and of those who sit behind it.
 async fn impatient(client: &Client, patience: Duration) -> Vec<JoinHandle<Result<(), Error>>> {
     let mut waiters = Vec::new();
     for _ in 0..5 {
         let mutex = local(client, LONG);
-        let lock = async move { mutex.lock_for(patience).await?.release().await };
+        let lock = async move { mutex.lock_timeout(patience).await?.release().await };
         waiters.push(begun(lock).await);
     }
     waiters
@@ -204,7 +204,7 @@ async fn a_refusal_by_the_store_is_told_to_everybody_who_waits() {
         assert!(matches!(outcome, Err(Error::StoreRefused { .. })), "{outcome:?}");
     }
     raw.send(&["DEL", KEY]);
-    mutex.lock_for(SECOND).await.expect("mended").release().await.expect("held to the end");
+    mutex.lock_timeout(SECOND).await.expect("mended").release().await.expect("held to the end");
     drop(raw);
     stage.end().await;
 }

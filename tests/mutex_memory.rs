@@ -174,7 +174,7 @@ async fn every_memory_client_has_a_store_of_its_own() -> Outcome {
     Ok(())
 }
 
-// try_lock and lock_for
+// try_lock and lock_timeout
 
 #[tokio::test]
 async fn try_lock_answers_none_while_the_lock_is_held() -> Outcome {
@@ -210,12 +210,12 @@ async fn try_lock_succeeds_at_once_after_a_guard_of_the_same_client_was_dropped(
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
+async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
     let store = MemoryBackend::new();
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     let guard = mutex.lock().await?;
     let started = Instant::now();
-    let error = other.lock_for(ms(250)).await.expect_err("held");
+    let error = other.lock_timeout(ms(250)).await.expect_err("held");
     assert_eq!(started.elapsed(), ms(250));
     assert!(error.to_string().contains("`machine:42`"), "{error}");
     let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
@@ -226,19 +226,19 @@ async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_no_time_takes_a_free_lock_and_times_out_on_a_held_one() -> Outcome {
+async fn lock_timeout_no_time_takes_a_free_lock_and_times_out_on_a_held_one() -> Outcome {
     let store = MemoryBackend::new();
-    let _guard = mutex_of(&store).lock_for(Duration::ZERO).await?;
-    assert!(matches!(mutex_of(&store).lock_for(Duration::ZERO).await, Err(Error::TimedOut { .. })));
+    let _guard = mutex_of(&store).lock_timeout(Duration::ZERO).await?;
+    assert!(matches!(mutex_of(&store).lock_timeout(Duration::ZERO).await, Err(Error::TimedOut { .. })));
     Ok(())
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
+async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
     let store = MemoryBackend::new();
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     let guard = mutex.lock().await?;
-    let mut waiter = pin!(other.lock_for(Duration::MAX));
+    let mut waiter = pin!(other.lock_timeout(Duration::MAX));
     assert!(poll!(waiter.as_mut()).is_pending());
     drop(guard);
     within(SOON, waiter).await?.release().await
@@ -285,7 +285,7 @@ async fn drop_after(case: Meanwhile, polls: usize, verb: usize) -> Outcome {
     {
         let request = match verb {
             0 => mutex.lock().map(|guard| guard.map(Some)).boxed(),
-            1 => mutex.lock_for(SECOND).map(|guard| guard.map(Some)).boxed(),
+            1 => mutex.lock_timeout(SECOND).map(|guard| guard.map(Some)).boxed(),
             _ => mutex.try_lock().boxed(),
         };
         let mut request = pin!(request);
@@ -336,7 +336,7 @@ async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outc
         let guard = other.lock().await?;
         let request = async {
             match round % 3 {
-                0 => mutex.lock_for(patience).await.ok(),
+                0 => mutex.lock_timeout(patience).await.ok(),
                 1 => timeout(patience, mutex.lock()).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
@@ -431,7 +431,7 @@ async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease() -> Outcome 
     })
     .join()
     .expect("no panic");
-    let early = other.lock_for(ms(500)).await;
+    let early = other.lock_timeout(ms(500)).await;
     let next = timeout(SECOND, other.lock()).await;
     runtime.shutdown_background();
     assert!(early.is_err(), "the lease still ran");
@@ -957,7 +957,7 @@ async fn shutdown_ends_waiting_requests_and_refuses_later_ones() -> Outcome {
     }
     assert_closed(&mutex.lock().await);
     assert_closed(&mutex.try_lock().await);
-    assert_closed(&mutex.lock_for(SECOND).await);
+    assert_closed(&mutex.lock_timeout(SECOND).await);
     assert_closed(&mutex.inspect().await);
     assert_closed(&mutex.force_release().await);
     waiting(&other, 0).await;
@@ -1003,7 +1003,7 @@ async fn shutdown_frees_what_a_forgotten_guard_holds() -> Outcome {
     let mutex = lease_of(&client, SECOND);
     mem::forget(mutex.lock().await?);
     let other = mutex_of(&store);
-    assert!(other.lock_for(10 * SECOND).await.is_err(), "a forgotten guard stays held and renewed");
+    assert!(other.lock_timeout(10 * SECOND).await.is_err(), "a forgotten guard stays held and renewed");
     client.shutdown().await?;
     assert!(other.try_lock().await?.is_some());
     Ok(())
@@ -1139,7 +1139,7 @@ async fn futures_can_be_spawned() -> Outcome {
     let mutex = client.mutex_with(NAME, options())?;
     send(&mutex.lock());
     send(&mutex.try_lock());
-    send(&mutex.lock_for(SECOND));
+    send(&mutex.lock_timeout(SECOND));
     send(&mutex.inspect());
     send(&mutex.force_release());
     send(&client.shutdown());

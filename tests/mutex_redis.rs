@@ -318,7 +318,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
     let mutex = mutex_of(&client);
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     assert!(mutex.try_lock().await.expect("answered").is_none());
-    assert_timed_out(mutex.lock_for(ms(150)).await);
+    assert_timed_out(mutex.lock_timeout(ms(150)).await);
     let holder = mutex.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.token), (BARE_HOLDER, None));
     assert!(holder.remaining.is_some_and(|rest| rest > SECOND * 40 && rest <= SECOND * 60), "{holder:?}");
@@ -362,7 +362,7 @@ async fn a_bare_lock_that_is_extended_is_waited_for() {
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND));
     let mutex = mutex_of(&client);
-    let impatient = tokio::spawn(async move { mutex.lock_for(ms(1500)).await });
+    let impatient = tokio::spawn(async move { mutex.lock_timeout(ms(1500)).await });
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_extend(&mut raw, BARE_HOLDER, SECOND * 60), "the test was too slow to extend in time");
     assert_timed_out(within(SOON, impatient).await.expect("no panic"));
@@ -398,7 +398,7 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
     let short = options().ttl(ms(300));
     let plain = mutex_with(&client, short.clone());
-    assert_timed_out(plain.lock_for(ms(700)).await);
+    assert_timed_out(plain.lock_timeout(ms(700)).await);
     assert!(plain.try_lock().await.expect("answered").is_none());
     assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
     let holder = plain.inspect().await.expect("inspected").holder().cloned().expect("held");
@@ -740,7 +740,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
                     1 => drop(mutex.lock().await.expect("granted")),
                     2 => drop(mutex.try_lock().await.expect("answered")),
                     // Times out, and is dropped, at any point of the way to a grant and after it.
-                    3 => drop(mutex.lock_for(ms((i * 7 + round) as u64 % 12)).await),
+                    3 => drop(mutex.lock_timeout(ms((i * 7 + round) as u64 % 12)).await),
                     _ => drop(timeout(ms((i * 5 + round) as u64 % 12), mutex.lock()).await),
                 }
             }
@@ -860,7 +860,7 @@ async fn connections_close_on_shutdown_and_when_everything_is_dropped() {
     // Dropped in the middle of a wait.
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     let client = connect(&server).await;
-    assert_timed_out(mutex_of(&client).lock_for(ms(50)).await);
+    assert_timed_out(mutex_of(&client).lock_timeout(ms(50)).await);
     let waiter = waiter(&mutex_of(&client));
     waiting(&mutex_of(&client), 1).await;
     drop(client);
@@ -1249,7 +1249,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
         for error in [
             refusal(within(SOON, mutex.try_lock()).await),
             refusal(within(SOON, mutex.lock()).await),
-            refusal(within(SOON, mutex.lock_for(ms(100))).await),
+            refusal(within(SOON, mutex.lock_timeout(ms(100))).await),
         ] {
             assert!(error.contains("WRONGTYPE") && error.contains(NAME), "{key}: {error}");
         }

@@ -345,7 +345,7 @@ async fn coming_in_again_shares_the_lease_and_the_token() -> Outcome {
     let mut guards = vec![soon(lock.lock()).await?];
     guards.push(at_once(lock.lock())?);
     guards.push(at_once(lock.try_lock())?.expect("let in"));
-    guards.push(at_once(lock.lock_for(Duration::ZERO))?);
+    guards.push(at_once(lock.lock_timeout(Duration::ZERO))?);
     guards.push(at_once(lock.clone().lock())?);
     guards.push(at_once(owned(&client.clone(), OWNER).lock())?);
     assert!(guards.iter().all(|guard| guard.token() == guards[0].token() && guard.is_held()));
@@ -366,7 +366,7 @@ async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outco
         let again = [
             at_once(lock.lock())?,
             at_once(lock.try_lock())?.expect("let in"),
-            at_once(owned(&client, OWNER).lock_for(SECOND))?,
+            at_once(owned(&client, OWNER).lock_timeout(SECOND))?,
         ];
         for (way, guard) in again.into_iter().enumerate() {
             at_once(give_back(guard, way));
@@ -818,7 +818,7 @@ async fn a_forgotten_guard_keeps_the_lock_for_its_owner_until_shutdown() -> Outc
     let outer = soon(lock.lock()).await?;
     mem::forget(soon(lock.lock()).await?);
     outer.release().await?;
-    assert!(mutex_of(&other).lock_for(10 * SECOND).await.is_err(), "it stays held and renewed");
+    assert!(mutex_of(&other).lock_timeout(10 * SECOND).await.is_err(), "it stays held and renewed");
     assert!(at_once(lock.try_lock())?.is_some(), "its owner comes in");
     client.shutdown().await?;
     assert_free(&other, "after the shutdown").await;
@@ -1044,7 +1044,7 @@ async fn an_owner_comes_in_past_everybody_who_waits() -> Outcome {
         let lock = owned(client, OWNER);
         again.push(soon(lock.lock()).await?);
         again.push(lock.try_lock().await?.expect("let in"));
-        again.push(lock.lock_for(Duration::ZERO).await?);
+        again.push(lock.lock_timeout(Duration::ZERO).await?);
     }
     assert_eq!(started.elapsed(), Duration::ZERO);
     assert!(again.iter().all(|again| again.token() == guard.token()));
@@ -1068,7 +1068,7 @@ async fn different_owners_and_mutexes_are_served_in_one_line_in_order_of_arrival
             let guard = match i % 4 {
                 0 => mutex_of(&client).lock().await,
                 1 => anonymous(&client).lock().await,
-                2 => owned(&client, &i.to_string()).lock_for(LONG).await,
+                2 => owned(&client, &i.to_string()).lock_timeout(LONG).await,
                 _ => owned(&client, &i.to_string()).lock().await,
             };
             let guard = guard.expect("granted");
@@ -1241,13 +1241,13 @@ async fn try_lock_succeeds_at_once_after_the_last_guard_of_another_owner_of_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
+async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
     for patience in [Duration::ZERO, ms(250)] {
         let started = Instant::now();
-        let error = owned(&two, STRANGER).lock_for(patience).await.expect_err("held");
+        let error = owned(&two, STRANGER).lock_timeout(patience).await.expect_err("held");
         assert_eq!(started.elapsed(), patience);
         let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
         assert_eq!((name.as_str(), waited), (NAME, patience));
@@ -1255,11 +1255,11 @@ async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
     }
     assert!(guard.is_held());
     guard.release().await?;
-    owned(&two, STRANGER).lock_for(Duration::ZERO).await?.release().await
+    owned(&two, STRANGER).lock_timeout(Duration::ZERO).await?.release().await
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_waits_no_longer_than_its_patience_for_a_release_of_its_own() -> Outcome {
+async fn lock_timeout_waits_no_longer_than_its_patience_for_a_release_of_its_own() -> Outcome {
     let store = MemoryBackend::new();
     let wire = Arc::new(Wire::to(&store));
     let (client, other) = (Client::with_backend(wire.clone()), client_of(&store));
@@ -1270,7 +1270,7 @@ async fn lock_for_waits_no_longer_than_its_patience_for_a_release_of_its_own() -
     wire.delay_releases();
     drop(guard);
     let started = Instant::now();
-    let again = lock.lock_for(ms(20)).await;
+    let again = lock.lock_timeout(ms(20)).await;
     assert!(matches!(again, Err(Error::TimedOut { .. })), "{again:?}");
     // But for the time of a round trip.
     assert!(started.elapsed() <= ms(100), "{:?}", started.elapsed());
@@ -1278,12 +1278,12 @@ async fn lock_for_waits_no_longer_than_its_patience_for_a_release_of_its_own() -
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
+async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
     let lock = owned(&two, STRANGER);
-    let mut waiter = pin!(lock.lock_for(Duration::MAX));
+    let mut waiter = pin!(lock.lock_timeout(Duration::MAX));
     assert!(poll!(waiter.as_mut()).is_pending());
     drop(guard);
     within(SOON, waiter).await?.release().await
@@ -1375,7 +1375,7 @@ async fn shutdown_ends_waiting_requests_and_coming_in_again() -> Outcome {
     for lock in [&lock, &held] {
         assert_closed(&lock.lock().await);
         assert_closed(&lock.try_lock().await);
-        assert_closed(&lock.lock_for(SECOND).await);
+        assert_closed(&lock.lock_timeout(SECOND).await);
         assert_closed(&lock.inspect().await);
         assert_closed(&lock.force_release().await);
     }
@@ -1441,7 +1441,7 @@ async fn drop_after(case: Meanwhile, polls: usize, verb: usize) -> Outcome {
     {
         let request = match verb {
             0 => lock.lock().map(|guard| guard.map(Some)).boxed(),
-            1 => lock.lock_for(SECOND).map(|guard| guard.map(Some)).boxed(),
+            1 => lock.lock_timeout(SECOND).map(|guard| guard.map(Some)).boxed(),
             _ => lock.try_lock().boxed(),
         };
         let mut request = pin!(request);
@@ -1499,7 +1499,7 @@ async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outc
         let guard = soon(anonymous(&two).lock()).await?;
         let request = async {
             match round % 3 {
-                0 => lock.lock_for(patience).await.ok(),
+                0 => lock.lock_timeout(patience).await.ok(),
                 1 => timeout(patience, lock.lock()).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
@@ -1625,7 +1625,7 @@ async fn handles_go_everywhere_and_futures_can_be_spawned() -> Outcome {
     let lock = anonymous(&Client::memory());
     send(&lock.lock());
     send(&lock.try_lock());
-    send(&lock.lock_for(SECOND));
+    send(&lock.lock_timeout(SECOND));
     send(&lock.inspect());
     send(&lock.force_release());
     detached(&async move { lock.lock().await });

@@ -104,7 +104,7 @@ impl Stage {
     /// Everybody gets the lock at once.
     async fn assert_served(&self) {
         for lock in [self.stranger(), owned(&self.one, OWNER, LONG), owned(&self.two, OWNER, LONG)] {
-            let guard = lock.lock_for(SECOND).await.expect("free within a second");
+            let guard = lock.lock_timeout(SECOND).await.expect("free within a second");
             guard.release().await.expect("held");
         }
     }
@@ -284,7 +284,7 @@ async fn coming_in_again_and_leaving_is_no_command() {
         let again = [
             at_once(lock.lock()).expect("let in"),
             at_once(lock.try_lock()).expect("answered").expect("let in"),
-            at_once(lock.lock_for(SECOND)).expect("let in"),
+            at_once(lock.lock_timeout(SECOND)).expect("let in"),
             at_once(owned(&stage.one.clone(), OWNER, SECOND).lock()).expect("let in"),
         ];
         assert!(again.iter().all(|again| again.token() == outer.token()));
@@ -404,7 +404,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_every_owner() {
         assert!(bare_lock(&mut raw, value, SECOND * 60));
         for lock in stage.owners() {
             assert!(lock.try_lock().await.expect("answered").is_none(), "let in beside {value:?}");
-            let waited = lock.lock_for(ms(30)).await;
+            let waited = lock.lock_timeout(ms(30)).await;
             assert!(matches!(waited, Err(Error::TimedOut { .. })), "{value:?}: {waited:?}");
         }
         let holder = stage.inspect().await.holder().cloned().expect("held");
@@ -805,7 +805,7 @@ async fn an_owner_comes_in_past_everybody_who_waits() {
     let waiters = [first, waiter(&stage.stranger())];
     queued(&stage.server, 2).await;
     let mut again = vec![two.try_lock().await.expect("answered").expect("let in")];
-    again.push(owned(&stage.other, OWNER, LONG).lock_for(Duration::ZERO).await.expect("let in"));
+    again.push(owned(&stage.other, OWNER, LONG).lock_timeout(Duration::ZERO).await.expect("let in"));
     assert!(again.iter().all(|again| again.token() == guard.token()));
     guard.release().await.expect("held to the end");
     again.push(enter(&one).await);
@@ -933,7 +933,7 @@ async fn different_owners_and_mutexes_of_three_clients_are_served_in_order_of_ar
             let guard = match i % 3 {
                 0 => mutex.lock().await,
                 1 => lock.lock().await,
-                _ => lock.lock_for(LONG).await,
+                _ => lock.lock_timeout(LONG).await,
             };
             let guard = guard.expect("granted");
             served.lock().unwrap_or_else(PoisonError::into_inner).push((i, guard.token()));
@@ -1033,7 +1033,7 @@ async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() {
 fn ask(lock: &ReentrantLock, verb: usize) -> BoxFuture<'_, Option<Guard>> {
     match verb {
         0 => lock.lock().map(Result::ok).boxed(),
-        1 => lock.lock_for(LONG).map(Result::ok).boxed(),
+        1 => lock.lock_timeout(LONG).map(Result::ok).boxed(),
         _ => lock.try_lock().map(|guard| guard.ok().flatten()).boxed(),
     }
 }
@@ -1192,7 +1192,7 @@ async fn a_timeout_that_races_the_grant_leaves_nothing_in_many_rounds() {
                 // Both may win, one of them, or none.
                 let asking = [
                     tokio::time::timeout_at(limit, locks[0].lock()).map(|locked| locked.ok()).boxed(),
-                    locks[1].lock_for(ms(8)).map(Some).boxed(),
+                    locks[1].lock_timeout(ms(8)).map(Some).boxed(),
                 ];
                 let (locked, ()) = tokio::join!(join_all(asking), release);
                 for locked in locked.into_iter().flatten() {
@@ -1794,7 +1794,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
                     1 => drop(lock.lock().await.expect("granted")),
                     2 => drop(lock.try_lock().await.expect("answered")),
                     // Times out, and is dropped, at any point of the way to a grant and after it.
-                    3 => drop(lock.lock_for(patience).await),
+                    3 => drop(lock.lock_timeout(patience).await),
                     4 => drop(timeout(patience, lock.lock()).await),
                     5 => drop(named(&client, &name, LONG).lock().await.expect("granted")),
                     _ => {

@@ -436,7 +436,9 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
         match i {
             // Two of five are in the process that will be killed, one runs out of patience, two are dropped.
             1 | 11 | 21 | 31 => drop(raw.send(&["RPUSH", "line up", "once"])),
-            6 | 26 => drop(tokio::spawn(async move { semaphore.acquire_for(SECOND * 4).await.map(drop) })),
+            6 | 26 => {
+                drop(tokio::spawn(async move { semaphore.acquire_timeout(SECOND * 4).await.map(drop) }))
+            }
             16 | 36 | 41 | 46 => dropped.push(waiter(&semaphore, 1)),
             _ => rest.push(waiter(&semaphore, 1)),
         }

@@ -56,7 +56,7 @@ pub(crate) fn in_line(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
 pub(crate) async fn nothing_left(clients: &[Client]) {
     for client in clients {
         let mutex = local(client, LONG);
-        let guard = mutex.lock_for(SECOND).await.expect("free within a second");
+        let guard = mutex.lock_timeout(SECOND).await.expect("free within a second");
         guard.release().await.expect("held");
     }
     let mutex = local(&clients[0], LONG);
@@ -344,7 +344,7 @@ pub(crate) async fn those_behind_the_holder_who_give_up_are_skipped(clients: &[C
     let mut dropped = mutex.lock().boxed();
     assert!(poll!(&mut dropped).is_pending());
     let late = mutex.clone();
-    let late = begun(async move { (late.lock_for(ms(150)).await, Instant::now()) }).await;
+    let late = begun(async move { (late.lock_timeout(ms(150)).await, Instant::now()) }).await;
     let (next, start) = (waiter(&mutex).await, Instant::now());
     drop(dropped);
     let (outcome, at) = within(SOON, late).await.expect("no panic");
@@ -368,7 +368,7 @@ async fn leave_a_place(
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let guard = other.lock().await.expect("free");
     let leader = mutex.clone();
-    let leader = begun(async move { leader.lock_for(patience).await }).await;
+    let leader = begun(async move { leader.lock_timeout(patience).await }).await;
     in_line(&mutex, 1).await;
     let next = waiter(&mutex).await;
     // Not of the client that holds: that would sit behind its holder.
@@ -551,7 +551,7 @@ pub(crate) async fn a_leader_that_is_never_polled_does_not_keep_those_from_the_l
     guard.release().await.expect("held to the end");
     let start = Instant::now();
     let guard = loop {
-        match mutex.lock_for(ms(50)).await {
+        match mutex.lock_timeout(ms(50)).await {
             Ok(guard) => break guard,
             Err(Error::TimedOut { .. }) => assert!(start.elapsed() < 3 * LEASE + SLACK, "nobody is let in"),
             Err(error) => panic!("{error}"),
@@ -709,7 +709,7 @@ pub(crate) async fn a_shutdown_does_not_wait_for_ever_for_those_that_are_not_pol
     assert!(matches!(outcome, Ok(()) | Err(Error::StoreUnavailable { .. })), "{outcome:?}");
     let outcome = within(SOON, seated).await;
     assert!(matches!(outcome, Err(Error::Closed { .. })), "{outcome:?}");
-    let guard = local(&rest[0], LONG).lock_for(LEASE + SLACK).await.expect("free within a lease");
+    let guard = local(&rest[0], LONG).lock_timeout(LEASE + SLACK).await.expect("free within a lease");
     guard.release().await.expect("held to the end");
     nothing_left(rest).await;
 }
@@ -735,7 +735,7 @@ pub(crate) async fn whatever_tasks_do_at_random_nothing_is_left(clients: &[Clien
                 let patience = Duration::from_micros(random(5000));
                 let guard = match random(6) {
                     0 | 1 => Some(mutex.lock().await.expect("granted")),
-                    2 => match mutex.lock_for(patience).await {
+                    2 => match mutex.lock_timeout(patience).await {
                         Ok(guard) => Some(guard),
                         Err(Error::TimedOut { .. }) => None,
                         Err(error) => panic!("{error}"),

@@ -53,8 +53,8 @@ pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
     fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<Guard, Error>> + Send;
     fn try_acquire(&self) -> impl Future<Output = Result<Option<Guard>, Error>> + Send;
     fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Result<Option<Guard>, Error>> + Send;
-    fn acquire_for(&self, patience: Duration) -> impl Future<Output = Result<Guard, Error>> + Send;
-    fn acquire_many_for(
+    fn acquire_timeout(&self, patience: Duration) -> impl Future<Output = Result<Guard, Error>> + Send;
+    fn acquire_many_timeout(
         &self,
         permits: u32,
         patience: Duration,
@@ -126,12 +126,12 @@ macro_rules! semaphore {
                 $type::try_acquire_many(self, permits).await
             }
 
-            async fn acquire_for(&self, patience: Duration) -> Result<Guard, Error> {
-                $type::acquire_for(self, patience).await
+            async fn acquire_timeout(&self, patience: Duration) -> Result<Guard, Error> {
+                $type::acquire_timeout(self, patience).await
             }
 
-            async fn acquire_many_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-                $type::acquire_many_for(self, permits, patience).await
+            async fn acquire_many_timeout(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
+                $type::acquire_many_timeout(self, permits, patience).await
             }
 
             async fn available(&self) -> Result<u32, Error> {
