@@ -60,7 +60,7 @@ impl Client {
             match scheme.as_str() {
                 "redis" | "redis+unix" => Err(Error::Unsupported {
                     store: scheme,
-                    what: "this build lacks the feature `redis`".to_owned(),
+                    reason: "this build lacks the feature `redis`".to_owned(),
                 }),
                 _ => Err(Error::invalid("url", "it is not `memory:`, the only store this build has")),
             }

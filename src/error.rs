@@ -12,13 +12,13 @@ use crate::fence::FencingToken;
 #[non_exhaustive]
 pub enum Error {
     /// An argument is invalid; nothing has been changed. Fix the call.
-    #[error("invalid {what}: {why}")]
+    #[error("invalid {argument}: {reason}")]
     #[non_exhaustive]
     InvalidArgument {
         /// Which argument: `name`, `ttl`, `url`, ...
-        what: &'static str,
+        argument: &'static str,
         /// What is wrong with it. Passwords in URLs are omitted.
-        why: String,
+        reason: String,
     },
 
     /// The resource did not become available within the given time. Try again later.
@@ -59,13 +59,13 @@ pub enum Error {
 
     /// The store did not answer in time or is unreachable. Anything it may have granted is released in the
     /// background, or expires within one TTL. Try again later.
-    #[error("{step}{} at {store}: store unavailable: {source}", about(.name))]
+    #[error("{operation}{} at {store}: store unavailable: {source}", about(.name))]
     #[non_exhaustive]
     StoreUnavailable {
-        /// The resource, if the step concerns one.
+        /// The resource, if the operation concerns one.
         name: Option<String>,
         /// What was being done: `connect`, `acquire`, `release`, ...
-        step: &'static str,
+        operation: &'static str,
         /// The store's address, without password.
         store: String,
         /// What the store's client reported.
@@ -74,13 +74,13 @@ pub enum Error {
 
     /// The store rejected the request: wrong type of key, missing permission, out of memory.
     /// Trying again does not help until the cause is fixed.
-    #[error("{step}{} at {store}: refused by the store: {source}", about(.name))]
+    #[error("{operation}{} at {store}: refused by the store: {source}", about(.name))]
     #[non_exhaustive]
     StoreRefused {
-        /// The resource, if the step concerns one.
+        /// The resource, if the operation concerns one.
         name: Option<String>,
         /// What was being done: `connect`, `acquire`, `release`, ...
-        step: &'static str,
+        operation: &'static str,
         /// The store's address, without password.
         store: String,
         /// What the store said.
@@ -88,23 +88,23 @@ pub enum Error {
     },
 
     /// This store, or this build of the crate, does not support the request.
-    #[error("not supported by {store}: {what}")]
+    #[error("not supported by {store}: {reason}")]
     #[non_exhaustive]
     Unsupported {
         /// The store's address or scheme, without password.
         store: String,
         /// What was requested, and what would be needed.
-        what: String,
+        reason: String,
     },
 
     /// The client was shut down.
-    #[error("{step}{}: the client is shut down", about(.name))]
+    #[error("{operation}{}: the client is shut down", about(.name))]
     #[non_exhaustive]
     Closed {
-        /// The resource, if the step concerns one.
+        /// The resource, if the operation concerns one.
         name: Option<String>,
         /// What was being done.
-        step: &'static str,
+        operation: &'static str,
     },
 }
 
@@ -184,10 +184,10 @@ pub enum BackendError {
         limit: u32,
     },
     /// The store does not support this.
-    #[error("{what}")]
+    #[error("{reason}")]
     Unsupported {
         /// What was requested, and what would be needed.
-        what: String,
+        reason: String,
     },
     /// The backend was closed.
     #[error("the backend is closed")]
@@ -211,14 +211,14 @@ impl BackendError {
                 Self::LimitDiffers { stated: *stated, in_force: *in_force }
             }
             Self::AboveLimit { permits, limit } => Self::AboveLimit { permits: *permits, limit: *limit },
-            Self::Unsupported { what } => Self::Unsupported { what: what.clone() },
+            Self::Unsupported { reason } => Self::Unsupported { reason: reason.clone() },
             Self::Closed => Self::Closed,
         }
     }
 
     /// A semaphore is not released by force.
     pub(crate) fn many_holders() -> Self {
-        Self::Unsupported { what: "releasing a semaphore by force: it has many holders".to_owned() }
+        Self::Unsupported { reason: "releasing a semaphore by force: it has many holders".to_owned() }
     }
 
     /// Whether sending the same request again may help.
@@ -229,35 +229,35 @@ impl BackendError {
 }
 
 impl Error {
-    pub(crate) fn invalid(what: &'static str, why: impl Into<String>) -> Self {
-        Self::InvalidArgument { what, why: why.into() }
+    pub(crate) fn invalid(argument: &'static str, reason: impl Into<String>) -> Self {
+        Self::InvalidArgument { argument, reason: reason.into() }
     }
 
     pub(crate) fn permits_above(permits: u32, limit: u32) -> Self {
         Self::invalid("permits", format!("{permits} can never be granted, the limit is {limit}"))
     }
 
-    /// Puts a store's own error into words: which name, which step, which store.
+    /// Puts a store's own error into words: which name, which operation, which store.
     pub(crate) fn from_backend(
         source: BackendError,
-        step: &'static str,
+        operation: &'static str,
         name: Option<&str>,
         store: &str,
     ) -> Self {
         let (name, store) = (name.map(str::to_owned), store.to_owned());
         match source {
             BackendError::NotSent { .. } | BackendError::Unanswered { .. } => {
-                Self::StoreUnavailable { name, step, store, source }
+                Self::StoreUnavailable { name, operation, store, source }
             }
             BackendError::WrongType { .. } | BackendError::Refused { .. } => {
-                Self::StoreRefused { name, step, store, source }
+                Self::StoreRefused { name, operation, store, source }
             }
             BackendError::LimitDiffers { stated, in_force } => {
                 Self::LimitDiffers { name: name.unwrap_or_default(), stated, in_force }
             }
             BackendError::AboveLimit { permits, limit } => Self::permits_above(permits, limit),
-            BackendError::Unsupported { what } => Self::Unsupported { store, what },
-            BackendError::Closed => Self::Closed { name, step },
+            BackendError::Unsupported { reason } => Self::Unsupported { store, reason },
+            BackendError::Closed => Self::Closed { name, operation },
         }
     }
 }

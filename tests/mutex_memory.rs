@@ -1058,7 +1058,7 @@ async fn tokens_are_the_time_in_microseconds() -> Outcome {
 
 #[track_caller]
 fn assert_invalid<T: std::fmt::Debug>(outcome: Result<T, Error>, expected: &str) {
-    let Err(Error::InvalidArgument { what, .. }) = &outcome else {
+    let Err(Error::InvalidArgument { argument: what, .. }) = &outcome else {
         panic!("expected InvalidArgument, got {outcome:?}");
     };
     assert_eq!(*what, expected);

@@ -1130,7 +1130,7 @@ async fn unusable_arguments_are_told_and_send_nothing() {
     let (client, mut raw) = (connect(&server).await, server.raw());
     raw.send(&["CONFIG", "RESETSTAT"]);
     let argument = |outcome: Result<DistMutex, Error>| match outcome {
-        Err(Error::InvalidArgument { what, .. }) => what,
+        Err(Error::InvalidArgument { argument, .. }) => argument,
         other => panic!("expected a refusal, got {other:?}"),
     };
     let lease = |lease: Duration| options().ttl(lease);
@@ -1149,7 +1149,7 @@ async fn urls_that_name_no_server_are_refused_without_their_password() {
         ["", "redis", "http://:hunter2@h", "redis://:hunter2@", "redis://:hunter2@h:99999", "redis://h/x"]
     {
         let error = Client::connect(url).await.expect_err(url);
-        assert!(matches!(error, Error::InvalidArgument { what: "url", .. }), "{url}: {error:?}");
+        assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
     }
     for url in ["rediss://:hunter2@h", "redis-cluster://:hunter2@h", "redis-sentinel://:hunter2@h"] {
@@ -1165,7 +1165,7 @@ async fn unreachable(port: u16) -> (String, Duration) {
     let url = format!("redis://:hunter2@127.0.0.1:{port}");
     let error = within(SECOND * 20, Client::connect(&url)).await.expect_err("nobody is there");
     let text = error.to_string();
-    assert!(matches!(error, Error::StoreUnavailable { step: "connect", .. }), "{error:?}");
+    assert!(matches!(error, Error::StoreUnavailable { operation: "connect", .. }), "{error:?}");
     assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
     assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     (text, begun.elapsed())
@@ -1198,7 +1198,7 @@ async fn a_wrong_password_is_refused_and_not_repeated() {
     for url in ["redis://:hunter2@", "redis://default:hunter2@", "redis://nobody:hunter2@", "redis://"] {
         let url = format!("{url}127.0.0.1:{}", server.port());
         let error = within(SOON, Client::connect(&url)).await.expect_err("refused");
-        assert!(matches!(error, Error::StoreRefused { step: "connect", .. }), "{url}: {error:?}");
+        assert!(matches!(error, Error::StoreRefused { operation: "connect", .. }), "{url}: {error:?}");
         assert!(error.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{error}");
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }

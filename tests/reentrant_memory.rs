@@ -299,7 +299,9 @@ fn unusable_owners_are_refused_when_they_are_named() {
     let named = |owner: &str| client.reentrant_lock(NAME).expect("valid").with_owner(owner);
     // The limit counts bytes, as the store does, not characters.
     for owner in [String::new(), "o".repeat(MAX_NAME_BYTES + 1), "é".repeat(MAX_NAME_BYTES / 2 + 1)] {
-        let Err(Error::InvalidArgument { what, why, .. }) = named(&owner) else { panic!("taken: {owner:?}") };
+        let Err(Error::InvalidArgument { argument: what, reason: why, .. }) = named(&owner) else {
+            panic!("taken: {owner:?}")
+        };
         assert_eq!(what, "owner");
         assert!(owner.is_empty() || why.contains(&owner.len().to_string()), "{why}");
     }
@@ -310,7 +312,7 @@ fn unusable_owners_are_refused_when_they_are_named() {
 fn unusable_names_and_options_are_refused_when_the_lock_is_made() {
     let client = Client::memory();
     let what = |outcome: Result<ReentrantLock, Error>| match outcome {
-        Err(Error::InvalidArgument { what, .. }) => what,
+        Err(Error::InvalidArgument { argument, .. }) => argument,
         other => panic!("expected a refusal, got {other:?}"),
     };
     let options = MutexOptions::new;

@@ -347,7 +347,7 @@ pub(crate) fn assert_lost<T: fmt::Debug>(outcome: Result<T, Error>, expected: Lo
 
 #[track_caller]
 pub(crate) fn assert_invalid<T: fmt::Debug>(outcome: Result<T, Error>, expected: &str) {
-    let Err(Error::InvalidArgument { what, .. }) = &outcome else {
+    let Err(Error::InvalidArgument { argument: what, .. }) = &outcome else {
         panic!("expected InvalidArgument, got {outcome:?}");
     };
     assert_eq!(*what, expected);
