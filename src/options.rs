@@ -65,8 +65,8 @@ impl MutexOptions {
     }
 
     /// How long after each confirmation the lease is renewed (up to a hundredth of that earlier, to be batched with
-    /// other leases of the client). It must be greater than zero and less than the lease. With more than half of the
-    /// lease, a single renewal that gets lost costs the lease. A period that would leave no time for a renewal at all
+    /// other leases of the client). It must be greater than zero and less than the TTL. With more than half of the
+    /// TTL, a single renewal that gets lost costs the lease. A period that would leave no time for a renewal at all
     /// is reduced to nine tenths of the time for which the lease is trusted.
     ///
     /// Default: a third of the TTL.

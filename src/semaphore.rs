@@ -31,7 +31,7 @@ use crate::permits::Permits;
 ///
 /// Each handle is created with a limit. The first request puts its limit in force; a handle with a different one gets
 /// [`Error::LimitDiffers`], which names both. The limit stays in force while anybody holds or waits, and for one to
-/// two leases afterwards. [`resize`](Self::resize) changes it for everybody. Handles that have used the semaphore
+/// two TTLs afterwards. [`resize`](Self::resize) changes it for everybody. Handles that have used the semaphore
 /// since its limit came into force follow the change; new handles must be created with the current limit. A handle
 /// and its clones follow together.
 ///
