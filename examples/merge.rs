@@ -1,5 +1,5 @@
 //! Several workers keep one record of this machine: each reads the whole record, adds its part, and writes the
-//! whole record back. Without a lock, whoever writes last wipes out what the others have added meanwhile.
+//! whole record back. Without a lock, the last writer overwrites what the others have added in the meantime.
 //!
 //! ```text
 //! cargo run --release --example merge
@@ -9,7 +9,7 @@
 //!
 //! The first needs nothing installed: the workers are tasks, and lock and record are in memory. With the URL of
 //! a server the workers are processes, and lock and record are in Redis. `--crash` kills one of the processes
-//! (SIGKILL) while it holds the lock; the others go on within a lease.
+//! (SIGKILL) while it holds the lock; the others continue within one lease.
 //!
 //! You will see a table of two runs, first without the lock and then with it, and last the line
 //! `merge: locked kept 100/100, unlocked kept NN/100`. The exit status is 1 if the locked run lost an update,
@@ -89,10 +89,10 @@ async fn compare(args: &Args) -> Result<ExitCode, Failure> {
     let locked = Run::new(args, &client, true)?.go().await?;
     client.shutdown().await?;
 
-    println!("the record has {}", locked.parts);
+    println!("the record contains {}", locked.parts);
     if let Some(recovery) = locked.recovery {
         let lease = Duration::from_millis(args.lease);
-        println!("one holder was killed; the next one had the lock {recovery:.2?} later (lease {lease:?})");
+        println!("one holder was killed; the next one got the lock {recovery:.2?} later (lease {lease:?})");
     }
     println!("{}", table(&unlocked, &locked));
     let total = (args.processes * args.rounds) as usize;

@@ -8,7 +8,7 @@ use tokio::task::JoinError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    #[error("--crash kills a process, and on `memory:` there is only this one: add the --url of a server")]
+    #[error("--crash kills a process, but with `memory:` there is only this one: add the --url of a server")]
     NothingToKill,
     #[error(transparent)]
     Lock(#[from] leasehold::Error),
@@ -19,7 +19,7 @@ pub(crate) enum Failure {
     Storage(String),
     #[error("the record is damaged at `{0}`")]
     Damaged(String),
-    #[error("a worker said `{0}`, which means nothing")]
+    #[error("unexpected message from a worker: `{0}`")]
     Protocol(String),
     #[error("worker {number} ended early: {status}")]
     Worker { number: u32, status: ExitStatus },

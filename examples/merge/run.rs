@@ -18,7 +18,7 @@ use crate::worker::Worker;
 
 /// The lock that guards the record of the run called `id`.
 pub(crate) fn mutex(client: &Client, id: &str, lease: u64) -> Result<DistMutex, leasehold::Error> {
-    let options = MutexOptions::new().lease(Duration::from_millis(lease));
+    let options = MutexOptions::new().ttl(Duration::from_millis(lease));
     client.mutex_with(&format!("merge:{id}"), options)
 }
 

@@ -209,5 +209,5 @@ fn hold(engine: &Engine, lease: Arc<Lease>) -> Result<Arc<Lease>, Error> {
 }
 
 fn closed(name: &Name) -> Error {
-    Error::Closed { name: Some(name.as_str().to_owned()), step: "acquire" }
+    Error::Closed { name: Some(name.as_str().to_owned()), operation: "acquire" }
 }

@@ -93,7 +93,9 @@ impl Engine {
 
     /// A guard goes, and its permits with it: the store is told now, or the next one in this client.
     pub(crate) async fn release(&self, lease: &Lease, permits: u32) -> Result<(), Error> {
-        let obligation = match self.leave(lease, permits) {
+        let leaving = self.leave(lease, permits);
+        let _giving_back = matches!(leaving, Leaving::Last(_)).then(|| GivingBack(lease));
+        let obligation = match leaving {
             Leaving::Last(tenure) => match pass_on(lease, tenure) {
                 Some(obligation) => obligation,
                 None => return Ok(()),
@@ -128,7 +130,10 @@ impl Engine {
     /// A guard goes, and its permits with it, without waiting: the store is told in the background.
     pub(crate) fn abandon(&self, lease: &Lease, permits: u32) {
         let obligation = match self.leave(lease, permits) {
-            Leaving::Last(tenure) => pass_on(lease, tenure),
+            Leaving::Last(tenure) => {
+                lease.give_back();
+                pass_on(lease, tenure)
+            }
             Leaving::Keeping(keep) => Some(self.oblige_to_shrink(lease, keep)),
             Leaving::Sharing | Leaving::Ended => None,
         };
@@ -195,6 +200,15 @@ fn pass_on(lease: &Lease, mut tenure: Tenure) -> Option<Obligation> {
         }
     }
     Some(tenure.obligation)
+}
+
+/// A release that is under way. When it is over, also by being dropped, those who wait for the end of the lease are told.
+struct GivingBack<'a>(&'a Lease);
+
+impl Drop for GivingBack<'_> {
+    fn drop(&mut self) {
+        self.0.give_back();
+    }
 }
 
 /// Whether what a release found means that the lease was lost before. If nobody knows, the lease had not ended as long

@@ -30,6 +30,8 @@ pub(crate) struct Lease {
     /// Set before `lost` is cancelled, except by a revocation, which comes from the backend without a reason.
     reason: OnceLock<LossReason>,
     lost: CancellationToken,
+    /// Cancelled when the lease has been given back. Only made if somebody waits for that.
+    released: OnceLock<CancellationToken>,
     state: Mutex<State>,
 }
 
@@ -50,6 +52,8 @@ struct State {
     guards: u32,
     /// How many permits they have together.
     permits: u32,
+    /// Its last guard has gone, and its release is over, whatever came of that.
+    given_back: bool,
     renewing: bool,
     /// Set after a renewal that was not answered: when to try again.
     retry_at: Option<Instant>,
@@ -98,6 +102,7 @@ impl Lease {
             limit: claim.limit().cloned(),
             reason: OnceLock::new(),
             lost: place.lost,
+            released: OnceLock::new(),
             state: Mutex::new(State::new(
                 Deadline::new(terms, grant.counted_from, now),
                 tenure,
@@ -131,6 +136,24 @@ impl Lease {
     /// Fires when the lease is lost by anything but time; for time, ask [`ends`](Self::ends).
     pub(crate) const fn lost(&self) -> &CancellationToken {
         &self.lost
+    }
+
+    /// Fires when the lease has been given back, and it is known whether it was lost before.
+    pub(crate) fn released(&self) -> CancellationToken {
+        let token = self.released.get_or_init(CancellationToken::new).clone();
+        if self.state.lock().given_back {
+            token.cancel();
+        }
+        token
+    }
+
+    /// The release is over; from now on nobody waits for the end of this lease any more.
+    pub(crate) fn give_back(&self) {
+        // Whoever makes a token after this look at it finds what was set before.
+        self.state.lock().given_back = true;
+        if let Some(token) = self.released.get() {
+            token.cancel();
+        }
     }
 
     /// When the lease ends unless it is renewed.
@@ -224,6 +247,7 @@ impl Lease {
             limit: self.limit.clone(),
             reason: OnceLock::new(),
             lost: self.lost.child_token(),
+            released: OnceLock::new(),
             state: Mutex::new(State::new(deadline, tenure, 1, now)),
         }
     }
@@ -360,6 +384,7 @@ impl State {
             tenure: Some(tenure),
             guards: 1,
             permits,
+            given_back: false,
             renewing: false,
             retry_at: None,
             event_at: now,

@@ -48,6 +48,8 @@ use std::time::Duration;
 
 use fred::clients::Client;
 use fred::types::config::Config;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -180,7 +182,13 @@ impl RedisBackend {
         RedisBuilder { config, timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT } }
     }
 
-    async fn open(config: &Config, timeouts: Timeouts, store: String) -> Result<Self, BackendError> {
+    /// Boxed, so that what connecting takes, which is most of fred, is compiled here, and not once more in every crate that
+    /// calls an `async fn` on top of this.
+    fn open(config: &Config, timeouts: Timeouts, store: String) -> BoxFuture<'_, Result<Self, BackendError>> {
+        Self::open_unboxed(config, timeouts, store).boxed()
+    }
+
+    async fn open_unboxed(config: &Config, timeouts: Timeouts, store: String) -> Result<Self, BackendError> {
         let (strays, stray) = mpsc::unbounded_channel();
         let ids = LeaseIds::new();
         let wake = Arc::new(Wake::new(ids.client(), strays));

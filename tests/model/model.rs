@@ -11,22 +11,16 @@
 //! | `memory`, `redis` | the stores as a side needs them |
 //! | `duel` | both sides, the comparison, and where they may differ |
 
-#[path = "model/duel.rs"]
 mod duel;
-#[path = "model/line.rs"]
 mod line;
-#[path = "model/memory.rs"]
 mod memory;
-#[path = "model/plan.rs"]
 mod plan;
 #[cfg(feature = "redis")]
-#[path = "model/redis.rs"]
 mod redis;
-#[path = "model/reply.rs"]
 mod reply;
-#[path = "model/side.rs"]
 mod side;
 #[cfg(feature = "redis")]
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::cell::RefCell;
@@ -85,7 +79,7 @@ const SHRINKING: u32 = 5 * 60 * 1000;
 
 /// Makes up sequences, until the sides differ on one.
 fn agree<M: Mix>(store: impl Store) {
-    let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/model/regressions.txt");
+    let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/regressions.txt");
     let mut config = Config {
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
         ..Config::default()
