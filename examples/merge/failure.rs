@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitStatus;
 
-use leasehold::FencingToken;
+use leasehold::StaleToken;
 use tokio::task::JoinError;
 
 #[derive(Debug, thiserror::Error)]
@@ -12,11 +12,8 @@ pub(crate) enum Failure {
     NothingToKill,
     #[error(transparent)]
     Lock(#[from] leasehold::Error),
-    #[error("the record has seen a token newer than {0}")]
-    Stale(FencingToken),
-    #[cfg(feature = "redis")]
-    #[error("the record cannot be read or written: {0}")]
-    Storage(String),
+    #[error(transparent)]
+    Stale(#[from] StaleToken),
     #[error("the record is damaged at `{0}`")]
     Damaged(String),
     #[error("unexpected message from a worker: `{0}`")]
