@@ -213,8 +213,9 @@ async fn release(reaper: &Reaper, backend: &dyn Backend, obligation: Obligation)
             }
             Err(error) => {
                 tracing::warn!(name = %name, token, %error, "release given up: it happens when the lease ends");
-                // Something else stands under the key: nothing of the lease is left there.
-                if !matches!(error, BackendError::WrongType { .. }) {
+                // Something else stands under the key: nothing of the lease is left there. Once the client is closed, whoever
+                // closed it has been told.
+                if !matches!(error, BackendError::WrongType { .. } | BackendError::Closed) {
                     reaper.given_up.fetch_add(1, Ordering::Relaxed);
                 }
                 break;
