@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::stream::{self, BoxStream};
+use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -16,6 +16,9 @@ use crate::backend::{
     AcquireRequest, Acquired, Answered, Backend, BackendError, Capabilities, Detail, Inspection, LeaseId,
     Limit, Released, RenewRequest, Renewal, Resource, Wait, Whose,
 };
+
+/// How long a grant to nobody is given back again while the server does not answer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
@@ -60,11 +63,9 @@ impl Backend for RedisBackend {
             let Whose::Lease(lease) = whose else { return self.transport.release(resource, whose).await };
             let leaving = self.wake.leave(lease);
             let released = self.transport.release(resource, whose).await?;
-            if released != Released::Held && self.transport.outlive_earlier_connections().await? {
-                // The request may have been carried out meanwhile, from the connection on which it was sent.
-                self.transport.release(resource, whose).await?;
-            }
-            if leaving.end() {
+            // Its request may still be carried out, from the connection on which it was sent.
+            let unsettled = released != Released::Held && !self.transport.is_settled();
+            if leaving.end() || unsettled {
                 // Perhaps of a request that was carried out after its release. If not, there is nothing to be found.
                 self.wake.stray(lease, resource.clone());
             }
@@ -139,10 +140,34 @@ pub(super) async fn release_strays(
     transport: Arc<Transport>,
     mut strays: mpsc::UnboundedReceiver<(LeaseId, Resource)>,
 ) {
-    while let Some((lease, resource)) = strays.recv().await {
-        if let Err(error) = transport.release(&resource, Whose::Lease(lease)).await {
-            let key = &*resource.key;
-            tracing::warn!(key, %error, "a grant to nobody was not given back: it runs out by itself");
+    let mut releases = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            stray = strays.recv() => match stray {
+                Some((lease, resource)) => releases.push(release_stray(&transport, lease, resource)),
+                None => return,
+            },
+            Some(()) = releases.next() => {}
+        }
+    }
+}
+
+/// Releases a lease when nothing can be carried out any more that was sent on an earlier connection.
+async fn release_stray(transport: &Transport, lease: LeaseId, resource: Resource) {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let released = async {
+            transport.outlive_earlier_connections().await?;
+            transport.release(&resource, Whose::Lease(lease)).await
+        };
+        match released.await {
+            Ok(_) => return,
+            Err(error) if error.is_transient() && Instant::now() < give_up => sleep(RETRY).await,
+            Err(error) => {
+                let key = &*resource.key;
+                tracing::warn!(key, %error, "a grant to nobody was not given back: it runs out by itself");
+                return;
+            }
         }
     }
 }

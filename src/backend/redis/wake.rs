@@ -120,7 +120,7 @@ impl Wake {
     pub(super) fn hold(&self, lease: LeaseId, grant: Grant) -> Acquired {
         if let Some(entry) = self.entries.lock().get_mut(&lease.sequence()) {
             entry.state = State::Holds(grant.token);
-            if entry.revoked == Some(grant.token) {
+            if entry.revoked.is_some_and(|revoked| revoked == grant.token || revoked.get() == 0) {
                 entry.revocation.revoke();
             }
         }
@@ -530,7 +530,7 @@ mod tests {
             wake.tell(&format!("revoke {lease} {revoked} lock:a"));
             assert_eq!(revocation.is_revoked(), is_revoked, "{revoked}, then held under {held}");
         }
-        for (revoked, held, is_revoked) in [(41, 42, false), (42, 42, true)] {
+        for (revoked, held, is_revoked) in [(41, 42, false), (42, 42, true), (0, 42, true)] {
             // Before: the answer travels on another connection.
             let (lease, revocation) = (ids.next(), Revocation::default());
             drop(wake.expect_grant(lease, revocation.clone()));
