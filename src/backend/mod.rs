@@ -53,9 +53,13 @@ use crate::sync::Mutex;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod lease_id;
+#[allow(dead_code, unreachable_pub, reason = "the stores are built on it next")]
+mod ledger;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
+#[allow(dead_code, unreachable_pub, reason = "the trait speaks these types next")]
+mod types;
 
 pub use crate::error::{BackendError, BoxError};
 pub use lease_id::{LeaseId, LeaseIds};
