@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use leasehold::backend::Kind;
-use leasehold::backend::conformance::{self, Harness, KINDS};
+use leasehold::backend::conformance::{self, Harness, KINDS, ToldLate};
 use leasehold::{Backend, MemoryBackend};
 
 #[cfg(feature = "redis")]
@@ -32,6 +32,7 @@ macro_rules! contract {
             point_2_release_forgets_a_lease_everywhere,
             point_3_tokens_grow_whatever_happens,
             point_4_a_lease_is_counted_from_before_its_grant,
+            point_4_a_grant_told_late_is_not_believed,
             point_5_release_and_renew_touch_only_their_own_lease,
             point_6_renewal_tells_renewed_from_lost_from_unknown,
             point_7_a_dead_waiter_blocks_nobody,
@@ -78,6 +79,11 @@ impl Harness for Memory {
     fn work(&self) -> BoxFuture<'_, u64> {
         async { self.0.waiters_visited() }.boxed()
     }
+
+    /// What is told is told at once, or found later with the time at which it was.
+    fn client_told_late(&self) -> BoxFuture<'_, ToldLate> {
+        async { ToldLate { backend: Arc::new(self.0.peer()), hold_back: Box::new(|_| {}) } }.boxed()
+    }
 }
 
 mod on_memory {
@@ -87,29 +93,56 @@ mod on_memory {
 
 #[cfg(feature = "redis")]
 mod on_redis {
-    use super::support::RedisServer;
+    use super::support::{Direction, Line, Proxy, RedisServer};
     use super::*;
     use leasehold::RedisBackend;
 
-    struct Redis(RedisServer);
+    struct Redis {
+        server: RedisServer,
+        /// Whether the tickets get lost on the way to a client that is told late.
+        forgets_tickets: bool,
+    }
 
     async fn redis(point: &str) -> Option<Redis> {
-        RedisServer::start_or_skip(&format!("the Redis backend keeps {point}")).map(Redis)
+        RedisServer::start_or_skip(&format!("the Redis backend keeps {point}")).map(Redis::new)
+    }
+
+    impl Redis {
+        const fn new(server: RedisServer) -> Self {
+            Self { server, forgets_tickets: false }
+        }
+
+        async fn connect(url: &str) -> Arc<dyn Backend> {
+            Arc::new(RedisBackend::connect(url).await.expect("the server accepts clients"))
+        }
     }
 
     impl Harness for Redis {
         fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async {
-                let backend = RedisBackend::connect(&self.0.url()).await.expect("the server accepts clients");
-                Arc::new(backend) as Arc<dyn Backend>
-            }
-            .boxed()
+            async { Self::connect(&self.server.url()).await }.boxed()
         }
 
         fn lose_memory(&self) -> BoxFuture<'_, ()> {
             async {
-                self.0.raw().send(&["FLUSHALL"]);
-                self.0.raw().send(&["SCRIPT", "FLUSH"]);
+                self.server.raw().send(&["FLUSHALL"]);
+                self.server.raw().send(&["SCRIPT", "FLUSH"]);
+            }
+            .boxed()
+        }
+
+        /// Messages travel on a connection of their own.
+        fn client_told_late(&self) -> BoxFuture<'_, ToldLate> {
+            async {
+                let proxy = Proxy::start(self.server.port()).await;
+                if self.forgets_tickets {
+                    proxy.forget_tickets();
+                }
+                let backend = Self::connect(&proxy.url()).await;
+                let hold_back = move |late| match late {
+                    true => proxy.hold_line(Line::Messages, Direction::ToClient),
+                    false => proxy.resume_line(Line::Messages),
+                };
+                ToldLate { backend, hold_back: Box::new(hold_back) }
             }
             .boxed()
         }
@@ -117,7 +150,7 @@ mod on_redis {
         /// Every command the server ran, those inside scripts included, but not those of this count itself.
         fn work(&self) -> BoxFuture<'_, u64> {
             async {
-                let calls = self.0.raw().info_commandstats();
+                let calls = self.server.raw().info_commandstats();
                 calls.iter().filter(|(command, _)| *command != "info").map(|(_, calls)| calls).sum()
             }
             .boxed()
@@ -125,4 +158,17 @@ mod on_redis {
     }
 
     contract!(redis);
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_store_that_forgets_its_tickets_is_found_out() {
+        for kind in KINDS {
+            let Some(server) = RedisServer::start_or_skip("a store without tickets") else { return };
+            let store = Redis { forgets_tickets: true, ..Redis::new(server) };
+            let check =
+                async move { conformance::point_4_a_grant_told_late_is_not_believed(&store, kind).await };
+            let panic = tokio::spawn(check).await.expect_err("found out").into_panic();
+            let why = panic.downcast_ref::<String>().expect("a message");
+            assert!(why.contains("believed beside the next holder"), "{kind:?}: {why}");
+        }
+    }
 }

@@ -1854,3 +1854,28 @@ async fn a_turn_costs_the_same_for_ten_and_for_five_hundred_waiters() {
     assert!(many <= few * 1.1, "{few} commands per turn among 10 waiters, {many} among 500");
     stage.strike().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_waits_end_as_timed_out_however_many_ask() {
+    let Some(server) = RedisServer::start_or_skip("short waits") else { return };
+    let mut tasks = Vec::new();
+    for client in 0..2 {
+        let client_handle = Client::connect(&server.url()).await.expect("the server answers");
+        for task in 0..32_u64 {
+            let lock = client_handle.reentrant_lock("short").expect("valid");
+            let lock = lock.with_owner(["a", "b"][task as usize % 2]).expect("valid");
+            tasks.push(tokio::spawn(async move {
+                for n in 0..50 {
+                    match lock.lock_for(Duration::from_micros((task + n * 64 + client) % 3_000)).await {
+                        Ok(guard) => drop(guard),
+                        Err(Error::TimedOut { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        task.await.expect("granted or timed out");
+    }
+}

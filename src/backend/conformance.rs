@@ -4,7 +4,9 @@
 //! [`Kind`] at a time, semaphores with a limit of one. Every function uses keys of its own, so they may run side by side
 //! on one store, except point 3, which makes the store forget, and point 9, which counts its work.
 
+use std::fmt;
 use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +39,23 @@ pub trait Harness: Send + Sync {
     fn lose_memory(&self) -> BoxFuture<'_, ()>;
     /// A count of the work the store has done so far, in any unit that grows with it.
     fn work(&self) -> BoxFuture<'_, u64>;
+    /// A client for which what the store tells by itself can be held back, while its requests are answered. In a store that tells
+    /// nothing by any other way than it answers, an ordinary client, and a `hold_back` that does nothing.
+    fn client_told_late(&self) -> BoxFuture<'_, ToldLate>;
+}
+
+/// A client that hears late what the store tells it.
+pub struct ToldLate {
+    /// The client.
+    pub backend: Arc<dyn Backend>,
+    /// Holds back what is told from now on, if called with `true`; delivers all of it and holds back nothing, if with `false`.
+    pub hold_back: Box<dyn Fn(bool) + Send + Sync>,
+}
+
+impl fmt::Debug for ToldLate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToldLate").field("backend", &self.backend).finish_non_exhaustive()
+    }
 }
 
 /// Checks every point.
@@ -50,6 +69,7 @@ pub async fn run_all(store: &dyn Harness) {
         point_2_release_forgets_a_lease_everywhere(store, kind).await;
         point_3_tokens_grow_whatever_happens(store, kind).await;
         point_4_a_lease_is_counted_from_before_its_grant(store, kind).await;
+        point_4_a_grant_told_late_is_not_believed(store, kind).await;
         point_5_release_and_renew_touch_only_their_own_lease(store, kind).await;
         point_6_renewal_tells_renewed_from_lost_from_unknown(store, kind).await;
         point_7_a_dead_waiter_blocks_nobody(store, kind).await;
@@ -148,6 +168,96 @@ pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harnes
         lost => panic!("a held lease is not renewed: {lost:?}"),
     }
     site.release(waiter.lease).await;
+}
+
+/// 4. A grant that was held back on its way, until its lease was over and the request had been given another place in the queue,
+///    is not believed.
+pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind: Kind) {
+    let ToldLate { backend, hold_back } = store.client_told_late().await;
+    let (one, other) = Site::pair(store, kind, "late").await;
+    let late = Site { backend, ..one.clone() };
+    let (holder, waiter, next) = (one.request(), late.request_waiting(), other.request_waiting());
+    one.grant(&holder).await;
+    let mut waiting = pin!(late.backend.acquire(&waiter));
+    drive(&mut waiting, one.until_waiting(1)).await;
+    let waiting_next = other.spawn(next.clone());
+    one.until_waiting(2).await;
+
+    // Neither polled nor told, the waiter is granted what it waits for, and does not take it.
+    hold_back(true);
+    one.release(holder.lease).await;
+    let served = granted(
+        within(TERM * 2 + SLACK, "the next one, when the unheard grant was over", waiting_next).await,
+    );
+    // It asks again, and stands in the queue again.
+    let kept = kept_by(&other, next.lease);
+    let asked = async {
+        one.until_waiting(1).await;
+        // That the answer has come cannot be seen from here.
+        sleep(SLACK / 5).await;
+    };
+    let early = with(kept, until(&mut waiting, asked)).await;
+    hold_back(false);
+    let answer = match early {
+        None => with(kept_by(&other, next.lease), until(&mut waiting, sleep(TERM / 2))).await,
+        early => early,
+    };
+    let grant = match answer {
+        Some(answer) => {
+            let grant = granted(answer.expect("the store answers"));
+            let over = grant.counted_from + TERM <= Instant::now();
+            assert!(over, "believed beside the next holder: {grant:?}, {served:?}");
+            None
+        }
+        None => {
+            assert_eq!(other.release(next.lease).await, Released::Held);
+            let grant = timeout(SLACK + TERM, &mut waiting).await.expect("it waits in its new place");
+            Some(granted(grant.expect("the store answers")))
+        }
+    };
+    if let Some(grant) = grant {
+        assert!(grant.token > served.token, "an older token after a newer one");
+        late.assert_not_trusted_beyond_the_store(grant.counted_from).await;
+    }
+    late.release(waiter.lease).await;
+    other.release(next.lease).await;
+    one.assert_empty().await;
+}
+
+type Waiting<'a, 'b> = Pin<&'a mut BoxFuture<'b, Result<Acquired, BackendError>>>;
+
+/// Polls `waiting` until `event`. Its answer, if that comes first.
+async fn until(
+    waiting: &mut Waiting<'_, '_>,
+    event: impl Future<Output = ()>,
+) -> Option<Result<Acquired, BackendError>> {
+    tokio::select! {
+        biased;
+        answer = waiting => Some(answer),
+        () = event => None,
+    }
+}
+
+/// The same for a request that cannot be granted yet.
+async fn drive(waiting: &mut Waiting<'_, '_>, event: impl Future<Output = ()>) {
+    let answer = until(waiting, event).await;
+    assert!(answer.is_none(), "granted beside a holder: {answer:?}");
+}
+
+/// Keeps a lease alive, for ever.
+async fn kept_by(site: &Site, lease: LeaseId) {
+    loop {
+        site.renew(lease).await;
+        sleep(TERM / 6).await;
+    }
+}
+
+/// `work` done while `others` goes on.
+async fn with<T>(others: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
+    tokio::select! {
+        () = others => unreachable!("goes on for ever"),
+        output = work => output,
+    }
 }
 
 /// 5. Release and renew act on their lease id only.

@@ -11,14 +11,17 @@
 //! Every point is a function in `conformance` (feature of that name), run against every backend.
 //!
 //! 1. Every acquisition has its own [`LeaseId`], made before anything is sent. Every verb is idempotent per
-//!    lease id, so it can be sent again when a reply is lost.
+//!    lease id, so it can be sent again when a reply is lost. A request for what the lease holds already does not extend it.
 //! 2. `release` of a lease id forgets it everywhere: held, queued or never seen. Dropping an `acquire` future
 //!    is followed by `release`, and that is the whole cancellation story.
 //! 3. A grant carries a fencing token, issued in the same atomic step and strictly greater than every earlier
 //!    token for that key, also after the key was idle, expired, or its store restarted. It reserves the tokens that
 //!    follow, [`TOKENS_PER_GRANT`] in all, for holders to whom the lease is passed on within a client.
 //! 4. A grant carries the local instant from which its lease may be counted, one that is certainly not later
-//!    than the grant. What a client believes never outlives what the store knows.
+//!    than the grant. What a client believes never outlives what the store knows. A store that tells of grants by another
+//!    way than it answers must allow for either to be late: a grant that was held back belongs to a place in the queue that
+//!    the request may have lost since, and stands in another now. So every place has a ticket that is never used again, the answer
+//!    "queued" and the grant both name it, and a grant with another ticket than the last one answered is not believed.
 //! 5. Release and renew act on their lease id only; another holder's lease is never touched.
 //! 6. Renewal answers renewed, lost, or (as an error) unknown. Unknown neither extends nor ends the lease. Of leases that are
 //!    renewed together each has an answer of its own, and none suffers for another.

@@ -159,7 +159,12 @@ impl Engine {
         let drained = timeout(DRAIN, self.reaper.drained()).await;
         self.backend.close().await;
         self.abandoned.cancel();
-        drained.map_err(|late| self.error(BackendError::Unanswered { source: late.into() }, "shutdown", None))
+        let unconfirmed = match drained {
+            Ok(true) => return Ok(()),
+            Ok(false) => "the store did not confirm all releases".into(),
+            Err(late) => late.into(),
+        };
+        Err(self.error(BackendError::Unanswered { source: unconfirmed }, "shutdown", None))
     }
 
     /// Puts a store's error into words.

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -26,6 +27,9 @@ use crate::sync::Mutex;
 const MAX_IN_FLIGHT: usize = 256;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
+/// How long a release is sent again while it is not answered, or for its lease if that is longer. No request can be on its way for
+/// as long as this: the store has either carried it out or lost the connection that it came by.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The queue of releases owed, and the count of obligations not yet met.
 #[derive(Debug, Default)]
@@ -34,6 +38,8 @@ pub(crate) struct Reaper {
     queued: Notify,
     settled: Notify,
     obligations: TaskTracker,
+    /// How many releases were never confirmed.
+    given_up: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -127,10 +133,13 @@ impl Reaper {
         }
     }
 
-    /// Waits until every obligation has been met. None may be taken on any more.
-    pub(crate) async fn drained(&self) {
+    /// Waits until every obligation has been met or given up, and tells whether all were met. None may be taken on any more.
+    pub(crate) async fn drained(&self) -> bool {
+        let given_up = || self.given_up.load(Ordering::Relaxed);
+        let before = given_up();
         self.obligations.close();
         self.obligations.wait().await;
+        given_up() == before
     }
 
     /// Works the queue off until `abandoned` and nothing is left to do.
@@ -141,7 +150,7 @@ impl Reaper {
             consume_budget().await;
             while releases.len() < MAX_IN_FLIGHT {
                 let Some(obligation) = self.pop() else { break };
-                releases.push(release(backend.as_ref(), obligation));
+                releases.push(release(&self, backend.as_ref(), obligation));
             }
             tokio::select! {
                 biased;
@@ -186,23 +195,25 @@ impl Reaper {
     }
 }
 
-/// Sends one release until the store confirms it, or a lease has passed and the store has forgotten by itself.
-async fn release(backend: &dyn Backend, obligation: Obligation) {
+/// Sends one release until the store confirms it. That a lease has passed is no reason to stop: the request itself may still be
+/// on its way, and be granted then.
+async fn release(reaper: &Reaper, backend: &dyn Backend, obligation: Obligation) {
     let Debt { name, whose, term, token, .. } = &obligation.debt;
     let token = token.map(FencingToken::get);
-    let forgotten = Instant::now() + *term;
+    let give_up = Instant::now() + PATIENCE.max(*term);
     loop {
         match backend.release(name.resource(), *whose).await {
             Ok(released) => {
                 tracing::debug!(name = %name, token, ?released, "released in the background");
                 break;
             }
-            Err(error) if error.is_transient() && Instant::now() < forgotten => {
+            Err(error) if error.is_transient() && Instant::now() < give_up => {
                 tracing::debug!(name = %name, token, %error, "release not answered, sending it again");
                 sleep(RETRY).await;
             }
             Err(error) => {
                 tracing::warn!(name = %name, token, %error, "release given up: it happens when the lease ends");
+                reaper.given_up.fetch_add(1, Ordering::Relaxed);
                 break;
             }
         }

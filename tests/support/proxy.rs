@@ -26,6 +26,15 @@ pub(crate) enum Direction {
     Both,
 }
 
+/// One of the connections of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// The one that carries commands, and every one that has not subscribed yet.
+    Commands,
+    /// The one that listens.
+    Messages,
+}
+
 /// A proxy on loopback, on the runtime that started it. Ends when dropped, with all its connections.
 #[derive(Debug)]
 pub(crate) struct Proxy {
@@ -42,13 +51,19 @@ struct Wire {
     /// How the last cut is made; sending again is another cut.
     cuts: watch::Sender<Cut>,
     refusing: AtomicBool,
+    forgetting_tickets: AtomicBool,
     accepted: AtomicUsize,
     open: AtomicUsize,
     trap: Mutex<Option<Trap>>,
+    watch: Mutex<Option<Trap>>,
 }
 
+/// What is held back, by line.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct Held([HeldLine; 2]);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct HeldLine {
     to_server: bool,
     to_client: bool,
 }
@@ -133,9 +148,11 @@ impl Proxy {
             held: watch::Sender::default(),
             cuts: watch::Sender::default(),
             refusing: AtomicBool::default(),
+            forgetting_tickets: AtomicBool::default(),
             accepted: AtomicUsize::default(),
             open: AtomicUsize::default(),
             trap: Mutex::default(),
+            watch: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&wire)));
         Self { port, wire, accepting }
@@ -172,10 +189,37 @@ impl Proxy {
     /// Black hole: nothing goes that way any more, no connection is closed, and new ones are accepted and
     /// held as well. The bytes are kept.
     pub(crate) fn hold(&self, direction: Direction) {
-        self.wire.held.send_modify(|held| {
+        self.hold_line(Line::Commands, direction);
+        self.hold_line(Line::Messages, direction);
+    }
+
+    /// The same for one line of every client.
+    pub(crate) fn hold_line(&self, line: Line, direction: Direction) {
+        self.wire.held.send_modify(|Held(lines)| {
+            let held = &mut lines[line as usize];
             held.to_server |= direction != Direction::ToClient;
             held.to_client |= direction != Direction::ToServer;
         });
+    }
+
+    /// Ends the holding of one line; what was kept is delivered.
+    pub(crate) fn resume_line(&self, line: Line) {
+        self.wire.held.send_modify(|Held(lines)| lines[line as usize] = HeldLine::default());
+    }
+
+    /// From now on, all places in queues seem to have the same ticket: a server that does not tell one from another.
+    pub(crate) fn forget_tickets(&self) {
+        self.wire.forgetting_tickets.store(true, Ordering::SeqCst);
+    }
+
+    /// Completes when the next request that is `meant` goes to the server.
+    pub(crate) fn next_request(
+        &self,
+        meant: impl Fn(&Request) -> bool + Send + 'static,
+    ) -> oneshot::Receiver<()> {
+        let (sprung, done) = oneshot::channel();
+        *lock(&self.wire.watch) = Some(Trap { meant: Box::new(meant), sprung });
+        done
     }
 
     /// Ends all holding; what was kept is delivered.
@@ -208,7 +252,7 @@ impl Proxy {
         meant: impl Fn(&Request) -> bool + Send + 'static,
     ) -> oneshot::Receiver<()> {
         let (sprung, done) = oneshot::channel();
-        *self.wire.trap() = Some(Trap { meant: Box::new(meant), sprung });
+        *lock(&self.wire.trap) = Some(Trap { meant: Box::new(meant), sprung });
         done
     }
 }
@@ -220,26 +264,30 @@ impl Drop for Proxy {
 }
 
 impl Wire {
-    fn trap(&self) -> std::sync::MutexGuard<'_, Option<Trap>> {
-        self.trap.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the trap if `request` springs it.
-    fn spring(&self, request: &Request) -> Option<oneshot::Sender<()>> {
-        let trapped = |trap: &mut Trap| (trap.meant)(request);
-        self.trap().take_if(trapped).map(|trap| trap.sprung)
-    }
-
-    /// Waits until bytes may go that way.
-    async fn passable(&self, direction: Direction) {
+    /// Waits until bytes may go that way on the line that `listens` says.
+    async fn passable(&self, direction: Direction, listens: &AtomicBool) {
         let mut held = self.held.subscribe();
-        let free = |held: &Held| match direction {
-            Direction::ToServer => !held.to_server,
-            Direction::ToClient => !held.to_client,
-            Direction::Both => !held.to_server && !held.to_client,
+        let free = |Held(lines): &Held| {
+            let line = if listens.load(Ordering::SeqCst) { Line::Messages } else { Line::Commands };
+            let held = lines[line as usize];
+            match direction {
+                Direction::ToServer => !held.to_server,
+                Direction::ToClient => !held.to_client,
+                Direction::Both => !held.to_server && !held.to_client,
+            }
         };
         held.wait_for(free).await.expect("the wire outlives its connections");
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the trap if `request` springs it.
+fn spring(trap: &Mutex<Option<Trap>>, request: &Request) -> Option<oneshot::Sender<()>> {
+    let trapped = |trap: &mut Trap| (trap.meant)(request);
+    lock(trap).take_if(trapped).map(|trap| trap.sprung)
 }
 
 async fn accept(listener: TcpListener, wire: Arc<Wire>) {
@@ -266,12 +314,12 @@ async fn serve(mut client: TcpStream, mut cuts: watch::Receiver<Cut>, wire: &Wir
     let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, wire.server_port)).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let connection = Mutex::new(Connection::default());
+    let (connection, listens) = (Mutex::new(Connection::default()), AtomicBool::default());
     let (client_reads, client_writes) = client.split();
     let (server_reads, server_writes) = server.split();
     tokio::select! {
-        end = requests(client_reads, server_writes, wire, &connection) => end,
-        end = replies(server_reads, client_writes, wire, &connection) => end,
+        end = requests(client_reads, server_writes, wire, &connection, &listens) => end,
+        end = replies(server_reads, client_writes, wire, &connection, &listens) => end,
         _ = cuts.changed() => {
             if *cuts.borrow() == Cut::Reset {
                 client.set_zero_linger()?;
@@ -287,14 +335,21 @@ async fn requests(
     mut server: WriteHalf<'_>,
     wire: &Wire,
     connection: &Mutex<Connection>,
+    listens: &AtomicBool,
 ) -> io::Result<()> {
     let mut frames = Frames::default();
     loop {
         let Some((bytes, words)) = frames.next(&mut client, parse_request).await? else { return Ok(()) };
         let request = Request { bytes, words };
-        wire.passable(Direction::ToServer).await;
-        connection.lock().unwrap_or_else(PoisonError::into_inner).note(&request, wire);
+        if request.confirmations().is_some() {
+            listens.store(true, Ordering::SeqCst);
+        }
+        wire.passable(Direction::ToServer, listens).await;
+        lock(connection).note(&request, wire);
         server.write_all(&request.bytes).await?;
+        if let Some(seen) = spring(&wire.watch, &request) {
+            let _ = seen.send(());
+        }
     }
 }
 
@@ -305,7 +360,7 @@ impl Connection {
             Some(count) => (Sent::Confirmation, &mut self.confirmations, count),
             None => (Sent::Answer, &mut self.answers, 1),
         };
-        if let Some(sprung) = wire.spring(request) {
+        if let Some(sprung) = spring(&wire.trap, request) {
             self.doomed = Some((kind, *next, sprung));
         }
         *next += count;
@@ -317,11 +372,15 @@ async fn replies(
     mut client: WriteHalf<'_>,
     wire: &Wire,
     connection: &Mutex<Connection>,
+    listens: &AtomicBool,
 ) -> io::Result<()> {
     let mut frames = Frames::default();
     let (mut answers, mut confirmations) = (0, 0);
     loop {
-        let Some((bytes, reply)) = frames.next(&mut server, Reply::parse).await? else { return Ok(()) };
+        let Some((mut bytes, reply)) = frames.next(&mut server, Reply::parse).await? else { return Ok(()) };
+        if wire.forgetting_tickets.load(Ordering::SeqCst) {
+            forget_ticket(&mut bytes, &reply);
+        }
         let sent = kind_of(&reply);
         let count = match sent {
             Sent::Answer => Some(&mut answers),
@@ -329,7 +388,7 @@ async fn replies(
             Sent::Message => None,
         };
         if let Some(count) = count {
-            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connection = lock(connection);
             let is_doomed = |doomed: &mut (Sent, u64, _)| (doomed.0, doomed.1) == (sent, *count);
             if let Some((_, _, sprung)) = connection.doomed.take_if(is_doomed) {
                 let _ = sprung.send(());
@@ -337,7 +396,7 @@ async fn replies(
             }
             *count += 1;
         }
-        wire.passable(Direction::ToClient).await;
+        wire.passable(Direction::ToClient, listens).await;
         client.write_all(&bytes).await?;
     }
 }
@@ -390,6 +449,24 @@ fn kind_of(reply: &Reply) -> Sent {
         (kind, Some(Reply::Int(_))) if kind.ends_with("subscribe") => Sent::Confirmation,
         _ => unasked,
     }
+}
+
+/// Overwrites the ticket in a grant (`grant`, lease, token, ticket, ...) or in the answer "queued", where it comes last.
+fn forget_ticket(bytes: &mut [u8], reply: &Reply) {
+    let text = match reply {
+        Reply::Push(items) => items.last().and_then(Reply::text),
+        Reply::Array(items) if matches!(items[..], [_, _, _] | [_, _, _, _, _, _]) => {
+            items.last().and_then(Reply::text)
+        }
+        _ => None,
+    };
+    let Some(text) = text else { return };
+    let ticket = if text.starts_with("grant ") { text.split(' ').nth(3) } else { Some(&*text) };
+    let is_ticket = |text: &&str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let Some(ticket) = ticket.filter(is_ticket) else { return };
+    let at = bytes.windows(ticket.len()).rposition(|window| window == ticket.as_bytes());
+    let at = at.expect("the reply was made of these bytes");
+    bytes[at..at + ticket.len()].fill(b'1');
 }
 
 /// Counts a connection as open for as long as it lives.

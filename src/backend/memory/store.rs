@@ -47,6 +47,8 @@ struct Slot {
 struct Hold {
     permits: u32,
     token: FencingToken,
+    /// When it was granted or last renewed.
+    began: Instant,
     ends: Instant,
     owner: Option<Arc<str>>,
     revocation: Revocation,
@@ -77,12 +79,11 @@ impl Store {
         let slot = self.slot(&request.resource, now)?;
         // Point 1: it also finds what it was granted.
         if let Some(hold) = slot.holds.get(&request.lease) {
-            let token = hold.token;
-            slot.extend(request.lease, request.term, now);
+            let grant = Grant::new(hold.token, hold.began);
             if let Claim::Permits(_, limit) = &request.claim {
                 limit.follow(slot.limit, slot.reign);
             }
-            return Ok(Requested::Granted(Grant::new(token, now)));
+            return Ok(Requested::Granted(grant));
         }
         slot.agree(request, token.get(), now)?;
         // One whose owner is in is let in under the token there is.
@@ -307,7 +308,7 @@ impl Slot {
     fn extend(&mut self, lease: LeaseId, term: Duration, now: Instant) -> bool {
         let Some(hold) = self.holds.get_mut(&lease) else { return false };
         self.ends.remove(&(hold.ends, lease));
-        hold.ends = now + term;
+        (hold.began, hold.ends) = (now, now + term);
         self.ends.insert((hold.ends, lease));
         self.touch(term, now);
         true
@@ -467,6 +468,7 @@ impl Hold {
         Self {
             permits: claim.permits(),
             token,
+            began: now,
             ends: now + term,
             owner: claim.owner().cloned(),
             revocation: revocation.clone(),

@@ -6,13 +6,15 @@
 //!   connection watches it and starts it again.
 //! * Dropping its clients leaks the connection, and so does dropping `init` half way, or quitting a client that
 //!   is not connected yet: that same task connects, never gives up half way, and quits when it is told to.
-//! * It waits 10 s, repeats commands three times and queues without limit by default: set below.
+//! * It waits 10 s, repeats commands three times and queues without limit by default: set below. It waits for up to 2 s
+//!   between attempts to connect in most examples: a lease of 3 s would not survive an outage of 2 s, so here it is 200 ms.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
-use fred::interfaces::ClientLike;
+use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::{
     Config, ConnectionConfig, PerformanceConfig, ReconnectError, ReconnectPolicy, TcpConfig,
 };
@@ -22,6 +24,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::succession::Succession;
 use crate::backend::BackendError;
 
 /// Commands that may wait in fred's queue.
@@ -62,7 +65,7 @@ pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
         ],
         ..ConnectionConfig::default()
     };
-    let policy = ReconnectPolicy::new_exponential(0, 10, 2_000, 2);
+    let policy = ReconnectPolicy::new_exponential(0, 10, 200, 2);
     Client::new(config, Some(performance), Some(connection), Some(policy))
 }
 
@@ -71,13 +74,19 @@ pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
 /// If the returned future is dropped or fails, `closed` must be cancelled; the task then ends all the same.
 pub(super) async fn connect(
     client: &Client,
+    succession: &Arc<Succession>,
     timeouts: Timeouts,
     closed: CancellationToken,
 ) -> Result<JoinHandle<()>, BackendError> {
     let (tell, connected) = oneshot::channel();
-    let task = tokio::spawn(drive(client.clone(), timeouts, closed, tell));
+    let reconnects = client.reconnect_rx();
+    let task = tokio::spawn(drive(client.clone(), timeouts, closed.clone(), tell));
     match timeout(timeouts.connect, connected).await {
-        Ok(Ok(Ok(()))) => Ok(task),
+        Ok(Ok(Ok(()))) => {
+            let (client, succession) = (client.clone(), Arc::clone(succession));
+            tokio::spawn(async move { succession.run(client, reconnects, closed).await });
+            Ok(task)
+        }
         Ok(Ok(Err(error))) if is_server_text(&error) => Err(BackendError::Refused { source: error.into() }),
         Ok(Ok(Err(error))) => Err(BackendError::NotSent { source: error.into() }),
         Ok(Err(gone)) => Err(BackendError::NotSent { source: gone.into() }),

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use super::args::Args;
 use super::operation::Operation;
 use super::reply::{
-    Answer, from_millis, millis, read_lease, read_queued, read_token, read_waiters, unreadable, wanted,
+    Answer, from_millis, millis, read_held, read_lease, read_queued, read_token, read_waiters, unreadable,
+    wanted,
 };
 use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
 use super::transport::Transport;
@@ -119,8 +120,11 @@ pub(super) async fn inspect(
 
 fn read_answer(answer: &Value) -> Option<Answer> {
     if let Value::Array(parts) = answer {
-        let [remaining, before] = &parts[..] else { return None };
-        return read_queued(remaining, before);
+        return match &parts[..] {
+            [remaining, before, ticket] => read_queued(remaining, before, ticket),
+            [token, remaining] => read_held(token, remaining),
+            _ => None,
+        };
     }
     match read_token(answer)? {
         token if token.get() == 0 => Some(Answer::Busy),

@@ -31,6 +31,7 @@ mod renewals;
 mod reply;
 mod script;
 mod semaphore;
+mod succession;
 mod transport;
 mod url;
 mod verbs;
@@ -57,6 +58,7 @@ use crate::closing::Closing;
 use crate::error::Error;
 use crate::sync::Mutex;
 use connection::Timeouts;
+use succession::Succession;
 use transport::Transport;
 use wake::{Subscription, Wake};
 
@@ -197,8 +199,8 @@ impl RedisBackend {
         let (commands, subscriber) = (backend.transport.client(), &backend.subscriber);
         let closed = || backend.closing.token();
         let drivers = [
-            connection::connect(commands, timeouts, closed()).await?,
-            connection::connect(subscriber, timeouts, closed()).await?,
+            connection::connect(commands, backend.transport.succession(), timeouts, closed()).await?,
+            connection::connect(subscriber, &Arc::new(Succession::default()), timeouts, closed()).await?,
         ];
         let (channel, wake) = (keys::channel(backend.ids.client()), Arc::clone(&backend.wake));
         let subscription = Subscription::open(subscriber, commands, channel, wake, timeouts).await?;

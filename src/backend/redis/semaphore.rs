@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::args::Args;
 use super::operation::Operation;
 use super::reply::{
-    Answer, from_millis, millis, read_lease, read_number, read_queued, read_token, read_waiters, unreadable,
-    wanted,
+    Answer, from_millis, millis, read_held, read_lease, read_number, read_queued, read_token, read_waiters,
+    unreadable, wanted,
 };
 use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
 use super::transport::Transport;
@@ -132,7 +132,8 @@ fn read_answer(answer: &[Value], limit: &Limit) -> Option<Answer> {
     limit.follow(read_number(in_force)?, reign.as_u64()?);
     match (said.as_bytes_str().as_deref()?, rest) {
         ("granted", [token]) => Some(Answer::Granted(read_token(token)?)),
-        ("queued", [remaining, before]) => read_queued(remaining, before),
+        ("granted", [token, remaining]) => read_held(token, remaining),
+        ("queued", [remaining, before, ticket]) => read_queued(remaining, before, ticket),
         ("busy", []) => Some(Answer::Busy),
         _ => None,
     }

@@ -13,6 +13,7 @@ use super::batch::Batches;
 use super::connection::Timeouts;
 use super::operation::Operation;
 use super::script::Call;
+use super::succession::Succession;
 use super::wake::Wake;
 use super::wire::{Wire, sort};
 use crate::backend::BackendError;
@@ -23,6 +24,7 @@ pub(super) const RETRY: Duration = Duration::from_millis(25);
 /// Calls scripts: at once, or together with others.
 #[derive(Debug)]
 pub(super) struct Transport {
+    succession: Arc<Succession>,
     wire: Arc<Wire>,
     batches: Arc<Batches>,
 }
@@ -31,11 +33,26 @@ impl Transport {
     /// Must be called within the runtime on which the connection lives.
     pub(super) fn new(client: Client, timeouts: Timeouts, wake: Arc<Wake>) -> Self {
         let wire = Arc::new(Wire::new(client, timeouts.reply));
-        Self { batches: Batches::new(Arc::clone(&wire), wake), wire }
+        Self { succession: Arc::default(), batches: Batches::new(Arc::clone(&wire), wake), wire }
     }
 
     pub(super) fn client(&self) -> &Client {
         self.wire.client()
+    }
+
+    pub(super) const fn succession(&self) -> &Arc<Succession> {
+        &self.succession
+    }
+
+    /// Waits until nothing can be carried out any more that was sent on an earlier connection. `false` if that was so already.
+    pub(super) async fn outlive_earlier_connections(&self) -> Result<bool, BackendError> {
+        if self.succession.is_settled(self.client()) {
+            return Ok(false);
+        }
+        match timeout(self.wire.reply_timeout(), self.succession.settled(self.client())).await {
+            Ok(()) => Ok(true),
+            Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+        }
     }
 
     /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`, or, if that is not

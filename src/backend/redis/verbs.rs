@@ -9,13 +9,12 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::reply::Answer;
 use super::transport::{RETRY, Transport};
 use super::waiting::Waiting;
 use super::{RedisBackend, renewals};
 use crate::backend::{
-    AcquireRequest, Acquired, Answered, Backend, BackendError, Capabilities, Detail, Grant, Inspection,
-    LeaseId, Limit, Released, RenewRequest, Renewal, Resource, Wait, Whose,
+    AcquireRequest, Acquired, Answered, Backend, BackendError, Capabilities, Detail, Inspection, LeaseId,
+    Limit, Released, RenewRequest, Renewal, Resource, Wait, Whose,
 };
 
 impl Backend for RedisBackend {
@@ -61,6 +60,10 @@ impl Backend for RedisBackend {
             let Whose::Lease(lease) = whose else { return self.transport.release(resource, whose).await };
             let leaving = self.wake.leave(lease);
             let released = self.transport.release(resource, whose).await?;
+            if released != Released::Held && self.transport.outlive_earlier_connections().await? {
+                // The request may have been carried out meanwhile, from the connection on which it was sent.
+                self.transport.release(resource, whose).await?;
+            }
             if leaving.end() {
                 // Perhaps of a request that was carried out after its release. If not, there is nothing to be found.
                 self.wake.stray(lease, resource.clone());
@@ -117,10 +120,12 @@ impl RedisBackend {
         loop {
             let sent = Instant::now();
             match self.transport.acquire(request).await {
-                Ok(Answer::Granted(token)) => return Ok(Acquired::Granted(Grant::new(token, sent))),
-                Ok(_) => {
-                    self.wake.forget(request.lease);
-                    return Ok(Acquired::Busy);
+                Ok(answer) => {
+                    let Some(grant) = answer.grant(sent, request.term) else {
+                        self.wake.forget(request.lease);
+                        return Ok(Acquired::Busy);
+                    };
+                    return grant.map(|grant| self.wake.hold(request.lease, grant));
                 }
                 Err(error) if error.is_transient() && Instant::now() < give_up => sleep(RETRY).await,
                 Err(error) => return Err(error),

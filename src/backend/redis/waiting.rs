@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 use tokio::time::{Instant, sleep_until};
 
-use super::reply::Answer;
+use super::reply::{Answer, Ticket};
 use super::transport::{RETRY, Transport};
 use super::wake::{Pushed, Wake};
 use crate::backend::{AcquireRequest, Acquired, BackendError, Claim, Grant};
@@ -34,9 +34,10 @@ pub(super) struct Waiting<'a> {
     grant: oneshot::Receiver<Pushed>,
     /// What [`Wake::lapses`] was when the request was last sent.
     lapses: u64,
-    /// The latest instant that certainly lies before the grant: when the last request was sent that the server
-    /// answered with "still queued", or else the first one.
-    counted_from: Instant,
+    /// When this lease was first asked for.
+    since: Instant,
+    /// The place in the queue, and when the last request was sent that the server answered with it.
+    place: Option<(Ticket, Instant)>,
     heard: Heard,
 }
 
@@ -67,7 +68,8 @@ impl<'a> Waiting<'a> {
             request,
             grant: wake.expect_grant(request.lease, request.revocation.clone()),
             lapses: 0,
-            counted_from: since,
+            since,
+            place: None,
             heard: Heard::Nothing { since: now },
         }
     }
@@ -100,7 +102,8 @@ impl<'a> Waiting<'a> {
 
     /// Waits for a push, or for a reason to ask again.
     async fn rest(&mut self, pause: Duration) -> Result<Next, BackendError> {
-        let (deadline, repeat) = (self.request.wait.deadline(), Instant::now() + pause);
+        // Told to ask before its first request was answered, it still has the time of a round trip.
+        let (deadline, repeat) = (self.give_up_asking(), Instant::now() + pause);
         tokio::select! {
             biased;
             pushed = &mut self.grant => Ok(self.pushed(pushed)),
@@ -110,20 +113,38 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// A pushed grant is good if it still has most of its time. If not, this process was paused, and only the
-    /// server knows what became of it.
+    /// A pushed grant is believed if it is that of this place and still has most of its time. If not, it was held back, or this
+    /// process was paused, and only the server knows what became of it: it is asked.
     fn pushed(&mut self, pushed: Result<Pushed, RecvError>) -> Next {
         match pushed {
-            Ok(Pushed::Grant(token, met)) if self.counted_from.elapsed() < self.request.term / 2 => {
-                if let (Claim::Permits(_, limit), Some(met)) = (&self.request.claim, met) {
-                    limit.follow(met.permits, met.reign);
+            Ok(Pushed::Grant { token, ticket, limit }) => {
+                let counted_from =
+                    self.lower_bound(ticket).filter(|from| from.elapsed() < self.request.term / 2);
+                if let Some(counted_from) = counted_from {
+                    if let (Claim::Permits(_, own), Some(met)) = (&self.request.claim, limit) {
+                        own.follow(met.permits, met.reign);
+                    }
+                    return Next::Done(self.wake.hold(self.request.lease, Grant::new(token, counted_from)));
                 }
-                Next::Done(Acquired::Granted(Grant::new(token, self.counted_from)))
+                tracing::debug!(key = &*self.request.resource.key, "a grant came too late, asking again");
             }
-            _ => {
-                self.grant = self.wake.expect_grant(self.request.lease, self.request.revocation.clone());
-                Next::AskAgainIn(Duration::ZERO)
-            }
+            Ok(Pushed::Ask) | Err(_) => {}
+        }
+        self.grant = self.wake.expect_grant(self.request.lease, self.request.revocation.clone());
+        Next::AskAgainIn(Duration::ZERO)
+    }
+
+    /// An instant that certainly lies before the grant of the place with this ticket. `None` if the server has answered with
+    /// another place since, or before: then nothing is known of it.
+    ///
+    /// Answers and grants travel on different connections. A grant may be held back for so long that its lease has run out,
+    /// and the next request has been given a place anew, and been answered. To count that grant from that request
+    /// would let two clients hold at once.
+    fn lower_bound(&self, ticket: Ticket) -> Option<Instant> {
+        match self.place {
+            Some((place, sent)) => (place == ticket).then_some(sent),
+            // No request has been answered: whichever place it is, it was given after the first one was sent.
+            None => Some(self.since),
         }
     }
 
@@ -133,20 +154,23 @@ impl<'a> Waiting<'a> {
         sent: Instant,
     ) -> Result<Next, BackendError> {
         match answer {
-            Ok(Answer::Granted(token)) => {
-                if matches!(self.heard, Heard::Queued { .. }) {
-                    self.wake.suspect();
-                }
-                Ok(Next::Done(Acquired::Granted(Grant::new(token, sent))))
-            }
-            Ok(Answer::Queued { remaining, before }) => {
+            Ok(Answer::Queued { remaining, before, ticket }) => {
                 tracing::debug!(key = &*self.request.resource.key, before, ?remaining, "waiting");
-                (self.counted_from, self.heard) = (sent, Heard::Queued { at: Instant::now() });
+                (self.place, self.heard) = (Some((ticket, sent)), Heard::Queued { at: Instant::now() });
                 Ok(Next::AskAgainIn(self.pause(remaining, before)))
             }
-            Ok(Answer::Busy) => {
-                Err(BackendError::Refused { source: "a request that waits was told that it does not".into() })
-            }
+            Ok(answer) => match answer.grant(sent, self.request.term) {
+                Some(Ok(grant)) => {
+                    if matches!(self.heard, Heard::Queued { .. }) {
+                        self.wake.suspect();
+                    }
+                    Ok(Next::Done(self.wake.hold(self.request.lease, grant)))
+                }
+                Some(Err(error)) => self.silence(error),
+                None => Err(BackendError::Refused {
+                    source: "a request that waits was told that it does not".into(),
+                }),
+            },
             Err(error) if error.is_transient() => self.silence(error),
             Err(error) => Err(error),
         }
@@ -167,7 +191,7 @@ impl<'a> Waiting<'a> {
 
     /// The time to wait is over: somebody else has the lock, or nobody knows.
     fn out_of_patience(&mut self) -> Result<Next, BackendError> {
-        let heard = std::mem::replace(&mut self.heard, Heard::Nothing { since: self.counted_from });
+        let heard = std::mem::replace(&mut self.heard, Heard::Nothing { since: self.since });
         match heard {
             Heard::Queued { .. } => Ok(Next::Done(Acquired::Busy)),
             Heard::Silence { error, .. } => Err(error),

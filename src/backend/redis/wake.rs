@@ -4,8 +4,12 @@
 //! way (a lagging buffer, a connection cut in between); whenever that is possible every waiting request is
 //! told to ask again, and each repeats itself now and then in any case. A grant for a lease that nobody here
 //! knows is released at once: its request was carried out after it had been given up.
+//!
+//! Messages travel on another connection than answers, and may arrive late. So a grant names its place in the queue, and
+//! whoever waits decides whether it is that of today; a revocation names the token of the grant that it ends, and reaches
+//! nobody who holds under another one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +25,9 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use super::connection::Timeouts;
+use super::reply::Ticket;
 use super::wire::sort;
-use crate::backend::{BackendError, Kind, LeaseId, Resource, Revocation, Stated};
+use crate::backend::{Acquired, BackendError, Grant, Kind, LeaseId, Resource, Revocation, Stated};
 use crate::fence::FencingToken;
 use crate::sync::Mutex;
 
@@ -47,8 +52,8 @@ pub(super) struct Wake {
 /// What is pushed to a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pushed {
-    /// It holds now; of a semaphore, under this limit.
-    Grant(FencingToken, Option<Stated>),
+    /// It holds now, if this is still its place; of a semaphore, under this limit.
+    Grant { token: FencingToken, ticket: Ticket, limit: Option<Stated> },
     /// It may come in if it asks.
     Ask,
 }
@@ -57,14 +62,18 @@ pub(super) enum Pushed {
 struct Entry {
     state: State,
     revocation: Revocation,
+    /// The token of the last grant that was revoked, should that be heard of first.
+    revoked: Option<FencingToken>,
 }
 
 #[derive(Debug)]
 enum State {
     /// It is to be told of its grant.
     Waits(oneshot::Sender<Pushed>),
-    /// It holds, or has been told.
-    Holds,
+    /// It has been told of a grant, and decides whether to believe it; or it does not wait to be told.
+    Told,
+    /// It holds under this token.
+    Holds(FencingToken),
     /// It is being released; whether a grant has come since.
     Leaves { granted: bool },
 }
@@ -90,14 +99,32 @@ impl Wake {
 
     /// From now on `lease` is told of its revocation.
     pub(super) fn register(&self, lease: LeaseId, revocation: Revocation) {
-        self.entries.lock().insert(lease.sequence(), Entry { state: State::Holds, revocation });
+        self.entries.lock().insert(lease.sequence(), Entry::new(State::Told, revocation));
     }
 
-    /// From now on `lease` is told of a grant as well. Replaces what was registered before.
+    /// From now on `lease` is told of a grant as well. Replaces what was registered before, but for what was revoked.
     pub(super) fn expect_grant(&self, lease: LeaseId, revocation: Revocation) -> oneshot::Receiver<Pushed> {
         let (tell, told) = oneshot::channel();
-        self.entries.lock().insert(lease.sequence(), Entry { state: State::Waits(tell), revocation });
+        let entry = Entry::new(State::Waits(tell), revocation);
+        match self.entries.lock().entry(lease.sequence()) {
+            hash_map::Entry::Occupied(mut place) => {
+                let revoked = place.get().revoked;
+                place.insert(Entry { revoked, ..entry });
+            }
+            hash_map::Entry::Vacant(place) => drop(place.insert(entry)),
+        }
         told
+    }
+
+    /// `lease` holds under this grant: its revocation is believed, and no other.
+    pub(super) fn hold(&self, lease: LeaseId, grant: Grant) -> Acquired {
+        if let Some(entry) = self.entries.lock().get_mut(&lease.sequence()) {
+            entry.state = State::Holds(grant.token);
+            if entry.revoked == Some(grant.token) {
+                entry.revocation.revoke();
+            }
+        }
+        Acquired::Granted(grant)
     }
 
     /// Nothing is to be told to `lease` any more.
@@ -148,16 +175,15 @@ impl Wake {
     /// What was pushed, or came with an answer.
     pub(super) fn tell(&self, message: &str) {
         match Push::parse(message).filter(|push| push.lease().client() == self.client) {
-            Some(Push::Grant { lease, token, limit, resource }) => {
-                if !self.tell_waiting(lease, Pushed::Grant(token, limit)) {
+            Some(Push::Grant { lease, token, ticket, limit, resource }) => {
+                if !self.tell_waiting(lease, Pushed::Grant { token, ticket, limit }) {
                     self.stray(lease, resource);
                 }
             }
             Some(Push::Ask { lease }) => drop(self.tell_waiting(lease, Pushed::Ask)),
-            Some(Push::Revoke { lease }) => {
-                tracing::warn!(?lease, "released by force");
-                if let Some(entry) = self.entries.lock().get(&lease.sequence()) {
-                    entry.revocation.revoke();
+            Some(Push::Revoke { lease, token }) => {
+                if let Some(entry) = self.entries.lock().get_mut(&lease.sequence()) {
+                    entry.revoke(lease, token);
                 }
             }
             None => tracing::warn!(message, "a message on the wake channel that is not for this client"),
@@ -168,17 +194,38 @@ impl Wake {
     fn tell_waiting(&self, lease: LeaseId, pushed: Pushed) -> bool {
         let mut entries = self.entries.lock();
         let Some(Entry { state, .. }) = entries.get_mut(&lease.sequence()) else { return false };
-        if let State::Leaves { granted } = state {
-            *granted |= matches!(pushed, Pushed::Grant(..));
-            return true;
-        }
-        let state = mem::replace(state, State::Holds);
-        drop(entries);
-        if let State::Waits(tell) = state {
-            // If the request is being dropped right now, its release is on its way, or somebody asks in its place.
-            let _ = tell.send(pushed);
+        match mem::replace(state, State::Told) {
+            State::Waits(tell) => {
+                drop(entries);
+                // If the request is being dropped right now, its release is on its way, or somebody asks in its place.
+                let _ = tell.send(pushed);
+            }
+            State::Leaves { granted } => {
+                *state = State::Leaves { granted: granted || matches!(pushed, Pushed::Grant { .. }) };
+            }
+            told => *state = told,
         }
         true
+    }
+}
+
+impl Entry {
+    const fn new(state: State, revocation: Revocation) -> Self {
+        Self { state, revocation, revoked: None }
+    }
+
+    /// The grant with this token was ended by force; 0 if the server does not know which.
+    fn revoke(&mut self, lease: LeaseId, token: FencingToken) {
+        match self.state {
+            State::Holds(held) if held == token || token.get() == 0 => {
+                tracing::warn!(?lease, "released by force");
+                self.revocation.revoke();
+            }
+            // Of an earlier grant of the same lease, which was given up or never heard of.
+            State::Holds(_) => {}
+            // Perhaps of the grant whose answer is on its way.
+            State::Waits(_) | State::Told | State::Leaves { .. } => self.revoked = Some(token),
+        }
     }
 }
 
@@ -200,15 +247,15 @@ impl Drop for Leaving<'_> {
 
 /// What is told on the wake channel. The key comes last, because it may contain spaces.
 enum Push {
-    Grant { lease: LeaseId, token: FencingToken, limit: Option<Stated>, resource: Resource },
+    Grant { lease: LeaseId, token: FencingToken, ticket: Ticket, limit: Option<Stated>, resource: Resource },
     Ask { lease: LeaseId },
-    Revoke { lease: LeaseId },
+    Revoke { lease: LeaseId, token: FencingToken },
 }
 
 impl Push {
     const fn lease(&self) -> LeaseId {
         match self {
-            Self::Grant { lease, .. } | Self::Ask { lease } | Self::Revoke { lease } => *lease,
+            Self::Grant { lease, .. } | Self::Ask { lease } | Self::Revoke { lease, .. } => *lease,
         }
     }
 
@@ -219,8 +266,9 @@ impl Push {
         match verb {
             "grant" => {
                 let (token, rest) = rest.split_once(' ')?;
+                let (ticket, rest) = rest.split_once(' ')?;
                 let (kind, key) = rest.split_once(' ')?;
-                let token = FencingToken::new(token.parse().ok()?);
+                let (token, ticket) = (FencingToken::new(token.parse().ok()?), Ticket::parse(ticket)?);
                 // Of a semaphore: kind/limit/reign.
                 let mut parts = kind.split('/');
                 let kind = Kind::parse(parts.next()?)?;
@@ -230,10 +278,13 @@ impl Push {
                     }
                     _ => None,
                 };
-                Some(Self::Grant { lease, token, limit, resource: Resource::new(key, kind) })
+                Some(Self::Grant { lease, token, ticket, limit, resource: Resource::new(key, kind) })
             }
             "ask" => Some(Self::Ask { lease }),
-            "revoke" => Some(Self::Revoke { lease }),
+            "revoke" => {
+                let (token, _key) = rest.split_once(' ')?;
+                Some(Self::Revoke { lease, token: FencingToken::new(token.parse().ok()?) })
+            }
             _ => None,
         }
     }
@@ -359,8 +410,15 @@ async fn answers(subscriber: &Client, timeouts: Timeouts) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
     use crate::backend::LeaseIds;
+
+    fn granted(token: u64, limit: Option<Stated>) -> Pushed {
+        let ticket = Ticket::parse("7").unwrap();
+        Pushed::Grant { token: FencingToken::new(token), ticket, limit }
+    }
 
     fn wake(ids: &LeaseIds) -> (Wake, mpsc::UnboundedReceiver<(LeaseId, Resource)>) {
         let (strays, stray) = mpsc::unbounded_channel();
@@ -373,9 +431,9 @@ mod tests {
         let (wake, mut strays) = wake(&ids);
         let lease = ids.next();
         let mut told = wake.expect_grant(lease, Revocation::default());
-        wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
-        wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
-        assert_eq!(told.try_recv().unwrap(), Pushed::Grant(FencingToken::new(42), None));
+        wake.tell(&format!("grant {lease} 42 7 mutex lock:a b"));
+        wake.tell(&format!("grant {lease} 42 7 mutex lock:a b"));
+        assert_eq!(told.try_recv().unwrap(), granted(42, None));
         assert!(strays.try_recv().is_err());
     }
 
@@ -384,7 +442,7 @@ mod tests {
         let ids = LeaseIds::new();
         let (wake, mut strays) = wake(&ids);
         let lease = ids.next();
-        wake.tell(&format!("grant {lease} 42 mutex lock:a b"));
+        wake.tell(&format!("grant {lease} 42 7 mutex lock:a b"));
         assert_eq!(strays.try_recv().unwrap(), (lease, Resource::new("lock:a b", Kind::Mutex)));
     }
 
@@ -398,7 +456,7 @@ mod tests {
             let leaving = wake.leave(lease);
             wake.tell(&format!("ask {lease} lock:a"));
             if granted {
-                wake.tell(&format!("grant {lease} 42 mutex lock:a"));
+                wake.tell(&format!("grant {lease} 42 7 mutex lock:a"));
             }
             assert_eq!(leaving.end(), granted);
             assert!(strays.try_recv().is_err() && wake.is_idle());
@@ -406,7 +464,7 @@ mod tests {
         }
         // Given up half way: whoever comes next finds out.
         drop((wake.expect_grant(lease, Revocation::default()), wake.leave(lease)));
-        wake.tell(&format!("grant {lease} 42 mutex lock:a"));
+        wake.tell(&format!("grant {lease} 42 7 mutex lock:a"));
         assert!(strays.try_recv().is_ok());
     }
 
@@ -416,9 +474,9 @@ mod tests {
         let (wake, _strays) = wake(&ids);
         let lease = ids.next();
         let mut told = wake.expect_grant(lease, Revocation::default());
-        wake.tell(&format!("grant {lease} 42 fair/5/17 semaphore:a"));
+        wake.tell(&format!("grant {lease} 42 7 fair/5/17 semaphore:a"));
         let limit = Some(Stated { permits: 5, reign: 17 });
-        assert_eq!(told.try_recv().unwrap(), Pushed::Grant(FencingToken::new(42), limit));
+        assert_eq!(told.try_recv().unwrap(), granted(42, limit));
     }
 
     #[test]
@@ -441,6 +499,7 @@ mod tests {
         let lease = ids.next();
         let revocation = Revocation::default();
         wake.register(lease, revocation.clone());
+        wake.hold(lease, Grant::new(FencingToken::new(42), Instant::now()));
         for nonsense in [
             "",
             "grant",
@@ -448,12 +507,38 @@ mod tests {
             "grant 1.2 3 k",
             &format!("grant {lease} x mutex k"),
             &format!("grant {lease} 1 k k"),
+            &format!("grant {lease} 1 x mutex k"),
+            &format!("revoke {lease} x lock:a"),
             "evict a b",
         ] {
             wake.tell(nonsense);
         }
         assert!(!revocation.is_revoked());
-        wake.tell(&format!("revoke {lease} lock:a"));
+        wake.tell(&format!("revoke {lease} 42 lock:a"));
         assert!(revocation.is_revoked());
+    }
+
+    #[test]
+    fn a_revocation_ends_the_grant_that_it_names_and_no_other() {
+        let ids = LeaseIds::new();
+        let (wake, _strays) = wake(&ids);
+        for (revoked, held, is_revoked) in [(41, 42, false), (42, 42, true), (0, 42, true)] {
+            // After the holder has heard of its grant.
+            let (lease, revocation) = (ids.next(), Revocation::default());
+            wake.register(lease, revocation.clone());
+            wake.hold(lease, Grant::new(FencingToken::new(held), Instant::now()));
+            wake.tell(&format!("revoke {lease} {revoked} lock:a"));
+            assert_eq!(revocation.is_revoked(), is_revoked, "{revoked}, then held under {held}");
+        }
+        for (revoked, held, is_revoked) in [(41, 42, false), (42, 42, true)] {
+            // Before: the answer travels on another connection.
+            let (lease, revocation) = (ids.next(), Revocation::default());
+            drop(wake.expect_grant(lease, revocation.clone()));
+            wake.tell(&format!("revoke {lease} {revoked} lock:a"));
+            drop(wake.expect_grant(lease, revocation.clone()));
+            assert!(!revocation.is_revoked());
+            wake.hold(lease, Grant::new(FencingToken::new(held), Instant::now()));
+            assert_eq!(revocation.is_revoked(), is_revoked, "{revoked}, before it was held under {held}");
+        }
     }
 }

@@ -10,8 +10,11 @@
 -- KEYS[4]  fence    the last token, and more for a semaphore: see lock.lua and semaphore.lua. Expires after a day without
 --                   grant or renewal, or somewhat earlier.
 --
--- A ticket is the time of arrival in microseconds, or one more than the last ticket. A hand-over parks a waiter that
--- nobody listens for, so that no other meets it again; when its client is heard again, it gets back its place.
+-- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place has the ticket of another: the
+-- answer "queued" and the grant both name it, so that a grant of an earlier place that was held back on its way is not believed.
+--
+-- A hand-over parks a waiter that nobody listens for, so that no other meets it again; when its client is heard again, it gets
+-- back its place.
 --
 -- Tokens and tickets stay below 2^53, where Lua's numbers are exact; '%.0f' writes all their digits. It takes longer than
 -- most commands, and so does every number as an argument: what is text already stays text.
@@ -206,7 +209,7 @@ local function index_line()
   redis.call('HDEL', WAITERS, long)
 end
 
--- Gives `id` a place in line, or lets it keep the one it has; alive for another lease. Returns the place, and if it
+-- Gives `id` a place in line, or lets it keep the one it has; alive for another lease. Returns its ticket, and if the place
 -- is new, how many there are besides, parked ones included.
 local function stand_in_line(id, lease_ms, permits, owner)
   local before = waiter(id)
@@ -228,12 +231,12 @@ local function stand_in_line(id, lease_ms, permits, owner)
   end
   remember_line(not before and ticket, keep(QUEUE, WAITERS, lease_ms))
   tidy()
-  return place, others
+  return ticket, others
 end
 
--- How many places come before one, parked ones included: for a new one all the others.
-local function places_before(place, others)
-  return others or redis.call('ZRANK', QUEUE, place) or 0
+-- How many places come before that of `id`, parked ones included: for a new one all the others.
+local function places_before(ticket, id, others)
+  return others or redis.call('ZRANK', QUEUE, ticket .. ' ' .. id) or 0
 end
 
 -- The place to be served next: the first in line, or the first among those that fit.
@@ -281,7 +284,7 @@ local function serve(asker)
     else
       local client = string.sub(id, 1, 36)
       local token = next_token()
-      local grant = 'grant ' .. id .. ' ' .. token .. ' ' .. kind_of(request)
+      local grant = 'grant ' .. id .. ' ' .. token .. ' ' .. request.ticket .. ' ' .. kind_of(request)
       if id == asker or (request.permits <= free and not silent[client] and tell(id, grant)) then
         forget(id, request)
         admit(id, request, token)

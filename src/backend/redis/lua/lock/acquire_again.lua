@@ -31,6 +31,6 @@ local function acquire_again(lock, queue, waiters, id, lease_ms)
     redis.call('PEXPIRE', queue, line.kept)
     redis.call('PEXPIRE', waiters, line.kept)
   end
-  return { line.remaining, before }
+  return { line.remaining, before, ticket }
 end
 

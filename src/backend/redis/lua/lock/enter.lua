@@ -6,6 +6,10 @@ enter = function()
   if not lead or owner ~= ARGV[5] or (lead == ARGV[1] and not several) then
     return nil
   end
+  local ends = several and redis.call('ZSCORE', HOLDS, ARGV[1])
+  if ends then
+    return { present_token(), ends - now_ms }
+  end
   if not several then
     redis.call('DEL', HOLDS)
     redis.call('ZADD', HOLDS, in_full(now_ms + math.max(redis.call('PTTL', LOCK), 1)), lead)

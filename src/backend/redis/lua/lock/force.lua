@@ -13,12 +13,15 @@ end
 -- What stands beside the lock may be broken; that must not keep it.
 look_at_clock()
 local intact, lead, _, several = pcall(settle_holds)
+-- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease.
+local known, token = pcall(last_token)
+token = string.format('%.0f', known and token or 0)
 local holders = { intact and lead or string.match(value, '^[^/]*') }
 if intact and several then
   holders = redis.call('ZRANGE', KEYS[5], 0, -1)
 end
 for _, id in ipairs(holders) do
-  tell(id, 'revoke ' .. id)
+  tell(id, 'revoke ' .. id .. ' ' .. token)
 end
 redis.call('DEL', LOCK, KEYS[5])
 free = 1

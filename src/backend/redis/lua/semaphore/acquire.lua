@@ -8,7 +8,8 @@
 -- ARGV[7]  the reign in which it met that limit, '0' if in none
 --
 -- Returns  {'granted', limit, reign, token}
---          {'queued', limit, reign, ms until the next lease of a holder ends or -1, places before this one}
+--          {'granted', limit, reign, token, ms until the lease ends} if it was granted before
+--          {'queued', limit, reign, ms until the next lease of a holder ends or -1, places before this one, ticket}
 --          {'busy', limit, reign}
 --          {'differs', limit} if another limit is in force
 --          {'above', limit} if nobody can have so many
@@ -25,8 +26,8 @@ local stated = tonumber(ARGV[6])
 local held = settle(id)
 if held then
   -- Granted before, and the answer got lost: whatever has become of the limit since.
-  extend(id, lease_ms)
-  return { 'granted', limit or stated, reign or '0', string.match(held, '%d+$') }
+  local left = redis.call('ZSCORE', HOLDERS, id) - now_ms
+  return { 'granted', limit or stated, reign or '0', string.match(held, '%d+$'), left }
 end
 if limit and reign ~= ARGV[7] and stated ~= limit and not waiter(id) then
   return { 'differs', limit }
@@ -40,12 +41,12 @@ end
 
 local line = redis.call('EXISTS', QUEUE) == 1
 if waits and (line or permits > free) then
-  local place, others = stand_in_line(id, lease_ms, permits)
+  local ticket, others = stand_in_line(id, lease_ms, permits)
   local token = serve(id)
   if token then
     return { 'granted', limit, reign, token }
   end
-  return { 'queued', limit, reign, ends and ends - now_ms or -1, places_before(place, others) }
+  return { 'queued', limit, reign, ends and ends - now_ms or -1, places_before(ticket, id, others), ticket }
 end
 if line then
   serve()

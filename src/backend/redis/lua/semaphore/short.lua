@@ -91,7 +91,7 @@ local function stand_in_line(s, kind, id, lease_text, permits)
     s.line_kept = s.now_ms + left
   end
   s.ticket, s.waiting, s.changed = number, before + 1, true
-  return { 'queued', s.limit, s.reign, s.ends - s.now_ms, before }
+  return { 'queued', s.limit, s.reign, s.ends - s.now_ms, before, ticket }
 end
 
 -- Parameters as in acquire.lua.
@@ -142,7 +142,8 @@ local function hand_over(s, kind, id, place, used)
   end
   local client = string.sub(next, 1, 36)
   s.terms = s.terms or kind .. '/' .. s.limit .. '/' .. s.reign
-  local message = 'grant ' .. next .. ' ' .. token .. ' ' .. s.terms .. ' ' .. s.holders
+  local ticket = string.sub(place, 1, 16)
+  local message = 'grant ' .. next .. ' ' .. token .. ' ' .. ticket .. ' ' .. s.terms .. ' ' .. s.holders
   local with_answer = s.grants_with_answers and string.sub(id, 1, 36) == client
   if not with_answer and redis.call('PUBLISH', 'leasehold:' .. client, message) == 0 then
     return

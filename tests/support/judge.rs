@@ -1,0 +1,275 @@
+//! Judges what several processes believed to hold: intervals, tokens and waits, on one clock.
+
+// Each of the binaries that include this uses a part.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Permits of both semaphores.
+pub(crate) const LIMIT: u32 = 2;
+/// How much later than a lease after a fault a waiter may be served.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// Microseconds on the clock that all processes of this machine share.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    u64::try_from(since.as_micros()).expect("before the year 500 000")
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Primitive {
+    Mutex,
+    MutexInLine,
+    Reentrant,
+    Counting,
+    Fair,
+}
+
+impl Primitive {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Mutex, Self::MutexInLine, Self::Reentrant, Self::Counting, Self::Fair];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::MutexInLine => "mutex in line",
+            Self::Reentrant => "reentrant",
+            Self::Counting => "counting",
+            Self::Fair => "fair",
+        }
+    }
+
+    pub(crate) const fn lease(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Mutex => 500,
+            Self::MutexInLine => 300,
+            Self::Reentrant => 700,
+            Self::Counting => 1_000,
+            Self::Fair => 2_000,
+        })
+    }
+
+    const fn limit(self) -> u32 {
+        if matches!(self, Self::Counting | Self::Fair) { LIMIT } else { 1 }
+    }
+}
+
+/// One request and what came of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) primitive: Primitive,
+    /// The task that asked.
+    pub(crate) user: String,
+    pub(crate) owner: String,
+    /// Whether it waited for as long as it takes.
+    pub(crate) patient: bool,
+    pub(crate) asked: u64,
+    /// 0 if it was not.
+    pub(crate) answered: u64,
+    /// When it was last seen to be held; 0 if it never was.
+    pub(crate) believed: u64,
+    pub(crate) token: u64,
+    /// The token of a nested guard that was held beside it; 0 if there was none.
+    pub(crate) nested: u64,
+    pub(crate) outcome: String,
+}
+
+impl Record {
+    pub(crate) fn open(primitive: Primitive, user: String, owner: &str, asked: u64) -> Self {
+        let (owner, outcome) = (owner.to_owned(), "open".to_owned());
+        let (patient, answered, believed, token, nested) = (true, 0, 0, 0, 0);
+        Self { primitive, user, owner, patient, asked, answered, believed, token, nested, outcome }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.outcome == "open"
+    }
+
+    pub(crate) fn to_line(&self) -> String {
+        let Self { primitive, user, owner, patient, asked, answered, believed, token, nested, outcome } =
+            self;
+        let primitive = *primitive as usize;
+        format!(
+            "{primitive} {user} {owner} {patient} {asked} {answered} {believed} {token} {nested} {outcome}\n"
+        )
+    }
+
+    fn of_line(line: &str) -> Option<Self> {
+        let parts: Vec<_> = line.split(' ').collect();
+        let [primitive, user, owner, patient, asked, answered, believed, token, nested, outcome] = parts[..]
+        else {
+            return None;
+        };
+        Some(Self {
+            primitive: *Primitive::ALL.get(primitive.parse::<usize>().ok()?)?,
+            user: user.to_owned(),
+            owner: owner.to_owned(),
+            patient: patient.parse().ok()?,
+            asked: asked.parse().ok()?,
+            answered: answered.parse().ok()?,
+            believed: believed.parse().ok()?,
+            token: token.parse().ok()?,
+            nested: nested.parse().ok()?,
+            outcome: outcome.to_owned(),
+        })
+    }
+
+    pub(crate) fn read(file: &Path) -> Vec<Self> {
+        let text = fs::read_to_string(file).expect("a worker has written its records");
+        text.lines().map(|line| Self::of_line(line).expect("a record")).collect()
+    }
+}
+
+/// A fault, from when to when.
+#[derive(Clone, Debug)]
+pub(crate) struct Stall {
+    pub(crate) began: u64,
+    pub(crate) ended: u64,
+    pub(crate) what: String,
+}
+
+/// When all of so many permits were held, as intervals in order.
+fn taken(held: &[&Record], limit: u32) -> Vec<(u64, u64)> {
+    let mut changes: Vec<(u64, i64)> = Vec::new();
+    for record in held {
+        changes.extend([(record.answered, 1), (record.believed, -1)]);
+    }
+    changes.sort_unstable();
+    let (mut holders, mut since, mut taken) = (0, None, Vec::new());
+    for (at, change) in changes {
+        holders += change;
+        match since {
+            None if holders >= i64::from(limit) => since = Some(at),
+            Some(from) if holders < i64::from(limit) => {
+                taken.push((from, at));
+                since = None;
+            }
+            _ => {}
+        }
+    }
+    taken
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Judgement {
+    stalls: usize,
+    held: usize,
+    outcomes: BTreeMap<String, usize>,
+    /// More holders at once than the limit.
+    overlaps: Vec<String>,
+    /// An older token after a newer one, or one twice.
+    backwards: Vec<String>,
+    /// A nested guard with another token than its outer guard.
+    nested: Vec<String>,
+    /// Served later than a lease and a second after the fault.
+    late: Vec<String>,
+    /// Never answered.
+    open: Vec<String>,
+    longest_wait: Duration,
+}
+
+impl Judgement {
+    pub(crate) fn of(records: &[Record], stalls: &[Stall]) -> Self {
+        let mut judgement = Self { stalls: stalls.len(), ..Self::default() };
+        for record in records {
+            *judgement.outcomes.entry(record.outcome.clone()).or_default() += 1;
+            if record.is_open() {
+                judgement.open.push(format!("{record:?}"));
+            }
+            if record.nested != 0 && record.nested != record.token {
+                judgement.nested.push(format!("{record:?}"));
+            }
+        }
+        for primitive in Primitive::ALL {
+            let mut held: Vec<_> = records
+                .iter()
+                .filter(|record| record.primitive == primitive && record.believed > 0)
+                .collect();
+            held.sort_by_key(|record| record.answered);
+            judgement.held += held.len();
+            judgement.judge_intervals(primitive, &held, stalls);
+            let asked: Vec<_> = records.iter().filter(|record| record.primitive == primitive).collect();
+            judgement.judge_waits(primitive, &asked, &held, stalls);
+            if primitive.limit() == 1 {
+                judgement.judge_tokens(&held);
+            }
+        }
+        judgement
+    }
+
+    fn judge_intervals(&mut self, primitive: Primitive, held: &[&Record], stalls: &[Stall]) {
+        let mut present: Vec<&Record> = Vec::new();
+        for record in held {
+            present.retain(|other| other.believed > record.answered);
+            // An owner excludes nobody but others.
+            let beside = present
+                .iter()
+                .filter(|other| primitive != Primitive::Reentrant || other.owner != record.owner);
+            if beside.count() >= primitive.limit() as usize {
+                let during = stalls.iter().rfind(|stall| stall.began <= record.answered);
+                let during = during.map_or("no fault", |stall| &stall.what);
+                self.overlaps.push(format!("after {during}: {record:?} beside {present:?}"));
+            }
+            present.push(record);
+        }
+    }
+
+    fn judge_tokens(&mut self, held: &[&Record]) {
+        let mut newest: Option<&Record> = None;
+        for record in held {
+            let Some(before) = newest.replace(record) else { continue };
+            let same = before.token == record.token && before.owner == record.owner && record.owner != "-";
+            if record.token <= before.token && !same {
+                self.backwards.push(format!("{record:?} after {before:?}"));
+                newest = Some(before);
+            }
+        }
+    }
+
+    /// Judges how long requests were open while what they asked for was free, after the last fault: somebody who holds may
+    /// hold for as long as he likes.
+    fn judge_waits(&mut self, primitive: Primitive, asked: &[&Record], held: &[&Record], stalls: &[Stall]) {
+        let taken = taken(held, primitive.limit());
+        for record in asked.iter().filter(|record| record.patient && record.outcome == "held") {
+            let at = record.answered;
+            if stalls.iter().any(|stall| stall.began <= at && stall.ended > at) {
+                continue;
+            }
+            let fault = stalls.iter().rfind(|stall| stall.ended <= at);
+            let start = fault.map_or(0, |stall| stall.ended).max(record.asked);
+            let overlap = |(from, to): &(u64, u64)| (*to).min(at).saturating_sub((*from).max(start));
+            let waited = at.saturating_sub(start) - taken.iter().map(overlap).sum::<u64>().min(at - start);
+            let waited = Duration::from_micros(waited);
+            self.longest_wait = self.longest_wait.max(waited);
+            if waited > primitive.lease() + SLACK {
+                self.late.push(format!("{waited:?} after {:?}: {record:?}", fault.map(|stall| &stall.what)));
+            }
+        }
+    }
+
+    /// # Panics
+    ///
+    /// If a promise was broken.
+    pub(crate) fn assert(&self) {
+        assert!(self.held > 0 && self.stalls > 0, "nothing happened");
+        for broken in [&self.overlaps, &self.backwards, &self.nested, &self.open, &self.late] {
+            assert!(broken.is_empty(), "{broken:#?}");
+        }
+    }
+}
+
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} faults, {} grants", self.stalls, self.held)?;
+        writeln!(f, "{} overlaps, {} tokens that went back", self.overlaps.len(), self.backwards.len())?;
+        writeln!(f, "{} nested guards with another token", self.nested.len())?;
+        writeln!(f, "{} requests never answered, {} served late", self.open.len(), self.late.len())?;
+        writeln!(f, "longest wait after a fault: {:?}", self.longest_wait)?;
+        write!(f, "outcomes: {:?}", self.outcomes)
+    }
+}
