@@ -199,7 +199,6 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl BackendError {
     /// The same error once more, for another request that had the same answer.
-    #[cfg(feature = "redis")]
     pub(crate) fn again(&self) -> Self {
         let same = |source: &BoxError| source.to_string().into();
         match self {

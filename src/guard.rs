@@ -15,7 +15,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
-use crate::lease::{Engine, Lease};
+use crate::lease::{Engine, Hold};
 
 /// A held lock or permit. It is kept renewed in the background for as long as this guard lives.
 ///
@@ -47,15 +47,15 @@ use crate::lease::{Engine, Lease};
 /// that does not run cannot be told: against that, let the resource check the [`token`](Self::token).
 #[must_use = "dropping the guard releases what it holds at once"]
 pub struct Guard {
-    lease: Arc<Lease>,
+    hold: Hold,
     engine: Arc<Engine>,
     /// What goes when this guard goes; 0 once it has gone.
     permits: u32,
 }
 
 impl Guard {
-    pub(crate) const fn new(engine: Arc<Engine>, lease: Arc<Lease>, permits: u32) -> Self {
-        Self { lease, engine, permits }
+    pub(crate) const fn new(engine: Arc<Engine>, hold: Hold, permits: u32) -> Self {
+        Self { hold, engine, permits }
     }
 
     /// The fencing token: greater than that of every earlier grant of this name. Hand it to the protected
@@ -66,13 +66,13 @@ impl Guard {
     /// are in their right.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        self.lease.token()
+        self.hold.token
     }
 
     /// The name that is locked, without prefix. Local, no I/O.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.lease.name().as_str()
+        self.hold.name().as_str()
     }
 
     /// How many permits this guard holds; 1 for a lock. Local, no I/O.
@@ -101,9 +101,9 @@ impl Guard {
         if permits == 0 || permits >= self.permits {
             return None;
         }
-        self.lease.split();
+        self.hold.split();
         self.permits -= permits;
-        Some(Self::new(Arc::clone(&self.engine), Arc::clone(&self.lease), permits))
+        Some(Self::new(Arc::clone(&self.engine), self.hold.clone(), permits))
     }
 
     /// Whether the lease may still be trusted, by this process's clock. Local, no I/O.
@@ -116,7 +116,7 @@ impl Guard {
     /// makes it grow again. A little less than what the store counts. Local, no I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.lease.remaining(Instant::now())
+        self.hold.remaining(Instant::now())
     }
 
     /// Waits until the lease is lost, and tells why.
@@ -130,11 +130,7 @@ impl Guard {
     ///
     /// Cancel safe: nothing is kept in the future that another call would not find again.
     pub fn lost(&self) -> Lost {
-        Lost {
-            told: self.lease.lost().clone().cancelled_owned(),
-            timer: None,
-            lease: Arc::clone(&self.lease),
-        }
+        Lost { told: self.hold.lost().clone().cancelled_owned(), timer: None, hold: self.hold.clone() }
     }
 
     /// Runs `work` for as long as the lease is held. If the lease is lost first, `work` is dropped at its
@@ -179,7 +175,7 @@ impl Guard {
     /// Once polled, dropping the future does not keep the lease: the release goes on in the background.
     pub async fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
-        self.engine.release(&self.lease, permits).await
+        self.engine.release(&self.hold, permits).await
     }
 }
 
@@ -197,7 +193,7 @@ impl fmt::Debug for Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.permits > 0 {
-            self.engine.abandon(&self.lease, self.permits);
+            self.engine.abandon(&self.hold, self.permits);
         }
     }
 }
@@ -211,7 +207,7 @@ impl Drop for Guard {
 #[pin_project]
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
-    lease: Arc<Lease>,
+    hold: Hold,
     #[pin]
     told: WaitForCancellationFutureOwned,
     #[pin]
@@ -225,13 +221,11 @@ impl Future for Lost {
         let mut this = self.project();
         let told = this.told.poll(cx);
         loop {
-            if let Some(reason) = this.lease.loss(Instant::now()) {
+            if let Some(reason) = this.hold.loss(Instant::now()) {
                 return Poll::Ready(reason);
             }
-            if told.is_ready() || this.lease.is_released() {
-                return Poll::Pending;
-            }
-            let ends = this.lease.ends();
+            // Released, or passed on.
+            let Some(ends) = this.hold.ends().filter(|_| !told.is_ready()) else { return Poll::Pending };
             match this.timer.as_mut().as_pin_mut() {
                 Some(timer) if timer.deadline() == ends => ready!(timer.poll(cx)),
                 Some(timer) => timer.reset(ends),
@@ -244,7 +238,7 @@ impl Future for Lost {
 
 impl fmt::Debug for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").field("name", &self.lease.name().as_str()).finish_non_exhaustive()
+        f.debug_struct("Lost").field("name", &self.hold.name().as_str()).finish_non_exhaustive()
     }
 }
 
@@ -267,7 +261,7 @@ impl<F: Future> Future for Protected<'_, F> {
         // The lease is asked first: no step of the work is taken without it.
         if let Poll::Ready(reason) = this.lost.as_mut().poll(cx) {
             this.work.set(None);
-            return Poll::Ready(Err(this.lost.lease.loss_error(reason)));
+            return Poll::Ready(Err(this.lost.hold.loss_error(reason)));
         }
         let Some(work) = this.work.as_mut().as_pin_mut() else {
             return Poll::Pending;
@@ -275,9 +269,9 @@ impl<F: Future> Future for Protected<'_, F> {
         let output = ready!(work.poll(cx));
         this.work.set(None);
         // The last step itself may have taken too long.
-        Poll::Ready(match this.lost.lease.loss(Instant::now()) {
+        Poll::Ready(match this.lost.hold.loss(Instant::now()) {
             None => Ok(output),
-            Some(reason) => Err(this.lost.lease.loss_error(reason)),
+            Some(reason) => Err(this.lost.hold.loss_error(reason)),
         })
     }
 }

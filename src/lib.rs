@@ -39,7 +39,6 @@ mod error;
 mod fair_semaphore;
 mod fence;
 mod guard;
-#[allow(dead_code, unused_imports, reason = "the engine passes leases on by it next")]
 mod handover;
 mod lease;
 mod mutex;

@@ -79,7 +79,7 @@ impl DistMutex {
     /// The future can be dropped at any await point and leaves nothing behind: its place in the queue is lost,
     /// and whatever it was granted is released in the background.
     pub async fn lock(&self) -> Result<Guard, Error> {
-        self.primitive.acquire(&Claim::Sole).await
+        self.primitive.acquire(&Claim::Sole, None).await
     }
 
     /// Locks if nobody holds the lock or waits for it.
@@ -95,7 +95,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
-        self.primitive.try_acquire(&Claim::Sole).await
+        self.primitive.try_acquire(&Claim::Sole, None).await
     }
 
     /// Locks, waiting in line for at most `patience`.
@@ -110,7 +110,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_for(&Claim::Sole, patience).await
+        self.primitive.acquire_for(&Claim::Sole, patience, None).await
     }
 
     /// Tells who holds the lock and who waits for it. A snapshot: it may be out of date on arrival.

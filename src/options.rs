@@ -22,8 +22,6 @@ pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// | [`renewal_period`](Self::renewal_period) | a third of the lease | two renewals may fail before the third is too late |
 /// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work may take |
 /// | [`prefix`](Self::prefix) | `lock:` | what most libraries use |
-/// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
-/// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be meant |
 /// | [`local_handover`](Self::local_handover) | on | tasks of one process need not ask the store for each other's lock |
 ///
 /// ```
@@ -38,14 +36,12 @@ pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 #[must_use = "options do nothing until they are given to `Client::mutex_with` or `Client::reentrant_lock_with`"]
 pub struct MutexOptions {
     hold: HoldOptions,
-    poll_interval: Option<Duration>,
-    repair: Option<Duration>,
     local_handover: bool,
 }
 
 impl Default for MutexOptions {
     fn default() -> Self {
-        Self { hold: HoldOptions::default(), poll_interval: None, repair: None, local_handover: true }
+        Self { hold: HoldOptions::default(), local_handover: true }
     }
 }
 
@@ -94,25 +90,6 @@ impl MutexOptions {
         self
     }
 
-    /// Look at least this often whether the lock has become free, for fleets in which some holders use another
-    /// library: those delete the key and tell nobody. 1 ms or more.
-    ///
-    /// Default: none. A waiter looks when the holder's remaining time is over, and every third of a lease.
-    pub const fn poll_interval(mut self, interval: Duration) -> Self {
-        self.poll_interval = Some(interval);
-        self
-    }
-
-    /// Give a lock key that has no expiry this one, counted from the first request that meets it. Such keys
-    /// are left behind by clients that set key and expiry in two steps and die between them, and nobody would
-    /// ever get the lock again. 1 ms or more. Only switch this on if nobody locks without expiry on purpose.
-    ///
-    /// Default: off.
-    pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
-        self.repair = Some(expiry);
-        self
-    }
-
     /// Whether a task of this client that leaves the lock may pass it on to the next one of this client, without asking the
     /// store: at most 15 times in a row and for at most 30 ms, then other clients have their turn. It makes a lock that many
     /// tasks of a process want some ten times faster, and costs nothing otherwise.
@@ -135,9 +112,7 @@ impl MutexOptions {
     }
 
     pub(crate) fn validate(&self) -> Result<Settings, Error> {
-        at_least_a_millisecond("poll interval", self.poll_interval)?;
-        at_least_a_millisecond("expiry for repaired keys", self.repair)?;
-        Ok(Settings::new(self.hold.terms()?, self.poll_interval, self.repair, self.local_handover))
+        Ok(Settings::new(self.hold.terms()?, self.local_handover))
     }
 }
 
@@ -234,7 +209,7 @@ impl SemaphoreOptions {
                 "a fair semaphore is served in order of arrival at the store",
             ));
         }
-        Ok(Settings::new(self.hold.terms()?, None, None, local_handover))
+        Ok(Settings::new(self.hold.terms()?, local_handover))
     }
 }
 
@@ -269,7 +244,7 @@ impl HoldOptions {
         if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {
             return Err(Error::invalid("maximum hold time", format!("{hold:?} is below {MIN_HOLD:?}")));
         }
-        Ok(Terms { lease, renewal_period, max_hold: self.max_hold })
+        Ok(Terms { ttl: lease, renewal_period, max_hold: self.max_hold })
     }
 }
 
@@ -278,22 +253,10 @@ const fn whole_milliseconds(duration: Duration) -> Duration {
     Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000)
 }
 
-fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Result<(), Error> {
-    match duration {
-        Some(duration) if duration < Duration::from_millis(1) => {
-            Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
-        }
-        Some(duration) if duration > MAX_LEASE => {
-            Err(Error::invalid(what, format!("{duration:?} is above {MAX_LEASE:?}")))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// The durations a lease is held under, as validated by the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Terms {
-    pub(crate) lease: Duration,
+    pub(crate) ttl: Duration,
     pub(crate) renewal_period: Duration,
     pub(crate) max_hold: Option<Duration>,
 }
@@ -302,23 +265,16 @@ pub(crate) struct Terms {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) terms: Terms,
-    pub(crate) poll_interval: Option<Duration>,
-    pub(crate) repair: Option<Duration>,
     pub(crate) local_handover: bool,
     /// Tells these from others. Made here, since every request of a task needs it that shares a lock with others.
     pub(crate) fingerprint: u64,
 }
 
 impl Settings {
-    fn new(
-        terms: Terms,
-        poll_interval: Option<Duration>,
-        repair: Option<Duration>,
-        local_handover: bool,
-    ) -> Self {
+    fn new(terms: Terms, local_handover: bool) -> Self {
         let mut hasher = DefaultHasher::new();
-        (terms, poll_interval, repair, local_handover).hash(&mut hasher);
-        Self { terms, poll_interval, repair, local_handover, fingerprint: hasher.finish() }
+        (terms, local_handover).hash(&mut hasher);
+        Self { terms, local_handover, fingerprint: hasher.finish() }
     }
 }
 
@@ -337,7 +293,7 @@ mod tests {
     #[test]
     fn the_defaults_are_as_documented() {
         let settings = MutexOptions::new().validate().unwrap();
-        assert_eq!(settings.terms.lease, ms(30_000));
+        assert_eq!(settings.terms.ttl, ms(30_000));
         assert_eq!(settings.terms.renewal_period, ms(10_000));
         assert_eq!(settings.terms.max_hold, None);
         assert_eq!(MutexOptions::new().key_prefix(), "lock:");
@@ -357,7 +313,7 @@ mod tests {
     #[test]
     fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
         let settings = MutexOptions::new().lease(Duration::from_micros(100_999)).validate().unwrap();
-        assert_eq!(settings.terms.lease, ms(100));
+        assert_eq!(settings.terms.ttl, ms(100));
     }
 
     #[test]
@@ -372,8 +328,5 @@ mod tests {
     fn durations_of_nothing_are_refused() {
         assert!(MutexOptions::new().max_hold(ms(9)).validate().is_err());
         assert!(MutexOptions::new().max_hold(ms(10)).validate().is_ok());
-        assert!(MutexOptions::new().poll_interval(Duration::ZERO).validate().is_err());
-        assert!(MutexOptions::new().repair_keys_without_expiry(Duration::ZERO).validate().is_err());
-        assert!(MutexOptions::new().repair_keys_without_expiry(Duration::MAX).validate().is_err());
     }
 }

@@ -6,16 +6,37 @@ use std::time::Duration;
 use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::Engine;
+use crate::lease::{Engine, Learns};
 use crate::name::Name;
 use crate::options::SemaphoreOptions;
 use crate::primitive::Primitive;
+use crate::sync::Mutex;
 
 /// So many permits under one name.
 #[derive(Clone, Debug)]
 pub(crate) struct Permits {
     primitive: Primitive,
-    limit: Limit,
+    limit: Arc<Stated>,
+}
+
+/// The limit that the clones of a handle state. They follow together when it is changed.
+#[derive(Debug)]
+struct Stated(Mutex<Limit>);
+
+impl Stated {
+    fn get(&self) -> Limit {
+        *self.0.lock()
+    }
+}
+
+impl Learns for Stated {
+    /// What the store said of an earlier version, and was read late, changes nothing.
+    fn follow(&self, limit: Limit) {
+        let mut stated = self.0.lock();
+        if limit.version >= stated.version {
+            *stated = limit;
+        }
+    }
 }
 
 impl Permits {
@@ -28,7 +49,8 @@ impl Permits {
     ) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(kind), name, kind)?;
         let primitive = Primitive { engine, name, settings: options.validate(kind)? };
-        Ok(Self { primitive, limit: Limit::new(at_least_one("limit", limit)?) })
+        let limit = Limit::stated(at_least_one("limit", limit)?);
+        Ok(Self { primitive, limit: Arc::new(Stated(Mutex::new(limit))) })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -36,19 +58,19 @@ impl Permits {
     }
 
     pub(crate) fn limit(&self) -> u32 {
-        self.limit.stated().permits
+        self.limit.get().permits
     }
 
     pub(crate) async fn acquire(&self, permits: u32) -> Result<Guard, Error> {
-        self.primitive.acquire(&self.claim(permits)?).await
+        self.primitive.acquire(&self.claim(permits)?, Some(&*self.limit)).await
     }
 
     pub(crate) async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>, Error> {
-        self.primitive.try_acquire(&self.claim(permits)?).await
+        self.primitive.try_acquire(&self.claim(permits)?, Some(&*self.limit)).await
     }
 
     pub(crate) async fn acquire_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_for(&self.claim(permits)?, patience).await
+        self.primitive.acquire_for(&self.claim(permits)?, patience, Some(&*self.limit)).await
     }
 
     pub(crate) async fn available(&self) -> Result<u32, Error> {
@@ -63,8 +85,8 @@ impl Permits {
     pub(crate) async fn resize(&self, limit: u32) -> Result<(), Error> {
         let limit = at_least_one("limit", limit)?;
         let Primitive { engine, name, settings } = &self.primitive;
-        let answer = engine.backend().resize(name.resource(), limit, settings.terms.lease, &self.limit).await;
-        answer.map_err(|error| engine.error(error, "resize", Some(name)))?;
+        let answer = engine.backend().set_limit(name.resource(), limit, settings.terms.ttl).await;
+        self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(name)))?);
         tracing::info!(%name, limit, "resized");
         Ok(())
     }
@@ -72,11 +94,11 @@ impl Permits {
     /// A request that can never be granted is refused here, unless the store may know of a larger limit.
     fn claim(&self, permits: u32) -> Result<Claim, Error> {
         let permits = at_least_one("permits", permits)?;
-        let stated = self.limit.stated();
-        if stated.reign == 0 && permits > stated.permits {
+        let stated = self.limit.get();
+        if stated.version == 0 && permits > stated.permits {
             return Err(Error::permits_above(permits, stated.permits));
         }
-        Ok(Claim::Permits(permits, self.limit.clone()))
+        Ok(Claim::Permits(permits, stated))
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{Claim, Detail, Inspection, Released, Wait, Whose};
+use crate::backend::{Claim, Detail, Inspection};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{self, Engine};
+use crate::lease::{self, Engine, Learns, Wait, Wanted};
 use crate::name::Name;
 use crate::options::Settings;
 
@@ -22,27 +22,36 @@ pub(crate) struct Primitive {
 
 impl Primitive {
     /// Waits in line for as long as it takes.
-    pub(crate) async fn acquire(&self, claim: &Claim) -> Result<Guard, Error> {
+    pub(crate) async fn acquire(&self, claim: &Claim, learns: Option<&dyn Learns>) -> Result<Guard, Error> {
         let started = Instant::now();
-        self.ask(claim, Wait::Forever).await?.ok_or_else(|| self.timed_out(started))
+        self.ask(claim, Wait::Forever, learns).await?.ok_or_else(|| self.timed_out(started))
     }
 
     /// Does not wait.
-    pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Option<Guard>, Error> {
-        self.ask(claim, Wait::No).await
+    pub(crate) async fn try_acquire(
+        &self,
+        claim: &Claim,
+        learns: Option<&dyn Learns>,
+    ) -> Result<Option<Guard>, Error> {
+        self.ask(claim, Wait::No, learns).await
     }
 
     /// Waits in line for at most `patience`.
-    pub(crate) async fn acquire_for(&self, claim: &Claim, patience: Duration) -> Result<Guard, Error> {
+    pub(crate) async fn acquire_for(
+        &self,
+        claim: &Claim,
+        patience: Duration,
+        learns: Option<&dyn Learns>,
+    ) -> Result<Guard, Error> {
         let started = Instant::now();
         let wait = started.checked_add(patience).map_or(Wait::Forever, Wait::Until);
-        self.ask(claim, wait).await?.ok_or_else(|| self.timed_out(started))
+        self.ask(claim, wait, learns).await?.ok_or_else(|| self.timed_out(started))
     }
 
     /// Comes in again where `owner` is in already, without asking the store.
     pub(crate) fn reenter(&self, owner: &Arc<str>) -> Option<Guard> {
-        let lease = self.engine.owners().enter(&self.name, owner)?;
-        Some(Guard::new(Arc::clone(&self.engine), lease, 1))
+        let hold = self.engine.owners().enter(&self.name, owner)?;
+        Some(Guard::new(Arc::clone(&self.engine), hold, 1))
     }
 
     pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
@@ -52,15 +61,21 @@ impl Primitive {
 
     /// Ends whatever hold there is. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
-        let answer = self.engine.backend().release(self.name.resource(), Whose::Anyone).await;
+        let answer = self.engine.backend().force_release(self.name.resource()).await;
         let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;
-        tracing::warn!(name = %self.name, ?released, "released by force");
-        Ok(released == Released::Held)
+        tracing::warn!(name = %self.name, released, "released by force");
+        Ok(released)
     }
 
-    async fn ask(&self, claim: &Claim, wait: Wait) -> Result<Option<Guard>, Error> {
-        let lease = lease::acquire(&self.engine, &self.name, &self.settings, claim, wait).await?;
-        Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease, claim.permits())))
+    async fn ask(
+        &self,
+        claim: &Claim,
+        wait: Wait,
+        learns: Option<&dyn Learns>,
+    ) -> Result<Option<Guard>, Error> {
+        let wanted = Wanted { name: &self.name, settings: &self.settings, claim, learns };
+        let hold = lease::acquire(&self.engine, wanted, wait).await?;
+        Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
     }
 
     fn timed_out(&self, started: Instant) -> Error {

@@ -118,7 +118,7 @@ impl ReentrantLock {
     pub async fn lock(&self) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire(&self.claim).await,
+            None => self.primitive.acquire(&self.claim, None).await,
         }
     }
 
@@ -134,7 +134,7 @@ impl ReentrantLock {
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(Some(guard)),
-            None => self.primitive.try_acquire(&self.claim).await,
+            None => self.primitive.try_acquire(&self.claim, None).await,
         }
     }
 
@@ -150,7 +150,7 @@ impl ReentrantLock {
     pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire_for(&self.claim, patience).await,
+            None => self.primitive.acquire_for(&self.claim, patience, None).await,
         }
     }
 

@@ -16,7 +16,9 @@ use std::time::Duration;
 use fred::types::config::Config;
 use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
-use leasehold::{Client, DistMutex, Error, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend};
+use leasehold::{
+    Client, DistMutex, Error, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend, RedisBuilder,
+};
 use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
@@ -54,6 +56,12 @@ const fn ms(n: u64) -> Duration {
 
 async fn connect(server: &RedisServer) -> Client {
     Client::connect(&server.url()).await.expect("the server accepts clients")
+}
+
+async fn connect_with(server: &RedisServer, set: impl FnOnce(RedisBuilder) -> RedisBuilder) -> Client {
+    let config = Config::from_url(&server.url()).expect("a server's URL can be read");
+    let backend = set(RedisBackend::builder(config)).connect().await;
+    Client::with_backend(Arc::new(backend.expect("the server accepts clients")))
 }
 
 async fn connect_many<const N: usize>(server: &RedisServer) -> [Client; N] {
@@ -381,9 +389,10 @@ async fn a_bare_release_is_noticed_within_a_third_of_a_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_poll_interval_notices_a_bare_release_soon() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
-    let (client, mut raw) = (connect(&server).await, server.raw());
+    let (client, mut raw) =
+        (connect_with(&server, |builder| builder.poll_interval(ms(20))).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
-    let waiter = waiter(&mutex_with(&client, options().poll_interval(ms(20))));
+    let waiter = waiter(&mutex_of(&client));
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_release(&mut raw, BARE_HOLDER));
     let _guard = within(SECOND, waiter).await.expect("no panic");
@@ -402,7 +411,8 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     let holder = plain.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.remaining), (BARE_HOLDER, None));
 
-    let repairing = mutex_with(&client, short.repair_keys_without_expiry(SECOND));
+    let client = connect_with(&server, |builder| builder.repair_keys_without_expiry(SECOND)).await;
+    let repairing = mutex_with(&client, short);
     let begun = Instant::now();
     assert!(repairing.try_lock().await.expect("answered").is_none());
     let rest = pttl(&mut raw, LOCK);

@@ -5,8 +5,8 @@
 //! and is what the others are compared with.
 //!
 //! * A lock is a semaphore of one permit, but for its owner, who may come in again without taking another one.
-//! * Every verb that changes something first *settles*: holds and places whose time is over end, and what is free goes to the
-//!   places next in the queue.
+//! * Every verb first forgets holds and places whose time is over. What is free then goes to the places next in the queue when
+//!   somebody asks, or gives something back: those who wait ask now and then.
 //! * Tokens, tickets and the versions of limits come from one sequence, so none of them is ever used twice, and all of them
 //!   grow.
 //! * A place that is served ends when it would have ended without that, not a TTL later: whoever waits there has asked for the
@@ -116,7 +116,8 @@ impl Default for Ledger {
 // The verbs
 
 impl Ledger {
-    /// Asks for what is claimed, or asks again: then the place is kept, and a grant is found.
+    /// Asks for what is claimed, or asks again: then the place is kept, and counts from now; a grant is found, and ends when it
+    /// would have ended.
     ///
     /// # Errors
     ///
@@ -129,13 +130,19 @@ impl Ledger {
     ) -> Result<Answer, BackendError> {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
         self.open(&request.lease.resource, stamp)?;
+        self.prune(stamp);
+        // Alive again, before anybody is served.
+        if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
+            place.ends = ends;
+        }
         self.settle(&request.lease.resource, stamp, told);
-        if let Some(token) = self.extend(lease, request.ttl, stamp) {
+        if let Some(hold) = self.holds.get(&lease) {
             // Granted before, perhaps just now: the answer tells it.
             told.retain(
                 |event| !matches!(event, Event::Granted { lease, .. } if lease.id == request.lease.id),
             );
-            return Ok(Answer::Granted(Grant::new(token, self.limit)));
+            let left = Duration::from_micros(hold.ends.saturating_sub(stamp.late));
+            return Ok(Answer::Granted(Grant::new(hold.token, self.limit).lasting(left)));
         }
         self.agree(request, stamp)?;
         if let Some(token) = self.token_of_owner(&request.claim) {
@@ -144,9 +151,6 @@ impl Ledger {
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if let Some(ticket) = self.places.get(&lease).copied().filter(|_| request.waits) {
-            if let Some(place) = self.queue.get_mut(&ticket) {
-                place.ends = ends;
-            }
             return Ok(self.queued(ticket, stamp));
         }
         self.withdraw(lease);
@@ -163,8 +167,8 @@ impl Ledger {
     }
 
     /// Lets a hold begin anew.
-    pub fn renew(&mut self, renew: &Renew, stamp: Stamp, told: &mut Vec<Event>) -> Renewal {
-        self.settle(&renew.lease.resource, stamp, told);
+    pub fn renew(&mut self, renew: &Renew, stamp: Stamp) -> Renewal {
+        self.prune(stamp);
         if self.extend(renew.lease.id, renew.ttl, stamp).is_some() {
             Renewal::Renewed
         } else if self.holds.is_empty() || self.kind.is_semaphore() {
@@ -187,7 +191,6 @@ impl Ledger {
         told: &mut Vec<Event>,
     ) -> Result<Released, BackendError> {
         self.check(&lease.resource, stamp)?;
-        // Before anybody is served: what is given up is not granted at this moment.
         self.prune(stamp);
         let released = if keep > 0 && self.shrink(lease.id, keep) || keep == 0 && self.end(lease.id) {
             Released::Held
@@ -198,7 +201,9 @@ impl Ledger {
         } else {
             Released::Taken
         };
-        self.settle(&lease.resource, stamp, told);
+        if matches!(released, Released::Held | Released::Queued) || self.kind.is_semaphore() {
+            self.settle(&lease.resource, stamp, told);
+        }
         Ok(released)
     }
 
@@ -341,6 +346,7 @@ impl Ledger {
         while let Some(ticket) = self.next_served() {
             let Some(place) = self.take(ticket) else { return };
             let token = FencingToken::new(self.issue(place.tokens, stamp));
+            self.touch(Duration::from_micros(place.ends.saturating_sub(stamp.late)), stamp);
             self.serve(ticket, place, token, resource, told);
         }
     }
@@ -370,7 +376,7 @@ impl Ledger {
         }
     }
 
-    /// A place becomes a hold, and so do all others that wait for its owner: they would be let in if they asked.
+    /// A place becomes a hold. Whoever else waits for its owner may come in with it, and is told to ask.
     fn serve(
         &mut self,
         ticket: Ticket,
@@ -380,28 +386,19 @@ impl Ledger {
         told: &mut Vec<Event>,
     ) {
         self.served += 1;
-        let owner = place.owner.clone();
-        let mut enter = |ledger: &mut Self, ticket, place: Place| {
-            let kind = match (&place.owner, resource.kind) {
-                (Some(_), _) => Kind::Reentrant,
-                (None, Kind::Reentrant) => Kind::Mutex,
-                (None, kind) => kind,
-            };
-            let lease = LeaseRef::new(place.lease, Resource::new(Arc::clone(&resource.key), kind));
-            told.push(Event::Granted { lease, ticket, grant: Grant::new(token, ledger.limit) });
-            let Place { lease, permits, ends, owner, .. } = place;
-            ledger.hold(lease, Hold { permits, token, ends, owner });
+        let Place { lease, permits, ends, owner, .. } = place;
+        let kind = match (&owner, resource.kind) {
+            (Some(_), _) => Kind::Reentrant,
+            (None, Kind::Reentrant) => Kind::Mutex,
+            (None, kind) => kind,
         };
-        enter(self, ticket, place);
         if owner.is_some() {
-            let same = |(_, place): &(&Ticket, &Place)| place.owner == owner;
-            let others: Vec<_> = self.queue.iter().filter(same).map(|(ticket, _)| *ticket).collect();
-            for ticket in others {
-                if let Some(place) = self.take(ticket) {
-                    enter(self, ticket, place);
-                }
-            }
+            let same = self.queue.values().filter(|place| place.owner == owner);
+            told.extend(same.map(|place| Event::AskAgain(place.lease)));
         }
+        let granted = LeaseRef::new(lease, Resource::new(Arc::clone(&resource.key), kind));
+        told.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
+        self.hold(lease, Hold { permits, token, ends, owner });
     }
 
     /// The first of `count` numbers that nobody has had.
@@ -455,7 +452,7 @@ impl Ledger {
     fn queued(&self, ticket: Ticket, stamp: Stamp) -> Answer {
         let ends = self.holds.values().map(|hold| hold.ends).min();
         let before = self.queue.range(..ticket).take(STAGGERED).count() as u64;
-        let wait = |ends: u64| ends.saturating_sub(stamp.now) + 1_000 + before * STAGGER;
+        let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
         Answer::Queued(Queued::new(ticket, ends.map(|ends| Duration::from_micros(wait(ends))), self.limit))
     }
 
@@ -468,7 +465,6 @@ impl Ledger {
             ends: stamp.after(request.ttl),
             owner: request.claim.owner().cloned(),
         };
-        self.touch(request.ttl, stamp);
         self.next_end = self.next_end.min(place.ends);
         self.places.insert(place.lease, ticket);
         self.queue.insert(ticket, place);
@@ -718,7 +714,7 @@ mod tests {
 
         fn renew(&mut self, request: &Request) -> Renewal {
             let stamp = self.stamp();
-            self.ledger.renew(&Renew::new(request.lease.clone(), TTL), stamp, &mut self.told)
+            self.ledger.renew(&Renew::new(request.lease.clone(), TTL), stamp)
         }
 
         fn set_limit(&mut self, permits: u32) -> Limit {
@@ -905,10 +901,11 @@ mod tests {
             site.request(request);
         }
         site.release(&holder);
-        let granted: Vec<_> = site.granted().into_iter().map(|(lease, _, token)| (lease, token)).collect();
-        assert_eq!(granted.len(), 2);
-        assert_eq!((granted[0].0, granted[1].0), (waiting[0].lease.id, waiting[2].lease.id));
-        assert_eq!(granted[0].1, granted[1].1);
+        let told = std::mem::take(&mut site.told);
+        assert_eq!(told[0], Event::AskAgain(waiting[2].lease.id));
+        let Event::Granted { lease, grant, .. } = &told[1] else { panic!("{told:?}") };
+        assert_eq!((lease.id, told.len()), (waiting[0].lease.id, 2));
+        assert_eq!(token(site.request(&waiting[2])), grant.token);
     }
 
     #[test]
@@ -1009,7 +1006,7 @@ mod tests {
         site.ledger.request(&request, early, &mut site.told).unwrap();
         let late = Stamp::new(12 * SECOND, 20 * SECOND, 0);
         let renew = Renew::new(request.lease, TTL);
-        assert_eq!(site.ledger.renew(&renew, late, &mut site.told), Renewal::Renewed);
+        assert_eq!(site.ledger.renew(&renew, late), Renewal::Renewed);
     }
 
     proptest! {

@@ -216,7 +216,7 @@ impl Ticket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "whoever asks has to tell all of them apart")]
 pub enum Answer {
-    /// The lease holds what was claimed, for a full TTL from now.
+    /// The lease holds what was claimed. To ask again does not prolong it: a client that asks and hears no answer keeps nothing.
     Granted(Grant),
     /// It has a place in the queue, which counts as living for a full TTL from now.
     Queued(Queued),
@@ -247,13 +247,22 @@ pub struct Grant {
     pub token: FencingToken,
     /// The limit in force, of a semaphore.
     pub limit: Option<Limit>,
+    /// For how long the lease still lasts if it was granted by an earlier request; `None` for a full TTL from now.
+    pub remaining: Option<Duration>,
 }
 
 impl Grant {
     /// A grant of `token`, under `limit` if it is one of permits.
     #[must_use]
     pub const fn new(token: FencingToken, limit: Option<Limit>) -> Self {
-        Self { token, limit }
+        Self { token, limit, remaining: None }
+    }
+
+    /// The same grant, made by an earlier request: it lasts for `remaining`.
+    #[must_use]
+    pub const fn lasting(mut self, remaining: Duration) -> Self {
+        self.remaining = Some(remaining);
+        self
     }
 }
 
@@ -298,11 +307,13 @@ pub enum Event {
     Revoked {
         /// Which lease.
         lease: LeaseId,
-        /// Which grant.
+        /// Which grant, 0 if the store does not know.
         token: FencingToken,
     },
     /// It is of use to ask for this lease again now.
     AskAgain(LeaseId),
+    /// It is of use to ask now for every waiting lease of this key.
+    Changed(Arc<str>),
     /// Events may have been lost: it is of use to ask for every waiting lease again.
     Resync,
 }

@@ -34,6 +34,8 @@ pub(crate) struct Queue<W> {
     /// The leases that are asked for, in order.
     asked: Vec<LeaseId>,
     held: u32,
+    /// Leases that are held for those who ask the store themselves, and have not looked yet.
+    aside: Vec<LeaseId>,
     /// How many permits there are, of a semaphore.
     limit: Option<u32>,
 }
@@ -51,7 +53,15 @@ pub(crate) enum Joined {
 
 impl<W> Queue<W> {
     fn new(limit: Option<u32>) -> Self {
-        Self { waiting: BTreeMap::new(), arrivals: 0, asking: 0, asked: Vec::new(), held: 0, limit }
+        Self {
+            waiting: BTreeMap::new(),
+            arrivals: 0,
+            asking: 0,
+            asked: Vec::new(),
+            held: 0,
+            aside: Vec::new(),
+            limit,
+        }
     }
 
     /// One arrives. Whoever is to wait says next where it can be told.
@@ -127,6 +137,26 @@ impl<W> Queue<W> {
     /// Whoever waits longest.
     pub(crate) fn next(&mut self) -> Option<W> {
         self.waiting.pop_first().map(|(_, waiter)| waiter)
+    }
+
+    /// Whether anybody waits to be told.
+    pub(crate) fn somebody_waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether anybody asks the store itself at the moment.
+    pub(crate) const fn is_asked_in_place(&self) -> bool {
+        self.asking > 0
+    }
+
+    /// Nobody waits to be told of this lease, but somebody may find it.
+    pub(crate) fn set_aside(&mut self, lease: LeaseId) {
+        self.aside.push(lease);
+    }
+
+    /// A lease that was set aside.
+    pub(crate) fn take_aside(&mut self) -> Option<LeaseId> {
+        self.aside.pop()
     }
 
     /// All who wait: there is nothing for them.

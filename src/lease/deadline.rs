@@ -6,11 +6,24 @@
 //! is told of its loss before anybody else is told of a grant. Counting from the send time is how Raft's
 //! leader leases do it as well.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::options::Terms;
+
+/// Moments per TTL at which waiting requests are asked again, so that those of one client travel together.
+const MOMENTS: u32 = 20;
+
+/// For how long a waiting request may rest after `now`, to be heard of a third of a TTL later: until the last moment before that.
+pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let third = ttl / 3;
+    let since = (now + third).saturating_duration_since(*START).as_nanos();
+    let past = since % (ttl / MOMENTS).as_nanos().max(1);
+    third - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
+}
 
 /// What decides over one lease: its terms, and when the store last confirmed it.
 #[derive(Clone, Copy, Debug)]
@@ -44,11 +57,6 @@ impl Deadline {
         self.counted_from = self.counted_from.max(counted_from);
     }
 
-    /// How long the lease lasts from each confirmation, by the store's count.
-    pub(crate) const fn term(&self) -> Duration {
-        self.terms.lease
-    }
-
     /// When the lease ends unless it is extended.
     pub(crate) fn ends(&self) -> Instant {
         let trusted = self.counted_from + self.trusted();
@@ -63,11 +71,6 @@ impl Deadline {
     /// Whether what has ended the lease, or will, is the maximum hold time.
     pub(crate) fn ends_by_cap(&self) -> bool {
         self.cap.is_some_and(|cap| cap <= self.counted_from + self.trusted())
-    }
-
-    /// For how long the lease may still be trusted.
-    pub(crate) fn remaining(&self, now: Instant) -> Duration {
-        self.ends().saturating_duration_since(now)
     }
 
     /// For how long the lease may still be trusted, whatever the maximum hold time says.
@@ -89,11 +92,6 @@ impl Deadline {
         (self.terms.renewal_period / 100).min(Duration::from_millis(100))
     }
 
-    /// When the store last confirmed the lease, or earlier.
-    pub(crate) const fn confirmed(&self) -> Instant {
-        self.counted_from
-    }
-
     /// When to try again after a renewal at `now` that was not answered: soon, but never in a tight loop.
     pub(crate) fn retry_at(&self, now: Instant) -> Instant {
         let pause = (self.terms.renewal_period / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
@@ -101,7 +99,7 @@ impl Deadline {
     }
 
     fn trusted(&self) -> Duration {
-        self.terms.lease.saturating_sub(margin(self.terms.lease))
+        self.terms.ttl.saturating_sub(margin(self.terms.ttl))
     }
 }
 
@@ -115,7 +113,7 @@ mod tests {
     }
 
     fn terms(lease: u64, renewal_period: u64, max_hold: Option<u64>) -> Terms {
-        Terms { lease: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) }
+        Terms { ttl: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) }
     }
 
     #[test]

@@ -25,9 +25,9 @@ use futures::future::{BoxFuture, Either, join_all, ready};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::notifications::Notifications;
 use super::operation::Operation;
 use super::script::{BATCH, Call};
-use super::wake::Wake;
 use super::wire::{Wire, is_unknown_script, sort};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
@@ -47,7 +47,7 @@ const USUAL_SIZE: usize = 128;
 #[derive(Debug)]
 pub(super) struct Batches {
     wire: Arc<Wire>,
-    wake: Arc<Wake>,
+    notifications: Arc<Notifications>,
     /// An answer that may have told of grants got lost.
     unheard: AtomicBool,
     /// Where calls are made that nobody waits for alone.
@@ -92,10 +92,10 @@ struct UnderWay<'a> {
 
 impl Batches {
     /// Must be called within the runtime on which the connection lives.
-    pub(super) fn new(wire: Arc<Wire>, wake: Arc<Wake>) -> Arc<Self> {
+    pub(super) fn new(wire: Arc<Wire>, notifications: Arc<Notifications>) -> Arc<Self> {
         Arc::new(Self {
             wire,
-            wake,
+            notifications,
             unheard: AtomicBool::new(false),
             runtime: Handle::current(),
             state: Mutex::default(),
@@ -242,7 +242,7 @@ impl Batches {
                 Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
             }
             (Some(b"+"), [_, _, grant]) => {
-                self.wake.tell(&grant.as_bytes_str().unwrap_or_default());
+                self.notifications.tell(&grant.as_bytes_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))
             }
             _ => Ok(Value::Array(parts)),
@@ -255,7 +255,7 @@ impl Batches {
             && self.unheard.load(Ordering::Relaxed)
             && self.unheard.swap(false, Ordering::Relaxed)
         {
-            self.wake.lapse();
+            self.notifications.resync();
         }
     }
 

@@ -11,13 +11,12 @@
 //! | `operation` | a script and what it is asked, on its way into a call or a batch |
 //! | `batch` | many operations in one call |
 //! | `transport` | a call, alone or in a batch, once or until it is answered |
-//! | `wake` | the one that listens; grants and revocations pushed to those concerned |
+//! | `notifications` | the one that listens: what the server tells becomes events |
 //! | `url` | what a URL names, and how a server is called in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | what the scripts answer, read into types |
 //! | `calls` | which script a request is for |
 //! | `renewals` | many renewals in one call of their own |
-//! | `waiting` | a request that stands in line |
 //! | `verbs` | the contract's verbs in terms of these |
 
 mod args;
@@ -26,6 +25,7 @@ mod calls;
 mod connection;
 mod keys;
 mod lock;
+mod notifications;
 mod operation;
 mod renewals;
 mod reply;
@@ -35,8 +35,6 @@ mod succession;
 mod transport;
 mod url;
 mod verbs;
-mod waiting;
-mod wake;
 mod wire;
 
 /// The Redis client this crate is built on, in the version whose `Config` [`RedisBackend::builder`] takes.
@@ -48,19 +46,18 @@ use std::time::Duration;
 
 use fred::clients::Client;
 use fred::types::config::Config;
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::{BackendError, Capabilities, LeaseIds};
 use crate::closing::Closing;
 use crate::error::Error;
+use crate::options::MAX_LEASE;
 use crate::sync::Mutex;
 use connection::Timeouts;
+use notifications::{Notifications, Subscription};
 use succession::Succession;
 use transport::Transport;
-use wake::{Subscription, Wake};
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
@@ -68,10 +65,10 @@ use wake::{Subscription, Wake};
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
-    timeouts: Timeouts,
     transport: Arc<Transport>,
     subscriber: Client,
-    wake: Arc<Wake>,
+    notifications: Arc<Notifications>,
+    foreign: Foreign,
     /// From when the hours are counted in which fences are kept.
     opened: Instant,
     closing: Closing,
@@ -82,7 +79,6 @@ pub struct RedisBackend {
 struct Background {
     drivers: [JoinHandle<()>; 2],
     _subscription: Subscription,
-    _strays: AbortOnDropHandle<()>,
 }
 
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
@@ -94,11 +90,21 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// |---|---|---|
 /// | [`connect_timeout`](Self::connect_timeout) | 2 s | an address nobody answers on should be reported soon |
 /// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; later means that something is wrong |
+/// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
+/// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be meant |
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
     config: Config,
     timeouts: Timeouts,
+    foreign: Foreign,
+}
+
+/// What is done for the sake of holders that use another library.
+#[derive(Clone, Copy, Debug, Default)]
+struct Foreign {
+    poll_interval: Option<Duration>,
+    repair: Option<Duration>,
 }
 
 impl RedisBuilder {
@@ -119,11 +125,30 @@ impl RedisBuilder {
         self
     }
 
+    /// Look at least this often whether a lock has become free, for fleets in which some holders use another
+    /// library: those delete the key and tell nobody. 1 ms or more.
+    ///
+    /// Default: none. A waiter looks when the holder's remaining time is over, and every third of a lease.
+    pub const fn poll_interval(mut self, interval: Duration) -> Self {
+        self.foreign.poll_interval = Some(interval);
+        self
+    }
+
+    /// Give a lock key that has no expiry this one, counted from the first request that meets it. Such keys
+    /// are left behind by clients that set key and expiry in two steps and die between them, and nobody would
+    /// ever get the lock again. 1 ms or more. Only switch this on if nobody locks without expiry on purpose.
+    ///
+    /// Default: off.
+    pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
+        self.foreign.repair = Some(expiry);
+        self
+    }
+
     /// Connects, subscribes, and sees that both work.
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h.
+    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, or another duration below 1 ms or above 24 h.
     /// * [`Error::Unsupported`] for clusters and sentinels.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached in time.
     /// * [`Error::StoreRefused`] if it refuses the credentials, or does not let this user subscribe.
@@ -132,20 +157,33 @@ impl RedisBuilder {
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedisBackend, Error> {
-        let Self { config, timeouts } = self;
+        let Self { config, timeouts, foreign } = self;
         for timeout in [timeouts.connect, timeouts.reply] {
             if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
                 let why = format!("{timeout:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}");
                 return Err(Error::invalid("timeout", why));
             }
         }
+        at_least_a_millisecond("poll interval", foreign.poll_interval)?;
+        at_least_a_millisecond("expiry for repaired keys", foreign.repair)?;
         let store = url::address(&config)?;
-        let opened =
-            tokio::time::timeout(timeouts.connect, RedisBackend::open(&config, timeouts, store.clone()))
-                .await;
+        let opened = RedisBackend::open(&config, timeouts, foreign, store.clone());
+        let opened = tokio::time::timeout(timeouts.connect, opened).await;
         opened
             .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
+    }
+}
+
+fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Result<(), Error> {
+    match duration {
+        Some(duration) if duration < MIN_TIMEOUT => {
+            Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
+        }
+        Some(duration) if duration > MAX_LEASE => {
+            Err(Error::invalid(what, format!("{duration:?} is above {MAX_LEASE:?}")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -177,20 +215,28 @@ impl RedisBackend {
     /// Protocol version, retries and timeouts are set here, since the promises depend on them.
     pub const fn builder(config: Config) -> RedisBuilder {
         const DEFAULT: Duration = Duration::from_secs(2);
-        RedisBuilder { config, timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT } }
+        RedisBuilder {
+            config,
+            timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT },
+            foreign: Foreign { poll_interval: None, repair: None },
+        }
     }
 
-    async fn open(config: &Config, timeouts: Timeouts, store: String) -> Result<Self, BackendError> {
-        let (strays, stray) = mpsc::unbounded_channel();
+    async fn open(
+        config: &Config,
+        timeouts: Timeouts,
+        foreign: Foreign,
+        store: String,
+    ) -> Result<Self, BackendError> {
         let ids = LeaseIds::new();
-        let wake = Arc::new(Wake::new(ids.client(), strays));
+        let notifications = Arc::new(Notifications::new(ids.client()));
         let client = connection::client(config, timeouts);
         let backend = Self {
-            capabilities: Capabilities::new(store, true),
-            timeouts,
-            transport: Arc::new(Transport::new(client, timeouts, Arc::clone(&wake))),
+            capabilities: Capabilities::new(store),
+            transport: Arc::new(Transport::new(client, timeouts, Arc::clone(&notifications))),
             subscriber: connection::client(config, timeouts),
-            wake,
+            notifications,
+            foreign,
             ids,
             opened: Instant::now(),
             closing: Closing::default(),
@@ -202,14 +248,9 @@ impl RedisBackend {
             connection::connect(commands, backend.transport.succession(), timeouts, closed()).await?,
             connection::connect(subscriber, &Arc::new(Succession::default()), timeouts, closed()).await?,
         ];
-        let (channel, wake) = (keys::channel(backend.ids.client()), Arc::clone(&backend.wake));
-        let subscription = Subscription::open(subscriber, commands, channel, wake, timeouts).await?;
-        let strays = tokio::spawn(verbs::release_strays(Arc::clone(&backend.transport), stray));
-        *backend.background.lock() = Some(Background {
-            drivers,
-            _subscription: subscription,
-            _strays: AbortOnDropHandle::new(strays),
-        });
+        let (channel, told) = (keys::channel(backend.ids.client()), Arc::clone(&backend.notifications));
+        let subscription = Subscription::open(subscriber, commands, channel, told, timeouts).await?;
+        *backend.background.lock() = Some(Background { drivers, _subscription: subscription });
         Ok(backend)
     }
 

@@ -4,8 +4,8 @@
 //! client is then one key and a part of an argument. Whatever that script has no answer for is renewed by itself: other kinds,
 //! what is refused as a whole because this user may not use one of the keys, what is no lock any more.
 //!
-//! A fence lasts a day, and a lease is renewed every few seconds: a renewal keeps the fence as well if the lease was last
-//! confirmed in another hour.
+//! A fence lasts a day, and a lease is renewed at least once per TTL: a renewal keeps the fence as well in the last TTL of every
+//! hour.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::keys::{LOCK_AND_FENCE, keys, locks};
 use super::reply::millis;
 use super::script::{Call, RENEW_ALL};
 use super::transport::Transport;
-use crate::backend::{Answered, BackendError, Kind, LeaseId, RenewRequest, Renewal};
+use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
 use crate::error::LossReason;
 
 /// Leases in one call: the server does nothing else meanwhile, for about an eighth of a millisecond.
@@ -36,12 +36,12 @@ struct Alike {
 }
 
 /// A request and its index.
-type Numbered<'a> = (usize, &'a RenewRequest);
+type Numbered<'a> = (usize, &'a Renew);
 
 /// Renews many leases. Hours are counted from `opened`.
 pub(super) fn renew_all<'a>(
     transport: &'a Transport,
-    requests: &'a [RenewRequest],
+    requests: &'a [Renew],
     opened: Instant,
 ) -> BoxStream<'a, Answered> {
     let now = Instant::now();
@@ -63,15 +63,13 @@ async fn renew_group<'a>(
     alike: Option<Alike>,
     group: Vec<Numbered<'a>>,
 ) -> impl Stream<Item = Answered> + use<'a> {
-    let sent = Instant::now();
     let letters = match alike {
         Some(alike) if group.len() > 1 => renew_together(transport, alike, &group).await,
         _ => Ok(Bytes::new()),
     };
     let (mut answers, others) = (Vec::with_capacity(group.len()), FuturesUnordered::new());
     for (position, (n, request)) in group.into_iter().enumerate() {
-        let letter =
-            letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter, sent)));
+        let letter = letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter)));
         match letter {
             Ok(Some(renewal)) => answers.push((n, Ok(renewal))),
             Ok(None) => others.push(async move { (n, transport.renew(request).await) }),
@@ -96,7 +94,7 @@ async fn renew_together(
 }
 
 fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
-    let resources = group.iter().map(|(_, request)| &*request.resource.key);
+    let resources = group.iter().map(|(_, request)| &*request.lease.resource.key);
     let keys = if alike.with_fence {
         resources.flat_map(|key| keys(key, LOCK_AND_FENCE)).collect()
     } else {
@@ -104,7 +102,7 @@ fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
     };
     let mut ids = String::with_capacity(group.len() * (LeaseId::USUAL_LENGTH + 1));
     for (_, request) in group {
-        request.lease.write(&mut ids);
+        request.lease.id.write(&mut ids);
         ids.push(' ');
     }
     let width = 1 + i64::from(alike.with_fence);
@@ -112,9 +110,9 @@ fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
     Call { script: &RENEW_ALL, keys, args }
 }
 
-fn read(letter: u8, sent: Instant) -> Option<Renewal> {
+fn read(letter: u8) -> Option<Renewal> {
     match letter {
-        b'r' => Some(Renewal::Renewed { counted_from: sent }),
+        b'r' => Some(Renewal::Renewed),
         b't' => Some(Renewal::Lost(LossReason::Taken)),
         b'e' => Some(Renewal::Lost(LossReason::Expired)),
         _ => None,
@@ -123,33 +121,30 @@ fn read(letter: u8, sent: Instant) -> Option<Renewal> {
 
 impl Alike {
     /// `None` for a lease that goes by itself.
-    fn of(request: &RenewRequest, opened: Instant, now: Instant) -> Option<Self> {
-        let hour = |instant: Instant| instant.saturating_duration_since(opened).as_secs() / HOUR.as_secs();
-        let kept = request.confirmed.is_some_and(|confirmed| hour(confirmed) == hour(now));
-        let alike = Self { term: request.term, with_fence: request.term >= HOUR || !kept };
-        (request.resource.kind == Kind::Mutex).then_some(alike)
+    fn of(renew: &Renew, opened: Instant, now: Instant) -> Option<Self> {
+        let hour = now.saturating_duration_since(opened).as_millis() % HOUR.as_millis();
+        let with_fence = hour + renew.ttl.as_millis() >= HOUR.as_millis();
+        (renew.lease.resource.kind == Kind::Mutex).then_some(Self { term: renew.ttl, with_fence })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{LeaseIds, Resource};
+    use crate::backend::{LeaseIds, LeaseRef, Resource};
 
     #[test]
     fn a_fence_is_kept_once_an_hour_and_always_for_long_leases() {
         let opened = Instant::now();
-        let at = |minutes: u64| opened + Duration::from_secs(60 * minutes);
-        let with_fence = |term: Duration, confirmed: Option<Instant>, now: Instant| {
-            let request =
-                RenewRequest::new(LeaseIds::new().next(), Resource::new("lock:a", Kind::Mutex), term);
-            Alike::of(&RenewRequest { confirmed, ..request }, opened, now).unwrap().with_fence
+        let at = |seconds: u64| opened + Duration::from_secs(seconds);
+        let with_fence = |ttl: Duration, now: Instant| {
+            let lease = LeaseRef::new(LeaseIds::new().next(), Resource::new("lock:a", Kind::Mutex));
+            Alike::of(&Renew::new(lease, ttl), opened, now).unwrap().with_fence
         };
-        let term = Duration::from_secs(30);
-        assert!(!with_fence(term, Some(at(0)), at(59)));
-        assert!(with_fence(term, Some(at(59)), at(60)));
-        assert!(!with_fence(term, Some(at(60)), at(61)));
-        assert!(with_fence(term, None, at(61)));
-        assert!(with_fence(HOUR, Some(at(60)), at(61)));
+        let ttl = Duration::from_secs(30);
+        assert!(!with_fence(ttl, at(0)) && !with_fence(ttl, at(3569)));
+        assert!(with_fence(ttl, at(3570)) && with_fence(ttl, at(3599)));
+        assert!(!with_fence(ttl, at(3600)));
+        assert!(with_fence(HOUR, at(1800)));
     }
 }

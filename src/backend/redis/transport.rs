@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batches;
 use super::connection::Timeouts;
+use super::notifications::Notifications;
 use super::operation::Operation;
 use super::script::Call;
 use super::succession::Succession;
-use super::wake::Wake;
 use super::wire::{Wire, sort};
 use crate::backend::BackendError;
 
@@ -31,9 +31,9 @@ pub(super) struct Transport {
 
 impl Transport {
     /// Must be called within the runtime on which the connection lives.
-    pub(super) fn new(client: Client, timeouts: Timeouts, wake: Arc<Wake>) -> Self {
+    pub(super) fn new(client: Client, timeouts: Timeouts, notifications: Arc<Notifications>) -> Self {
         let wire = Arc::new(Wire::new(client, timeouts.reply));
-        Self { succession: Arc::default(), batches: Batches::new(Arc::clone(&wire), wake), wire }
+        Self { succession: Arc::default(), batches: Batches::new(Arc::clone(&wire), notifications), wire }
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -1,20 +1,15 @@
 //! The contract's verbs on one Redis server.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
 
-use super::transport::{RETRY, Transport};
-use super::waiting::Waiting;
 use super::{RedisBackend, renewals};
 use crate::backend::{
-    AcquireRequest, Acquired, Answered, Backend, BackendError, Capabilities, Detail, Inspection, LeaseId,
-    Limit, Released, RenewRequest, Renewal, Resource, Wait, Whose,
+    Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Inspection, LeaseId, LeaseRef,
+    Limit, Released, Renew, Request, Resource,
 };
 
 impl Backend for RedisBackend {
@@ -22,67 +17,70 @@ impl Backend for RedisBackend {
         self.ids.next()
     }
 
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
+    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             self.open_or_closed()?;
-            match request.wait {
-                Wait::No => self.ask_once(request).await,
-                Wait::Until(_) | Wait::Forever => {
-                    Waiting::new(&self.transport, &self.wake, request).wait().await
-                }
+            let mut answer = self.transport.request(request, self.foreign.repair).await?;
+            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.foreign.poll_interval) {
+                let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
+                queued.ask_again_in = Some(pause);
             }
+            self.notifications.answered(request.lease.id, &answer);
+            Ok(answer)
         }
         .boxed()
     }
 
-    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
-        async move {
-            self.open_or_closed()?;
-            self.transport.renew(request).await
-        }
-        .boxed()
-    }
-
-    fn renew_all<'a>(&'a self, requests: &'a [RenewRequest]) -> BoxStream<'a, Answered> {
+    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         match self.open_or_closed() {
-            Ok(()) => renewals::renew_all(&self.transport, requests, self.opened),
-            Err(_) => stream::iter((0..requests.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
+            Ok(()) => renewals::renew_all(&self.transport, renewals, self.opened),
+            Err(_) => stream::iter((0..renewals.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
     }
 
-    fn release<'a>(
-        &'a self,
-        resource: &'a Resource,
-        whose: Whose,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
             self.open_or_closed()?;
-            let Whose::Lease(lease) = whose else { return self.transport.release(resource, whose).await };
-            let leaving = self.wake.leave(lease);
-            let released = self.transport.release(resource, whose).await?;
+            self.notifications.forget(lease.id);
+            let released = self.transport.release(lease, 0).await?;
             if released != Released::Held && self.transport.outlive_earlier_connections().await? {
                 // The request may have been carried out meanwhile, from the connection on which it was sent.
-                self.transport.release(resource, whose).await?;
-            }
-            if leaving.end() {
-                // Perhaps of a request that was carried out after its release. If not, there is nothing to be found.
-                self.wake.stray(lease, resource.clone());
+                self.transport.release(lease, 0).await?;
             }
             Ok(released)
         }
         .boxed()
     }
 
-    fn resize<'a>(
+    fn release_permits<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        async move {
+            self.open_or_closed()?;
+            self.transport.release(lease, keep).await
+        }
+        .boxed()
+    }
+
+    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+        async move {
+            self.open_or_closed()?;
+            self.transport.force_release(resource).await
+        }
+        .boxed()
+    }
+
+    fn set_limit<'a>(
         &'a self,
         resource: &'a Resource,
         permits: u32,
-        term: Duration,
-        limit: &'a Limit,
-    ) -> BoxFuture<'a, Result<(), BackendError>> {
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
             self.open_or_closed()?;
-            self.transport.resize(resource, permits, term, limit).await
+            self.transport.set_limit(resource, permits, ttl).await
         }
         .boxed()
     }
@@ -99,6 +97,10 @@ impl Backend for RedisBackend {
         .boxed()
     }
 
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.notifications.events(&self.subscriber)
+    }
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -111,38 +113,5 @@ impl Backend for RedisBackend {
 impl RedisBackend {
     fn open_or_closed(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
-    }
-
-    /// A request that does not wait: sent again only while it is not answered.
-    async fn ask_once(&self, request: &AcquireRequest) -> Result<Acquired, BackendError> {
-        self.wake.register(request.lease, request.revocation.clone());
-        let give_up = Instant::now() + self.timeouts.reply * 2;
-        loop {
-            let sent = Instant::now();
-            match self.transport.acquire(request).await {
-                Ok(answer) => {
-                    let Some(grant) = answer.grant(sent, request.term) else {
-                        self.wake.forget(request.lease);
-                        return Ok(Acquired::Busy);
-                    };
-                    return grant.map(|grant| self.wake.hold(request.lease, grant));
-                }
-                Err(error) if error.is_transient() && Instant::now() < give_up => sleep(RETRY).await,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-/// Gives back what was granted to requests that had been given up by then.
-pub(super) async fn release_strays(
-    transport: Arc<Transport>,
-    mut strays: mpsc::UnboundedReceiver<(LeaseId, Resource)>,
-) {
-    while let Some((lease, resource)) = strays.recv().await {
-        if let Err(error) = transport.release(&resource, Whose::Lease(lease)).await {
-            let key = &*resource.key;
-            tracing::warn!(key, %error, "a grant to nobody was not given back: it runs out by itself");
-        }
     }
 }

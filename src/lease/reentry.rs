@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::held::Lease;
+use super::lease::{Hold, Lease};
 use crate::name::Name;
 use crate::sync::Mutex;
 
@@ -24,11 +24,11 @@ pub(crate) struct Owners {
 
 impl Owners {
     /// The lease under which `owner` holds `name`, shared with one guard more.
-    pub(crate) fn enter(&self, name: &Name, owner: &Arc<str>) -> Option<Arc<Lease>> {
+    pub(crate) fn enter(&self, name: &Name, owner: &Arc<str>) -> Option<Hold> {
         let now = Instant::now();
         let leases = self.leases.lock();
         let held = leases.get(&(Arc::clone(name.key()), Arc::clone(owner)))?;
-        held.iter().find(|lease| lease.enter(now)).map(Arc::clone)
+        held.iter().find_map(|lease| lease.enter(now))
     }
 
     /// From now on the owner of this lease, if it has one, comes in by it.

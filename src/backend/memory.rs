@@ -1,0 +1,152 @@
+//! The store inside the process: the embedded default, and the [ledger](super::Ledger) in a map.
+//!
+//! One mutex that is never held across an await. Time is tokio's, so a paused clock drives it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::BoxStream;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::BackendError;
+use super::ledger::{Ledger, Stamp};
+use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::types::{Capabilities, Event};
+use crate::sync::Mutex;
+
+/// Locks and semaphores for the tasks of one process, and a stand-in for Redis in tests.
+///
+/// Everything is forgotten when the last client of the store is gone; tokens of a later store are greater all
+/// the same, because they follow the clock.
+pub type MemoryBackend = LedgerBackend<MemoryStore>;
+
+/// The records of a [`MemoryBackend`].
+#[derive(Clone)]
+pub struct MemoryStore {
+    records: Arc<Mutex<Records>>,
+    start: Instant,
+}
+
+#[derive(Default)]
+struct Records {
+    ledgers: HashMap<Arc<str>, Ledger>,
+    /// Above all numbers that were issued: records that nobody uses are deleted.
+    newest: u64,
+    listeners: HashMap<Uuid, UnboundedSender<Event>>,
+    served: u64,
+    /// How many records there may be before those that nobody uses any more are looked for.
+    sweep_at: usize,
+}
+
+impl LedgerBackend<MemoryStore> {
+    /// A new, empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::on(MemoryStore { records: Arc::default(), start: Instant::now() })
+    }
+
+    /// Another client of the same store, as another process would be to Redis.
+    #[must_use]
+    pub fn peer(&self) -> Self {
+        Self::on(self.store().clone())
+    }
+
+    /// Forgets everything, as a server restarted without its disk does. Waiters find out by themselves.
+    pub fn flush(&self) {
+        let mut records = self.store().records.lock();
+        records.ledgers.clear();
+        records.newest = 0;
+    }
+
+    /// How many waiters all hand-overs so far have served: what point 9 of the contract is about.
+    #[must_use]
+    pub fn waiters_visited(&self) -> u64 {
+        self.store().records.lock().served
+    }
+}
+
+impl Default for LedgerBackend<MemoryStore> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LedgerStore for MemoryStore {
+    async fn transact<T: Send + 'static>(
+        &self,
+        key: &Arc<str>,
+        mut change: impl FnMut(&mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let mut records = self.records.lock();
+        let stamp = self.stamp(&records);
+        records.sweep(stamp);
+        let ledger = records.ledgers.entry(Arc::clone(key)).or_default();
+        let before = ledger.served();
+        let (outcome, told) = change(ledger, stamp);
+        let (served, last, in_use) =
+            (ledger.served() - before, ledger.last_number(), ledger.is_in_use(stamp));
+        records.served += served;
+        records.newest = records.newest.max(last);
+        if !in_use {
+            records.ledgers.remove(key);
+        }
+        records.tell(told);
+        Ok(outcome)
+    }
+
+    fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
+        let (tell, told) = unbounded();
+        self.records.lock().listeners.insert(client, tell);
+        told.boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("memory:")
+    }
+}
+
+impl MemoryStore {
+    fn stamp(&self, records: &Records) -> Stamp {
+        let now = micros(self.start.elapsed().as_micros());
+        let clock = micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros());
+        Stamp::new(now, now, clock.max(records.newest + 1))
+    }
+}
+
+impl Records {
+    fn sweep(&mut self, stamp: Stamp) {
+        if self.ledgers.len() > self.sweep_at {
+            self.ledgers.retain(|_, ledger| ledger.is_in_use(stamp));
+            self.sweep_at = self.ledgers.len() * 2 + 64;
+        }
+    }
+
+    fn tell(&mut self, told: Vec<Event>) {
+        for event in told {
+            let client = match &event {
+                Event::Granted { lease, .. } => lease.id.client(),
+                Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client(),
+                Event::Changed(_) | Event::Resync => continue,
+            };
+            let gone = self.listeners.get(&client).is_some_and(|tell| tell.unbounded_send(event).is_err());
+            if gone {
+                self.listeners.remove(&client);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+fn micros(micros: u128) -> u64 {
+    u64::try_from(micros).unwrap_or(u64::MAX)
+}

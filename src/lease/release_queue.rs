@@ -1,0 +1,231 @@
+//! What is owed to the store: releases that nobody waits for.
+//!
+//! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that dies: the
+//! task that works the queue off can be started again on another one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+
+use super::lease::Lease;
+use crate::backend::{BackendError, LeaseRef, Released};
+use crate::sync::Mutex;
+
+/// The queue of releases owed.
+#[derive(Debug, Default)]
+pub(super) struct ReleaseQueue {
+    queue: Mutex<Queue>,
+    /// Something was queued.
+    queued: Notify,
+    /// Something is no longer owed.
+    settled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    debts: VecDeque<Debt>,
+    /// The keys of which something is queued or under way.
+    unsettled: HashMap<Arc<str>, Progress>,
+}
+
+/// How many debts of a key there have been, and how many of them are settled, since there last were none.
+#[derive(Debug, Default)]
+struct Progress {
+    queued: usize,
+    settled: usize,
+}
+
+/// A release that must reach the store.
+#[derive(Debug)]
+pub(super) struct Debt {
+    pub(super) owed: Owed,
+    /// The leases that are asked for before, in the same breath: whoever is next of this client has joined the store's queue when
+    /// the lease goes back.
+    pub(super) next: Vec<Arc<Lease>>,
+    /// Where the first answer is waited for.
+    pub(super) confirm: Option<oneshot::Sender<Result<Released, BackendError>>>,
+}
+
+/// What is to be released.
+#[derive(Clone, Debug)]
+pub(super) enum Owed {
+    Lease(Arc<Lease>),
+    /// All but so many permits.
+    Permits(Arc<Lease>, u32),
+    /// A grant that was told to a lease that is over: its request was carried out after its release.
+    Orphan(LeaseRef),
+}
+
+impl Owed {
+    pub(super) fn lease_ref(&self) -> &LeaseRef {
+        match self {
+            Self::Lease(lease) | Self::Permits(lease, _) => lease.lease_ref(),
+            Self::Orphan(lease) => lease,
+        }
+    }
+
+    /// How long the store keeps the lease without hearing of it, if that is known.
+    pub(super) fn ttl(&self) -> Option<Duration> {
+        match self {
+            Self::Lease(lease) | Self::Permits(lease, _) => Some(lease.terms().ttl),
+            Self::Orphan(_) => None,
+        }
+    }
+
+    fn key(&self) -> &Arc<str> {
+        &self.lease_ref().resource.key
+    }
+}
+
+impl Debt {
+    pub(super) const fn of(owed: Owed) -> Self {
+        Self { owed, next: Vec::new(), confirm: None }
+    }
+}
+
+impl ReleaseQueue {
+    pub(super) fn push(&self, debt: Debt) {
+        let mut queue = self.queue.lock();
+        queue.unsettled.entry(Arc::clone(debt.owed.key())).or_default().queued += 1;
+        queue.debts.push_back(debt);
+        drop(queue);
+        self.queued.notify_one();
+    }
+
+    /// The oldest debt. If the runtime dies in the middle of it, it goes back to the queue.
+    pub(super) fn pop(&self) -> Option<UnderWay<'_>> {
+        let debt = self.queue.lock().debts.pop_front()?;
+        Some(UnderWay { queue: self, debt: Some(debt) })
+    }
+
+    /// Waits until something is queued.
+    pub(super) async fn queued(&self) {
+        self.queued.notified().await;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.lock().unsettled.is_empty()
+    }
+
+    /// Waits until as many releases of `key` are settled as are queued or under way now, so that a request sent then
+    /// finds what was dropped before it released. Those queued later are not waited for.
+    pub(super) async fn settled(&self, key: &str) {
+        let progress = |queue: &Queue| queue.unsettled.get(key).map(|p| (p.queued, p.settled));
+        let Some((goal, _)) = progress(&self.queue.lock()) else { return };
+        self.until(|queue| progress(queue).is_none_or(|(_, settled)| settled >= goal)).await;
+    }
+
+    /// Waits until nothing is owed, and `done` says so too.
+    pub(super) async fn drained(&self, done: impl Fn() -> bool + Send + Sync) {
+        self.until(|queue| queue.unsettled.is_empty() && done()).await;
+    }
+
+    /// Something else has changed for which [`drained`](Self::drained) may wait.
+    pub(super) fn look(&self) {
+        self.settled.notify_waiters();
+    }
+
+    async fn until(&self, reached: impl Fn(&Queue) -> bool + Send + Sync) {
+        loop {
+            let settled = self.settled.notified();
+            if reached(&self.queue.lock()) {
+                return;
+            }
+            settled.await;
+        }
+    }
+
+    fn mark_settled(&self, key: &Arc<str>) {
+        let mut queue = self.queue.lock();
+        if let Some(progress) = queue.unsettled.get_mut(key) {
+            progress.settled += 1;
+            if progress.settled == progress.queued {
+                queue.unsettled.remove(key);
+            }
+        }
+        drop(queue);
+        self.settled.notify_waiters();
+    }
+}
+
+/// A release that is being sent.
+#[derive(Debug)]
+pub(super) struct UnderWay<'a> {
+    queue: &'a ReleaseQueue,
+    debt: Option<Debt>,
+}
+
+impl UnderWay<'_> {
+    /// Those that are asked for before, once.
+    pub(super) fn take_next(&mut self) -> Vec<Arc<Lease>> {
+        self.debt.as_mut().map(|debt| std::mem::take(&mut debt.next)).unwrap_or_default()
+    }
+
+    pub(super) fn owed(&self) -> Option<Owed> {
+        self.debt.as_ref().map(|debt| debt.owed.clone())
+    }
+
+    /// Tells the first answer to whoever waits for it.
+    pub(super) fn confirm(&mut self, answer: impl FnOnce() -> Result<Released, BackendError>) {
+        if let Some(confirm) = self.debt.as_mut().and_then(|debt| debt.confirm.take()) {
+            // Nobody waits any more if the release was dropped.
+            let _ = confirm.send(answer());
+        }
+    }
+
+    /// It is not owed any more.
+    pub(super) fn settle(mut self) {
+        if let Some(debt) = self.debt.take() {
+            self.queue.mark_settled(debt.owed.key());
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(debt) = self.debt.take() {
+            self.queue.queue.lock().debts.push_front(debt);
+            self.queue.queued.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::poll;
+
+    use super::*;
+    use crate::backend::{Kind, LeaseIds, Resource};
+
+    fn orphan(ids: &LeaseIds) -> Debt {
+        Debt::of(Owed::Orphan(LeaseRef::new(ids.next(), Resource::new("a", Kind::Mutex))))
+    }
+
+    #[tokio::test]
+    async fn a_release_that_is_interrupted_is_owed_again() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.push(orphan(&ids));
+        drop(queue.pop());
+        let mut settled = pin!(queue.settled("a"));
+        assert!(poll!(&mut settled).is_pending());
+        queue.pop().unwrap().settle();
+        assert!(poll!(&mut settled).is_ready() && queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn those_queued_later_are_not_waited_for() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.settled("a").await;
+        queue.push(orphan(&ids));
+        let mut settled = pin!(queue.settled("a"));
+        assert!(poll!(&mut settled).is_pending());
+        queue.push(orphan(&ids));
+        queue.pop().unwrap().settle();
+        assert!(poll!(&mut settled).is_ready());
+        assert!(poll!(pin!(queue.drained(|| true))).is_pending());
+    }
+}
