@@ -1,6 +1,7 @@
 //! What a lock costs that many want: this crate and the usual recipes side by side, in one run.
 //!
-//! `cargo bench --bench contended` starts a `redis-server` of its own (or uses `--port`) and, for each strategy, length of
+//! `cargo bench -p leasehold-benches --bench contended`
+//! starts a `redis-server` of its own (or uses `--port`) and, for each strategy, length of
 //! section and number of waiters, two worker processes that share the waiters. Each waiter asks, holds for the section,
 //! releases and at once asks again, until the time is over. What happens in the first moments, while everybody comes to wait,
 //! is not counted, nor, where whoever waits is served, the time of about one turn of all; then, within the window:

@@ -1,6 +1,7 @@
 //! What held leases cost: memory and processor time of 10 000 and 100 000 guards of one client, renewed all the while.
 //!
-//! `cargo bench --bench guards` starts a `redis-server` of its own (or uses `--port`), takes that many locks, and watches for
+//! `cargo bench -p leasehold-benches --bench guards`
+//! starts a `redis-server` of its own (or uses `--port`), takes that many locks, and watches for
 //! a minute (`--hold`), six thirds of a lease of 30 s. Each lease is renewed about once in a third. The first row, without
 //! guards, is what this machine and the pinging do by themselves.
 //!
@@ -82,7 +83,7 @@ impl Bench {
     async fn new(port: u16, lease: Duration) -> Result<Self> {
         let mut bench = Self {
             client: Client::connect(&url(port)).await?,
-            options: MutexOptions::new().lease(lease),
+            options: MutexOptions::new().ttl(lease),
             bare: Bare::connect(&url(port)).await?,
             raw: Raw::connect(port)?,
             memory: 0,

@@ -1,6 +1,7 @@
 //! The marketplace: what a lock is worth beside optimistic transactions, on a market with sellers and buyers.
 //!
-//! `cargo bench --bench marketplace` starts a `redis-server` of its own (or uses `--port`). Sellers list their items one
+//! `cargo bench -p leasehold-benches --bench marketplace`
+//! starts a `redis-server` of its own (or uses `--port`). Sellers list their items one
 //! after the other, as fast as they can; each buyer looks for any of the items on sale (`ZRANDMEMBER`), tries to buy it at
 //! the price it saw, and looks again if it did not get it. Nobody pauses between attempts. A listing takes the item out of
 //! the seller's inventory and puts it on the market; a purchase takes it off the market, moves the money, and puts it into

@@ -1,6 +1,7 @@
 //! What this crate itself costs, without a network: every operation on the memory store, on one thread.
 //!
-//! `cargo bench --bench micro` measures with criterion. Each figure is the time of one iteration, on a current-thread
+//! `cargo bench -p leasehold-benches --bench micro`
+//! measures with criterion. Each figure is the time of one iteration, on a current-thread
 //! runtime, with a client that has nothing else to do:
 //!
 //! * `uncontended/*`: acquiring what nobody else wants, and releasing it. After `lock + drop` the release still goes on in

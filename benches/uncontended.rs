@@ -1,6 +1,7 @@
 //! What a lock costs that nobody else wants, as ratios within one run.
 //!
-//! `cargo bench --bench uncontended` starts a `redis-server` of its own (or uses `--port`) and measures, beside the bare
+//! `cargo bench -p leasehold-benches --bench uncontended`
+//! starts a `redis-server` of its own (or uses `--port`) and measures, beside the bare
 //! recipe (`SET NX PX` + a compare-and-delete script) through a fred client with the same settings on the same server, and
 //! beside the crate `rslock`, which is that recipe on the `redis` crate:
 //!

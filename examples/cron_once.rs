@@ -1,32 +1,32 @@
 //! Several schedulers know the same timetable, so that the job is run whichever of their machines fails. Only one
-//! of them runs it: for every tick exactly once, with none run twice and none left out, although their clocks differ
-//! and the one that runs the job is killed in the middle of a tick.
+//! of them runs it: for every tick exactly once, none twice and none skipped, even though their clocks differ
+//! and the scheduler running the job is killed in the middle of a tick.
 //!
 //! ```text
 //! cargo run --release --example cron_once
 //! cargo run --release --example cron_once -- --url redis://127.0.0.1:6379 --schedulers 4 --ticks 12
 //! ```
 //!
-//! The first needs nothing installed: the schedulers are tasks, and the one that runs the job is dropped where it
-//! stands. With the URL of a server the schedulers are processes, and that one is killed (SIGKILL): it gets no chance
+//! The first needs nothing installed: the schedulers are tasks, and the one running the job is dropped on
+//! the spot. With the URL of a server the schedulers are processes, and that one is killed (SIGKILL): it gets no chance
 //! to release anything.
 //!
-//! Two things together make it sound:
+//! It takes two things to make this work:
 //!
-//! * A lock for leadership, held for as long as its holder lives. It decides *who* works. The others stand in line,
-//!   and the first of them takes over within a lease when the leader dies.
-//! * A record beside the job's results, which knows the next tick to run. It decides *what is left to do*, and takes
-//!   a result and the step to the next tick together, from the newest token only. A leader that was paused and has
-//!   been replaced is refused; a new leader goes on where the last one stopped, whatever its own clock says, and
-//!   catches up on what was due meanwhile.
+//! * A lock for leadership, held for as long as its holder lives. It decides *who* works. The others queue,
+//!   and the first of them takes over within one lease when the leader dies.
+//! * A record stored with the job's results, which knows the next tick to run. It decides *what is left to do*, and accepts
+//!   a result and the step to the next tick together, and only with the newest token. A leader that was paused and has
+//!   been replaced is rejected. A new leader continues where the last one stopped, whatever its own clock says, and
+//!   catches up on what was due in the meantime.
 //!
-//! The lock alone would not do: a paused leader could run a tick beside the next one. Nor would a lock per tick, such
-//! as `try_lock` on `report:12:00` kept for a minute: a scheduler whose clock is late finds that lock gone, and runs
+//! The lock alone would not be enough: a paused leader could run a tick at the same time as the next leader. Nor would a lock per tick, such
+//! as `try_lock` on `report:12:00` kept for a minute: a scheduler whose clock is behind finds that lock gone and runs
 //! the tick again. If the job acts on something that cannot share a step with the record, such as a mail server, no
-//! lock makes it exactly once; give it the tick as a key by which it can tell a repetition.
+//! lock makes it exactly once; pass it the tick as an idempotency key.
 //!
-//! You will see a table of all ticks and last the line `cron_once: proved: ...`. The exit status is 1 if the job of any
-//! tick ran to its end twice, or not at all, or if nobody took over from the scheduler that was killed, and 2 if
+//! You will see a table of all ticks and last the line `cron_once: OK: ...`. The exit status is 1 if the job of any
+//! tick ran to its end twice, or not at all, or if nobody took over from the killed scheduler, and 2 if
 //! something else went wrong.
 //!
 //! To see how a scheduler leads, read `cron_once/scheduler.rs`; what the record checks, `cron_once/record.rs`.
@@ -68,13 +68,13 @@ struct Args {
     /// How many schedulers: processes on Redis, tasks in memory
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
     schedulers: u32,
-    /// How many ticks the timetable has; in the middle one the leader is killed
+    /// How many ticks the timetable has; the leader is killed in the middle one
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(3..=1000))]
     ticks: u32,
-    /// From one tick to the next, in milliseconds
+    /// Time from one tick to the next, in milliseconds
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(10..=60_000))]
     period: u32,
-    /// How far clocks are off at most, fast and slow, in milliseconds
+    /// Maximum clock error, fast and slow, in milliseconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(0..=60_000))]
     skew: u32,
     /// The lease of the lock, in milliseconds
@@ -105,14 +105,14 @@ async fn main() -> ExitCode {
 async fn show(args: &Args) -> Result<ExitCode, Failure> {
     let outcome = run::go(args).await?;
     let rows = outcome.ticks.iter().map(|(number, tick)| row(*number, tick));
-    println!("{}", table::table(["tick", "begun by", "run by", "token", "begun after due"], rows));
+    println!("{}", table::table(["tick", "started by", "run by", "token", "delay"], rows));
     Ok(match disproof(args, &outcome) {
         None => {
             println!("{}", proof(args, &outcome));
             ExitCode::SUCCESS
         }
         Some(why) => {
-            println!("cron_once: NOT PROVED: {why}");
+            println!("cron_once: FAILED: {why}");
             ExitCode::FAILURE
         }
     })
@@ -123,13 +123,13 @@ fn disproof(args: &Args, outcome: &Outcome) -> Option<String> {
     let Outcome { ticks, took_over } = outcome;
     let run_by = |number: &u64| ticks.get(number).map_or(&[][..], |tick| &tick.run_by);
     if let Some(number) = (0..u64::from(args.ticks)).find(|number| run_by(number).len() != 1) {
-        return Some(format!("the schedulers that ran tick {number}: {:?}", run_by(&number)));
+        return Some(format!("schedulers that ran tick {number}: {:?}", run_by(&number)));
     }
     match took_over {
         _ if ticks.len() > args.ticks as usize => {
-            Some("a tick was begun that is not on the timetable".to_owned())
+            Some("a tick was started that is not in the timetable".to_owned())
         }
-        None => Some("nobody took over from the leader that was to be killed".to_owned()),
+        None => Some("nobody took over from the leader that was supposed to be killed".to_owned()),
         Some(_) => None,
     }
 }
@@ -137,14 +137,14 @@ fn disproof(args: &Args, outcome: &Outcome) -> Option<String> {
 fn proof(args: &Args, outcome: &Outcome) -> String {
     let Args { schedulers, ticks, skew, lease, .. } = args;
     let lost = if args.url == "memory:" {
-        "dropped, and so was its lock".to_owned()
+        "dropped, along with its lock".to_owned()
     } else {
         format!("killed (lease {lease} ms)")
     };
     let took_over = outcome.took_over.unwrap_or_default();
     format!(
-        "in tick {} the leader was {lost}; {took_over:.0?} later another one began it again\n\
-         cron_once: proved: {schedulers} schedulers, clocks up to {skew} ms off, ran {ticks} ticks, each of them once",
+        "in tick {} the leader was {lost}; {took_over:.0?} later another one started it again\n\
+         cron_once: OK: {schedulers} schedulers, clocks up to {skew} ms off, ran {ticks} ticks, each exactly once",
         args.fatal()
     )
 }

@@ -1,7 +1,7 @@
 //! The story of tokens 33 and 34: a client holds the lock (token 33), checks its lease for the last time, and is
-//! paused before it writes. Its lease runs out, another one gets the lock (token 34), writes, and is done. The first
-//! one wakes up and writes: nothing on its side could have told it. Without a fence that write wipes out the other's;
-//! with one, the storage has seen 34 and refuses 33.
+//! paused before it writes. Its lease expires, another client gets the lock (token 34), writes, and is done. The first
+//! one wakes up and writes: it had no way of knowing. Without a fence that write overwrites the other one;
+//! with a fence, the storage has seen 34 and rejects 33.
 //!
 //! ```text
 //! cargo run --release --example fenced_write
@@ -9,15 +9,15 @@
 //! ```
 //!
 //! The first needs nothing installed: the writers are threads with runtimes of their own, and the lock is in memory.
-//! The first writer's thread is blocked for longer than its lease, so nothing on its runtime runs meanwhile. With the
+//! The first writer's thread is blocked for longer than its lease, so nothing on its runtime runs in the meantime. With the
 //! URL of a server the lock is in Redis, the writers are processes, and the first one is stopped (SIGSTOP) until the
 //! other one has finished, and then continued (SIGCONT); this needs a Unix system. The storage is a service of the
-//! process that you start. Nothing is left to timing: what happens next always waits for what is to happen first.
+//! process that you start. Nothing depends on timing: each step waits for the one before it.
 //!
 //! You will see what the storage saw, first without a fence and then with one. (Real tokens are the store's time in
 //! microseconds; what counts is which is greater. The table calls them 33, 34 and 35.) The last line is
-//! `fenced_write: proved: ...`. The exit status is 1 if the late write was not accepted without the fence, was not
-//! refused with it, or if an update was lost in spite of the fence, and 2 if something else went wrong.
+//! `fenced_write: OK: ...`. The exit status is 1 if the late write was not accepted without the fence, was not
+//! rejected with it, or if an update was lost despite the fence, and 2 if something else went wrong.
 //!
 //! To see how a writer works under its lock, read `fenced_write/writer.rs`; how a storage checks tokens,
 //! `fenced_write/storage.rs`.
@@ -84,12 +84,12 @@ async fn show(args: &Args) -> Result<ExitCode, Failure> {
     Ok(match disproof(&unfenced, &fenced) {
         None => {
             println!(
-                "fenced_write: proved: without a fence a late write wiped out an update, with one it was refused"
+                "fenced_write: OK: without a fence a late write overwrote an update, with a fence it was rejected"
             );
             ExitCode::SUCCESS
         }
         Some(why) => {
-            println!("fenced_write: NOT PROVED: {why}");
+            println!("fenced_write: FAILED: {why}");
             ExitCode::FAILURE
         }
     })
@@ -99,13 +99,13 @@ async fn show(args: &Args) -> Result<ExitCode, Failure> {
 fn disproof(unfenced: &Outcome, fenced: &Outcome) -> Option<&'static str> {
     match () {
         () if unfenced.late_write_accepted != Some(true) => {
-            Some("the late write did not get through without a fence")
+            Some("the late write did not succeed without a fence")
         }
         () if unfenced.keeps_both => Some("nothing was lost without a fence"),
         () if fenced.late_write_accepted != Some(false) => {
-            Some("the late write was not refused by the fence")
+            Some("the late write was not rejected by the fence")
         }
-        () if !fenced.keeps_both => Some("an update was lost in spite of the fence"),
+        () if !fenced.keeps_both => Some("an update was lost despite the fence"),
         () => None,
     }
 }

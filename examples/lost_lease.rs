@@ -1,4 +1,4 @@
-//! `Guard::protect` ends the work when the lease goes, however it goes.
+//! `Guard::protect` stops the work when the lease is lost, whatever the reason.
 //!
 //! ```text
 //! cargo run --release --example lost_lease
@@ -6,24 +6,24 @@
 //! ```
 //!
 //! Five holders, each a thread with a runtime and a client of its own, do endless work under a lock in small steps, and
-//! somebody waits in line for each of those locks. Then, side by side, their leases go:
+//! somebody waits for each of those locks. Then all of them lose their leases at the same time:
 //!
 //! | lost by | how | in memory | with the URL of a server |
 //! |---|---|---|---|
 //! | force | somebody calls `force_release` | the same | the same |
 //! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
 //! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key is deleted |
-//! | silence | the store does not answer any more | a backend that does not | a wire that swallows everything |
+//! | silence | the store stops answering | a backend that does not answer | a connection that swallows everything |
 //! | pause | nothing on the holder's runtime runs | its thread is blocked | the same |
 //!
-//! The first command needs nothing installed. With a server, the silent wire needs a `redis://` or `valkey://` URL; for
+//! The first command needs nothing installed. With a server, the silent connection needs a `redis://` or `valkey://` URL; for
 //! others that row is left out.
 //!
-//! You will see how soon the work ended in each case, and that no step of it ran afterwards. Where the lease runs out,
-//! no step runs beside the next holder either. Force and forgetting are different: the store gives the lock away first,
-//! so the work may run beside the next holder for as long as it takes to be told, and only fencing tokens help. The
-//! last line is `lost_lease: proved: ...`. The exit status is 1 if any step ran after the work was ended, or beside the
-//! next holder where that must not be, or if the end came later than promised, and 2 if something else went wrong.
+//! You will see how soon the work ended in each case, and that no step of it ran afterwards. If the lease expires,
+//! no step overlaps with the next holder either. Force and forgetting are different: the store gives the lock away first,
+//! so the work may overlap with the next holder until it is notified, and only fencing tokens help. The
+//! last line is `lost_lease: OK: ...`. The exit status is 1 if any step ran after the work was stopped, or overlapped with the
+//! next holder where that must not happen, or if the end came later than promised, and 2 if something else went wrong.
 //!
 //! To see how work is protected, read `lost_lease/holder.rs`.
 
@@ -81,18 +81,18 @@ async fn main() -> ExitCode {
     })
 }
 
-/// Plays all cases side by side.
+/// Plays all cases at the same time.
 async fn show(args: &Args) -> Result<ExitCode, Failure> {
     let cases = Case::ALL.into_iter().filter(|case| case.fits(&args.url));
     let outcomes = try_join_all(cases.map(|case| case.play(args))).await?;
     let header = [
         "lost by",
-        "told: lost because",
-        "promised to end",
+        "reported reason",
+        "should end",
         "ended after",
         "steps",
         "after the end",
-        "beside the next",
+        "overlap with next",
     ];
     let mut table = table::table(header, outcomes.iter().map(|outcome| row(args, outcome)));
     table.column_iter_mut().take(3).for_each(|column| column.set_cell_alignment(CellAlignment::Left));
@@ -100,13 +100,13 @@ async fn show(args: &Args) -> Result<ExitCode, Failure> {
     Ok(match outcomes.iter().find_map(|outcome| outcome.flaw(args)) {
         None => {
             println!(
-                "lost_lease: proved: leases were lost in {} ways, and no step of the work ran once that was told",
+                "lost_lease: OK: leases were lost in {} ways, and no step of the work ran after the loss was reported",
                 outcomes.len()
             );
             ExitCode::SUCCESS
         }
         Some(why) => {
-            println!("lost_lease: NOT PROVED: {why}");
+            println!("lost_lease: FAILED: {why}");
             ExitCode::FAILURE
         }
     })

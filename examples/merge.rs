@@ -1,5 +1,5 @@
 //! Several workers keep one record of this machine: each reads the whole record, adds its part, and writes the
-//! whole record back. Without a lock, whoever writes last wipes out what the others have added meanwhile.
+//! whole record back. Without a lock, the last writer overwrites what the others have added in the meantime.
 //!
 //! ```text
 //! cargo run --release --example merge
@@ -7,9 +7,10 @@
 //! cargo run --release --example merge -- --url redis://127.0.0.1:6379 --crash
 //! ```
 //!
-//! The first needs nothing installed: the workers are tasks, and lock and record are in memory. With the URL of
-//! a server the workers are processes, and lock and record are in Redis. `--crash` kills one of the processes
-//! (SIGKILL) while it holds the lock; the others go on within a lease.
+//! The first needs nothing installed: the workers are tasks, and the lock is in memory. With the URL of a server the
+//! workers are processes, and the lock is in Redis; they reach the record, which is kept by the process that you start,
+//! over loopback. `--crash` kills one of the processes (SIGKILL) while it holds the lock; the others continue within
+//! one lease.
 //!
 //! You will see a table of two runs, first without the lock and then with it, and last the line
 //! `merge: locked kept 100/100, unlocked kept NN/100`. The exit status is 1 if the locked run lost an update,
@@ -21,8 +22,12 @@
 mod event;
 #[path = "merge/failure.rs"]
 mod failure;
+#[path = "shared/fenced.rs"]
+mod fenced;
 #[path = "merge/job.rs"]
 mod job;
+#[path = "shared/loopback.rs"]
+mod loopback;
 #[path = "merge/machine.rs"]
 mod machine;
 #[path = "shared/process.rs"]
@@ -49,7 +54,7 @@ use crate::run::{Outcome, Run};
 /// Merges parts of this machine's record, first without a lock and then with one, and counts what is kept.
 #[derive(Parser, Debug)]
 struct Args {
-    /// Where the lock and the record are: `memory:`, or the URL of a Redis server
+    /// Where the lock is: `memory:`, or the URL of a Redis server
     #[arg(long, default_value = "memory:")]
     url: String,
     /// How many workers: processes on Redis, tasks in memory
@@ -89,10 +94,10 @@ async fn compare(args: &Args) -> Result<ExitCode, Failure> {
     let locked = Run::new(args, &client, true)?.go().await?;
     client.shutdown().await?;
 
-    println!("the record has {}", locked.parts);
+    println!("the record contains {}", locked.parts);
     if let Some(recovery) = locked.recovery {
         let lease = Duration::from_millis(args.lease);
-        println!("one holder was killed; the next one had the lock {recovery:.2?} later (lease {lease:?})");
+        println!("one holder was killed; the next one got the lock {recovery:.2?} later (lease {lease:?})");
     }
     println!("{}", table(&unlocked, &locked));
     let total = (args.processes * args.rounds) as usize;

@@ -1,5 +1,5 @@
-//! A slow service bears 5 calls at a time. Several processes with several callers each share those 5 through a
-//! `CountingSemaphore`, and none of them knows of the others.
+//! A slow service handles 5 calls at a time. Several processes with several callers each share those 5 through a
+//! `CountingSemaphore`, without knowing about each other.
 //!
 //! ```text
 //! cargo run --release --example rate_limit
@@ -8,11 +8,11 @@
 //!
 //! The first needs nothing installed: the processes are tasks with a client each, and the permits are in memory.
 //! With the URL of a server they are real processes, and the permits are in Redis. The service runs on loopback in
-//! the process that you start, and knows nothing of permits: it counts for itself how many calls are under way.
+//! the process that you start and knows nothing about permits; it does its own counting of concurrent calls.
 //!
 //! You will see a table of two runs, first without permits and then with them, and last the line
-//! `rate_limit: proved: ...`. The exit status is 1 if more than 5 calls were ever under way with permits, or never
-//! as many as 5 (then permits idle), or if a call was lost, and 2 if something else went wrong.
+//! `rate_limit: OK: ...`. The exit status is 1 if with permits there were ever more than 5 concurrent calls, or never
+//! as many as 5 (then permits were left idle), or if a call was lost, and 2 if something else went wrong.
 //!
 //! To see how permits are held, read `rate_limit/job.rs`; how the service counts, `rate_limit/service.rs`.
 
@@ -41,7 +41,7 @@ use crate::failure::Failure;
 use crate::job::Job;
 use crate::run::Outcome;
 
-/// Calls a slow service from several processes, first at will and then with permits, and lets it count.
+/// Calls a slow service from several processes, first without a limit and then with permits, and lets it count.
 #[derive(Parser, Clone, Debug)]
 struct Args {
     /// Where the permits are: `memory:`, or the URL of a Redis server
@@ -56,7 +56,7 @@ struct Args {
     /// How many calls each caller makes
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     calls: u32,
-    /// How many calls the service bears at a time; there must be as many callers
+    /// How many concurrent calls the service handles; there must be at least as many callers
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 }
@@ -81,19 +81,19 @@ async fn compare(args: &Args) -> Result<ExitCode, Failure> {
 
     let beyond = format!("calls beyond {}", args.limit);
     let header = ["", "calls", "most at once", "on average", &beyond, "elapsed"];
-    println!("{}", table::table(header, [row("at will", &at_will), row("with permits", &limited)]));
+    println!("{}", table::table(header, [row("unlimited", &at_will), row("with permits", &limited)]));
     Ok(match disproof(args, &limited) {
         None => {
             let Args { limit, processes, callers, .. } = args;
             println!(
-                "rate_limit: proved: {processes} processes with {callers} callers each made {} calls, never more than \
-                 {limit} at once, and {limit} when they could",
+                "rate_limit: OK: {processes} processes with {callers} callers each made {} calls, never more than \
+                 {limit} at once, and {limit} whenever possible",
                 limited.calls
             );
             ExitCode::SUCCESS
         }
         Some(why) => {
-            println!("rate_limit: NOT PROVED: {why}");
+            println!("rate_limit: FAILED: {why}");
             ExitCode::FAILURE
         }
     })
@@ -107,7 +107,9 @@ fn disproof(args: &Args, limited: &Outcome) -> Option<String> {
     match limited.calls {
         calls if calls != wanted => Some(format!("{calls} calls were made instead of {wanted}")),
         _ if most > limit => Some(format!("{most} calls were under way at once, {limit} were allowed")),
-        _ if most < limit => Some(format!("{most} calls at most were under way at once: permits idled")),
+        _ if most < limit => {
+            Some(format!("{most} calls at most were under way at once: permits were left idle"))
+        }
         _ => None,
     }
 }
@@ -141,7 +143,7 @@ mod tests {
     fn only_exactly_as_many_calls_as_allowed_are_a_proof() {
         assert_eq!(disproof(&small(), &seen(24, 2)), None);
         assert!(disproof(&small(), &seen(24, 3)).is_some_and(|why| why.contains("3 calls were under way")));
-        assert!(disproof(&small(), &seen(24, 1)).is_some_and(|why| why.contains("idled")));
+        assert!(disproof(&small(), &seen(24, 1)).is_some_and(|why| why.contains("idle")));
         assert!(disproof(&small(), &seen(23, 2)).is_some_and(|why| why.contains("instead of 24")));
     }
 

@@ -16,11 +16,11 @@ mkdir -p target/bench docs/plots
     printf '%s processors\n' "$(nproc)"
 } | tee target/bench/machine.txt
 
-cargo bench --no-run
+cargo bench -p leasehold-benches --no-run
 [[ $# -gt 0 ]] || set -- uncontended contended semaphores guards marketplace micro
 for name in "$@"; do
     printf '\n== %s\n' "$name"
     plots=(--plots "$PWD/docs/plots")
     [[ $name == micro ]] && plots=()
-    cargo bench --quiet --bench "$name" -- "${plots[@]}" | tee "target/bench/$name.txt"
+    cargo bench --quiet -p leasehold-benches --bench "$name" -- "${plots[@]}" | tee "target/bench/$name.txt"
 done

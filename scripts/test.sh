@@ -56,22 +56,23 @@ fi
 # A test that finds no server now fails instead of leaving itself out.
 export LEASEHOLD_REQUIRE_SERVERS=1
 
-step "tests, all features (unit, integration, documentation)"
-cargo test --all-features
+step "tests, all features (unit, integration, documentation, model)"
+cargo test --workspace --all-features
 
 step "tests of mutexes, all features, without hand-over inside a client"
 mutexes=(batch_redis cancellation faults_network faults_server mutex_memory mutex_redis processes reentrant_processes)
-LEASEHOLD_TEST_LOCAL_HANDOVER=off cargo test --all-features "${mutexes[@]/#/--test=}"
+LEASEHOLD_TEST_LOCAL_HANDOVER=off cargo test --workspace --all-features "${mutexes[@]/#/--test=}"
 
 step "tests of counting semaphores, all features, with hand-over inside a client"
 semaphores=(semaphore_memory semaphore_processes semaphore_redis)
-LEASEHOLD_TEST_LOCAL_HANDOVER=on cargo test --all-features "${semaphores[@]/#/--test=}" -- counting --skip passed_on
+LEASEHOLD_TEST_LOCAL_HANDOVER=on cargo test --workspace --all-features "${semaphores[@]/#/--test=}" -- counting --skip passed_on
 
-# `cargo test` alone builds the examples and the benches and does not run them.
+# `cargo test` alone builds the examples and does not run their tests, and leaves the benches alone.
 step "tests of the examples, one short round of the benches"
-cargo test --all-features --examples --benches
+cargo test --workspace --all-features --examples --benches
 
+# Not the whole workspace: the benches would switch the Redis store on.
 step "tests, no default features (memory only)"
-cargo test --no-default-features
+cargo test -p leasehold -p leasehold-model --no-default-features
 
 step "all tests passed"

@@ -1,5 +1,6 @@
-//! The entrance: one client per store, from which the primitives come.
+//! The entry point: one client per store, from which the primitives are created.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{Backend, MemoryBackend};
@@ -11,15 +12,15 @@ use crate::options::{MutexOptions, SemaphoreOptions};
 use crate::reentrant::ReentrantLock;
 use crate::semaphore::CountingSemaphore;
 
-/// A connection to a store, shared by everything that comes from it. Cheap to clone.
+/// A connection to a store, shared by everything that is created from it. Cheap to clone.
 ///
-/// Each client has one background task for renewals and releases, and one subscription for wake-ups, however
-/// many locks and waiters it has. The task runs on the tokio runtime of the first request, which needs its
-/// timer (and its I/O, for Redis) enabled. A client of a Redis server lives on the runtime on which it was connected.
+/// Each client has one background task for renewals and releases, and one subscription for wake-ups, no matter how
+/// many locks and waiters it has. The task runs on the tokio runtime of the first request, whose timer must be enabled
+/// (and its I/O, for Redis). A client of a Redis server is tied to the runtime on which it was connected.
 ///
-/// When the last handle (clients, primitives and guards) is gone, what is still owed to the store is released
-/// and the connections close. To wait for that, call [`shutdown`](Self::shutdown).
-#[derive(Clone, Debug)]
+/// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
+/// closed. To wait for that, call [`shutdown`](Self::shutdown).
+#[derive(Clone)]
 pub struct Client {
     engine: Arc<Engine>,
 }
@@ -29,21 +30,21 @@ impl Client {
     ///
     /// | URL | store |
     /// |---|---|
-    /// | `memory:` | this process; every call makes a new, empty store |
+    /// | `memory:` | this process; every call creates a new, empty store |
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
     /// | `valkey://...` | the same |
-    /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same over a unix socket |
+    /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if the URL cannot be read.
-    /// * [`Error::Unsupported`] if this build does not speak its scheme.
+    /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
+    /// * [`Error::Unsupported`] if this build does not support its scheme.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached within 2 s, with its address.
-    /// * [`Error::StoreRefused`] if it refuses the credentials, or does not let this user subscribe.
+    /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to subscribe.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future closes what was opened.
+    /// Dropping the future closes whatever was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         if url == "memory:" {
             return Ok(Self::memory());
@@ -59,39 +60,39 @@ impl Client {
             match scheme.as_str() {
                 "redis" | "redis+unix" => Err(Error::Unsupported {
                     store: scheme,
-                    what: "this build lacks the feature `redis`".to_owned(),
+                    reason: "this build lacks the feature `redis`".to_owned(),
                 }),
                 _ => Err(Error::invalid("url", "it is not `memory:`, the only store this build has")),
             }
         }
     }
 
-    /// A client of a new, empty store inside this process.
+    /// Creates a client of a new, empty store inside this process.
     #[must_use]
     pub fn memory() -> Self {
         Self::with_backend(Arc::new(MemoryBackend::new()))
     }
 
-    /// A client of any store that keeps the [contract](crate::backend).
+    /// Creates a client of any store that fulfils the [contract](crate::backend).
     ///
-    /// The client takes the backend over: shutting it down closes the backend, for other clients on it as well.
+    /// The client takes over the backend: shutting the client down closes the backend, also for other clients that use it.
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
         Self { engine: Arc::new(Engine::new(backend)) }
     }
 
-    /// The mutex called `name`, with default options. Local, no I/O: nothing exists in the store until it is
+    /// Returns the mutex called `name`, with default options. No I/O: nothing exists in the store until it is
     /// locked.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes. (With a prefix that is empty or starts
-    /// with `{`, also if prefix and name make a key that stands beside another lock, such as `{lock:a}:queue`.)
+    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes. (If the prefix is empty or starts
+    /// with `{`, also if prefix and name form a key that belongs to another lock, such as `{lock:a}:queue`.)
     pub fn mutex(&self, name: &str) -> Result<DistMutex, Error> {
         self.mutex_with(name, MutexOptions::new())
     }
 
-    /// The mutex called `name`, with the given options. Local, no I/O.
+    /// Returns the mutex called `name`, with the given options. No I/O.
     ///
     /// # Errors
     ///
@@ -100,8 +101,8 @@ impl Client {
         DistMutex::new(Arc::clone(&self.engine), name, &options)
     }
 
-    /// The reentrant lock called `name`, with default options, for a new owner that this handle and its clones are. Local,
-    /// no I/O. It is the same lock as the mutex of that name.
+    /// Returns the reentrant lock called `name`, with default options. The handle and its clones are a new owner. No I/O.
+    /// It is the same lock as the mutex of that name.
     ///
     /// # Errors
     ///
@@ -110,7 +111,7 @@ impl Client {
         self.reentrant_lock_with(name, MutexOptions::new())
     }
 
-    /// The reentrant lock called `name`, with the given options. Local, no I/O.
+    /// Returns the reentrant lock called `name`, with the given options. No I/O.
     ///
     /// # Errors
     ///
@@ -119,8 +120,8 @@ impl Client {
         ReentrantLock::new(Arc::clone(&self.engine), name, &options)
     }
 
-    /// The counting semaphore called `name` with so many permits, with default options. Local, no I/O: whether the limit
-    /// is the one in force is seen by the first request.
+    /// Returns the counting semaphore called `name` with `limit` permits and default options. No I/O: the first request
+    /// checks whether the limit is the one in force.
     ///
     /// # Errors
     ///
@@ -129,7 +130,7 @@ impl Client {
         self.counting_semaphore_with(name, limit, SemaphoreOptions::new())
     }
 
-    /// The counting semaphore called `name`, with the given options. Local, no I/O.
+    /// Returns the counting semaphore called `name`, with the given options. No I/O.
     ///
     /// # Errors
     ///
@@ -143,7 +144,7 @@ impl Client {
         CountingSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
     }
 
-    /// The fair semaphore called `name` with so many permits, with default options. Local, no I/O.
+    /// Returns the fair semaphore called `name` with `limit` permits and default options. No I/O.
     ///
     /// # Errors
     ///
@@ -152,7 +153,7 @@ impl Client {
         self.fair_semaphore_with(name, limit, SemaphoreOptions::new())
     }
 
-    /// The fair semaphore called `name`, with the given options. Local, no I/O.
+    /// Returns the fair semaphore called `name`, with the given options. No I/O.
     ///
     /// # Errors
     ///
@@ -166,20 +167,56 @@ impl Client {
         FairSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
     }
 
-    /// Ends everything that comes from this client: waiting requests fail with [`Error::Closed`], live guards
-    /// lose their leases, all of it is released in the store, and the connections close. Later requests fail
+    /// Shuts down everything that was created from this client: waiting requests fail with [`Error::Closed`], live guards
+    /// lose their leases, everything is released in the store, and the connections are closed. Later requests fail
     /// with [`Error::Closed`].
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; what is left runs out
-    /// within a lease. A `lock()` future that still exists and is not polled is waited for as well: drop it first. The
-    /// connections are closed all the same.
+    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; the remaining leases expire
+    /// on their own. The connections are closed in any case. A `lock()` future that still exists but is not polled
+    /// delays the shutdown as well: drop it first.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the client shut down, but possibly not drained; calling again goes on.
+    /// If the future is dropped, the client is shut down, but some releases may be pending; call it again to continue.
     pub async fn shutdown(&self) -> Result<(), Error> {
         self.engine.shutdown().await
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("store", &self.engine.backend().capabilities().store)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn handles_print_what_they_are_for_however_much_the_client_has_in_hand() -> Result<(), Error> {
+        let client = Client::memory();
+        let mut guards = Vec::new();
+        for n in 0..1000 {
+            guards.push(client.mutex(&n.to_string())?.lock().await?);
+        }
+        let store = "store: \"memory:\"";
+        assert_eq!(format!("{client:?}"), format!("Client {{ {store}, .. }}"));
+        let mutex = client.mutex("a")?;
+        assert_eq!(format!("{mutex:?}"), format!("DistMutex {{ name: \"a\", {store}, .. }}"));
+        let lock = client.reentrant_lock("a")?.with_owner("me")?;
+        assert_eq!(
+            format!("{lock:?}"),
+            format!("ReentrantLock {{ name: \"a\", {store}, owner: \"me\", .. }}")
+        );
+        let counting = client.counting_semaphore("a", 5)?;
+        let limited = format!("{{ name: \"a\", {store}, limit: 5, .. }}");
+        assert_eq!(format!("{counting:?}"), format!("CountingSemaphore {limited}"));
+        assert_eq!(format!("{:?}", client.fair_semaphore("a", 5)?), format!("FairSemaphore {limited}"));
+        Ok(())
     }
 }

@@ -1,38 +1,38 @@
-//! What can go wrong, sorted by what the caller can do about it.
+//! Errors, classified by what the caller can do about them.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::fence::FencingToken;
 
-/// Everything that this crate's calls can fail with.
+/// All errors of this crate.
 ///
-/// Contention is not among them: `try_lock` answers `None`, and only a call with a time limit can time out.
+/// Contention is not an error: `try_lock` returns `None`, and only calls with a time limit can time out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument cannot be used; nothing has been changed anywhere. Mend the call.
-    #[error("invalid {what}: {why}")]
+    /// An argument is invalid; nothing has been changed. Fix the call.
+    #[error("invalid {argument}: {reason}")]
     #[non_exhaustive]
     InvalidArgument {
-        /// Which argument: `name`, `lease`, `url`, ...
-        what: &'static str,
-        /// What is wrong with it. Passwords in URLs are left out.
-        why: String,
+        /// Which argument: `name`, `ttl`, `url`, ...
+        argument: &'static str,
+        /// What is wrong with it. Passwords in URLs are omitted.
+        reason: String,
     },
 
-    /// Somebody else held the resource for as long as the caller was ready to wait. Try again later.
+    /// The resource did not become available within the given time. Try again later.
     #[error("timed out after {waited:?} waiting for `{name}`")]
     #[non_exhaustive]
     TimedOut {
         /// The resource.
         name: String,
-        /// How long was waited.
+        /// How long the call waited.
         waited: Duration,
     },
 
-    /// The lease ended before its guard was released: somebody else may hold the resource now. Stop, and
-    /// treat what was written since the last renewal as contested unless the resource checks tokens.
+    /// The lease ended before its guard was released: somebody else may hold the resource by now. Stop, and
+    /// do not rely on anything written since the last renewal unless the resource checks tokens.
     #[error("the lease on `{name}` (token {token}) was lost: {reason}")]
     #[non_exhaustive]
     Lost {
@@ -40,83 +40,83 @@ pub enum Error {
         name: String,
         /// The token of the lease that was lost.
         token: FencingToken,
-        /// How it was lost.
+        /// Why it was lost.
         reason: LossReason,
     },
 
-    /// The limit that a semaphore's handle states is not the one in force; nothing was granted. Let all handles state the
+    /// The limit of a semaphore's handle is not the one in force; nothing was granted. Create all handles with the
     /// same limit, or change the limit in force with `resize`.
-    #[error("`{name}`: this handle states a limit of {stated}, the limit in force is {in_force}")]
+    #[error("`{name}`: this handle has a limit of {stated}, but the limit in force is {in_force}")]
     #[non_exhaustive]
     LimitDiffers {
         /// The semaphore.
         name: String,
-        /// What this handle states.
+        /// The limit of this handle.
         stated: u32,
-        /// What the others go by.
+        /// The limit that is in force.
         in_force: u32,
     },
 
-    /// The store did not answer in time or cannot be reached. Whatever it may have done is undone in the
-    /// background, or by itself within a lease. Try again later.
-    #[error("{step}{} at {store}: store unavailable: {source}", about(.name))]
+    /// The store did not answer in time or is unreachable. Anything it may have granted is released in the
+    /// background, or expires within one TTL. Try again later.
+    #[error("{operation}{} at {store}: store unavailable: {source}", about(.name))]
     #[non_exhaustive]
     StoreUnavailable {
-        /// The resource, where the step concerns one.
+        /// The resource, if the operation concerns one.
         name: Option<String>,
         /// What was being done: `connect`, `acquire`, `release`, ...
-        step: &'static str,
+        operation: &'static str,
         /// The store's address, without password.
         store: String,
         /// What the store's client reported.
         source: BackendError,
     },
 
-    /// The store answered, and the answer was no: wrong type under the key, missing permission, out of memory.
-    /// Trying again will not help until somebody mends the store.
-    #[error("{step}{} at {store}: refused by the store: {source}", about(.name))]
+    /// The store rejected the request: wrong type of key, missing permission, out of memory.
+    /// Trying again does not help until the cause is fixed.
+    #[error("{operation}{} at {store}: refused by the store: {source}", about(.name))]
     #[non_exhaustive]
     StoreRefused {
-        /// The resource, where the step concerns one.
+        /// The resource, if the operation concerns one.
         name: Option<String>,
         /// What was being done: `connect`, `acquire`, `release`, ...
-        step: &'static str,
+        operation: &'static str,
         /// The store's address, without password.
         store: String,
         /// What the store said.
         source: BackendError,
     },
 
-    /// This store, or this build of the crate, cannot do what was asked for.
-    #[error("not supported by {store}: {what}")]
+    /// This store, or this build of the crate, does not support the request.
+    #[error("not supported by {store}: {reason}")]
     #[non_exhaustive]
     Unsupported {
         /// The store's address or scheme, without password.
         store: String,
-        /// What was asked for, and what would be needed.
-        what: String,
+        /// What was requested, and what would be needed.
+        reason: String,
     },
 
     /// The client was shut down.
-    #[error("{step}{}: the client is shut down", about(.name))]
+    #[error("{operation}{}: the client is shut down", about(.name))]
     #[non_exhaustive]
     Closed {
-        /// The resource, where the step concerns one.
+        /// The resource, if the operation concerns one.
         name: Option<String>,
         /// What was being done.
-        step: &'static str,
+        operation: &'static str,
     },
 }
 
-/// How a lease was lost.
+/// Why a lease was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease ran out: the holder was paused, or the store says that it forgot the lease.
+    /// The lease expired: the holder was paused, or the store reports that it no longer knows the lease.
     Expired,
-    /// The store names another holder, or something else stands where the lease was.
+    /// The store reports another holder, or something else is stored under the key.
     Taken,
-    /// No renewal was confirmed before the lease ran out, because the store did not answer.
+    /// No renewal was confirmed before the lease expired, because the store did not answer.
     StoreUnreachable,
     /// Somebody called `force_release`.
     Revoked,
@@ -130,7 +130,7 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "it expired",
-            Self::Taken => "the store names another holder",
+            Self::Taken => "the store reports another holder",
             Self::StoreUnreachable => "the store did not confirm it in time",
             Self::Revoked => "it was released by force",
             Self::HeldTooLong => "the maximum hold time was reached",
@@ -139,24 +139,24 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// What a store reports when it cannot answer.
+/// The errors that a store reports.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// The request certainly did not reach the store.
+    /// The request definitely did not reach the store.
     #[error("the request was not sent: {source}")]
     NotSent {
         /// The cause.
         source: BoxError,
     },
-    /// The request may or may not have been carried out: it can be sent again.
+    /// The request may or may not have been executed. It can be sent again.
     #[error("no answer, the outcome is unknown: {source}")]
     Unanswered {
         /// The cause.
         source: BoxError,
     },
-    /// Something else stands under the key: no lock where one was asked for, or no semaphore.
-    #[error("something else stands under the key: {source}")]
+    /// Something else is stored under the key: not a lock where one was requested, or not a semaphore.
+    #[error("something else is stored under the key: {source}")]
     WrongType {
         /// What the store said.
         source: BoxError,
@@ -167,27 +167,27 @@ pub enum BackendError {
         /// What the store said.
         source: BoxError,
     },
-    /// The request states a limit that is not the one in force.
-    #[error("a limit of {stated} was stated, the limit in force is {in_force}")]
+    /// The limit of the request is not the one in force.
+    #[error("the request has a limit of {stated}, but the limit in force is {in_force}")]
     LimitDiffers {
-        /// What the request states.
+        /// The limit of the request.
         stated: u32,
-        /// What is in force.
+        /// The limit in force.
         in_force: u32,
     },
-    /// More permits are asked for than the limit in force allows to anybody.
-    #[error("{permits} permits were asked for, the limit is {limit}")]
+    /// More permits were requested than the limit in force allows.
+    #[error("{permits} permits were requested, but the limit is {limit}")]
     AboveLimit {
-        /// How many were asked for.
+        /// How many were requested.
         permits: u32,
         /// The limit in force.
         limit: u32,
     },
-    /// The store cannot do this.
-    #[error("{what}")]
+    /// The store does not support this.
+    #[error("{reason}")]
     Unsupported {
-        /// What was asked for, and what would be needed.
-        what: String,
+        /// What was requested, and what would be needed.
+        reason: String,
     },
     /// The backend was closed.
     #[error("the backend is closed")]
@@ -210,14 +210,14 @@ impl BackendError {
                 Self::LimitDiffers { stated: *stated, in_force: *in_force }
             }
             Self::AboveLimit { permits, limit } => Self::AboveLimit { permits: *permits, limit: *limit },
-            Self::Unsupported { what } => Self::Unsupported { what: what.clone() },
+            Self::Unsupported { reason } => Self::Unsupported { reason: reason.clone() },
             Self::Closed => Self::Closed,
         }
     }
 
     /// A semaphore is not released by force.
     pub(crate) fn many_holders() -> Self {
-        Self::Unsupported { what: "releasing a semaphore by force: it has many holders".to_owned() }
+        Self::Unsupported { reason: "releasing a semaphore by force: it has many holders".to_owned() }
     }
 
     /// Whether sending the same request again may help.
@@ -228,35 +228,35 @@ impl BackendError {
 }
 
 impl Error {
-    pub(crate) fn invalid(what: &'static str, why: impl Into<String>) -> Self {
-        Self::InvalidArgument { what, why: why.into() }
+    pub(crate) fn invalid(argument: &'static str, reason: impl Into<String>) -> Self {
+        Self::InvalidArgument { argument, reason: reason.into() }
     }
 
     pub(crate) fn permits_above(permits: u32, limit: u32) -> Self {
-        Self::invalid("permits", format!("{permits} can never be had, the limit is {limit}"))
+        Self::invalid("permits", format!("{permits} can never be granted, the limit is {limit}"))
     }
 
-    /// Puts a store's own error into words: which name, which step, which store.
+    /// Puts a store's own error into words: which name, which operation, which store.
     pub(crate) fn from_backend(
         source: BackendError,
-        step: &'static str,
+        operation: &'static str,
         name: Option<&str>,
         store: &str,
     ) -> Self {
         let (name, store) = (name.map(str::to_owned), store.to_owned());
         match source {
             BackendError::NotSent { .. } | BackendError::Unanswered { .. } => {
-                Self::StoreUnavailable { name, step, store, source }
+                Self::StoreUnavailable { name, operation, store, source }
             }
             BackendError::WrongType { .. } | BackendError::Refused { .. } => {
-                Self::StoreRefused { name, step, store, source }
+                Self::StoreRefused { name, operation, store, source }
             }
             BackendError::LimitDiffers { stated, in_force } => {
                 Self::LimitDiffers { name: name.unwrap_or_default(), stated, in_force }
             }
             BackendError::AboveLimit { permits, limit } => Self::permits_above(permits, limit),
-            BackendError::Unsupported { what } => Self::Unsupported { store, what },
-            BackendError::Closed => Self::Closed { name, step },
+            BackendError::Unsupported { reason } => Self::Unsupported { store, reason },
+            BackendError::Closed => Self::Closed { name, operation },
         }
     }
 }

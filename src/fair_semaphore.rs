@@ -1,5 +1,6 @@
 //! A semaphore that serves strictly in order of arrival.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,19 +13,19 @@ use crate::permits::Permits;
 
 /// A [`CountingSemaphore`](crate::CountingSemaphore) in which nobody overtakes anybody.
 ///
-/// Cheap to clone; all clones, and all fair semaphores of the same prefix and name on the same store, share their permits.
-/// (A counting semaphore of the same name is another semaphore: its default prefix differs.)
+/// Cheap to clone. All clones, and all fair semaphores with the same prefix and name on the same store, share their permits.
+/// (A counting semaphore of the same name is a different semaphore, because its default prefix differs.)
 ///
 /// # Order of service
 ///
-/// Strictly the order in which requests arrive at the store. A request for many permits is not starved: those behind it
-/// wait until it is served, also those that would fit before, and so does `try_acquire`. The price is that permits may
-/// idle meanwhile. A waiter that cannot be reached is passed over and keeps its place; one that is dead is forgotten within
-/// a lease, and what waited behind it is served.
+/// Strictly the order in which requests arrive at the store. A request for many permits is never starved: everything behind
+/// it waits until it is served, including requests that would fit, and `try_acquire` fails. The price is that permits may be
+/// idle in the meantime. An unreachable waiter is skipped and keeps its place; a dead one is removed within
+/// one lease, and those behind it are served.
 ///
 /// # The limit, tokens, clocks
 ///
-/// As for the [`CountingSemaphore`](crate::CountingSemaphore).
+/// See [`CountingSemaphore`](crate::CountingSemaphore).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -44,7 +45,7 @@ use crate::permits::Permits;
 /// assert_eq!(both.await.expect("no panic")?.permits(), 2);
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct FairSemaphore {
     permits: Permits,
 }
@@ -65,16 +66,16 @@ impl FairSemaphore {
         self.permits.name()
     }
 
-    /// The limit that this handle goes by: the one it was made with, or the one it has followed since. Local, no I/O.
+    /// The limit that this handle uses: the one it was created with, or a later one that it has followed. No I/O.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.permits.limit()
     }
 
-    /// Takes one permit, waiting in line for as long as it takes.
+    /// Acquires one permit, waiting as long as necessary.
     ///
-    /// A store that stops answering meanwhile is waited for, since its clients usually come back to a queue
-    /// that still stands; see the errors for how long.
+    /// If the store stops answering in the meantime, the call keeps waiting, because the queue usually survives an
+    /// outage; see the errors for how long.
     ///
     /// # Errors
     ///
@@ -82,13 +83,14 @@ impl FairSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// The future can be dropped at any await point and leaves nothing behind: its place in the queue is lost,
-    /// and whatever it was granted is released in the background.
+    /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
+    /// and anything it was granted is released in the background.
     pub async fn acquire(&self) -> Result<Guard, Error> {
         self.permits.acquire(1).await
     }
 
-    /// Takes `permits` permits at once, under one guard, waiting for as long as it takes until its turn has come and all of them are free.
+    /// Acquires `permits` permits together, under one guard, waiting as long as necessary until it is their turn and all of
+    /// them are free.
     ///
     /// # Errors
     ///
@@ -101,9 +103,9 @@ impl FairSemaphore {
         self.permits.acquire(permits).await
     }
 
-    /// Takes one permit if one is free and nobody waits.
+    /// Acquires one permit if one is free and nobody is waiting.
     ///
-    /// If this client has just dropped a guard of the same semaphore, its release is waited for first.
+    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release.
     ///
     /// # Errors
     ///
@@ -116,7 +118,7 @@ impl FairSemaphore {
         self.permits.try_acquire(1).await
     }
 
-    /// Takes `permits` permits at once if so many are free and nobody waits.
+    /// Acquires `permits` permits together if that many are free and nobody is waiting.
     ///
     /// # Errors
     ///
@@ -129,34 +131,34 @@ impl FairSemaphore {
         self.permits.try_acquire(permits).await
     }
 
-    /// Takes one permit, waiting for at most `patience`.
+    /// Acquires one permit, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// As for [`CountingSemaphore::acquire_for`](crate::CountingSemaphore::acquire_for).
+    /// As for [`CountingSemaphore::acquire_timeout`](crate::CountingSemaphore::acquire_timeout).
     ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
-    pub async fn acquire_for(&self, patience: Duration) -> Result<Guard, Error> {
-        self.permits.acquire_for(1, patience).await
+    pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
+        self.permits.acquire_timeout(1, timeout).await
     }
 
-    /// Takes `permits` permits at once, waiting for at most `patience`.
+    /// Acquires `permits` permits together, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// As for [`acquire_for`](Self::acquire_for).
+    /// As for [`acquire_timeout`](Self::acquire_timeout).
     ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
-    pub async fn acquire_many_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-        self.permits.acquire_for(permits, patience).await
+    pub async fn acquire_many_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
+        self.permits.acquire_timeout(permits, timeout).await
     }
 
-    /// How many permits nobody holds: the limit less what is held, 0 while a shrunken limit drains. A snapshot: it may be
-    /// out of date on arrival. They may be spoken for by those who wait.
+    /// How many permits are free: the limit minus the permits in use, or 0 while more are held than a reduced limit
+    /// allows. This is a snapshot and may already be out of date. Waiting requests may be about to take them.
     ///
     /// # Errors
     ///
@@ -164,13 +166,14 @@ impl FairSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed.
+    /// Cancel safe: the call changes nothing.
     pub async fn available(&self) -> Result<u32, Error> {
         self.permits.available().await
     }
 
-    /// Tells who holds permits, who waits for them, and the limit in force. A snapshot: it may be out of date on arrival.
-    /// Its cost grows with the number of both; for a number alone, use [`available`](Self::available).
+    /// Returns who holds permits, who waits for them, and the limit in force. This is a snapshot and may already be
+    /// out of date. The cost grows with the number of both; if you only need a number, use
+    /// [`available`](Self::available).
     ///
     /// # Errors
     ///
@@ -178,13 +181,13 @@ impl FairSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed.
+    /// Cancel safe: the call changes nothing.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
         self.permits.inspect().await
     }
 
-    /// Changes the limit in force to `limit`, for everybody. If it grows, waiters are granted at once; if it shrinks,
-    /// nothing is taken away: nobody new is let in until enough permits have come back.
+    /// Changes the limit in force to `limit`, for everybody. Increasing it grants waiting requests at once. Decreasing it
+    /// revokes nothing: no new requests are granted until enough permits have been returned.
     ///
     /// # Errors
     ///
@@ -195,5 +198,11 @@ impl FairSemaphore {
     /// As for [`CountingSemaphore::resize`](crate::CountingSemaphore::resize).
     pub async fn resize(&self, limit: u32) -> Result<(), Error> {
         self.permits.resize(limit).await
+    }
+}
+
+impl fmt::Debug for FairSemaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.permits.debug("FairSemaphore", f)
     }
 }

@@ -1,23 +1,23 @@
-//! Fencing tokens, and the check a protected resource performs with them.
+//! Fencing tokens, and the check that a protected resource performs with them.
 //!
-//! A lease can end while its holder is paused and does not know it. Only the resource itself can then refuse
-//! the late write, and a fencing token is what it needs for that: every grant carries a number greater than
-//! all earlier ones for the same name, and the resource refuses anything older than the newest it has seen.
-//! The idea is Lampson's generation number, made well known by Kleppmann's "How to do distributed locking".
+//! A lease can end while its holder is paused and unaware of it. Only the resource itself can then reject
+//! the late write, and it needs a fencing token to do so: every grant carries a number greater than
+//! all earlier ones for the same name, and the resource rejects anything older than the newest it has seen.
+//! The idea goes back to Lampson's generation numbers and was popularized by Kleppmann's "How to do distributed locking".
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that grows with every grant of one name.
+/// A number that increases with every grant of one name.
 ///
-/// Tokens of different names are not comparable. The store issues them from its clock in microseconds, or one
-/// above the last, whichever is greater, so they keep growing after the store lost its memory. They fit an
-/// `i64`, and a JavaScript number until the year 2255.
+/// Tokens of different names are not comparable. The store derives them from its clock in microseconds, or uses the last
+/// one plus 1, whichever is greater, so they keep increasing after the store has lost its data. They fit into an
+/// `i64`, and into a JavaScript number until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// A token with the given value, as read back from a protected resource.
+    /// Creates a token with the given value, as read back from a protected resource.
     #[must_use]
     pub const fn new(value: u64) -> Self {
         Self(value)
@@ -42,7 +42,7 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// The check at a protected resource: admits the newest token seen so far and everything newer.
+/// The check at a protected resource: accepts the newest token seen so far and any newer one.
 ///
 /// ```
 /// use leasehold::{Fence, FencingToken};
@@ -51,13 +51,13 @@ impl fmt::Display for FencingToken {
 /// let (older, newer) = (FencingToken::new(7), FencingToken::new(8));
 /// assert!(fence.admit(newer).is_ok());
 /// assert!(fence.admit(newer).is_ok(), "one holder may write many times");
-/// assert!(fence.admit(older).is_err(), "an earlier holder is refused");
+/// assert!(fence.admit(older).is_err(), "an earlier holder is rejected");
 /// ```
 ///
-/// A resource that is read, changed and written back must check both times: if only the write is checked, an
-/// earlier holder may still write between the read and the write of the next one.
+/// A resource that is read, modified and written back must check both times: if only the write is checked, an
+/// earlier holder may still write between the next holder's read and write.
 ///
-/// Check and write must be one step at the resource. With several writers in one process, call
+/// The check and the write must be one atomic step at the resource. With several writers in one process, call
 /// [`admit`](Fence::admit) under the lock that guards the write; in a database, compare in the same statement.
 #[derive(Debug, Default)]
 pub struct Fence {
@@ -65,17 +65,17 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// A fence that has seen nothing.
+    /// Creates a fence that has not seen any token.
     #[must_use]
     pub const fn new() -> Self {
         Self { newest: AtomicU64::new(0) }
     }
 
-    /// Admits `token` and remembers it, unless a newer one was admitted before.
+    /// Accepts `token` and remembers it, unless a newer one has been accepted before.
     ///
     /// # Errors
     ///
-    /// [`StaleToken`] if a newer token has been admitted: the caller's lease has passed to somebody else.
+    /// [`StaleToken`] if a newer token has been accepted: somebody else has acquired the lock since.
     pub fn admit(&self, token: FencingToken) -> Result<(), StaleToken> {
         let newest = self.newest.fetch_max(token.0, Ordering::AcqRel);
         if token.0 < newest {
@@ -85,7 +85,7 @@ impl Fence {
     }
 }
 
-/// A fencing token older than one the resource has already seen.
+/// The error for a fencing token that is older than one the resource has already seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fencing token {offered} is stale: {newest} has been seen")]
 pub struct StaleToken {
@@ -94,13 +94,13 @@ pub struct StaleToken {
 }
 
 impl StaleToken {
-    /// The refusal of `offered` by a resource that has seen `newest`, for resources with a check of their own.
+    /// Creates the error for `offered` at a resource that has seen `newest`, for resources with a check of their own.
     #[must_use]
     pub const fn new(offered: FencingToken, newest: FencingToken) -> Self {
         Self { offered, newest }
     }
 
-    /// The token that was refused.
+    /// The token that was rejected.
     #[must_use]
     pub const fn offered(&self) -> FencingToken {
         self.offered

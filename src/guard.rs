@@ -1,4 +1,4 @@
-//! What every primitive hands out: a guard that keeps a lease, and the futures that tell of its loss.
+//! What every primitive returns: a guard that holds a lease, and the futures that report its end.
 
 use std::fmt;
 use std::future::Future;
@@ -17,35 +17,35 @@ use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::lease::{Engine, Hold};
 
-/// A held lock or permit. It is kept renewed in the background for as long as this guard lives.
+/// A held lock or permit. It is renewed in the background for as long as this guard is alive.
 ///
 /// # Dropping
 ///
-/// Dropping the last guard of a lease stops renewal and queues the release; a background task of the client sends it. `drop`
-/// never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance
-/// because the runtime is going down, the store forgets the lease by itself when it runs out. To know when
-/// the resource is free, or to be told that the lease did not last until the end, call
+/// Dropping the last guard of a lease stops the renewal and queues the release, which a background task of the client sends.
+/// Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance
+/// because the runtime is shutting down, the lease expires in the store on its own. To know when
+/// the resource is free, or whether the lease was held until the end, call
 /// [`release`](Self::release).
 ///
-/// A guard that is forgotten (`mem::forget`) stays held and renewed until its maximum hold time, until
-/// [`Client::shutdown`](crate::Client::shutdown), or until the process ends. There is no `forget` that takes permits out of
-/// a semaphore for good, as tokio's has: permits live as long as somebody answers for them. To have fewer of them, use
-/// `resize`.
+/// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
+/// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget`
+/// that removes permits from a semaphore permanently, because a permit only exists while somebody is responsible for
+/// it. To reduce their number, use `resize`.
 ///
 /// # Several guards of one lease
 ///
-/// Guards of a reentrant lock that the same owner took within one client, and guards that were [split](Self::split) off,
-/// share one lease and its token. They may be dropped in any order; the lease ends with the last of them, and a loss is
-/// told to all.
+/// Guards of a reentrant lock that the same owner acquired within one client, and guards that were
+/// [split](Self::split) off, share one lease and its token. They can be dropped in any order. The lease ends with the
+/// last of them, and all of them are notified of a loss.
 ///
 /// # Losing the lease
 ///
-/// A lease can be lost while its guard lives: the store did not answer for as long as the lease lasts, the
+/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, the
 /// process was paused, somebody released it by force, or its maximum hold time is over. Then
-/// [`lost`](Self::lost) fires, [`protect`](Self::protect) ends, and [`is_held`](Self::is_held) is false, all
-/// before the store lets anybody else in, as long as both clocks run at the same speed within 0.1 %. A process
-/// that does not run cannot be told: against that, let the resource check the [`token`](Self::token).
-#[must_use = "dropping the guard releases what it holds at once"]
+/// [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false, all
+/// before the store grants the lock to anybody else, provided that both clocks run at the same speed within 0.1 %. A process
+/// that is not running cannot be notified; to cover that case, let the resource check the [`token`](Self::token).
+#[must_use = "dropping the guard releases it at once"]
 pub struct Guard {
     hold: Hold,
     engine: Arc<Engine>,
@@ -58,33 +58,33 @@ impl Guard {
         Self { hold, engine, permits }
     }
 
-    /// The fencing token: greater than that of every earlier grant of this name. Hand it to the protected
-    /// resource with every write. Local, no I/O.
+    /// The fencing token: greater than that of every earlier grant of this name. Pass it to the protected
+    /// resource with every write. No I/O.
     ///
-    /// Under a lock, nested guards of one owner have the same token. Under a semaphore several holders are valid at once:
-    /// there the token tells the order of the grants, and a resource that refuses older tokens would refuse holders that
-    /// are in their right.
+    /// Nested guards of one owner of a lock have the same token. A semaphore has several valid holders at once, so
+    /// its tokens only show the order of the grants: a resource that rejects older tokens would reject legitimate
+    /// holders.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.hold.token
     }
 
-    /// The name that is locked, without prefix. Local, no I/O.
+    /// The name of the lock or semaphore, without prefix. No I/O.
     #[must_use]
     pub fn name(&self) -> &str {
         self.hold.name().as_str()
     }
 
-    /// How many permits this guard holds; 1 for a lock. Local, no I/O.
+    /// How many permits this guard holds; 1 for a lock. No I/O.
     #[must_use]
     pub const fn permits(&self) -> u32 {
         self.permits
     }
 
-    /// Splits `permits` off into a guard of their own, which can be released apart from this one. `None` if not at least
-    /// one permit would be left here, or if `permits` is 0. Local, no I/O.
+    /// Moves `permits` into a separate guard, which can be released independently of this one. Returns `None` if `permits`
+    /// is 0 or would leave less than one permit here. No I/O.
     ///
-    /// Both guards go on under the same lease: the same token, and one loss for both.
+    /// Both guards keep sharing the same lease: they have the same token, and are lost together.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -92,7 +92,7 @@ impl Guard {
     /// let semaphore = leasehold::Client::memory().fair_semaphore("printer", 5)?;
     /// let mut three = semaphore.acquire_many(3).await?;
     /// let one = three.split(1).expect("three are more than one");
-    /// three.release().await?; // which are two by now
+    /// three.release().await?; // two by now
     /// assert_eq!(semaphore.available().await?, 4);
     /// # drop(one);
     /// # Ok(()) }
@@ -106,35 +106,64 @@ impl Guard {
         Some(Self::new(Arc::clone(&self.engine), self.hold.clone(), permits))
     }
 
-    /// Whether the lease may still be trusted, by this process's clock. Local, no I/O.
+    /// Whether the lease can still be trusted, according to this process's clock. No I/O.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// For how long the lease may be trusted if it is not renewed any more; zero once it is lost. Renewal
-    /// makes it grow again. A little less than what the store counts. Local, no I/O.
+    /// How long the lease can be trusted if it is not renewed any more; zero once it is lost. Each renewal
+    /// extends it. The value is slightly less than the time to live in the store. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.hold.remaining(Instant::now())
     }
 
-    /// Waits until the lease is lost, and tells why.
+    /// Waits until the lease ends: because it is lost, or because its last guard is released or dropped.
     ///
-    /// The future does not borrow the guard, so that another task can wait for it. It stays pending for ever
-    /// once the guard, or the last of those that share its lease, is released or dropped: a lease that was given back is
-    /// not lost. (If `release` finds that it was
-    /// lost before, the future completes.)
+    /// The future does not borrow the guard, so another task can await it. It is `Unpin`, so a loop can await it together
+    /// with other events:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::LeaseEnd;
+    ///
+    /// # let mut jobs = tokio::sync::mpsc::channel::<u32>(1).1;
+    /// let guard = leasehold::Client::memory().mutex("machine:42")?.lock().await?;
+    /// let mut lost = guard.lost();
+    /// loop {
+    ///     tokio::select! {
+    ///         end = &mut lost => match end {
+    ///             LeaseEnd::Lost(reason) => panic!("somebody else may hold the lock: {reason}"),
+    ///             LeaseEnd::Released => break,
+    ///         },
+    ///         job = jobs.recv() => match job {
+    ///             Some(job) => println!("job {job}"),
+    ///             None => break,
+    ///         },
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// While [`release`](Self::release) waits for the store, the future stays pending. It then reports what the
+    /// release found out, which may be that the lease had been lost before. A dropped guard counts as released at
+    /// once.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is kept in the future that another call would not find again.
+    /// Cancel safe: the future holds no state that another call would not find again.
     pub fn lost(&self) -> Lost {
-        Lost { told: self.hold.lost().clone().cancelled_owned(), timer: None, hold: self.hold.clone() }
+        Lost { end: Box::pin(End { released: self.hold.released().cancelled_owned(), loss: self.loss() }) }
+    }
+
+    fn loss(&self) -> Loss {
+        Loss { told: self.hold.lost().clone().cancelled_owned(), timer: None, hold: self.hold.clone() }
     }
 
     /// Runs `work` for as long as the lease is held. If the lease is lost first, `work` is dropped at its
-    /// current await point and the error tells why.
+    /// current await point and the error contains the reason.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -147,32 +176,32 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lease was lost before `work` was done, also if it was lost during its last step: what
-    /// `work` returned is dropped then.
+    /// [`Error::Lost`] if the lease was lost before `work` was done. If that happened during its last step, the output of
+    /// `work` is dropped.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops `work`; the guard stays as it was.
+    /// Dropping the future drops `work`; the guard is not affected.
     pub fn protect<F: Future>(&self, work: F) -> Protected<'_, F> {
-        Protected { lost: self.lost(), work: Some(work), guard: PhantomData }
+        Protected { loss: self.loss(), work: Some(work), guard: PhantomData }
     }
 
-    /// Releases and waits until the store has confirmed it. When this returns `Ok`, the lease was held to the
-    /// end, and whoever was next in line for what became free holds it now. While other guards share the lease of a lock,
-    /// nothing becomes free and nothing is sent. If another task of this client waits for the same mutex, or for a permit that
-    /// may be passed on, it gets the lease without asking the store: then `Ok` means that it was held to the end by this
-    /// client's clock.
+    /// Releases the guard and waits until the store has confirmed it. `Ok` means that the lease was held until the
+    /// end, and that the next waiter, if any, now holds what became free. While other guards share the lease of a
+    /// lock, nothing becomes free and nothing is sent. If another task of this client is waiting for the same mutex,
+    /// or for a permit that can be passed on, it receives the lease without asking the store; `Ok` then means that
+    /// the lease was held until the end according to this client's clock.
     ///
     /// # Errors
     ///
-    /// * [`Error::Lost`] if the lease was lost before; there was nothing left to release.
-    /// * [`Error::StoreUnavailable`] if the store did not confirm. The release is repeated in the background
-    ///   until it does or the lease has run out.
-    /// * [`Error::StoreRefused`] if the store says no. What this guard held is given back when its lease runs out.
+    /// * [`Error::Lost`] if the lease had been lost before; there was nothing left to release.
+    /// * [`Error::StoreUnavailable`] if the store did not confirm the release. It is retried in the background
+    ///   until the store confirms it or the lease has expired.
+    /// * [`Error::StoreRefused`] if the store rejects the request. What this guard held becomes free when its lease expires.
     ///
     /// # Cancel safety
     ///
-    /// Once polled, dropping the future does not keep the lease: the release goes on in the background.
+    /// Dropping the future after it was polled does not keep the lease: the release continues in the background.
     pub async fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
         self.engine.release(&self.hold, permits).await
@@ -198,15 +227,94 @@ impl Drop for Guard {
     }
 }
 
-/// Future of [`Guard::lost`]: completes when the lease is lost.
+/// How a lease ended, as reported by [`Guard::lost`].
 ///
-/// Poll it on one runtime: its timer belongs to the one on which it was first polled.
+/// It compares equal to a [`LossReason`] if the lease was lost for that reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "a lease is lost or given back, and nothing else can end it")]
+pub enum LeaseEnd {
+    /// It was lost: somebody else may hold the resource by now.
+    Lost(LossReason),
+    /// Its last guard was released or dropped.
+    Released,
+}
+
+impl LeaseEnd {
+    /// Why the lease was lost, or `None` if it was released.
+    #[must_use]
+    pub const fn loss(self) -> Option<LossReason> {
+        match self {
+            Self::Lost(reason) => Some(reason),
+            Self::Released => None,
+        }
+    }
+}
+
+impl fmt::Display for LeaseEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(reason) => reason.fmt(f),
+            Self::Released => f.write_str("it was released"),
+        }
+    }
+}
+
+impl PartialEq<LossReason> for LeaseEnd {
+    fn eq(&self, reason: &LossReason) -> bool {
+        self.loss() == Some(*reason)
+    }
+}
+
+/// Future of [`Guard::lost`]: completes when the lease ends.
 ///
-/// It has a timer of its own, so that it fires at the deadline whatever the store or any task of the client
-/// does. Polled outside a tokio runtime it depends on the client's background task instead.
-#[pin_project]
+/// Poll it on one runtime only: its timer belongs to the runtime on which it was first polled.
+///
+/// Because it has its own timer, it completes at the deadline regardless of what the store or any task of the client
+/// is doing. Outside a tokio runtime it depends on the client's background task instead.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
+    end: Pin<Box<End>>,
+}
+
+impl Future for Lost {
+    type Output = LeaseEnd;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LeaseEnd> {
+        self.end.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lost").field("name", &self.end.loss.hold.name().as_str()).finish_non_exhaustive()
+    }
+}
+
+#[pin_project]
+struct End {
+    #[pin]
+    loss: Loss,
+    #[pin]
+    released: WaitForCancellationFutureOwned,
+}
+
+impl Future for End {
+    type Output = LeaseEnd;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LeaseEnd> {
+        let this = self.project();
+        // First, so that whatever the release has found by then is seen below.
+        let released = this.released.poll(cx);
+        match this.loss.poll(cx) {
+            Poll::Ready(reason) => Poll::Ready(LeaseEnd::Lost(reason)),
+            Poll::Pending => released.map(|()| LeaseEnd::Released),
+        }
+    }
+}
+
+/// Completes when the lease is lost, and never if it is released before.
+#[pin_project]
+struct Loss {
     hold: Hold,
     #[pin]
     told: WaitForCancellationFutureOwned,
@@ -214,7 +322,7 @@ pub struct Lost {
     timer: Option<Sleep>,
 }
 
-impl Future for Lost {
+impl Future for Loss {
     type Output = LossReason;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LossReason> {
@@ -236,18 +344,12 @@ impl Future for Lost {
     }
 }
 
-impl fmt::Debug for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").field("name", &self.hold.name().as_str()).finish_non_exhaustive()
-    }
-}
-
-/// Future of [`Guard::protect`]: the protected work, or the loss of the lease.
+/// Future of [`Guard::protect`]: yields the output of the protected work, or an error if the lease is lost.
 #[pin_project]
 #[must_use = "futures do nothing unless awaited"]
 pub struct Protected<'guard, F> {
     #[pin]
-    lost: Lost,
+    loss: Loss,
     #[pin]
     work: Option<F>,
     guard: PhantomData<&'guard Guard>,
@@ -259,9 +361,9 @@ impl<F: Future> Future for Protected<'_, F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         // The lease is asked first: no step of the work is taken without it.
-        if let Poll::Ready(reason) = this.lost.as_mut().poll(cx) {
+        if let Poll::Ready(reason) = this.loss.as_mut().poll(cx) {
             this.work.set(None);
-            return Poll::Ready(Err(this.lost.hold.loss_error(reason)));
+            return Poll::Ready(Err(this.loss.hold.loss_error(reason)));
         }
         let Some(work) = this.work.as_mut().as_pin_mut() else {
             return Poll::Pending;
@@ -269,15 +371,15 @@ impl<F: Future> Future for Protected<'_, F> {
         let output = ready!(work.poll(cx));
         this.work.set(None);
         // The last step itself may have taken too long.
-        Poll::Ready(match this.lost.hold.loss(Instant::now()) {
+        Poll::Ready(match this.loss.hold.loss(Instant::now()) {
             None => Ok(output),
-            Some(reason) => Err(this.lost.hold.loss_error(reason)),
+            Some(reason) => Err(this.loss.hold.loss_error(reason)),
         })
     }
 }
 
 impl<F> fmt::Debug for Protected<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Protected").field("lost", &self.lost).finish_non_exhaustive()
+        f.debug_struct("Protected").field("name", &self.loss.hold.name().as_str()).finish_non_exhaustive()
     }
 }

@@ -7,26 +7,26 @@
 //!
 //! let client = Client::connect("memory:").await?; // or "redis://127.0.0.1:6379"
 //! let mutex = client.mutex("machine:42")?;
-//! let guard = mutex.lock().await?; // waits in line, renewed in the background from here on
-//! let merged = guard.protect(async { "read, merge, write" }).await?; // ends early if the lease is lost
+//! let guard = mutex.lock().await?; // waits its turn; renewed in the background from here on
+//! let merged = guard.protect(async { "read, merge, write" }).await?; // stops early if the lease is lost
 //! println!("{merged} under token {}", guard.token());
 //! guard.release().await?; // or just drop it
 //! # client.shutdown().await?;
 //! # Ok(()) }
 //! ```
 //!
-//! Everything handed out is a **lease**: a hold that the store forgets by itself when its holder dies, that a
-//! watchdog keeps renewed while its [`Guard`] lives, and that carries a [`FencingToken`]. See the README for
-//! what is promised and what is not, and [`backend`] for what a store must do.
+//! Everything you acquire is a **lease**: the store releases it on its own if the holder dies, a background watchdog renews
+//! it while its [`Guard`] is alive, and it carries a [`FencingToken`]. See the README for the exact guarantees and their
+//! limits, and [`backend`] for what a store must provide.
 //!
 //! # Features
 //!
 //! | feature | default | |
 //! |---|---|---|
 //! | `redis` | yes | [`RedisBackend`], through `fred` |
-//! | `conformance` | no | the contract every backend must keep, as functions to call from its tests |
+//! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!
-//! Without `redis` the crate works on memory.
+//! Without `redis`, only the in-memory store is available.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to `RedisBackend`, which such a build does not have.
@@ -57,10 +57,10 @@ pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
-pub use guard::{Guard, Lost, Protected};
+pub use guard::{Guard, LeaseEnd, Lost, Protected};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
-pub use options::{MAX_LEASE, MIN_LEASE, MutexOptions, SemaphoreOptions};
+pub use options::{MAX_TTL, MIN_TTL, MutexOptions, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use semaphore::CountingSemaphore;
 

@@ -1,5 +1,6 @@
 //! A mutex shared by many processes.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,27 +12,27 @@ use crate::name::Name;
 use crate::options::MutexOptions;
 use crate::primitive::Primitive;
 
-/// A lock that at most one holder has at a time, among all processes that use the same store.
+/// A lock with at most one holder at a time among all processes that use the same store.
 ///
-/// Cheap to clone; all clones, and all mutexes of the same prefix and name on the same store, are one lock, and so is
-/// a [`ReentrantLock`](crate::ReentrantLock) of that prefix and name. It is not reentrant: a task that locks twice waits
-/// for itself.
+/// Cheap to clone. All clones, all mutexes with the same prefix and name on the same store, and any
+/// [`ReentrantLock`](crate::ReentrantLock) with that prefix and name are the same lock. It is not reentrant: a task that
+/// locks it twice deadlocks.
 ///
 /// # Fairness
 ///
-/// Requests are served in the order in which they arrive at the store. A waiter that cannot be reached is
-/// passed over and keeps its place; one that is dead is forgotten within a lease. `try_lock` does not overtake
+/// Requests are served in the order in which they arrive at the store. An unreachable waiter is
+/// skipped and keeps its place; a dead one is removed within one TTL. `try_lock` does not overtake
 /// waiters.
 ///
-/// Of the tasks of one client that wait, only the first stands in the store's line. It passes the lock on to those behind it, in
-/// order, for up to 16 holds or 30 ms in a row; then clients that wait have their turn. Where all tasks of all processes must
-/// be served strictly in order, switch that off:
+/// Of the waiting tasks of one client, only the first is in the store's queue. The lock is then passed on among them, in
+/// order, for up to 16 holds or 30 ms in a row, before other waiting clients get their turn. If all tasks of all
+/// processes must be served strictly in order, turn that off with
 /// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
 ///
 /// # On Redis
 ///
-/// The lock key is the canonical recipe: a string set if absent with an expiry, deleted by compare-and-delete.
-/// Clients of other libraries that follow it on the same key exclude this one and are excluded by it.
+/// The lock key follows the canonical recipe: a string that is set if absent, with an expiry, and deleted by
+/// compare-and-delete. Clients of other libraries that follow it on the same key exclude this one, and vice versa.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -44,7 +45,7 @@ use crate::primitive::Primitive;
 /// assert!(mutex.try_lock().await?.is_some());
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DistMutex {
     primitive: Primitive,
 }
@@ -61,30 +62,30 @@ impl DistMutex {
         self.primitive.name.as_str()
     }
 
-    /// Locks, waiting in line for as long as it takes.
+    /// Locks the mutex, waiting as long as necessary.
     ///
-    /// A store that stops answering meanwhile is waited for, since its clients usually come back to a queue
-    /// that still stands; see the errors for how long.
+    /// If the store stops answering in the meantime, the call keeps waiting, because the queue usually survives an
+    /// outage; see the errors for how long.
     ///
     /// # Errors
     ///
-    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four leases if that is longer.
-    /// * [`Error::StoreRefused`] if the store says no, for instance because the key holds something else.
-    /// * [`Error::Lost`] if several grants in a row arrived after their lease had ended: the lease is too short for
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
+    /// * [`Error::StoreRefused`] if the store rejects the request, for instance because the key holds something else.
+    /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
     ///   this store or this machine.
     /// * [`Error::Closed`] if the client is shut down.
     ///
     /// # Cancel safety
     ///
-    /// The future can be dropped at any await point and leaves nothing behind: its place in the queue is lost,
-    /// and whatever it was granted is released in the background.
+    /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
+    /// and anything it was granted is released in the background.
     pub async fn lock(&self) -> Result<Guard, Error> {
         self.primitive.acquire(&Claim::Sole, None).await
     }
 
-    /// Locks if nobody holds the lock or waits for it.
+    /// Locks the mutex if nobody holds it or waits for it.
     ///
-    /// If this client has just dropped a guard of the same lock, its release is waited for first.
+    /// If this client has just dropped a guard of the same lock, the call first waits for its release.
     ///
     /// # Errors
     ///
@@ -98,22 +99,22 @@ impl DistMutex {
         self.primitive.try_acquire(&Claim::Sole, None).await
     }
 
-    /// Locks, waiting in line for at most `patience`.
+    /// Locks the mutex, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// * [`Error::TimedOut`] if somebody else held the lock all that time.
-    /// * [`Error::StoreUnavailable`] if the store did not answer at the end of it.
+    /// * [`Error::TimedOut`] if the lock did not become available within that time.
+    /// * [`Error::StoreUnavailable`] if the store was not answering when the time was up.
     /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
     ///
     /// # Cancel safety
     ///
     /// As for [`lock`](Self::lock).
-    pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_for(&Claim::Sole, patience, None).await
+    pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
+        self.primitive.acquire_timeout(&Claim::Sole, timeout, None).await
     }
 
-    /// Tells who holds the lock and who waits for it. A snapshot: it may be out of date on arrival.
+    /// Returns who holds the lock and who waits for it. This is a snapshot and may already be out of date.
     ///
     /// # Errors
     ///
@@ -122,17 +123,17 @@ impl DistMutex {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed.
+    /// Cancel safe: the call changes nothing.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
         self.primitive.inspect(Detail::Everybody).await
     }
 
-    /// Takes the lock away from whoever holds it, also from another library's client, and gives it to the next
-    /// waiter. `false` if nobody held it.
+    /// Takes the lock away from its holder, even if that is a client of another library, and gives it to the next
+    /// waiter. Returns `false` if nobody held it.
     ///
-    /// The holder's `lost` fires at once where the store can push, otherwise at its next renewal. It may go on
-    /// for that long beside the new holder: only fencing tokens keep its late writes out. The next token is
-    /// greater than the one taken away.
+    /// The holder's `lost` completes at once if the store can push, otherwise at its next renewal. Until then it may keep
+    /// working alongside the new holder; only fencing tokens reject its late writes. The next token is greater than the one
+    /// of the revoked lease.
     ///
     /// # Errors
     ///
@@ -141,9 +142,15 @@ impl DistMutex {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the lock may or may not have been taken away;
-    /// it is not tried twice, since that could take it from the next holder as well.
+    /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the lock may or may not have been taken away.
+    /// The request is never repeated, since that could take the lock away from the next holder as well.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.primitive.force_release().await
+    }
+}
+
+impl fmt::Debug for DistMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.primitive.debug("DistMutex", f).finish_non_exhaustive()
     }
 }

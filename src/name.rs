@@ -1,4 +1,4 @@
-//! Names of the things that are locked, and the store keys they become.
+//! Names of locks and semaphores, and the store keys derived from them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::{Kind, Resource};
 use crate::error::Error;
 
-/// The longest name that is accepted, in bytes.
+/// The maximum length of a name, in bytes.
 pub const MAX_NAME_BYTES: usize = 512;
 
 /// How the keys beside a lock's own end. They start with `{`, so that only a prefix that is empty or starts so
@@ -42,10 +42,7 @@ impl Name {
         }
         let key = format!("{prefix}{name}");
         if key.starts_with('{') && RESERVED.iter().any(|suffix| key.ends_with(suffix)) {
-            return Err(Error::invalid(
-                "name",
-                format!("`{key}` is kept for what stands beside another lock"),
-            ));
+            return Err(Error::invalid("name", format!("`{key}` is reserved for the data of another lock")));
         }
         Ok(Self { resource: Resource::new(key, kind), prefix_len: prefix.len() })
     }

@@ -1,4 +1,4 @@
-//! What can be chosen per primitive. Everything is checked when the primitive is built.
+//! Options of the primitives. They are validated when the primitive is created.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -6,34 +6,34 @@ use std::time::Duration;
 use crate::backend::Kind;
 use crate::error::Error;
 
-/// The shortest lease: below it, one slow round trip would end it.
-pub const MIN_LEASE: Duration = Duration::from_millis(100);
+/// The shortest TTL: with a shorter one, a single slow round trip would end it.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
-/// The longest lease: a store remembers the last token of an idle name for a day, and must not forget it
-/// while a lease lasts.
-pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest TTL: a store remembers the last token of an idle name for a day, and must not forget it
+/// during a lease.
+pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Options of a [`DistMutex`](crate::DistMutex) or a [`ReentrantLock`](crate::ReentrantLock).
 ///
 /// | option | default | why |
 /// |---|---|---|
-/// | [`lease`](Self::lease) | 30 s | long enough for a pause or a short outage, short enough to wait for |
-/// | [`renewal_period`](Self::renewal_period) | a third of the lease | two renewals may fail before the third is too late |
-/// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work may take |
-/// | [`prefix`](Self::prefix) | `lock:` | what most libraries use |
-/// | [`local_handover`](Self::local_handover) | on | tasks of one process need not ask the store for each other's lock |
+/// | [`ttl`](Self::ttl) | 30 s | long enough to survive a pause or a short outage, short enough to wait for |
+/// | [`renewal_period`](Self::renewal_period) | a third of the TTL | two renewals in a row can fail |
+/// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
+/// | [`prefix`](Self::prefix) | `lock:` | used by most libraries |
+/// | [`local_handover`](Self::local_handover) | on | tasks of one process need not ask the store to hand over a lock |
 ///
 /// ```
 /// use std::time::Duration;
 /// use leasehold::{Client, MutexOptions};
 ///
-/// let options = MutexOptions::new().lease(Duration::from_secs(10)).max_hold(Duration::from_secs(60));
+/// let options = MutexOptions::new().ttl(Duration::from_secs(10)).max_hold(Duration::from_secs(60));
 /// let mutex = Client::memory().mutex_with("machine:42", options)?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "options do nothing until they are given to `Client::mutex_with` or `Client::reentrant_lock_with`"]
+#[must_use = "options do nothing until they are passed to `Client::mutex_with` or `Client::reentrant_lock_with`"]
 pub struct MutexOptions {
     hold: HoldOptions,
     local_handover: bool,
@@ -46,34 +46,34 @@ impl Default for MutexOptions {
 }
 
 impl MutexOptions {
-    /// The defaults.
+    /// Creates the default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How long the store keeps the lock without hearing from its holder: the longest time that a dead holder
-    /// blocks the others. From 100 ms to 24 h; fractions of a millisecond are cut off.
+    /// How long the store keeps the lock without hearing from its holder, which is the maximum time that a dead holder
+    /// blocks others. From 100 ms to 24 h; fractions of a millisecond are truncated.
     ///
     /// Default: 30 s.
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        self.hold.lease = lease;
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.hold.ttl = ttl;
         self
     }
 
-    /// How long after each confirmation the lease is renewed, or up to a hundredth of that earlier, to go together with
-    /// other leases of the client. Longer than zero and shorter than the lease; above a half of it, a single renewal that
-    /// goes astray costs the lease. A period that would leave no time for a renewal at all is cut to nine tenths of the
-    /// time the lease is trusted.
+    /// How long after each confirmation the lease is renewed (up to a hundredth of that earlier, to be batched with
+    /// other leases of the client). It must be greater than zero and less than the TTL. With more than half of the
+    /// TTL, a single renewal that gets lost costs the lease. A period that would leave no time for a renewal at all
+    /// is reduced to nine tenths of the time for which the lease is trusted.
     ///
-    /// Default: a third of the lease.
+    /// Default: a third of the TTL.
     pub const fn renewal_period(mut self, period: Duration) -> Self {
         self.hold.renewal_period = Some(period);
         self
     }
 
-    /// The longest time one lease may last, from its grant. When it is over, the lease is released and the `lost` of its
-    /// guards fires with [`HeldTooLong`](crate::LossReason::HeldTooLong), however alive the holder is. Coming in again
-    /// does not prolong it. 10 ms or more.
+    /// The maximum time that one lease may last, from its grant. When it is over, the lease is released and the
+    /// `lost` of its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is
+    /// alive. Re-entering does not extend it. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -81,7 +81,7 @@ impl MutexOptions {
         self
     }
 
-    /// What stands before the name in the store's keys; may be empty. Two locks exclude each other if
+    /// What the store's keys start with, before the name; may be empty. Two locks exclude each other if
     /// prefix and name together are the same.
     ///
     /// Default: `lock:`.
@@ -90,16 +90,17 @@ impl MutexOptions {
         self
     }
 
-    /// Whether a task of this client that leaves the lock may pass it on to the next one of this client, without asking the
-    /// store: at most 15 times in a row and for at most 30 ms, then other clients have their turn. It makes a lock that many
-    /// tasks of a process want some ten times faster, and costs nothing otherwise.
+    /// Whether a task that releases the lock may pass it on to the next waiting task of the same client without asking the
+    /// store: at most 15 times in a row and for at most 30 ms, then other clients get their turn. This makes a lock that is
+    /// contended by many tasks of a process about ten times faster, and costs nothing otherwise.
     ///
-    /// Every hold has a token of its own, greater than the one before. Tasks of one client are served in order of arrival,
-    /// and so are clients; but a task may be served before one of another client that came first. A `release` that passed
-    /// the lock on was not confirmed by the store; and of the tasks of a client only the first is seen in line by `inspect`.
+    /// Every hold has its own token, greater than the one before. Tasks of one client are served in order of arrival,
+    /// and so are clients, but a task may be served before a task of another client that arrived earlier. If
+    /// `release` passed the lock on, it was not confirmed by the store. Of the waiting tasks of a client, `inspect`
+    /// only shows the first.
     ///
-    /// Switch it off where strict order among all tasks of all processes is the point. Mutexes that differ in this or any
-    /// other option but the prefix do not pass the lock on to each other. Without effect for reentrant locks.
+    /// Turn it off if you need strict order among all tasks of all processes. Mutexes that differ in this or any
+    /// other option except the prefix do not pass the lock on to each other. No effect on reentrant locks.
     ///
     /// Default: on.
     pub const fn local_handover(mut self, allowed: bool) -> Self {
@@ -120,44 +121,44 @@ impl MutexOptions {
 ///
 /// | option | default | why |
 /// |---|---|---|
-/// | [`lease`](Self::lease) | 30 s | long enough for a pause or a short outage, short enough to wait for |
-/// | [`renewal_period`](Self::renewal_period) | a third of the lease | two renewals may fail before the third is too late |
-/// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work may take |
-/// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds do not mix under one key |
-/// | [`local_handover`](Self::local_handover) | off | tokens tell the order of all grants |
+/// | [`ttl`](Self::ttl) | 30 s | long enough to survive a pause or a short outage, short enough to wait for |
+/// | [`renewal_period`](Self::renewal_period) | a third of the TTL | two renewals in a row can fail |
+/// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
+/// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds must not share a key |
+/// | [`local_handover`](Self::local_handover) | off | tokens show the order of all grants |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use = "options do nothing until they are given to a client"]
+#[must_use = "options do nothing until they are passed to a client"]
 pub struct SemaphoreOptions {
     hold: HoldOptions,
     local_handover: bool,
 }
 
 impl SemaphoreOptions {
-    /// The defaults.
+    /// Creates the default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How long the store keeps permits without hearing from their holder: the longest time that a dead holder keeps
-    /// them from the others. From 100 ms to 24 h; fractions of a millisecond are cut off.
+    /// How long the store keeps permits without hearing from their holder, which is the maximum time that a dead holder
+    /// blocks them. From 100 ms to 24 h; fractions of a millisecond are truncated.
     ///
     /// Default: 30 s.
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        self.hold.lease = lease;
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.hold.ttl = ttl;
         self
     }
 
-    /// How long after each confirmation the lease is renewed; bounds and effects as for
+    /// How long after each confirmation the lease is renewed; bounds and effects are those of
     /// [`MutexOptions::renewal_period`].
     ///
-    /// Default: a third of the lease.
+    /// Default: a third of the TTL.
     pub const fn renewal_period(mut self, period: Duration) -> Self {
         self.hold.renewal_period = Some(period);
         self
     }
 
-    /// The longest time one lease may last, from its grant; then its permits go back and the `lost` of its guards fires
-    /// with [`HeldTooLong`](crate::LossReason::HeldTooLong). 10 ms or more.
+    /// The maximum time that one lease may last, from its grant. Then its permits are returned and the `lost` of its guards
+    /// completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -165,10 +166,10 @@ impl SemaphoreOptions {
         self
     }
 
-    /// What stands before the name in the store's keys; may be empty. Do not use one prefix for both kinds of semaphore: of
-    /// a name that they have in common they would share the permits, and neither order would hold. Nor for semaphores and
-    /// locks: such a name is refused to one of them ([`StoreRefused`](crate::Error::StoreRefused)), on Redis for up to a day
-    /// after the other was last used.
+    /// What the store's keys start with, before the name; may be empty. Do not use the same prefix for both kinds of
+    /// semaphore: if they had a name in common they would share its permits, and neither order of service would be
+    /// kept. Do not use the same prefix for semaphores and locks either: one of them would get an error
+    /// ([`StoreRefused`](crate::Error::StoreRefused)), on Redis for up to a day after the other was last used.
     ///
     /// Default: `semaphore:` for a [`CountingSemaphore`](crate::CountingSemaphore), `fair-semaphore:` for a
     /// [`FairSemaphore`](crate::FairSemaphore).
@@ -177,18 +178,20 @@ impl SemaphoreOptions {
         self
     }
 
-    /// Whether a task of this client that returns a permit of a [`CountingSemaphore`](crate::CountingSemaphore) may pass it on
-    /// to the next one of this client that waits for one permit, without asking the store: at most 15 times in a row and for
-    /// at most 30 ms, then others have their turn. It makes a semaphore that many tasks of a process want several times faster.
+    /// Whether a task that returns a permit of a [`CountingSemaphore`](crate::CountingSemaphore) may pass it on to
+    /// the next task of the same client that waits for one permit, without asking the store: at most 15 times in a
+    /// row and for at most 30 ms, then others get their turn. This makes a semaphore that is contended by many tasks
+    /// of a process several times faster.
     ///
-    /// What it costs: a hold to which a permit was passed has the token after that of the hold before it, unlike all others,
-    /// but not greater than those that the store has granted meanwhile, so tokens do not tell the order of all grants any
-    /// more. A task may be served before one of another client that came first. Tasks of one client are served in order of
-    /// arrival, but for the first of them that wait, one more than the limit: those have places in the store's line, which may
-    /// come up in another order. Only those are seen there by `inspect`. A `release` that passed the permit on was not confirmed
-    /// by the store. A limit that shrinks counts from the next turn on.
+    /// The price: a hold that received its permit this way has the next token after that of the previous hold. The
+    /// token is unique, but not greater than those that the store has granted in the meantime, so tokens no longer
+    /// show the order of all grants. A task may be served before a task of another client that arrived earlier. Tasks
+    /// of one client are served in order of arrival, except for the first of the waiting ones (as many as the limit
+    /// plus one): these have places in the store's queue, which may come up in a different order. `inspect` shows
+    /// only those. If `release` passed the permit on, it was not confirmed by the store. A reduced limit takes effect
+    /// with the next turn.
     ///
-    /// A [`FairSemaphore`](crate::FairSemaphore) is served in strict order, and refuses this.
+    /// A [`FairSemaphore`](crate::FairSemaphore) is served in strict order and rejects this option.
     ///
     /// Default: off.
     pub const fn local_handover(mut self, allowed: bool) -> Self {
@@ -216,7 +219,7 @@ impl SemaphoreOptions {
 /// What can be chosen for every primitive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HoldOptions {
-    lease: Duration,
+    ttl: Duration,
     renewal_period: Option<Duration>,
     max_hold: Option<Duration>,
     /// `None` for the primitive's own.
@@ -225,26 +228,26 @@ struct HoldOptions {
 
 impl Default for HoldOptions {
     fn default() -> Self {
-        Self { lease: Duration::from_secs(30), renewal_period: None, max_hold: None, prefix: None }
+        Self { ttl: Duration::from_secs(30), renewal_period: None, max_hold: None, prefix: None }
     }
 }
 
 impl HoldOptions {
     fn terms(&self) -> Result<Terms, Error> {
-        let lease = whole_milliseconds(self.lease);
-        if lease < MIN_LEASE || lease > MAX_LEASE {
-            let why = format!("{lease:?} is outside {MIN_LEASE:?} to {MAX_LEASE:?}");
-            return Err(Error::invalid("lease", why));
+        let ttl = whole_milliseconds(self.ttl);
+        if ttl < MIN_TTL || ttl > MAX_TTL {
+            let why = format!("{ttl:?} is outside {MIN_TTL:?} to {MAX_TTL:?}");
+            return Err(Error::invalid("ttl", why));
         }
-        let renewal_period = self.renewal_period.unwrap_or(lease / 3);
-        if renewal_period.is_zero() || renewal_period >= lease {
-            let why = format!("{renewal_period:?} is not between zero and the lease of {lease:?}");
+        let renewal_period = self.renewal_period.unwrap_or(ttl / 3);
+        if renewal_period.is_zero() || renewal_period >= ttl {
+            let why = format!("{renewal_period:?} is not between zero and the TTL of {ttl:?}");
             return Err(Error::invalid("renewal period", why));
         }
         if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {
             return Err(Error::invalid("maximum hold time", format!("{hold:?} is below {MIN_HOLD:?}")));
         }
-        Ok(Terms { ttl: lease, renewal_period, max_hold: self.max_hold })
+        Ok(Terms { ttl, renewal_period, max_hold: self.max_hold })
     }
 }
 
@@ -304,21 +307,21 @@ mod tests {
 
     #[test]
     fn leases_outside_their_bounds_are_refused_with_the_bounds() {
-        assert!(refusal(&MutexOptions::new().lease(ms(99))).contains("100ms"));
-        assert!(MutexOptions::new().lease(ms(100)).validate().is_ok());
-        assert!(MutexOptions::new().lease(MAX_LEASE).validate().is_ok());
-        assert!(refusal(&MutexOptions::new().lease(MAX_LEASE + ms(1))).contains("86400s"));
+        assert!(refusal(&MutexOptions::new().ttl(ms(99))).contains("100ms"));
+        assert!(MutexOptions::new().ttl(ms(100)).validate().is_ok());
+        assert!(MutexOptions::new().ttl(MAX_TTL).validate().is_ok());
+        assert!(refusal(&MutexOptions::new().ttl(MAX_TTL + ms(1))).contains("86400s"));
     }
 
     #[test]
     fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
-        let settings = MutexOptions::new().lease(Duration::from_micros(100_999)).validate().unwrap();
+        let settings = MutexOptions::new().ttl(Duration::from_micros(100_999)).validate().unwrap();
         assert_eq!(settings.terms.ttl, ms(100));
     }
 
     #[test]
     fn a_renewal_period_not_below_the_lease_is_refused() {
-        let options = MutexOptions::new().lease(ms(1000));
+        let options = MutexOptions::new().ttl(ms(1000));
         assert!(options.clone().renewal_period(ms(999)).validate().is_ok());
         assert!(refusal(&options.clone().renewal_period(ms(1000))).contains("renewal period"));
         assert!(options.renewal_period(Duration::ZERO).validate().is_err());

@@ -1,5 +1,6 @@
 //! What both semaphores do alike; they differ in the order of service only.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::primitive::Primitive;
 use crate::sync::Mutex;
 
 /// So many permits under one name.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Permits {
     primitive: Primitive,
     limit: Arc<Stated>,
@@ -69,8 +70,8 @@ impl Permits {
         self.primitive.try_acquire(&self.claim(permits)?, Some(&*self.limit)).await
     }
 
-    pub(crate) async fn acquire_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_for(&self.claim(permits)?, patience, Some(&*self.limit)).await
+    pub(crate) async fn acquire_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
+        self.primitive.acquire_timeout(&self.claim(permits)?, timeout, Some(&*self.limit)).await
     }
 
     pub(crate) async fn available(&self) -> Result<u32, Error> {
@@ -89,6 +90,11 @@ impl Permits {
         self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(name)))?);
         tracing::info!(%name, limit, "resized");
         Ok(())
+    }
+
+    /// Prints what a handle of this type stands for.
+    pub(crate) fn debug(&self, handle: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.primitive.debug(handle, f).field("limit", &self.limit()).finish_non_exhaustive()
     }
 
     /// A request that can never be granted is refused here, unless the store may know of a larger limit.

@@ -1,5 +1,6 @@
 //! What all primitives do alike: a name, the terms of its leases, and the three ways of asking for it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::name::Name;
 use crate::options::Settings;
 
 /// A named thing that can be held under leases.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Primitive {
     pub(crate) engine: Arc<Engine>,
     pub(crate) name: Name,
@@ -36,15 +37,15 @@ impl Primitive {
         self.ask(claim, Wait::No, learns).await
     }
 
-    /// Waits in line for at most `patience`.
-    pub(crate) async fn acquire_for(
+    /// Waits in line for at most `timeout`.
+    pub(crate) async fn acquire_timeout(
         &self,
         claim: &Claim,
-        patience: Duration,
+        timeout: Duration,
         learns: Option<&dyn Learns>,
     ) -> Result<Guard, Error> {
         let started = Instant::now();
-        let wait = started.checked_add(patience).map_or(Wait::Forever, Wait::Until);
+        let wait = started.checked_add(timeout).map_or(Wait::Forever, Wait::Until);
         self.ask(claim, wait, learns).await?.ok_or_else(|| self.timed_out(started))
     }
 
@@ -76,6 +77,18 @@ impl Primitive {
         let wanted = Wanted { name: &self.name, settings: &self.settings, claim, learns };
         let hold = lease::acquire(&self.engine, wanted, wait).await?;
         Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
+    }
+
+    /// Prints the name and the store as a handle of this type, for it to add to. Nothing of what the client has in hand, which
+    /// may be megabytes.
+    pub(crate) fn debug<'a, 'f>(
+        &self,
+        handle: &str,
+        formatter: &'a mut fmt::Formatter<'f>,
+    ) -> fmt::DebugStruct<'a, 'f> {
+        let mut output = formatter.debug_struct(handle);
+        output.field("name", &self.name.as_str()).field("store", &self.engine.backend().capabilities().store);
+        output
     }
 
     fn timed_out(&self, started: Instant) -> Error {

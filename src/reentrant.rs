@@ -1,5 +1,6 @@
-//! A lock that its owner may take again.
+//! A lock that its owner can acquire again.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,33 +14,35 @@ use crate::name::{MAX_NAME_BYTES, Name};
 use crate::options::MutexOptions;
 use crate::primitive::Primitive;
 
-/// A lock that at most one **owner** has at a time, and that this owner may take again while it has it.
+/// A lock that at most one **owner** holds at a time, and that this owner can acquire again while holding it.
 ///
-/// # Who the owner is
+/// # Owners
 ///
-/// Never a thread or a task, which come and go and are not the same in another process. A handle made by
-/// [`Client::reentrant_lock`](crate::Client::reentrant_lock) is an owner of its own, under a random name, and its clones
-/// are the same owner: pass clones to whatever may come in again. [`with_owner`](Self::with_owner) names the owner, so
-/// that other handles and other processes can be the same one: the steps of one order, say, wherever they run.
+/// An owner is never a thread or a task, which are short-lived and have no identity in other processes. A handle created by
+/// [`Client::reentrant_lock`](crate::Client::reentrant_lock) is an owner with a random name, and its clones
+/// are the same owner: pass clones to any code that should be able to re-enter. Use [`with_owner`](Self::with_owner) to name
+/// the owner explicitly, so that other handles and other processes can be the same owner, for instance all steps of one
+/// order, wherever they run.
 ///
-/// # Coming in again
+/// # Reentrancy
 ///
-/// Within a client (and its clones) an owner that holds the lock comes in again without a word to the store: the new
-/// [`Guard`] shares the lease of the first. In other clients and processes the store lets it in at once, past everybody
-/// who waits, under a lease of its own. So a process that crashes drops its holds and nobody else's, and the lock is free
-/// when the last hold of the owner is gone. Guards may be dropped in any order. All of them carry the same token.
-/// So a fence keeps earlier owners out, not a process that lost its hold while its owner has others.
+/// Within a client (and its clones), an owner that holds the lock re-enters without asking the store: the new
+/// [`Guard`] shares the lease of the first. In other clients and processes the store admits the owner at once, ahead of all
+/// waiters, with a separate lease. So a crashing process loses only its own holds, and the lock becomes free
+/// when the last hold of the owner is gone. Guards can be dropped in any order. All of them carry the same token,
+/// so a fence rejects earlier owners, but not a process that lost its hold while its owner still has others.
 ///
 /// # Fairness
 ///
-/// Different owners are served in the order in which they arrive at the store, in one line with those who wait for a
-/// [`DistMutex`](crate::DistMutex) of the same prefix and name, which is the same lock.
-/// A client that holds the mutex of that name may pass it on among its tasks first, within the bounds of
+/// Different owners are served in the order in which they arrive at the store. They share one queue with those who
+/// wait for a [`DistMutex`](crate::DistMutex) with the same prefix and name, which is the same lock. A client that
+/// holds the mutex of that name may first pass it on among its tasks, within the bounds of
 /// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
 ///
 /// # On Redis
 ///
-/// The lock key is the canonical recipe, as for the mutex, so that clients of other libraries exclude it and are excluded.
+/// The lock key follows the canonical recipe, as for the mutex, so this lock and clients of other libraries exclude each
+/// other.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -47,15 +50,15 @@ use crate::primitive::Primitive;
 /// let client = leasehold::Client::memory();
 /// let order = client.reentrant_lock("stock")?.with_owner("order-42")?;
 /// let outer = order.lock().await?;
-/// let inner = order.lock().await?; // no waiting for oneself
+/// let inner = order.lock().await?; // does not deadlock
 /// assert_eq!(outer.token(), inner.token());
 /// drop(outer);
-/// assert!(client.reentrant_lock("stock")?.try_lock().await?.is_none(), "somebody else has to wait");
+/// assert!(client.reentrant_lock("stock")?.try_lock().await?.is_none(), "other owners have to wait");
 /// inner.release().await?;
 /// assert!(client.mutex("stock")?.try_lock().await?.is_some());
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ReentrantLock {
     primitive: Primitive,
     owner: Arc<str>,
@@ -70,8 +73,8 @@ impl ReentrantLock {
         Ok(Self::owned(primitive, Uuid::new_v4().to_string().into()))
     }
 
-    /// The same lock for the owner called `owner`, in place of this handle's own. All handles that name the same owner,
-    /// in any process, are that owner.
+    /// Returns the same lock for the owner called `owner` instead of this handle's own. All handles that name the
+    /// same owner, in any process, are that owner.
     ///
     /// # Errors
     ///
@@ -97,15 +100,15 @@ impl ReentrantLock {
         self.primitive.name.as_str()
     }
 
-    /// The owner.
+    /// The owner's name.
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// Locks: at once if this owner has the lock, otherwise waiting in line for as long as it takes.
+    /// Acquires the lock: at once if this owner already holds it, otherwise waiting as long as necessary.
     ///
-    /// The maximum hold time counts from the first of nested guards within a client.
+    /// The maximum hold time is measured from the first of the nested guards within a client.
     ///
     /// # Errors
     ///
@@ -113,8 +116,8 @@ impl ReentrantLock {
     ///
     /// # Cancel safety
     ///
-    /// The future can be dropped at any await point and leaves nothing behind: its place in the queue is lost,
-    /// and whatever it was granted is released in the background.
+    /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
+    /// and anything it was granted is released in the background.
     pub async fn lock(&self) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
@@ -122,7 +125,7 @@ impl ReentrantLock {
         }
     }
 
-    /// Locks if this owner has the lock, or if nobody has it or waits for it.
+    /// Acquires the lock if this owner already holds it, or if nobody holds it or waits for it.
     ///
     /// # Errors
     ///
@@ -138,23 +141,24 @@ impl ReentrantLock {
         }
     }
 
-    /// Locks: at once if this owner has the lock, otherwise waiting in line for at most `patience`.
+    /// Acquires the lock: at once if this owner already holds it, otherwise waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// As for [`DistMutex::lock_for`](crate::DistMutex::lock_for).
+    /// As for [`DistMutex::lock_timeout`](crate::DistMutex::lock_timeout).
     ///
     /// # Cancel safety
     ///
     /// As for [`lock`](Self::lock).
-    pub async fn lock_for(&self, patience: Duration) -> Result<Guard, Error> {
+    pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire_for(&self.claim, patience, None).await,
+            None => self.primitive.acquire_timeout(&self.claim, timeout, None).await,
         }
     }
 
-    /// Tells who holds the lock and who waits for it; one holder per lease. A snapshot: it may be out of date on arrival.
+    /// Returns who holds the lock and who waits for it, with one holder per lease. This is a snapshot and may already be
+    /// out of date.
     ///
     /// # Errors
     ///
@@ -162,13 +166,13 @@ impl ReentrantLock {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed.
+    /// Cancel safe: the call changes nothing.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
         self.primitive.inspect(Detail::Everybody).await
     }
 
-    /// Takes the lock away from whoever holds it, with all its holds, and gives it to the next waiter. `false` if nobody
-    /// held it. See [`DistMutex::force_release`](crate::DistMutex::force_release) for what the holders are told.
+    /// Takes the lock, with all its holds, away from its owner, and gives it to the next waiter. Returns `false` if nobody
+    /// held it. See [`DistMutex::force_release`](crate::DistMutex::force_release) for how the holders are notified.
     ///
     /// # Errors
     ///
@@ -179,5 +183,11 @@ impl ReentrantLock {
     /// As for [`DistMutex::force_release`](crate::DistMutex::force_release).
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.primitive.force_release().await
+    }
+}
+
+impl fmt::Debug for ReentrantLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.primitive.debug("ReentrantLock", f).field("owner", &self.owner).finish_non_exhaustive()
     }
 }

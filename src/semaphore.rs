@@ -1,5 +1,6 @@
 //! A semaphore that keeps as many permits in use as it can.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,38 +11,42 @@ use crate::lease::Engine;
 use crate::options::SemaphoreOptions;
 use crate::permits::Permits;
 
-/// Lets at most as many permits be held at a time as its limit says, among all processes that use the same store.
+/// Limits how many permits are held at a time among all processes that use the same store.
 ///
-/// Cheap to clone; all clones, and all counting semaphores of the same prefix and name on the same store, share their
-/// permits. Each permit is held under a lease that is kept renewed by its [`Guard`], so a crash leaks nothing.
+/// Cheap to clone. All clones, and all counting semaphores with the same prefix and name on the same store, share their
+/// permits. Each permit is held under a lease that is renewed while its [`Guard`] is alive, so a crash leaks nothing.
 ///
 /// # Order of service
 ///
-/// Work-conserving: a permit never idles while somebody waits whom it would serve. Among the waiters that fit, the oldest
-/// is served first; one that asks for many permits may be passed for ever by smaller ones. If that matters, use a
-/// [`FairSemaphore`](crate::FairSemaphore). A release hands its permits to those waiters itself and wakes nobody else.
+/// Work-conserving: a permit is never idle while somebody is waiting who could use it. Among the waiters that fit,
+/// the oldest is served first; a request for many permits may be overtaken by smaller ones indefinitely. If that
+/// matters, use a [`FairSemaphore`](crate::FairSemaphore). A release hands its permits directly to those waiters and
+/// wakes nobody else.
 ///
 /// If many tasks of a process want single permits,
-/// [`SemaphoreOptions::local_handover`](crate::SemaphoreOptions::local_handover) lets them pass permits on to each other
-/// without asking the store, several times faster; then clients take turns.
+/// [`SemaphoreOptions::local_handover`](crate::SemaphoreOptions::local_handover) lets them pass permits on to each
+/// other without asking the store, which is several times faster; clients then take turns.
 ///
 /// # The limit
 ///
-/// Each handle states the limit. The first to come puts it in force; a handle that states another one gets
-/// [`Error::LimitDiffers`] with both. It stays in force while anybody holds or waits, and for one to two leases after.
-/// [`resize`](Self::resize) changes it for everybody; handles that have used the semaphore since its limit came into force
-/// follow it, those that come new must state the limit as it is by then. A handle and its clones follow together.
+/// Each handle is created with a limit. The first request puts its limit in force; a handle with a different one gets
+/// [`Error::LimitDiffers`], which names both. The limit stays in force while anybody holds or waits, and for one to
+/// two TTLs afterwards. [`resize`](Self::resize) changes it for everybody. Handles that have used the semaphore
+/// since its limit came into force follow the change; new handles must be created with the current limit. A handle
+/// and its clones follow together.
 ///
-/// # What its tokens can do
+/// # Tokens
 ///
-/// Every grant has a token greater than all earlier ones, so tokens tell the order of the grants and name them in logs. (A hold
-/// to which a permit was passed on within the client has the token that follows the one before it, and no other hold has.)
-/// They cannot fence: several holders are valid at once, and a resource that refuses all but the newest token would refuse
-/// the others. To keep late writers out, give each permit a record or lock of its own, and fence that.
+/// Every grant has a token greater than all earlier ones, so tokens show the order of the grants and identify them in
+/// logs. (A hold that received its permit from another task of the client has the next token after that of the
+/// previous hold; no other hold has it.) They cannot be used for fencing: several holders are valid at once, and a
+/// resource that rejects all but the newest token would reject the others. To keep late writers out, give each permit
+/// a record or lock of its own, and fence that.
 ///
-/// # Whose clock
+/// # Clocks
 ///
-/// The store's alone. A client whose clock is wrong by hours neither takes a permit too many nor keeps one too long.
+/// Only the store's clock matters. A client whose clock is wrong by hours neither takes a permit too many nor keeps one
+/// too long.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -55,7 +60,7 @@ use crate::permits::Permits;
 /// drop((one, three));
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CountingSemaphore {
     permits: Permits,
 }
@@ -76,37 +81,37 @@ impl CountingSemaphore {
         self.permits.name()
     }
 
-    /// The limit that this handle goes by: the one it was made with, or the one it has followed since. Local, no I/O.
+    /// The limit that this handle uses: the one it was created with, or a later one that it has followed. No I/O.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.permits.limit()
     }
 
-    /// Takes one permit, waiting until one is free for it for as long as it takes.
+    /// Acquires one permit, waiting as long as necessary.
     ///
-    /// A store that stops answering meanwhile is waited for, since its clients usually come back to a queue
-    /// that still stands; see the errors for how long.
+    /// If the store stops answering in the meantime, the call keeps waiting, because the queue usually survives an
+    /// outage; see the errors for how long.
     ///
     /// # Errors
     ///
-    /// * [`Error::LimitDiffers`] if another limit is in force than this handle states.
-    /// * [`Error::InvalidArgument`] if more permits are asked for than the limit in force, or none; also if a
-    ///   [`resize`](Self::resize) makes the limit too small for a request that waits.
-    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four leases if that is longer.
-    /// * [`Error::StoreRefused`] if the store says no, for instance because the key holds something else.
-    /// * [`Error::Lost`] if several grants in a row arrived after their lease had ended: the lease is too short for
+    /// * [`Error::LimitDiffers`] if the limit in force is not the limit of this handle.
+    /// * [`Error::InvalidArgument`] if no permits are requested, or more than the limit in force; also if a
+    ///   [`resize`](Self::resize) makes the limit too small for a waiting request.
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
+    /// * [`Error::StoreRefused`] if the store rejects the request, for instance because the key holds something else.
+    /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
     ///   this store or this machine.
     /// * [`Error::Closed`] if the client is shut down.
     ///
     /// # Cancel safety
     ///
-    /// The future can be dropped at any await point and leaves nothing behind: its place in the queue is lost,
-    /// and whatever it was granted is released in the background.
+    /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
+    /// and anything it was granted is released in the background.
     pub async fn acquire(&self) -> Result<Guard, Error> {
         self.permits.acquire(1).await
     }
 
-    /// Takes `permits` permits at once, under one guard, waiting for as long as it takes until all of them are free.
+    /// Acquires `permits` permits together, under one guard, waiting as long as necessary until all of them are free.
     ///
     /// # Errors
     ///
@@ -119,9 +124,9 @@ impl CountingSemaphore {
         self.permits.acquire(permits).await
     }
 
-    /// Takes one permit if one is free.
+    /// Acquires one permit if one is free.
     ///
-    /// If this client has just dropped a guard of the same semaphore, its release is waited for first.
+    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release.
     ///
     /// # Errors
     ///
@@ -135,7 +140,7 @@ impl CountingSemaphore {
         self.permits.try_acquire(1).await
     }
 
-    /// Takes `permits` permits at once if so many are free.
+    /// Acquires `permits` permits together if that many are free.
     ///
     /// # Errors
     ///
@@ -148,35 +153,35 @@ impl CountingSemaphore {
         self.permits.try_acquire(permits).await
     }
 
-    /// Takes one permit, waiting for at most `patience`.
+    /// Acquires one permit, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] if there were not enough permits all that time, [`Error::StoreUnavailable`] if the store did
-    /// not answer at the end of it; otherwise as for [`acquire`](Self::acquire).
+    /// [`Error::TimedOut`] if not enough permits became free within that time, [`Error::StoreUnavailable`] if the store
+    /// was not answering when the time was up; otherwise as for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
-    pub async fn acquire_for(&self, patience: Duration) -> Result<Guard, Error> {
-        self.permits.acquire_for(1, patience).await
+    pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
+        self.permits.acquire_timeout(1, timeout).await
     }
 
-    /// Takes `permits` permits at once, waiting for at most `patience`.
+    /// Acquires `permits` permits together, waiting for at most `timeout`.
     ///
     /// # Errors
     ///
-    /// As for [`acquire_for`](Self::acquire_for).
+    /// As for [`acquire_timeout`](Self::acquire_timeout).
     ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
-    pub async fn acquire_many_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-        self.permits.acquire_for(permits, patience).await
+    pub async fn acquire_many_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
+        self.permits.acquire_timeout(permits, timeout).await
     }
 
-    /// How many permits nobody holds: the limit less what is held, 0 while a shrunken limit drains. A snapshot: it may be
-    /// out of date on arrival.
+    /// How many permits are free: the limit minus the permits in use, or 0 while more are held than a reduced limit
+    /// allows. This is a snapshot and may already be out of date.
     ///
     /// # Errors
     ///
@@ -185,13 +190,14 @@ impl CountingSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed.
+    /// Cancel safe: the call changes nothing.
     pub async fn available(&self) -> Result<u32, Error> {
         self.permits.available().await
     }
 
-    /// Tells who holds permits, who waits for them, and the limit in force. A snapshot: it may be out of date on arrival.
-    /// Its cost grows with the number of both; for a number alone, use [`available`](Self::available).
+    /// Returns who holds permits, who waits for them, and the limit in force. This is a snapshot and may already be
+    /// out of date. The cost grows with the number of both; if you only need a number, use
+    /// [`available`](Self::available).
     ///
     /// # Errors
     ///
@@ -199,13 +205,13 @@ impl CountingSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed.
+    /// Cancel safe: the call changes nothing.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
         self.permits.inspect().await
     }
 
-    /// Changes the limit in force to `limit`, for everybody. If it grows, waiters are granted at once; if it shrinks,
-    /// nothing is taken away: nobody new is let in until enough permits have come back.
+    /// Changes the limit in force to `limit`, for everybody. Increasing it grants waiting requests at once. Decreasing it
+    /// revokes nothing: no new requests are granted until enough permits have been returned.
     ///
     /// # Errors
     ///
@@ -215,8 +221,14 @@ impl CountingSemaphore {
     /// # Cancel safety
     ///
     /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the limit may or may not have been changed;
-    /// calling again does no harm.
+    /// it is safe to call it again.
     pub async fn resize(&self, limit: u32) -> Result<(), Error> {
         self.permits.resize(limit).await
+    }
+}
+
+impl fmt::Debug for CountingSemaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.permits.debug("CountingSemaphore", f)
     }
 }

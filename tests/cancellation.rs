@@ -43,7 +43,7 @@ impl Stage {
     /// Both clients get the lock at once, and nothing is left of whatever came before.
     async fn assert_clean(&self) {
         for client in [&self.other, &self.one] {
-            let guard = mutex(client, LONG).lock_for(SECOND).await.expect("free within a second");
+            let guard = mutex(client, LONG).lock_timeout(SECOND).await.expect("free within a second");
             guard.release().await.expect("held");
         }
         nothing_left(&self.server, SECOND).await;
@@ -192,17 +192,17 @@ async fn a_timeout_that_races_the_grant_leaves_nothing_in_a_thousand_rounds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lock_for_that_races_the_grant_leaves_nothing() {
+async fn lock_timeout_that_races_the_grant_leaves_nothing() {
     let Some(stage) = Stage::set("limits that race the grant").await else { return };
     let (one, other) = (mutex(&stage.one, LONG), mutex(&stage.other, LONG));
     for round in 0..200 {
-        let guard = other.lock_for(SECOND).await.expect("free");
+        let guard = other.lock_timeout(SECOND).await.expect("free");
         let release_at = Instant::now() + ms(3) + Duration::from_micros(50 * (round % 100));
         let release = async {
             sleep_until(release_at).await;
             guard.release().await.expect("held");
         };
-        let (locked, ()) = tokio::join!(one.lock_for(ms(6)), release);
+        let (locked, ()) = tokio::join!(one.lock_timeout(ms(6)), release);
         match locked {
             Ok(guard) => guard.release().await.expect("held to the end"),
             Err(error) => assert!(matches!(error, Error::TimedOut { .. }), "{error:?}"),
@@ -215,7 +215,7 @@ async fn lock_for_that_races_the_grant_leaves_nothing() {
 async fn a_release_dropped_after_any_poll_still_releases() {
     let Some(stage) = Stage::set("dropped releases").await else { return };
     for polls in 0..MANY {
-        let guard = mutex(&stage.one, LONG).lock_for(SECOND).await.expect("free");
+        let guard = mutex(&stage.one, LONG).lock_timeout(SECOND).await.expect("free");
         let released = polled(guard.release(), polls).await;
         stage.assert_clean().await;
         if let Some(released) = released {
@@ -303,7 +303,7 @@ fn nothing_outlives_a_runtime(end: impl FnOnce(Runtime)) {
         let other = connect(&server.url()).await;
         for name in [NAME, "outside"] {
             let guard =
-                named(&other, name, lease).lock_for(lease + SLACK).await.expect("free within a lease");
+                named(&other, name, lease).lock_timeout(lease + SLACK).await.expect("free within a lease");
             guard.release().await.expect("held");
         }
         nothing_left(&server, 2 * lease + SLACK).await;

@@ -394,13 +394,13 @@ async fn a_loss_is_told_within_50_ms_of_the_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_for_returns_in_time_from_a_black_hole() {
+async fn a_lock_timeout_returns_in_time_from_a_black_hole() {
     let Some(stage) = Stage::set("a time limit in a black hole").await else { return };
     let mutex = stage.far(4 * SECOND);
     for direction in [Direction::Both, Direction::ToClient] {
         stage.proxy.hold(direction);
         let start = Instant::now();
-        assert_unavailable(&mutex.lock_for(ms(300)).await);
+        assert_unavailable(&mutex.lock_timeout(ms(300)).await);
         let waited = start.elapsed();
         assert!(waited >= ms(300) && waited < ms(300) + SLACK, "{waited:?}");
         stage.proxy.resume();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, DistMutex, Error, Guard, LossReason};
+use leasehold::{Client, DistMutex, Error, Guard, LeaseEnd, LossReason};
 use stage::*;
 use support::{Raw, RedisServer, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
@@ -214,7 +214,7 @@ async fn a_server_restarted_without_memory_tells_the_holder_and_serves_the_waite
     distinct.dedup();
     assert_eq!(distinct.len(), tokens.len());
     let reason = within(lease, lost).await.expect("no panic");
-    assert!(matches!(reason, LossReason::Taken | LossReason::Expired), "{reason:?}");
+    assert!(matches!(reason, LeaseEnd::Lost(LossReason::Taken | LossReason::Expired)), "{reason:?}");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     nothing_left(&stage.server, SLACK).await;
 }

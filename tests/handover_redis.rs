@@ -10,9 +10,9 @@ mod support;
 
 use std::time::Duration;
 
-use futures::future::{FutureExt, join_all};
+use futures::future::join_all;
 use handover_promises::{granted, in_line, local, waiter};
-use leasehold::{Client, DistMutex, Error, LossReason};
+use leasehold::{Client, DistMutex, Error, LeaseEnd, LossReason};
 use stage::*;
 use support::{Direction, Proxy, RedisServer, begun, eventually, within};
 use tokio::task::JoinHandle;
@@ -130,13 +130,13 @@ async fn a_holder_that_was_passed_the_lease_is_told_that_the_server_hangs() {
     let mutex = local(&stage.clients[0], lease);
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let mut before = first.lost().boxed();
+    let before = first.lost();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     stage.server.pause();
     assert_eq!(within(lease + SLACK, second.lost()).await, LossReason::StoreUnreachable);
     assert!(!second.is_held() && !third.is_finished());
-    assert!(futures::poll!(&mut before).is_pending());
+    assert_eq!(before.await, LeaseEnd::Released);
     stage.server.resume();
     let third = within(lease + SOON, third).await.expect("no panic").expect("granted");
     assert!(third.token() > second.token());
@@ -146,12 +146,12 @@ async fn a_holder_that_was_passed_the_lease_is_told_that_the_server_hangs() {
     stage.end().await;
 }
 
-/// `lock_for` of a leader and of those who sit behind it.
+/// `lock_timeout` of a leader and of those who sit behind it.
 async fn impatient(client: &Client, patience: Duration) -> Vec<JoinHandle<Result<(), Error>>> {
     let mut waiters = Vec::new();
     for _ in 0..5 {
         let mutex = local(client, LONG);
-        let lock = async move { mutex.lock_for(patience).await?.release().await };
+        let lock = async move { mutex.lock_timeout(patience).await?.release().await };
         waiters.push(begun(lock).await);
     }
     waiters
@@ -204,7 +204,7 @@ async fn a_refusal_by_the_store_is_told_to_everybody_who_waits() {
         assert!(matches!(outcome, Err(Error::StoreRefused { .. })), "{outcome:?}");
     }
     raw.send(&["DEL", KEY]);
-    mutex.lock_for(SECOND).await.expect("mended").release().await.expect("held to the end");
+    mutex.lock_timeout(SECOND).await.expect("mended").release().await.expect("held to the end");
     drop(raw);
     stage.end().await;
 }

@@ -21,7 +21,7 @@ use leasehold::backend::{
     Released, Renew, Request, Resource,
 };
 use leasehold::{
-    Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, Lost, MAX_NAME_BYTES,
+    Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, Protected,
 };
 use support::{begun, eventually, local_handover, one_place_each, options, within};
@@ -52,7 +52,7 @@ fn mutex_of(store: &MemoryBackend) -> DistMutex {
 }
 
 fn lease_of(client: &Client, lease: Duration) -> DistMutex {
-    client.mutex_with(NAME, options().lease(lease)).expect("valid")
+    client.mutex_with(NAME, options().ttl(lease)).expect("valid")
 }
 
 fn is_empty(inspection: &Inspection) -> bool {
@@ -175,7 +175,7 @@ async fn every_memory_client_has_a_store_of_its_own() -> Outcome {
     Ok(())
 }
 
-// try_lock and lock_for
+// try_lock and lock_timeout
 
 #[tokio::test]
 async fn try_lock_answers_none_while_the_lock_is_held() -> Outcome {
@@ -211,12 +211,12 @@ async fn try_lock_succeeds_at_once_after_a_guard_of_the_same_client_was_dropped(
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
+async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
     let store = MemoryBackend::new();
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     let guard = mutex.lock().await?;
     let started = Instant::now();
-    let error = other.lock_for(ms(250)).await.expect_err("held");
+    let error = other.lock_timeout(ms(250)).await.expect_err("held");
     assert_eq!(started.elapsed(), ms(250));
     assert!(error.to_string().contains("`machine:42`"), "{error}");
     let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
@@ -227,19 +227,19 @@ async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_no_time_takes_a_free_lock_and_times_out_on_a_held_one() -> Outcome {
+async fn lock_timeout_no_time_takes_a_free_lock_and_times_out_on_a_held_one() -> Outcome {
     let store = MemoryBackend::new();
-    let _guard = mutex_of(&store).lock_for(Duration::ZERO).await?;
-    assert!(matches!(mutex_of(&store).lock_for(Duration::ZERO).await, Err(Error::TimedOut { .. })));
+    let _guard = mutex_of(&store).lock_timeout(Duration::ZERO).await?;
+    assert!(matches!(mutex_of(&store).lock_timeout(Duration::ZERO).await, Err(Error::TimedOut { .. })));
     Ok(())
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
+async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
     let store = MemoryBackend::new();
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     let guard = mutex.lock().await?;
-    let mut waiter = pin!(other.lock_for(Duration::MAX));
+    let mut waiter = pin!(other.lock_timeout(Duration::MAX));
     assert!(poll!(waiter.as_mut()).is_pending());
     drop(guard);
     within(SOON, waiter).await?.release().await
@@ -286,7 +286,7 @@ async fn drop_after(case: Meanwhile, polls: usize, verb: usize) -> Outcome {
     {
         let request = match verb {
             0 => mutex.lock().map(|guard| guard.map(Some)).boxed(),
-            1 => mutex.lock_for(SECOND).map(|guard| guard.map(Some)).boxed(),
+            1 => mutex.lock_timeout(SECOND).map(|guard| guard.map(Some)).boxed(),
             _ => mutex.try_lock().boxed(),
         };
         let mut request = pin!(request);
@@ -337,7 +337,7 @@ async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outc
         let guard = other.lock().await?;
         let request = async {
             match round % 3 {
-                0 => mutex.lock_for(patience).await.ok(),
+                0 => mutex.lock_timeout(patience).await.ok(),
                 1 => timeout(patience, mutex.lock()).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
@@ -432,7 +432,7 @@ async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease() -> Outcome 
     })
     .join()
     .expect("no panic");
-    let early = other.lock_for(ms(500)).await;
+    let early = other.lock_timeout(ms(500)).await;
     let next = timeout(SECOND, other.lock()).await;
     runtime.shutdown_background();
     assert!(early.is_err(), "the lease still ran");
@@ -519,7 +519,7 @@ async fn lost_fires_at_once_when_the_lock_is_released_by_force() -> Outcome {
     let mut lost = pin!(guard.lost());
     assert!(poll!(lost.as_mut()).is_pending());
     assert!(other.force_release().await?);
-    assert_eq!(within(ms(1), lost).await, LossReason::Revoked);
+    assert_eq!(within(ms(1), lost).await, LeaseEnd::Lost(LossReason::Revoked));
     assert_eq!((guard.is_held(), guard.remaining()), (false, Duration::ZERO));
     assert!(other.try_lock().await?.is_some_and(|next| next.token() > guard.token()));
     Ok(())
@@ -530,7 +530,7 @@ async fn lost_fires_when_the_maximum_hold_time_is_over_and_the_next_waiter_gets_
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), mutex_of(&store));
     for hold in [ms(500), ms(3500)] {
-        let options = options().lease(SECOND).max_hold(hold);
+        let options = options().ttl(SECOND).max_hold(hold);
         let started = Instant::now();
         let guard = client.mutex_with(NAME, options)?.lock().await?;
         let mut next = pin!(other.lock());
@@ -581,27 +581,86 @@ async fn loss_is_told_before_anybody_else_is_granted_when_the_store_does_not_ans
     let other = mutex_of(&store);
     let next = within(10 * SECOND, other.lock()).await?;
     assert!(!guard.is_held(), "two holders");
-    assert_eq!(poll!(pin!(guard.lost())), Poll::Ready(LossReason::StoreUnreachable));
+    assert_eq!(poll!(guard.lost()), Poll::Ready(LeaseEnd::Lost(LossReason::StoreUnreachable)));
     assert!(next.token() > guard.token());
     Ok(())
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_never_fires_after_release_or_drop() -> Outcome {
+async fn whoever_watches_a_lease_is_told_of_its_release_also_if_he_asks_later() -> Outcome {
     let store = MemoryBackend::new();
     let mutex = lease_of(&client_of(&store), SECOND);
     for release in [true, false] {
         let guard = mutex.lock().await?;
-        let (unpolled, mut polled) = (guard.lost(), Box::pin(guard.lost()));
+        let (unpolled, mut polled) = (guard.lost(), guard.lost());
         assert!(poll!(&mut polled).is_pending());
+        let watchers: Vec<_> = (0..10).map(|_| tokio::spawn(guard.lost())).collect();
+        yield_now().await;
         if release {
             guard.release().await?
         } else {
             drop(guard)
         }
         mutex.force_release().await?;
-        assert_pending(10 * SECOND, futures::future::select(polled, Box::pin(unpolled)).map(drop)).await;
+        for watcher in watchers {
+            assert_eq!(within(SOON, watcher).await.expect("no panic"), LeaseEnd::Released);
+        }
+        assert_eq!(poll!(polled), Poll::Ready(LeaseEnd::Released));
+        assert_eq!(within(SOON, unpolled).await, LeaseEnd::Released);
     }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_can_be_awaited_by_reference_in_a_loop() -> Outcome {
+    let guard = Client::memory().mutex_with(NAME, options())?.lock().await?;
+    let (mut lost, mut ticks) = (guard.lost(), 0);
+    let mut guard = Some(guard);
+    let end = loop {
+        tokio::select! {
+            end = &mut lost => break end,
+            () = sleep(SECOND) => ticks += 1,
+        }
+        if ticks == 100 {
+            drop(guard.take());
+        }
+    };
+    assert_eq!((end, ticks), (LeaseEnd::Released, 100));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Outcome {
+    for forgotten in [false, true] {
+        let store = MemoryBackend::new();
+        let slow = Arc::new(Reluctant::on(&store));
+        slow.slow.store(true, Ordering::SeqCst);
+        let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
+        let mut lost = guard.lost();
+        let mut release = Box::pin(guard.release());
+        assert!(poll!(&mut release).is_pending() && poll!(&mut lost).is_pending());
+        if forgotten {
+            store.flush();
+        }
+        let released = within(10 * SECOND, release).await;
+        assert_eq!(released.is_err(), forgotten);
+        let end = if forgotten { LeaseEnd::Lost(LossReason::Expired) } else { LeaseEnd::Released };
+        assert_eq!(within(SOON, lost).await, end);
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_dropped_half_way_counts_as_one() -> Outcome {
+    let store = MemoryBackend::new();
+    let slow = Arc::new(Reluctant::on(&store));
+    slow.slow.store(true, Ordering::SeqCst);
+    let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
+    let mut lost = guard.lost();
+    let mut release = Box::pin(guard.release());
+    assert!(poll!(&mut release).is_pending() && poll!(&mut lost).is_pending());
+    drop(release);
+    assert_eq!(poll!(lost), Poll::Ready(LeaseEnd::Released));
     Ok(())
 }
 
@@ -651,7 +710,7 @@ async fn a_release_that_races_a_revocation_is_confirmed_or_lost_and_never_both()
         revoking.await.expect("no panic")?;
         watching.abort();
         if released.is_ok() {
-            assert!(poll!(pin!(told)).is_pending(), "round {round}: released and lost");
+            assert_eq!(poll!(told), Poll::Ready(LeaseEnd::Released), "round {round}: released and lost");
         }
     }
     Ok(())
@@ -857,7 +916,7 @@ fn a_renewal_that_died_with_its_runtime_does_not_keep_the_next_runtime_from_rene
     let store = MemoryBackend::new();
     let hanging = Arc::new(Reluctant::on(&store));
     let client = Client::with_backend(hanging.clone());
-    let mutex = client.mutex_with(NAME, options().lease(ms(900)).renewal_period(ms(50)))?;
+    let mutex = client.mutex_with(NAME, options().ttl(ms(900)).renewal_period(ms(50)))?;
     let first = runtime();
     let guard = first.block_on(async {
         let guard = mutex.lock().await?;
@@ -901,7 +960,7 @@ async fn shutdown_ends_waiting_requests_and_refuses_later_ones() -> Outcome {
     }
     assert_closed(&mutex.lock().await);
     assert_closed(&mutex.try_lock().await);
-    assert_closed(&mutex.lock_for(SECOND).await);
+    assert_closed(&mutex.lock_timeout(SECOND).await);
     assert_closed(&mutex.inspect().await);
     assert_closed(&mutex.force_release().await);
     waiting(&other, 0).await;
@@ -947,7 +1006,7 @@ async fn shutdown_frees_what_a_forgotten_guard_holds() -> Outcome {
     let mutex = lease_of(&client, SECOND);
     mem::forget(mutex.lock().await?);
     let other = mutex_of(&store);
-    assert!(other.lock_for(10 * SECOND).await.is_err(), "a forgotten guard stays held and renewed");
+    assert!(other.lock_timeout(10 * SECOND).await.is_err(), "a forgotten guard stays held and renewed");
     client.shutdown().await?;
     assert!(other.try_lock().await?.is_some());
     Ok(())
@@ -1003,7 +1062,7 @@ async fn tokens_are_the_time_in_microseconds() -> Outcome {
 
 #[track_caller]
 fn assert_invalid<T: std::fmt::Debug>(outcome: Result<T, Error>, expected: &str) {
-    let Err(Error::InvalidArgument { what, .. }) = &outcome else {
+    let Err(Error::InvalidArgument { argument: what, .. }) = &outcome else {
         panic!("expected InvalidArgument, got {outcome:?}");
     };
     assert_eq!(*what, expected);
@@ -1016,10 +1075,10 @@ fn unusable_arguments_are_refused_when_the_mutex_is_made() {
     assert_invalid(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1)), "name");
     let with = |options| client.mutex_with(NAME, options);
     assert_invalid(with(options().prefix("p".repeat(MAX_NAME_BYTES + 1))), "prefix");
-    assert_invalid(with(options().lease(ms(99))), "lease");
-    assert_invalid(with(options().lease(Duration::MAX)), "lease");
-    assert_invalid(with(options().lease(SECOND).renewal_period(SECOND)), "renewal period");
-    assert_invalid(with(options().lease(SECOND).renewal_period(2 * SECOND)), "renewal period");
+    assert_invalid(with(options().ttl(ms(99))), "ttl");
+    assert_invalid(with(options().ttl(Duration::MAX)), "ttl");
+    assert_invalid(with(options().ttl(SECOND).renewal_period(SECOND)), "renewal period");
+    assert_invalid(with(options().ttl(SECOND).renewal_period(2 * SECOND)), "renewal period");
     assert_invalid(with(options().renewal_period(Duration::ZERO)), "renewal period");
     assert_invalid(with(options().max_hold(Duration::ZERO)), "maximum hold time");
 }
@@ -1070,6 +1129,7 @@ fn handles_and_guards_go_everywhere() {
     everywhere::<DistMutex>();
     everywhere::<Guard>();
     everywhere::<Lost>();
+    everywhere::<LeaseEnd>();
     everywhere::<Protected<'static, std::future::Ready<()>>>();
     everywhere::<MutexOptions>();
     everywhere::<MemoryBackend>();
@@ -1082,7 +1142,7 @@ async fn futures_can_be_spawned() -> Outcome {
     let mutex = client.mutex_with(NAME, options())?;
     send(&mutex.lock());
     send(&mutex.try_lock());
-    send(&mutex.lock_for(SECOND));
+    send(&mutex.lock_timeout(SECOND));
     send(&mutex.inspect());
     send(&mutex.force_release());
     send(&client.shutdown());

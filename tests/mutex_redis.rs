@@ -17,7 +17,8 @@ use fred::types::config::Config;
 use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
 use leasehold::{
-    Client, DistMutex, Error, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend, RedisBuilder,
+    Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend,
+    RedisBuilder,
 };
 use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
 use tokio::task::{JoinHandle, JoinSet};
@@ -324,7 +325,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
     let mutex = mutex_of(&client);
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     assert!(mutex.try_lock().await.expect("answered").is_none());
-    assert_timed_out(mutex.lock_for(ms(150)).await);
+    assert_timed_out(mutex.lock_timeout(ms(150)).await);
     let holder = mutex.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.token), (BARE_HOLDER, None));
     assert!(holder.remaining.is_some_and(|rest| rest > SECOND * 40 && rest <= SECOND * 60), "{holder:?}");
@@ -336,7 +337,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
 async fn a_lock_held_by_ours_excludes_the_bare_recipe() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
-    let mutex = mutex_with(&client, options().lease(SECOND * 20));
+    let mutex = mutex_with(&client, options().ttl(SECOND * 20));
     let guard = mutex.lock().await.expect("free");
     let id = raw.get(LOCK).expect("a string");
     assert!(LeaseId::parse(&id).is_some(), "{id}");
@@ -368,7 +369,7 @@ async fn a_bare_lock_that_is_extended_is_waited_for() {
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND));
     let mutex = mutex_of(&client);
-    let impatient = tokio::spawn(async move { mutex.lock_for(ms(1500)).await });
+    let impatient = tokio::spawn(async move { mutex.lock_timeout(ms(1500)).await });
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_extend(&mut raw, BARE_HOLDER, SECOND * 60), "the test was too slow to extend in time");
     assert_timed_out(within(SOON, impatient).await.expect("no panic"));
@@ -380,7 +381,7 @@ async fn a_bare_release_is_noticed_within_a_third_of_a_lease() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
-    let waiter = waiter(&mutex_with(&client, options().lease(SECOND)));
+    let waiter = waiter(&mutex_with(&client, options().ttl(SECOND)));
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_release(&mut raw, BARE_HOLDER));
     let _guard = granted(waiter).await;
@@ -403,9 +404,9 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     let Some(server) = RedisServer::start_or_skip("keys without expiry") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
-    let short = options().lease(ms(300));
+    let short = options().ttl(ms(300));
     let plain = mutex_with(&client, short.clone());
-    assert_timed_out(plain.lock_for(ms(700)).await);
+    assert_timed_out(plain.lock_timeout(ms(700)).await);
     assert!(plain.try_lock().await.expect("answered").is_none());
     assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
     let holder = plain.inspect().await.expect("inspected").holder().cloned().expect("held");
@@ -440,7 +441,7 @@ async fn releasing_a_lost_lease_tells_so_and_leaves_the_later_holder_alone() {
 async fn dropping_an_expired_guard_leaves_the_later_holder_alone() {
     let Some(server) = RedisServer::start_or_skip("later holders") else { return };
     let [one, two] = connect_many(&server).await;
-    let first = mutex_with(&one, options().lease(ms(500))).lock().await.expect("free");
+    let first = mutex_with(&one, options().ttl(ms(500))).lock().await.expect("free");
     let lost = first.lost();
     server.pause();
     assert_eq!(within(SOON, lost).await, LossReason::StoreUnreachable);
@@ -471,6 +472,29 @@ async fn dropping_a_guard_that_does_not_know_of_its_loss_leaves_the_later_holder
 }
 
 // Loss
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_watches_a_lease_is_told_of_its_release() {
+    let Some(server) = RedisServer::start_or_skip("releases") else { return };
+    let mutex = mutex_of(&connect(&server).await);
+    for release in [true, false] {
+        let guard = mutex.lock().await.expect("free");
+        let mut lost = guard.lost();
+        assert_pending(ms(50), &mut lost).await;
+        if release {
+            guard.release().await.expect("held to the end");
+        } else {
+            drop(guard);
+        }
+        assert_eq!(within(SOON, lost).await, LeaseEnd::Released);
+    }
+    // A release that finds another holder tells of a loss.
+    let guard = mutex.lock().await.expect("free");
+    let lost = guard.lost();
+    server.raw().send(&["SET", LOCK, BARE_HOLDER]);
+    assert_lost(guard.release().await, LossReason::Taken);
+    assert_eq!(within(SOON, lost).await, LossReason::Taken);
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_key_is_a_loss_and_other_names_are_unharmed() {
@@ -640,7 +664,7 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
     let Some(server) = RedisServer::start_or_skip("tokens") else { return };
     let [one, two] = connect_many(&server).await;
     let mut raw = server.raw();
-    let short = options().lease(SECOND);
+    let short = options().ttl(SECOND);
     for forget in [&["FLUSHALL"][..], &["DEL", LOCK, FENCE], &["DEL", FENCE]] {
         let guard = mutex_with(&one, short.clone()).lock().await.expect("free");
         let waiter = waiter(&mutex_with(&two, short.clone()));
@@ -663,7 +687,7 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
 async fn tokens_grow_over_a_restart_without_disk() {
     let Some(mut server) = RedisServer::start_or_skip("restarts") else { return };
     let [one, two] = connect_many(&server).await;
-    let short = options().lease(SECOND);
+    let short = options().ttl(SECOND);
     let idle = one.mutex_with("idle", options()).expect("valid").lock().await.expect("free");
     let idle_token = idle.token();
     idle.release().await.expect("held to the end");
@@ -677,7 +701,7 @@ async fn tokens_grow_over_a_restart_without_disk() {
     let again =
         within(SECOND * 15, two.mutex_with("idle", options()).expect("valid").lock()).await.expect("granted");
     assert!(again.token() > idle_token);
-    let reason = within(SOON, held.lost()).await;
+    let reason = within(SOON, held.lost()).await.loss().expect("not released");
     assert!(matches!(reason, LossReason::Expired | LossReason::Taken | LossReason::StoreUnreachable));
 }
 
@@ -725,7 +749,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
                     1 => drop(mutex.lock().await.expect("granted")),
                     2 => drop(mutex.try_lock().await.expect("answered")),
                     // Times out, and is dropped, at any point of the way to a grant and after it.
-                    3 => drop(mutex.lock_for(ms((i * 7 + round) as u64 % 12)).await),
+                    3 => drop(mutex.lock_timeout(ms((i * 7 + round) as u64 % 12)).await),
                     _ => drop(timeout(ms((i * 5 + round) as u64 % 12), mutex.lock()).await),
                 }
             }
@@ -845,7 +869,7 @@ async fn connections_close_on_shutdown_and_when_everything_is_dropped() {
     // Dropped in the middle of a wait.
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     let client = connect(&server).await;
-    assert_timed_out(mutex_of(&client).lock_for(ms(50)).await);
+    assert_timed_out(mutex_of(&client).lock_timeout(ms(50)).await);
     let waiter = waiter(&mutex_of(&client));
     waiting(&mutex_of(&client), 1).await;
     drop(client);
@@ -1003,7 +1027,7 @@ struct Cost {
 async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Cost {
     let mut raw = server.raw();
     // Repeats itself every 100 seconds.
-    let options = one_place_each().lease(SECOND * 300);
+    let options = one_place_each().ttl(SECOND * 300);
     let guard = mutex_with(&clients[0], options.clone()).lock().await.expect("free");
     raw.send(&["CONFIG", "RESETSTAT"]);
     let mut tasks = JoinSet::new();
@@ -1069,7 +1093,7 @@ async fn an_uncontended_lock_and_release_are_two_commands() {
 async fn a_lease_is_kept_for_many_times_its_length() {
     let Some(server) = RedisServer::start_or_skip("renewal") else { return };
     let [one, two] = connect_many(&server).await;
-    let guard = mutex_with(&one, options().lease(SECOND)).lock().await.expect("free");
+    let guard = mutex_with(&one, options().ttl(SECOND)).lock().await.expect("free");
     let (begun, mut raw, id) = (Instant::now(), server.raw(), server.raw().get(LOCK));
     let (mut refreshed, mut last) = (0, i64::MAX);
     eventually(SECOND * 10, || {
@@ -1092,7 +1116,7 @@ async fn five_hundred_leases_of_one_client_are_all_kept() {
     const LEASES: usize = 500;
     let Some(server) = RedisServer::start_or_skip("renewal") else { return };
     let client = connect(&server).await;
-    let options = options().lease(ms(1500));
+    let options = options().ttl(ms(1500));
     let guards = join_all((0..LEASES).map(|i| {
         let mutex = client.mutex_with(&format!("machine:{i}"), options.clone()).expect("valid");
         async move { mutex.lock().await.expect("free") }
@@ -1115,13 +1139,13 @@ async fn unusable_arguments_are_told_and_send_nothing() {
     let (client, mut raw) = (connect(&server).await, server.raw());
     raw.send(&["CONFIG", "RESETSTAT"]);
     let argument = |outcome: Result<DistMutex, Error>| match outcome {
-        Err(Error::InvalidArgument { what, .. }) => what,
+        Err(Error::InvalidArgument { argument, .. }) => argument,
         other => panic!("expected a refusal, got {other:?}"),
     };
-    let lease = |lease: Duration| options().lease(lease);
+    let lease = |lease: Duration| options().ttl(lease);
     assert_eq!(argument(client.mutex("")), "name");
     assert_eq!(argument(client.mutex(&"n".repeat(MAX_NAME_BYTES + 1))), "name");
-    assert_eq!(argument(client.mutex_with(NAME, lease(ms(99)))), "lease");
+    assert_eq!(argument(client.mutex_with(NAME, lease(ms(99)))), "ttl");
     assert_eq!(argument(client.mutex_with(NAME, lease(SECOND).renewal_period(SECOND))), "renewal period");
     assert_eq!(argument(client.mutex_with(NAME, lease(SECOND).renewal_period(SECOND * 2))), "renewal period");
     assert_eq!(raw.keys("*"), Vec::<String>::new());
@@ -1134,7 +1158,7 @@ async fn urls_that_name_no_server_are_refused_without_their_password() {
         ["", "redis", "http://:hunter2@h", "redis://:hunter2@", "redis://:hunter2@h:99999", "redis://h/x"]
     {
         let error = Client::connect(url).await.expect_err(url);
-        assert!(matches!(error, Error::InvalidArgument { what: "url", .. }), "{url}: {error:?}");
+        assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
     }
     for url in ["rediss://:hunter2@h", "redis-cluster://:hunter2@h", "redis-sentinel://:hunter2@h"] {
@@ -1150,7 +1174,7 @@ async fn unreachable(port: u16) -> (String, Duration) {
     let url = format!("redis://:hunter2@127.0.0.1:{port}");
     let error = within(SECOND * 20, Client::connect(&url)).await.expect_err("nobody is there");
     let text = error.to_string();
-    assert!(matches!(error, Error::StoreUnavailable { step: "connect", .. }), "{error:?}");
+    assert!(matches!(error, Error::StoreUnavailable { operation: "connect", .. }), "{error:?}");
     assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
     assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     (text, begun.elapsed())
@@ -1183,7 +1207,7 @@ async fn a_wrong_password_is_refused_and_not_repeated() {
     for url in ["redis://:hunter2@", "redis://default:hunter2@", "redis://nobody:hunter2@", "redis://"] {
         let url = format!("{url}127.0.0.1:{}", server.port());
         let error = within(SOON, Client::connect(&url)).await.expect_err("refused");
-        assert!(matches!(error, Error::StoreRefused { step: "connect", .. }), "{url}: {error:?}");
+        assert!(matches!(error, Error::StoreRefused { operation: "connect", .. }), "{url}: {error:?}");
         assert!(error.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{error}");
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }
@@ -1234,7 +1258,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
         for error in [
             refusal(within(SOON, mutex.try_lock()).await),
             refusal(within(SOON, mutex.lock()).await),
-            refusal(within(SOON, mutex.lock_for(ms(100))).await),
+            refusal(within(SOON, mutex.lock_timeout(ms(100))).await),
         ] {
             assert!(error.contains("WRONGTYPE") && error.contains(NAME), "{key}: {error}");
         }

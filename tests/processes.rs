@@ -55,7 +55,7 @@ fn mutex_of(client: &Client) -> DistMutex {
 
 /// The same with the lease of the workers.
 fn brief_mutex_of(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, options().lease(LEASE)).expect("valid")
+    client.mutex_with(NAME, options().ttl(LEASE)).expect("valid")
 }
 
 /// The lock of the tests, with a place of its own in the store's line for every waiter.
@@ -382,7 +382,7 @@ enum Kill {
 async fn kill_waiters(server: &RedisServer, place: Place, kill: Kill) {
     let client = connect(server).await;
     for round in 0..ROUNDS {
-        let line = Line::form(server, &in_line(&client, one_place_each().lease(LEASE)), place).await;
+        let line = Line::form(server, &in_line(&client, one_place_each().ttl(LEASE)), place).await;
         let blocked = line.serve(kill).await;
         assert!(blocked <= REPLACED, "round {round}: a dead waiter blocked the others for {blocked:?}");
     }

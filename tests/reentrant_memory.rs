@@ -20,7 +20,7 @@ use leasehold::backend::{
     Released, Renew, Request, Resource,
 };
 use leasehold::{
-    Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LossReason, MAX_NAME_BYTES,
+    Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
 use support::{eventually, one_place_each, within};
@@ -72,7 +72,7 @@ fn owned_with(client: &Client, owner: &str, options: MutexOptions) -> ReentrantL
 }
 
 fn leased(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
-    owned_with(client, owner, MutexOptions::new().lease(lease))
+    owned_with(client, owner, MutexOptions::new().ttl(lease))
 }
 
 /// The same lock as a mutex, with a place of its own in the store's line for every waiter, as reentrant locks have.
@@ -237,7 +237,7 @@ async fn naming_the_owner_of_a_clone_leaves_the_handle_as_it_was() -> Outcome {
 #[tokio::test]
 async fn naming_the_owner_keeps_name_prefix_and_options() -> Outcome {
     let client = Client::memory();
-    let options = MutexOptions::new().prefix("other:").lease(SECOND);
+    let options = MutexOptions::new().prefix("other:").ttl(SECOND);
     let lock = client.reentrant_lock_with(NAME, options)?.with_owner(OWNER)?;
     let guard = soon(lock.lock()).await?;
     assert_eq!((lock.name(), guard.name(), guard.permits()), (NAME, NAME, 1));
@@ -306,7 +306,9 @@ fn unusable_owners_are_refused_when_they_are_named() {
     let named = |owner: &str| client.reentrant_lock(NAME).expect("valid").with_owner(owner);
     // The limit counts bytes, as the store does, not characters.
     for owner in [String::new(), "o".repeat(MAX_NAME_BYTES + 1), "é".repeat(MAX_NAME_BYTES / 2 + 1)] {
-        let Err(Error::InvalidArgument { what, why, .. }) = named(&owner) else { panic!("taken: {owner:?}") };
+        let Err(Error::InvalidArgument { argument: what, reason: why, .. }) = named(&owner) else {
+            panic!("taken: {owner:?}")
+        };
         assert_eq!(what, "owner");
         assert!(owner.is_empty() || why.contains(&owner.len().to_string()), "{why}");
     }
@@ -317,13 +319,13 @@ fn unusable_owners_are_refused_when_they_are_named() {
 fn unusable_names_and_options_are_refused_when_the_lock_is_made() {
     let client = Client::memory();
     let what = |outcome: Result<ReentrantLock, Error>| match outcome {
-        Err(Error::InvalidArgument { what, .. }) => what,
+        Err(Error::InvalidArgument { argument, .. }) => argument,
         other => panic!("expected a refusal, got {other:?}"),
     };
     let options = MutexOptions::new;
     assert_eq!(what(client.reentrant_lock("")), "name");
     assert_eq!(what(client.reentrant_lock(&"n".repeat(MAX_NAME_BYTES + 1))), "name");
-    assert_eq!(what(client.reentrant_lock_with(NAME, options().lease(ms(99)))), "lease");
+    assert_eq!(what(client.reentrant_lock_with(NAME, options().ttl(ms(99)))), "ttl");
     assert_eq!(what(client.reentrant_lock_with(NAME, options().max_hold(ms(9)))), "maximum hold time");
 }
 
@@ -352,7 +354,7 @@ async fn coming_in_again_shares_the_lease_and_the_token() -> Outcome {
     let mut guards = vec![soon(lock.lock()).await?];
     guards.push(at_once(lock.lock())?);
     guards.push(at_once(lock.try_lock())?.expect("let in"));
-    guards.push(at_once(lock.lock_for(Duration::ZERO))?);
+    guards.push(at_once(lock.lock_timeout(Duration::ZERO))?);
     guards.push(at_once(lock.clone().lock())?);
     guards.push(at_once(owned(&client.clone(), OWNER).lock())?);
     assert!(guards.iter().all(|guard| guard.token() == guards[0].token() && guard.is_held()));
@@ -373,7 +375,7 @@ async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outco
         let again = [
             at_once(lock.lock())?,
             at_once(lock.try_lock())?.expect("let in"),
-            at_once(owned(&client, OWNER).lock_for(SECOND))?,
+            at_once(owned(&client, OWNER).lock_timeout(SECOND))?,
         ];
         for (way, guard) in again.into_iter().enumerate() {
             at_once(give_back(guard, way));
@@ -703,7 +705,7 @@ async fn a_lease_that_has_passed_unnoticed_is_not_shared_any_more() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_never_fires_for_guards_that_were_given_back() -> Outcome {
+async fn guards_that_were_given_back_count_as_released_and_are_told_of_no_later_loss() -> Outcome {
     let store = MemoryBackend::new();
     let lock = leased(&client_of(&store), OWNER, SECOND);
     let guards = [soon(lock.lock()).await?, soon(lock.lock()).await?];
@@ -715,7 +717,19 @@ async fn lost_never_fires_for_guards_that_were_given_back() -> Outcome {
     assert!(lock.force_release().await?);
     heard().await;
     assert!(!later.is_held());
-    assert_pending(10 * SECOND, lost).await;
+    assert_eq!(at_once(lost), [LeaseEnd::Released; 2]);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_counts_as_released_when_its_last_guard_has_gone() -> Outcome {
+    let lock = owned(&Client::memory(), OWNER);
+    let (outer, inner) = (soon(lock.lock()).await?, soon(lock.lock()).await?);
+    let told = outer.lost();
+    outer.release().await?;
+    assert_pending(10 * SECOND, inner.lost()).await;
+    drop(inner);
+    assert_eq!(at_once(told), LeaseEnd::Released);
     Ok(())
 }
 
@@ -815,7 +829,7 @@ async fn a_forgotten_guard_keeps_the_lock_for_its_owner_until_shutdown() -> Outc
     let outer = soon(lock.lock()).await?;
     mem::forget(soon(lock.lock()).await?);
     outer.release().await?;
-    assert!(mutex_of(&other).lock_for(10 * SECOND).await.is_err(), "it stays held and renewed");
+    assert!(mutex_of(&other).lock_timeout(10 * SECOND).await.is_err(), "it stays held and renewed");
     assert!(at_once(lock.try_lock())?.is_some(), "its owner comes in");
     client.shutdown().await?;
     assert_free(&other, "after the shutdown").await;
@@ -1041,7 +1055,7 @@ async fn an_owner_comes_in_past_everybody_who_waits() -> Outcome {
         let lock = owned(client, OWNER);
         again.push(soon(lock.lock()).await?);
         again.push(lock.try_lock().await?.expect("let in"));
-        again.push(lock.lock_for(Duration::ZERO).await?);
+        again.push(lock.lock_timeout(Duration::ZERO).await?);
     }
     assert_eq!(started.elapsed(), Duration::ZERO);
     assert!(again.iter().all(|again| again.token() == guard.token()));
@@ -1065,7 +1079,7 @@ async fn different_owners_and_mutexes_are_served_in_one_line_in_order_of_arrival
             let guard = match i % 4 {
                 0 => mutex_of(&client).lock().await,
                 1 => anonymous(&client).lock().await,
-                2 => owned(&client, &i.to_string()).lock_for(LONG).await,
+                2 => owned(&client, &i.to_string()).lock_timeout(LONG).await,
                 _ => owned(&client, &i.to_string()).lock().await,
             };
             let guard = guard.expect("granted");
@@ -1240,13 +1254,13 @@ async fn try_lock_succeeds_at_once_after_the_last_guard_of_another_owner_of_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
+async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
     for patience in [Duration::ZERO, ms(250)] {
         let started = Instant::now();
-        let error = owned(&two, STRANGER).lock_for(patience).await.expect_err("held");
+        let error = owned(&two, STRANGER).lock_timeout(patience).await.expect_err("held");
         assert_eq!(started.elapsed(), patience);
         let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
         assert_eq!((name.as_str(), waited), (NAME, patience));
@@ -1255,11 +1269,11 @@ async fn lock_for_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcome {
     }
     assert!(guard.is_held());
     guard.release().await?;
-    owned(&two, STRANGER).lock_for(Duration::ZERO).await?.release().await
+    owned(&two, STRANGER).lock_timeout(Duration::ZERO).await?.release().await
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_waits_no_longer_than_its_patience_for_a_release_of_its_own() -> Outcome {
+async fn lock_timeout_waits_no_longer_than_its_patience_for_a_release_of_its_own() -> Outcome {
     let store = MemoryBackend::new();
     let wire = Arc::new(Wire::to(&store));
     let (client, other) = (Client::with_backend(wire.clone()), client_of(&store));
@@ -1270,7 +1284,7 @@ async fn lock_for_waits_no_longer_than_its_patience_for_a_release_of_its_own() -
     wire.delay_releases();
     drop(guard);
     let started = Instant::now();
-    let again = lock.lock_for(ms(20)).await;
+    let again = lock.lock_timeout(ms(20)).await;
     assert!(matches!(again, Err(Error::TimedOut { .. })), "{again:?}");
     // But for the time of a round trip.
     assert!(started.elapsed() <= ms(100), "{:?}", started.elapsed());
@@ -1278,12 +1292,12 @@ async fn lock_for_waits_no_longer_than_its_patience_for_a_release_of_its_own() -
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_for_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
+async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
     let lock = owned(&two, STRANGER);
-    let mut waiter = pin!(lock.lock_for(Duration::MAX));
+    let mut waiter = pin!(lock.lock_timeout(Duration::MAX));
     assert!(poll!(waiter.as_mut()).is_pending());
     drop(guard);
     within(SOON, waiter).await?.release().await
@@ -1376,7 +1390,7 @@ async fn shutdown_ends_waiting_requests_and_coming_in_again() -> Outcome {
     for lock in [&lock, &held] {
         assert_closed(&lock.lock().await);
         assert_closed(&lock.try_lock().await);
-        assert_closed(&lock.lock_for(SECOND).await);
+        assert_closed(&lock.lock_timeout(SECOND).await);
         assert_closed(&lock.inspect().await);
         assert_closed(&lock.force_release().await);
     }
@@ -1442,7 +1456,7 @@ async fn drop_after(case: Meanwhile, polls: usize, verb: usize) -> Outcome {
     {
         let request = match verb {
             0 => lock.lock().map(|guard| guard.map(Some)).boxed(),
-            1 => lock.lock_for(SECOND).map(|guard| guard.map(Some)).boxed(),
+            1 => lock.lock_timeout(SECOND).map(|guard| guard.map(Some)).boxed(),
             _ => lock.try_lock().boxed(),
         };
         let mut request = pin!(request);
@@ -1500,7 +1514,7 @@ async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outc
         let guard = soon(anonymous(&two).lock()).await?;
         let request = async {
             match round % 3 {
-                0 => lock.lock_for(patience).await.ok(),
+                0 => lock.lock_timeout(patience).await.ok(),
                 1 => timeout(patience, lock.lock()).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
@@ -1626,7 +1640,7 @@ async fn handles_go_everywhere_and_futures_can_be_spawned() -> Outcome {
     let lock = anonymous(&Client::memory());
     send(&lock.lock());
     send(&lock.try_lock());
-    send(&lock.lock_for(SECOND));
+    send(&lock.lock_timeout(SECOND));
     send(&lock.inspect());
     send(&lock.force_release());
     detached(&async move { lock.lock().await });

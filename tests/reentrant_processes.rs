@@ -39,7 +39,7 @@ async fn connect(server: &RedisServer) -> Client {
 }
 
 fn owned(client: &Client, name: &str, owner: &str) -> ReentrantLock {
-    owned_with(client, name, owner, MutexOptions::new().lease(LEASE))
+    owned_with(client, name, owner, MutexOptions::new().ttl(LEASE))
 }
 
 /// With the default lease, for those who do not die and shall not be too slow.
@@ -53,7 +53,7 @@ fn owned_with(client: &Client, name: &str, owner: &str, options: MutexOptions) -
 }
 
 fn mutex(client: &Client, name: &str) -> DistMutex {
-    client.mutex_with(name, options().lease(LEASE)).expect("valid")
+    client.mutex_with(name, options().ttl(LEASE)).expect("valid")
 }
 
 async fn inspect(client: &Client, name: &str) -> Inspection {

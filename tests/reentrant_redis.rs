@@ -104,7 +104,7 @@ impl Stage {
     /// Everybody gets the lock at once.
     async fn assert_served(&self) {
         for lock in [self.stranger(), owned(&self.one, OWNER, LONG), owned(&self.two, OWNER, LONG)] {
-            let guard = lock.lock_for(SECOND).await.expect("free within a second");
+            let guard = lock.lock_timeout(SECOND).await.expect("free within a second");
             guard.release().await.expect("held");
         }
     }
@@ -131,7 +131,7 @@ fn owned(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
 }
 
 fn owned_named(client: &Client, name: &str, owner: &str, lease: Duration) -> ReentrantLock {
-    let lock = client.reentrant_lock_with(name, MutexOptions::new().lease(lease));
+    let lock = client.reentrant_lock_with(name, MutexOptions::new().ttl(lease));
     lock.and_then(|lock| lock.with_owner(owner)).expect("valid")
 }
 
@@ -197,7 +197,7 @@ fn assert_lost<T: std::fmt::Debug>(outcome: Result<T, Error>, expected: &[LossRe
 /// Every one of `guards` is told that it is lost, soon and in every way there is.
 async fn assert_all_lost(guards: impl IntoIterator<Item = Guard>, expected: &[LossReason]) {
     for guard in guards {
-        let reason = within(SOON, guard.lost()).await;
+        let reason = within(SOON, guard.lost()).await.loss().expect("not released");
         assert!(expected.contains(&reason), "{reason:?} is none of {expected:?}");
         assert!(!guard.is_held() && guard.remaining().is_zero());
         assert_lost(guard.protect(ready(())).await, expected);
@@ -284,7 +284,7 @@ async fn coming_in_again_and_leaving_is_no_command() {
         let again = [
             at_once(lock.lock()).expect("let in"),
             at_once(lock.try_lock()).expect("answered").expect("let in"),
-            at_once(lock.lock_for(SECOND)).expect("let in"),
+            at_once(lock.lock_timeout(SECOND)).expect("let in"),
             at_once(owned(&stage.one.clone(), OWNER, SECOND).lock()).expect("let in"),
         ];
         assert!(again.iter().all(|again| again.token() == outer.token()));
@@ -404,7 +404,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_every_owner() {
         assert!(bare_lock(&mut raw, value, SECOND * 60));
         for lock in stage.owners() {
             assert!(lock.try_lock().await.expect("answered").is_none(), "let in beside {value:?}");
-            let waited = lock.lock_for(ms(30)).await;
+            let waited = lock.lock_timeout(ms(30)).await;
             assert!(matches!(waited, Err(Error::TimedOut { .. })), "{value:?}: {waited:?}");
         }
         let holder = stage.inspect().await.holder().cloned().expect("held");
@@ -805,7 +805,7 @@ async fn an_owner_comes_in_past_everybody_who_waits() {
     let waiters = [first, waiter(&stage.stranger())];
     queued(&stage.server, 2).await;
     let mut again = vec![two.try_lock().await.expect("answered").expect("let in")];
-    again.push(owned(&stage.other, OWNER, LONG).lock_for(Duration::ZERO).await.expect("let in"));
+    again.push(owned(&stage.other, OWNER, LONG).lock_timeout(Duration::ZERO).await.expect("let in"));
     assert!(again.iter().all(|again| again.token() == guard.token()));
     guard.release().await.expect("held to the end");
     again.push(enter(&one).await);
@@ -933,7 +933,7 @@ async fn different_owners_and_mutexes_of_three_clients_are_served_in_order_of_ar
             let guard = match i % 3 {
                 0 => mutex.lock().await,
                 1 => lock.lock().await,
-                _ => lock.lock_for(LONG).await,
+                _ => lock.lock_timeout(LONG).await,
             };
             let guard = guard.expect("granted");
             served.lock().unwrap_or_else(PoisonError::into_inner).push((i, guard.token()));
@@ -1033,7 +1033,7 @@ async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() {
 fn ask(lock: &ReentrantLock, verb: usize) -> BoxFuture<'_, Option<Guard>> {
     match verb {
         0 => lock.lock().map(Result::ok).boxed(),
-        1 => lock.lock_for(LONG).map(Result::ok).boxed(),
+        1 => lock.lock_timeout(LONG).map(Result::ok).boxed(),
         _ => lock.try_lock().map(|guard| guard.ok().flatten()).boxed(),
     }
 }
@@ -1192,7 +1192,7 @@ async fn a_timeout_that_races_the_grant_leaves_nothing_in_many_rounds() {
                 // Both may win, one of them, or none.
                 let asking = [
                     tokio::time::timeout_at(limit, locks[0].lock()).map(|locked| locked.ok()).boxed(),
-                    locks[1].lock_for(ms(8)).map(Some).boxed(),
+                    locks[1].lock_timeout(ms(8)).map(Some).boxed(),
                 ];
                 let (locked, ()) = tokio::join!(join_all(asking), release);
                 for locked in locked.into_iter().flatten() {
@@ -1794,7 +1794,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
                     1 => drop(lock.lock().await.expect("granted")),
                     2 => drop(lock.try_lock().await.expect("answered")),
                     // Times out, and is dropped, at any point of the way to a grant and after it.
-                    3 => drop(lock.lock_for(patience).await),
+                    3 => drop(lock.lock_timeout(patience).await),
                     4 => drop(timeout(patience, lock.lock()).await),
                     5 => drop(named(&client, &name, LONG).lock().await.expect("granted")),
                     _ => {
@@ -1866,7 +1866,7 @@ async fn short_waits_end_as_timed_out_however_many_ask() {
             let lock = lock.with_owner(["a", "b"][task as usize % 2]).expect("valid");
             tasks.push(tokio::spawn(async move {
                 for n in 0..50 {
-                    match lock.lock_for(Duration::from_micros((task + n * 64 + client) % 3_000)).await {
+                    match lock.lock_timeout(Duration::from_micros((task + n * 64 + client) % 3_000)).await {
                         Ok(guard) => drop(guard),
                         Err(Error::TimedOut { .. }) => {}
                         Err(error) => panic!("{error}"),

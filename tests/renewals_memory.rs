@@ -26,7 +26,7 @@ fn client() -> (Client, Arc<Deaf>) {
 
 async fn take(client: &Client, names: impl Iterator<Item = (String, Duration)>) -> Vec<Guard> {
     let take = async |(name, lease): (String, Duration)| {
-        let mutex = client.mutex_with(&name, options().lease(lease)).expect("valid");
+        let mutex = client.mutex_with(&name, options().ttl(lease)).expect("valid");
         mutex.lock().await.expect("free")
     };
     join_all(names.map(take)).await

@@ -89,7 +89,7 @@ async fn a_lease_that_may_not_be_renewed_harms_no_other_that_is_renewed_with_it(
     let mut raw = server.raw();
     raw.send(&["ACL", "SETUSER", "limited", "on", ">pw", "+@all", "&leasehold:*", "~*"]);
     let client = connect(&format!("redis://limited:pw@127.0.0.1:{}", server.port())).await;
-    let elsewhere = options().lease(SECOND).prefix("elsewhere:");
+    let elsewhere = options().ttl(SECOND).prefix("elsewhere:");
     let elsewhere = client.mutex_with("private", elsewhere).expect("valid");
     let (guards, forbidden) = futures::future::join(take(&client, 300, SECOND), elsewhere.lock()).await;
     let forbidden = forbidden.expect("free");

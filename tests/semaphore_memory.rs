@@ -69,7 +69,8 @@ use deaf::Deaf;
 use futures::FutureExt;
 use futures::poll;
 use leasehold::{
-    Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LossReason, SemaphoreOptions,
+    Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LeaseEnd, LossReason,
+    SemaphoreOptions,
 };
 use semaphores::*;
 use support::within;
@@ -197,7 +198,7 @@ async fn drop_after<S: Semaphore>(case: Meanwhile, polls: usize, verb: usize) {
     {
         let request = match verb {
             0 => mine.acquire_many(2).map(|guard| guard.map(Some)).boxed(),
-            1 => mine.acquire_many_for(2, SECOND).map(|guard| guard.map(Some)).boxed(),
+            1 => mine.acquire_many_timeout(2, SECOND).map(|guard| guard.map(Some)).boxed(),
             _ => mine.try_acquire_many(2).boxed(),
         };
         let mut request = pin!(request);
@@ -238,7 +239,7 @@ async fn a_time_limit_that_races_the_grant_either_holds_or_leaves_nothing<S: Sem
         let part = rest.split(2).expect("of four");
         let request = async {
             match round % 3 {
-                0 => mine.acquire_many_for(2, patience).await.ok(),
+                0 => mine.acquire_many_timeout(2, patience).await.ok(),
                 1 => timeout(patience, mine.acquire_many(2)).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
@@ -273,7 +274,7 @@ async fn a_request_times_out_to_the_millisecond<S: Semaphore>(site: Site) {
     let [mine, other] = site.clients().await.map(|client| S::of(&client, 2));
     let _guard = taken(&other, 1).await;
     let started = Instant::now();
-    let Err(Error::TimedOut { name, waited, .. }) = mine.acquire_many_for(2, ms(250)).await else {
+    let Err(Error::TimedOut { name, waited, .. }) = mine.acquire_many_timeout(2, ms(250)).await else {
         panic!("one is missing");
     };
     assert_eq!((started.elapsed(), name.as_str(), waited), (ms(250), NAME, ms(250)));
@@ -349,7 +350,7 @@ async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease<S: Semaphore>
     })
     .join()
     .expect("no panic");
-    let early = two.acquire_for(ms(500)).await;
+    let early = two.acquire_timeout(ms(500)).await;
     let next = timeout(SECOND, two.acquire_many(2)).await;
     runtime.shutdown_background();
     assert_timed_out(early);
@@ -372,7 +373,7 @@ async fn loss_is_told_to_all_parts_before_anybody_else_is_granted_when_the_store
     let next = within(SECOND * 10, S::of(&site.client().await, 2).acquire()).await.expect("granted");
     for part in [guard, part] {
         assert!(!part.is_held(), "three of two");
-        assert_eq!(poll!(pin!(part.lost())), Poll::Ready(LossReason::StoreUnreachable));
+        assert_eq!(poll!(part.lost()), Poll::Ready(LeaseEnd::Lost(LossReason::StoreUnreachable)));
         assert!(next.token() > part.token());
         assert_lost(part.release().await, LossReason::StoreUnreachable);
     }
@@ -405,7 +406,7 @@ async fn a_forgotten_guard_stays_held_until_the_client_is_shut_down<S: Semaphore
     let part = guard.split(1).expect("of three");
     mem::forget(guard);
     part.release().await.expect("held to the end");
-    assert_timed_out(other.acquire_many_for(2, SECOND * 10).await);
+    assert_timed_out(other.acquire_many_timeout(2, SECOND * 10).await);
     assert_eq!(free(&other).await, 1);
     one.shutdown().await.expect("drained");
     assert_eq!(free(&other).await, 3);
@@ -491,8 +492,8 @@ macro_rules! futures_can_be_spawned {
             send(&semaphore.acquire_many(2));
             send(&semaphore.try_acquire());
             send(&semaphore.try_acquire_many(2));
-            send(&semaphore.acquire_for(SECOND));
-            send(&semaphore.acquire_many_for(2, SECOND));
+            send(&semaphore.acquire_timeout(SECOND));
+            send(&semaphore.acquire_many_timeout(2, SECOND));
             send(&semaphore.available());
             send(&semaphore.inspect());
             send(&semaphore.resize(4));

@@ -90,7 +90,7 @@ impl Orders {
     }
 
     fn semaphore<S: Semaphore>(&self) -> S {
-        let options = SemaphoreOptions::new().lease(self.lease);
+        let options = SemaphoreOptions::new().ttl(self.lease);
         S::make(&self.client, &self.name, self.limit, options).expect("valid")
     }
 
@@ -101,7 +101,7 @@ impl Orders {
 
 /// A semaphore with the lease of the workers that die.
 fn brief<S: Semaphore>(client: &Client, name: &str, limit: u32) -> S {
-    S::make(client, name, limit, SemaphoreOptions::new().lease(LEASE)).expect("valid")
+    S::make(client, name, limit, SemaphoreOptions::new().ttl(LEASE)).expect("valid")
 }
 
 fn orders<S: Semaphore>(site: &Site, name: &str, limit: u32, permits: u32, lease: Duration) -> String {
@@ -172,7 +172,7 @@ async fn crowd<S: Semaphore>(orders: Orders) {
 worker!(lining_up_worker = line_up_on_command);
 /// Stands in the store's line once more whenever it is told to, and holds what it gets for ever.
 async fn line_up_on_command<S: Semaphore>(orders: Orders) {
-    let options = SemaphoreOptions::new().lease(orders.lease);
+    let options = SemaphoreOptions::new().ttl(orders.lease);
     let (semaphore, mut raw) = (S::strict(&orders.client, &orders.name, orders.limit, options), orders.raw());
     say("ready");
     loop {
@@ -425,7 +425,7 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
     const WAITERS: usize = 50;
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
     let semaphores =
-        clients.clone().map(|client| S::strict(&client, NAME, 2, SemaphoreOptions::new().lease(KEPT)));
+        clients.clone().map(|client| S::strict(&client, NAME, 2, SemaphoreOptions::new().ttl(KEPT)));
     let [one, _] = &semaphores;
     let mut doomed = Worker::start("lining_up_worker", &orders::<S>(&site, NAME, 2, 1, LEASE));
     assert_eq!(doomed.line().await.as_deref(), Some("ready"));
@@ -436,7 +436,9 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
         match i {
             // Two of five are in the process that will be killed, one runs out of patience, two are dropped.
             1 | 11 | 21 | 31 => drop(raw.send(&["RPUSH", "line up", "once"])),
-            6 | 26 => drop(tokio::spawn(async move { semaphore.acquire_for(SECOND * 4).await.map(drop) })),
+            6 | 26 => {
+                drop(tokio::spawn(async move { semaphore.acquire_timeout(SECOND * 4).await.map(drop) }))
+            }
             16 | 36 | 41 | 46 => dropped.push(waiter(&semaphore, 1)),
             _ => rest.push(waiter(&semaphore, 1)),
         }

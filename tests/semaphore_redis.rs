@@ -161,7 +161,7 @@ async fn a_release_wakes_exactly_those_that_fit_and_the_others_ask_nothing<S: Se
 async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], waiters: usize) -> f64 {
     let mut raw = server.raw();
     // Repeats itself every 100 seconds.
-    let options = SemaphoreOptions::new().lease(SECOND * 300);
+    let options = SemaphoreOptions::new().ttl(SECOND * 300);
     let semaphores: Vec<_> =
         clients.iter().map(|client| S::strict(client, NAME, 3, options.clone())).collect();
     let guard = taken(&semaphores[0], 3).await;
@@ -299,7 +299,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection<S: Semaphore>(s
                     1 => drop(semaphore.acquire_many(permits).await.expect("granted")),
                     2 => drop(semaphore.try_acquire_many(permits).await.expect("answered")),
                     // Times out, and is dropped, at any point of the way to a grant and after it.
-                    3 => drop(semaphore.acquire_many_for(permits, moment).await),
+                    3 => drop(semaphore.acquire_many_timeout(permits, moment).await),
                     4 => drop(timeout(moment, semaphore.acquire_many(permits)).await),
                     _ => {
                         let mut guard = semaphore.acquire_many(3).await.expect("granted");
@@ -346,7 +346,7 @@ async fn refused_arguments_send_nothing<S: Semaphore>(site: Site) {
     for permits in [0, 6, u32::MAX] {
         assert_invalid(semaphore.acquire_many(permits).await, "permits");
         assert_invalid(semaphore.try_acquire_many(permits).await, "permits");
-        assert_invalid(semaphore.acquire_many_for(permits, SECOND).await, "permits");
+        assert_invalid(semaphore.acquire_many_timeout(permits, SECOND).await, "permits");
     }
     assert_eq!(scripts_called(&raw.info_commandstats()), 0);
     assert_eq!(raw.keys("*"), Vec::<String>::new());
@@ -365,7 +365,7 @@ where
         let done = output.is_some();
         drop(output);
         for semaphore in [&other, &one] {
-            semaphore.acquire_many_for(3, SECOND).await.expect("free").release().await.expect("held");
+            semaphore.acquire_many_timeout(3, SECOND).await.expect("free").release().await.expect("held");
         }
         only_fences_are_left(site.server()).await;
         if done {
@@ -379,7 +379,8 @@ promise!(a_request_dropped_after_any_poll_leaves_nothing: counting, fair);
 async fn a_request_dropped_after_any_poll_leaves_nothing<S: Semaphore>(site: Site) {
     let is_granted = |guard: Result<Guard, Error>| drop(guard.expect("granted"));
     drop_after_any_poll(&site, |s: S| async move { is_granted(s.acquire_many(2).await) }).await;
-    drop_after_any_poll(&site, |s: S| async move { is_granted(s.acquire_many_for(2, SECOND).await) }).await;
+    drop_after_any_poll(&site, |s: S| async move { is_granted(s.acquire_many_timeout(2, SECOND).await) })
+        .await;
     drop_after_any_poll(&site, |s: S| async move { drop(s.try_acquire_many(2).await.expect("answered")) })
         .await;
 }
@@ -445,7 +446,7 @@ async fn a_time_limit_that_races_the_grant_leaves_nothing_in_a_thousand_rounds<S
                 let request = async {
                     match round % 2 {
                         0 => timeout_at(limit, one.acquire()).await.ok().map(|guard| guard.expect("granted")),
-                        _ => one.acquire_for(patience).await.ok(),
+                        _ => one.acquire_timeout(patience).await.ok(),
                     }
                 };
                 if let (Some(guard), ()) = tokio::join!(request, release) {
@@ -572,7 +573,7 @@ async fn something_else_under_the_key_for_a_while_admits_nobody_too_many<S: Sema
             assert_refused(semaphore.try_acquire().await);
         } else {
             raw.send(&["SET", &foreign, "foreign"]);
-            assert_refused(semaphore.acquire_for(SECOND).await);
+            assert_refused(semaphore.acquire_timeout(SECOND).await);
             assert_eq!(raw.send(&["EXISTS", &beside::<S>("waiters")]).int(), 0, "nobody stands in that line");
             // It is refused, but what it had is given back before that.
             drop(guard);
@@ -689,7 +690,7 @@ async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Sema
     }
     let mut left = DEAD;
     for _ in 0..5000 {
-        let Err(Error::TimedOut { .. }) = semaphore.acquire_for(ms(1)).await else {
+        let Err(Error::TimedOut { .. }) = semaphore.acquire_timeout(ms(1)).await else {
             panic!("all permits are held")
         };
         left = raw.send(&["HLEN", &beside::<S>("waiters")]).int();
@@ -733,7 +734,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone<S: Semapho
         let held = if key.ends_with("waiters") { Some(taken(&semaphore, 3).await) } else { None };
         let mut outcomes = vec![
             within(SOON, semaphore.acquire()).await.map(drop),
-            within(SOON, semaphore.acquire_many_for(2, ms(100))).await.map(drop),
+            within(SOON, semaphore.acquire_many_timeout(2, ms(100))).await.map(drop),
         ];
         if held.is_none() {
             outcomes.push(within(SOON, semaphore.try_acquire_many(2)).await.map(drop));
@@ -947,7 +948,7 @@ async fn requests_into_a_black_hole_are_answered_in_time_and_done_when_the_wire_
     wired.proxy.hold(Direction::Both);
     let impatient = async {
         let begun = Instant::now();
-        assert_unavailable(wired.far.acquire_for(ms(300)).await);
+        assert_unavailable(wired.far.acquire_timeout(ms(300)).await);
         assert!(begun.elapsed() >= ms(300) && begun.elapsed() < ms(300) + SLACK, "{:?}", begun.elapsed());
     };
     let all = async {
@@ -1201,7 +1202,7 @@ async fn a_store_that_forgets_under_load_admits_too_many_until_the_next_renewal_
 ) {
     const LIMIT: u32 = 4;
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
-    let options = SemaphoreOptions::new().lease(SECOND * 3).renewal_period(ms(100));
+    let options = SemaphoreOptions::new().ttl(SECOND * 3).renewal_period(ms(100));
     let semaphores = clients.clone().map(|client| S::with(&client, LIMIT, options.clone()));
     let mut newest = None;
     for round in 0..3 {
@@ -1252,7 +1253,7 @@ async fn a_server_restarted_without_memory_tells_the_holders_and_serves_the_wait
     });
     join_all(served).await;
     for guard in held {
-        let reason = within(LEASE, guard.lost()).await;
+        let reason = within(LEASE, guard.lost()).await.loss().expect("not released");
         assert!(matches!(reason, LossReason::Expired | LossReason::StoreUnreachable), "{reason:?}");
         assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     }

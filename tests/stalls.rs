@@ -31,7 +31,7 @@ const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Counting, Kind::Fa
 impl Kind {
     /// Asks for all there is, with a place of its own in the queue.
     fn acquire(self, client: &Client, lease: Duration) -> BoxFuture<'static, Result<Guard, Error>> {
-        let (locks, permits) = (one_place_each().lease(lease), SemaphoreOptions::new().lease(lease));
+        let (locks, permits) = (one_place_each().ttl(lease), SemaphoreOptions::new().ttl(lease));
         match self {
             Self::Mutex => {
                 let lock = client.mutex_with(NAME, locks).expect("valid");
@@ -179,7 +179,7 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
                 let (begin, patience) = (stall * n as u32 / 120, ms(100 + n * 4));
                 given_up.push(tokio::spawn(async move {
                     tokio::time::sleep(begin).await;
-                    lock.lock_for(patience).await.map(drop)
+                    lock.lock_timeout(patience).await.map(drop)
                 }));
             }
         }

@@ -143,35 +143,35 @@ impl User {
 
     async fn acquire(&self, patience: Option<Duration>) -> Result<Guard, Error> {
         let (client, ttl) = (&self.client, self.primitive.lease());
-        let locks = MutexOptions::new().lease(ttl).local_handover(self.primitive != Primitive::MutexInLine);
-        let permits = SemaphoreOptions::new().lease(ttl);
+        let locks = MutexOptions::new().ttl(ttl).local_handover(self.primitive != Primitive::MutexInLine);
+        let permits = SemaphoreOptions::new().ttl(ttl);
         let name = self.primitive.name();
         match self.primitive {
             Primitive::Mutex | Primitive::MutexInLine => {
                 let mutex = client.mutex_with(name, locks)?;
                 match patience {
-                    Some(patience) => mutex.lock_for(patience).await,
+                    Some(patience) => mutex.lock_timeout(patience).await,
                     None => mutex.lock().await,
                 }
             }
             Primitive::Reentrant => {
                 let lock = client.reentrant_lock_with(name, locks)?.with_owner(OWNERS[self.task % 2])?;
                 match patience {
-                    Some(patience) => lock.lock_for(patience).await,
+                    Some(patience) => lock.lock_timeout(patience).await,
                     None => lock.lock().await,
                 }
             }
             Primitive::Counting => {
                 let semaphore = client.counting_semaphore_with(name, LIMIT, permits)?;
                 match patience {
-                    Some(patience) => semaphore.acquire_for(patience).await,
+                    Some(patience) => semaphore.acquire_timeout(patience).await,
                     None => semaphore.acquire().await,
                 }
             }
             Primitive::Fair => {
                 let semaphore = client.fair_semaphore_with(name, LIMIT, permits)?;
                 match patience {
-                    Some(patience) => semaphore.acquire_for(patience).await,
+                    Some(patience) => semaphore.acquire_timeout(patience).await,
                     None => semaphore.acquire().await,
                 }
             }

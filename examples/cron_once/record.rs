@@ -22,7 +22,7 @@ use leasehold::{Fence, FencingToken};
 use tokio::sync::watch;
 
 use crate::failure::Failure;
-use crate::fenced::{admitted, refusal};
+use crate::fenced::{admitted, refused};
 use crate::loopback::{Answer, Connection};
 use crate::scheduler::due;
 
@@ -163,8 +163,8 @@ impl Record {
 
     fn decide(&self, request: Request) -> String {
         let mut state = self.state();
-        if let Some(refusal) = refusal(&state.fence, request.token) {
-            return refusal;
+        if let Err(stale) = state.fence.admit(request.token) {
+            return refused(stale);
         }
         match request.verb {
             Verb::Next => state.next.to_string(),

@@ -56,7 +56,7 @@ impl Scheduler {
     }
 
     pub(crate) async fn work(self, client: Client) -> Result<(), Failure> {
-        let options = MutexOptions::new().lease(Duration::from_millis(self.lease));
+        let options = MutexOptions::new().ttl(Duration::from_millis(self.lease));
         let leadership = client.mutex_with(&format!("cron_once:{}", self.run), options)?;
         loop {
             let guard = leadership.lock().await?;

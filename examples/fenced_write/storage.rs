@@ -12,7 +12,7 @@ use leasehold::{Fence, FencingToken};
 use tokio::sync::watch;
 
 use crate::failure::Failure;
-use crate::fenced::{admitted, refusal};
+use crate::fenced::{admitted, refused};
 use crate::loopback::{Answer, Connection};
 
 /// Who has added themselves.
@@ -202,7 +202,7 @@ impl Storage {
 
 impl State {
     fn refusal(&self, token: FencingToken) -> Option<String> {
-        refusal(self.fence.as_ref()?, token)
+        self.fence.as_ref()?.admit(token).err().map(refused)
     }
 }
 

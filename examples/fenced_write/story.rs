@@ -63,7 +63,7 @@ pub(crate) async fn tell(args: &Args, fenced: bool) -> Result<Outcome, Failure> 
         Ok(())
     };
     let patience = PATIENCE + Duration::from_millis(args.lease) * 2;
-    let late = |_| Failure::Io(io::Error::new(io::ErrorKind::TimedOut, "the story does not go on"));
+    let late = |_| Failure::Io(io::Error::new(io::ErrorKind::TimedOut, "the story did not continue"));
     timeout(patience, async { tokio::try_join!(first.ended(), story) }).await.map_err(late)??;
 
     let (events, record) = storage.contents();
@@ -77,13 +77,11 @@ impl Outcome {
     fn words(&self, event: &Event) -> (String, &'static str) {
         match &event.what {
             What::Read => ("holds the lock and reads".to_owned(), ""),
-            What::Sure if self.held_up == Some(event.token) => {
-                ("is sure of its lease; PAUSED".to_owned(), "")
-            }
-            What::Sure => ("is sure of its lease".to_owned(), ""),
+            What::Sure if self.held_up == Some(event.token) => ("trusts its lease; PAUSED".to_owned(), ""),
+            What::Sure => ("trusts its lease".to_owned(), ""),
             What::Write(record, true) => (format!("writes {}", display(record)), "accepted"),
-            What::Write(record, false) => (format!("writes {}", display(record)), "REFUSED"),
-            What::Told(how) => (format!("is told: {how}"), ""),
+            What::Write(record, false) => (format!("writes {}", display(record)), "REJECTED"),
+            What::Told(how) => (format!("is notified: {how}"), ""),
         }
     }
 }
@@ -108,6 +106,6 @@ impl fmt::Display for Outcome {
         table.column_iter_mut().skip(4).for_each(|column| column.set_cell_alignment(CellAlignment::Left));
         writeln!(f, "{table}")?;
         let lost = if self.keeps_both { "nothing is lost" } else { "an update is lost" };
-        writeln!(f, "in the record in the end: {}: {lost}", display(&self.record))
+        writeln!(f, "final record: {}: {lost}", display(&self.record))
     }
 }

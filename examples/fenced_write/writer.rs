@@ -44,7 +44,7 @@ impl Writer {
     }
 
     pub(crate) async fn work(self, client: Client) -> Result<(), Failure> {
-        let options = MutexOptions::new().lease(Duration::from_millis(self.lease));
+        let options = MutexOptions::new().ttl(Duration::from_millis(self.lease));
         let mutex = client.mutex_with(&format!("fenced_write:{}", self.run), options)?;
         loop {
             let guard = mutex.lock().await?;

@@ -71,7 +71,7 @@ impl Case {
             Self::Force | Self::MaxHold => (Duration::ZERO, "at once"),
             Self::Forgetting => (lease / 3, "at the next renewal"),
             Self::Silence => (lease, "when the lease is over"),
-            Self::Pause => (Duration::ZERO, "when it runs again"),
+            Self::Pause => (Duration::ZERO, "when it resumes"),
         }
     }
 
@@ -101,7 +101,7 @@ impl Case {
         let mut holder = Holder::start(entrance, name.clone(), self.options(args)).await?;
 
         let client = store.client().await?;
-        let mutex = client.mutex_with(&name, MutexOptions::new().lease(lease))?;
+        let mutex = client.mutex_with(&name, MutexOptions::new().ttl(lease))?;
         let next = tokio::spawn(wait_in_line(mutex.clone()));
         while mutex.inspect().await?.waiters.is_empty() && !next.is_finished() {
             sleep(Duration::from_millis(1)).await;
@@ -138,7 +138,7 @@ impl Case {
 
     /// What the holder chooses.
     fn options(self, args: &Args) -> MutexOptions {
-        let options = MutexOptions::new().lease(args.lease());
+        let options = MutexOptions::new().ttl(args.lease());
         if self == Self::MaxHold { options.max_hold(args.max_hold()) } else { options }
     }
 

@@ -8,7 +8,7 @@ use tokio::task::JoinError;
 pub(crate) enum Failure {
     #[error(transparent)]
     Lock(#[from] leasehold::Error),
-    #[error("a holder ended without a word")]
+    #[error("a holder ended without reporting")]
     Silent,
     #[cfg(feature = "redis")]
     #[error("the key cannot be deleted: {0}")]

@@ -3,23 +3,20 @@
 use std::io;
 use std::process::ExitStatus;
 
-use leasehold::FencingToken;
+use leasehold::StaleToken;
 use tokio::task::JoinError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    #[error("--crash kills a process, and on `memory:` there is only this one: add the --url of a server")]
+    #[error("--crash kills a process, but with `memory:` there is only this one: add the --url of a server")]
     NothingToKill,
     #[error(transparent)]
     Lock(#[from] leasehold::Error),
-    #[error("the record has seen a token newer than {0}")]
-    Stale(FencingToken),
-    #[cfg(feature = "redis")]
-    #[error("the record cannot be read or written: {0}")]
-    Storage(String),
+    #[error(transparent)]
+    Stale(#[from] StaleToken),
     #[error("the record is damaged at `{0}`")]
     Damaged(String),
-    #[error("a worker said `{0}`, which means nothing")]
+    #[error("unexpected message from a worker: `{0}`")]
     Protocol(String),
     #[error("worker {number} ended early: {status}")]
     Worker { number: u32, status: ExitStatus },

@@ -1,6 +1,7 @@
 //! Workers as processes of their own: how they are started, listened to, and killed.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::process::Stdio;
 
 use clap::Parser;
@@ -20,6 +21,9 @@ use crate::worker::Worker;
 pub(crate) struct Job {
     #[arg(long)]
     pub(crate) run: String,
+    /// Where the record is served.
+    #[arg(long)]
+    pub(crate) record: SocketAddr,
     #[arg(long)]
     pub(crate) lease: u64,
     #[arg(long)]
@@ -38,8 +42,10 @@ pub(crate) struct Job {
 impl Job {
     /// Starts a process that is ended when the returned handle is dropped.
     fn start(&self, url: &str) -> io::Result<Process> {
-        let Self { run, lease, source, first, end, .. } = self;
-        let numbers = format!("--run={run} --lease={lease} --source={source} --first={first} --end={end}");
+        let Self { run, record, lease, source, first, end, .. } = self;
+        let numbers = format!(
+            "--run={run} --record={record} --lease={lease} --source={source} --first={first} --end={end}"
+        );
         let mut command = process::command(url)?;
         command.args(numbers.split(' '));
         command.args(self.locked.then_some("--locked")).args(self.stall.then_some("--stall"));
@@ -92,8 +98,8 @@ pub(crate) async fn work(url: &str) -> Result<(), Failure> {
 }
 
 async fn work_at(url: &str, job: Job, events: UnboundedSender<Event>) -> Result<(), Failure> {
-    let Job { run, lease, source, first, end, locked, stall } = job;
-    let storage = Storage::open(url, &run).await?;
+    let Job { run, record, lease, source, first, end, locked, stall } = job;
+    let storage = Storage::At(record);
     if !locked {
         return Worker { source, rounds: first..end, stall, storage, mutex: None, events }.run().await;
     }

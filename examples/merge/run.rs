@@ -1,5 +1,7 @@
 //! One run: workers, their lock, their record, and the count of what they did.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,20 +14,21 @@ use crate::Args;
 use crate::event::Event;
 use crate::failure::Failure;
 use crate::job::{self, Job};
+use crate::loopback::Service;
 use crate::record::Record;
-use crate::storage::Storage;
+use crate::storage::{Fenced, Storage};
 use crate::worker::Worker;
 
 /// The lock that guards the record of the run called `id`.
 pub(crate) fn mutex(client: &Client, id: &str, lease: u64) -> Result<DistMutex, leasehold::Error> {
-    let options = MutexOptions::new().lease(Duration::from_millis(lease));
+    let options = MutexOptions::new().ttl(Duration::from_millis(lease));
     client.mutex_with(&format!("merge:{id}"), options)
 }
 
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     args: &'a Args,
-    /// Names the record and the lock, so that runs at the same time do not meet.
+    /// Names the lock, so that runs at the same time do not meet.
     id: String,
     locked: bool,
     mutex: DistMutex,
@@ -54,29 +57,35 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) async fn go(&self) -> Result<Outcome, Failure> {
-        let storage = Storage::open(&self.args.url, &self.id).await?;
+        let record = Arc::<Fenced>::default();
+        let service = Service::start(Arc::clone(&record)).await?;
+        let storage = Storage::Here(record);
         let started = Instant::now();
         let (events, inbox) = unbounded_channel();
-        let workers = self.start(&storage, &events);
+        let workers = self.start(&storage, service.address(), &events);
         drop(events); // the tally is complete when the last worker has dropped its copy
         let done = tokio::try_join!(tally(inbox, self.progress_bar()), all(workers));
         let elapsed = started.elapsed();
-        let text = storage.take().await; // also if the run failed: nothing is left behind
 
         let (Tally { made, longest_wait, recovery, .. }, ()) = done?;
-        let record: Record = text?.parse()?;
+        let record: Record = storage.read(None).await?.parse()?;
         let parts = record.parts().collect::<Vec<_>>().join(", ");
         Ok(Outcome { made, kept: record.updates(), elapsed, longest_wait, recovery, parts })
     }
 
-    fn start(&self, storage: &Storage, events: &UnboundedSender<Event>) -> JoinSet<Result<(), Failure>> {
+    fn start(
+        &self,
+        storage: &Storage,
+        record: SocketAddr,
+        events: &UnboundedSender<Event>,
+    ) -> JoinSet<Result<(), Failure>> {
         let mut workers = JoinSet::new();
         for source in 0..self.args.processes {
             if self.args.url == "memory:" {
                 workers.spawn(self.task(source, storage.clone(), events.clone()).run());
             } else {
                 let crash = self.args.crash && self.locked && source == 0;
-                let (url, own) = (self.args.url.clone(), self.job(source));
+                let (url, own) = (self.args.url.clone(), self.job(source, record));
                 workers.spawn(job::supervise(url, own, crash, events.clone()));
             }
         }
@@ -90,9 +99,10 @@ impl<'a> Run<'a> {
     }
 
     /// A worker as a process of its own.
-    fn job(&self, source: u32) -> Job {
+    fn job(&self, source: u32, record: SocketAddr) -> Job {
         let Args { rounds, lease, .. } = *self.args;
-        Job { run: self.id.clone(), locked: self.locked, lease, source, first: 0, end: rounds, stall: false }
+        let (run, locked) = (self.id.clone(), self.locked);
+        Job { run, record, locked, lease, source, first: 0, end: rounds, stall: false }
     }
 
     /// Draws on a terminal only.

@@ -1,160 +1,161 @@
-//! Where the record is kept, and how it refuses holders that are too late.
+//! Where the record is kept, and how it rejects holders that are too late.
 //!
 //! A lock alone cannot stop a process that was paused, lost its lease meanwhile, and wakes up just before its
 //! write. The resource can, by never going back to an older fencing token. It has to see the token of the *read*
 //! too: otherwise a late write could still slip in between the new holder's read and write, and vanish.
+//!
+//! The record is in the process that you start. Workers in other processes reach it over loopback.
 
-use std::sync::Arc;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use leasehold::{Fence, FencingToken};
-use tokio::sync::Mutex;
+use leasehold::{Fence, FencingToken, StaleToken};
 
 use crate::failure::Failure;
+use crate::fenced;
+use crate::loopback::{Answer, Connection};
 
 /// Cheap to clone; all clones are one record.
 #[derive(Clone, Debug)]
 pub(crate) enum Storage {
-    Memory(Arc<Mutex<Fenced>>),
-    #[cfg(feature = "redis")]
-    Redis(redis::Store),
+    /// In this process.
+    Here(Arc<Fenced>),
+    /// In the process that serves it.
+    At(SocketAddr),
 }
 
-/// Check and write are one step because both happen under the mutex around this.
+/// Check and access are one step, because both happen under the mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Fenced {
-    text: String,
+    text: Mutex<String>,
     fence: Fence,
 }
 
 impl Storage {
-    /// The record of one run, empty at first.
-    #[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_async))]
-    pub(crate) async fn open(url: &str, run: &str) -> Result<Self, Failure> {
-        #[cfg(feature = "redis")]
-        if url != "memory:" {
-            return Ok(Self::Redis(redis::Store::open(url, run).await?));
-        }
-        Ok(Self::Memory(Arc::default()))
-    }
-
     /// Reads the record, under a token or without any protection.
     pub(crate) async fn read(&self, token: Option<FencingToken>) -> Result<String, Failure> {
-        match self {
-            Self::Memory(record) => {
-                let record = record.lock().await;
-                record.admit(token)?;
-                Ok(record.text.clone())
-            }
-            #[cfg(feature = "redis")]
-            Self::Redis(store) => store.read(token).await,
-        }
+        self.access(token, None).await
     }
 
     /// Writes the record, under a token or without any protection.
     pub(crate) async fn write(&self, token: Option<FencingToken>, text: String) -> Result<(), Failure> {
-        match self {
-            Self::Memory(record) => {
-                let mut record = record.lock().await;
-                record.admit(token)?;
-                record.text = text;
-                Ok(())
-            }
-            #[cfg(feature = "redis")]
-            Self::Redis(store) => store.write(token, text).await,
-        }
+        self.access(token, Some(text)).await.map(drop)
     }
 
-    /// Removes the record and returns what was in it.
-    pub(crate) async fn take(&self) -> Result<String, Failure> {
-        match self {
-            Self::Memory(record) => Ok(std::mem::take(&mut record.lock().await.text)),
-            #[cfg(feature = "redis")]
-            Self::Redis(store) => store.take().await,
-        }
+    async fn access(&self, token: Option<FencingToken>, text: Option<String>) -> Result<String, Failure> {
+        let service = match self {
+            Self::Here(record) => return Ok(record.access(token, text)?),
+            Self::At(service) => *service,
+        };
+        let request = Request { token, text }.to_string();
+        let answer = Connection::open(service).await?.ask(&request).await?;
+        let answer = match token {
+            Some(token) => fenced::admitted(answer, token)?,
+            None => answer,
+        };
+        Ok(lines(&answer))
     }
 }
 
 impl Fenced {
-    fn admit(&self, token: Option<FencingToken>) -> Result<(), Failure> {
-        token.map_or(Ok(()), |token| self.fence.admit(token).map_err(|_| Failure::Stale(token)))
+    /// Writes if there is a text, and reads otherwise.
+    fn access(&self, token: Option<FencingToken>, text: Option<String>) -> Result<String, StaleToken> {
+        let mut kept = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(token) = token {
+            self.fence.admit(token)?;
+        }
+        match text {
+            None => Ok(kept.clone()),
+            Some(text) => {
+                *kept = text;
+                Ok(String::new())
+            }
+        }
     }
 }
 
-#[cfg(feature = "redis")]
-mod redis {
-    use std::time::Duration;
-
-    use fred::prelude::*;
-    use leasehold::FencingToken;
-
-    use crate::failure::Failure;
-
-    /// Reads, or writes if there is a text; answers nil if the token is older than one that was seen. A script
-    /// is one step in Redis: nothing gets between the check and the write.
-    ///
-    /// KEYS: the record, the newest token. ARGV: seconds until both are forgotten, the token, perhaps a text.
-    const FENCED: &str = "
-        if tonumber(ARGV[2]) < tonumber(redis.call('GET', KEYS[2]) or 0) then return nil end
-        redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[1])
-        if not ARGV[3] then return redis.call('GET', KEYS[1]) or '' end
-        redis.call('SET', KEYS[1], ARGV[3], 'EX', ARGV[1])
-        return ''";
-
-    /// Seconds after which the server forgets a record that an interrupted run left behind.
-    const FORGET_AFTER: i64 = 3600;
-
-    #[derive(Clone, Debug)]
-    pub(crate) struct Store {
-        client: Client,
-        record: String,
-        token: String,
-    }
-
-    impl Store {
-        pub(super) async fn open(url: &str, run: &str) -> Result<Self, Failure> {
-            let client = Builder::from_config(Config::from_url(url)?)
-                .with_performance_config(|config| config.default_command_timeout = Duration::from_secs(5))
-                .with_connection_config(|config| config.connection_timeout = Duration::from_secs(2))
-                .build()?;
-            client.init().await?;
-            // The braces keep both keys on one node of a cluster, as the script needs them.
-            let (record, token) = (format!("merge:{{{run}}}:record"), format!("merge:{{{run}}}:token"));
-            Ok(Self { client, record, token })
-        }
-
-        pub(super) async fn read(&self, token: Option<FencingToken>) -> Result<String, Failure> {
-            match token {
-                Some(token) => self.fenced(token, None).await,
-                None => Ok(self.client.get::<Option<String>, _>(&self.record).await?.unwrap_or_default()),
-            }
-        }
-
-        pub(super) async fn write(&self, token: Option<FencingToken>, text: String) -> Result<(), Failure> {
-            if let Some(token) = token {
-                return self.fenced(token, Some(text)).await.map(drop);
-            }
-            let forget = Some(Expiration::EX(FORGET_AFTER));
-            Ok(self.client.set(&self.record, text, forget, None, false).await?)
-        }
-
-        pub(super) async fn take(&self) -> Result<String, Failure> {
-            let text = self.read(None).await?;
-            self.client.del::<(), _>(vec![&self.record, &self.token]).await?;
-            Ok(text)
-        }
-
-        async fn fenced(&self, token: FencingToken, text: Option<String>) -> Result<String, Failure> {
-            let keys = vec![self.record.as_str(), self.token.as_str()];
-            let mut args = vec![FORGET_AFTER.to_string(), token.to_string()];
-            args.extend(text);
-            let answer: Option<String> = self.client.eval(FENCED, keys, args).await?;
-            answer.ok_or(Failure::Stale(token))
+impl Answer for Fenced {
+    async fn answer(&self, request: &str) -> String {
+        let Some(Request { token, text }) = Request::read(request) else {
+            return format!("what is {request}?");
+        };
+        match self.access(token, text) {
+            Ok(text) => one_line(&text),
+            Err(stale) => fenced::refused(stale),
         }
     }
+}
 
-    impl From<Error> for Failure {
-        fn from(error: Error) -> Self {
-            Self::Storage(error.to_string())
+/// A line between the processes: the token or `-`, and then the text, if it is to be written.
+#[derive(Debug, PartialEq, Eq)]
+struct Request {
+    token: Option<FencingToken>,
+    text: Option<String>,
+}
+
+impl Request {
+    fn read(line: &str) -> Option<Self> {
+        let (token, text) = match line.split_once(' ') {
+            Some((token, text)) => (token, Some(lines(text))),
+            None => (line, None),
+        };
+        let token = match token {
+            "-" => None,
+            token => Some(FencingToken::new(token.parse().ok()?)),
+        };
+        Some(Self { token, text })
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.token {
+            Some(token) => write!(f, "{token}")?,
+            None => f.write_str("-")?,
         }
+        self.text.as_deref().map_or(Ok(()), |text| write!(f, " {}", one_line(text)))
+    }
+}
+
+/// What separates the lines of a record while it is one line.
+const SEPARATOR: &str = "\u{1e}";
+
+fn one_line(text: &str) -> String {
+    text.replace('\n', SEPARATOR)
+}
+
+fn lines(line: &str) -> String {
+    line.replace(SEPARATOR, "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loopback::Service;
+
+    #[test]
+    fn requests_are_read_as_they_were_written() {
+        for token in [None, Some(FencingToken::new(33))] {
+            for text in [None, Some(String::new()), Some("two words\nand a line\n".to_owned())] {
+                let request = Request { token, text };
+                assert_eq!(Request::read(&request.to_string()), Some(request));
+            }
+        }
+        assert_eq!(Request::read("x"), None);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_served_is_the_one_that_is_here() -> Result<(), Failure> {
+        let record = Arc::<Fenced>::default();
+        let service = Service::start(Arc::clone(&record)).await?;
+        let (here, there) = (Storage::Here(record), Storage::At(service.address()));
+        let (old, new) = (Some(FencingToken::new(33)), Some(FencingToken::new(34)));
+        there.write(new, "a\nb\n".to_owned()).await?;
+        assert_eq!(here.read(None).await?, "a\nb\n");
+        assert_eq!(there.read(new).await?, "a\nb\n");
+        assert!(matches!(there.read(old).await, Err(Failure::Stale(_))));
+        assert!(matches!(here.write(old, String::new()).await, Err(Failure::Stale(_))));
+        Ok(())
     }
 }

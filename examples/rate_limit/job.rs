@@ -23,7 +23,7 @@ pub(crate) struct Job {
     pub(crate) callers: u32,
     #[arg(long)]
     pub(crate) calls: u32,
-    /// Without a limit, everybody calls at will.
+    /// Without it, the number of concurrent calls is unlimited.
     #[arg(long)]
     pub(crate) limit: Option<u32>,
 }

@@ -29,7 +29,7 @@ pub(crate) struct Outcome {
     pub(crate) elapsed: Duration,
 }
 
-/// Makes all calls, with permits or at will.
+/// Makes all calls, with permits or without a limit.
 pub(crate) async fn go(args: &Args, permits: bool) -> Result<Outcome, Failure> {
     let bar = progress_bar(args, permits);
     let slow = Arc::new(SlowService::new(args.limit, bar.clone()));
@@ -73,6 +73,6 @@ fn progress_bar(args: &Args, permits: bool) -> ProgressBar {
     let bar = ProgressBar::new(u64::from(processes) * u64::from(callers) * u64::from(calls));
     let style = ProgressStyle::with_template("{msg:12} {bar:50} {pos}/{len} {elapsed}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(if permits { "with permits" } else { "at will" });
+    bar.set_message(if permits { "with permits" } else { "unlimited" });
     bar
 }

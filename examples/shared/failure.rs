@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Stale(#[from] StaleToken),
     #[error("a process ended early: {0}")]
     Ended(ExitStatus),
-    #[error("`{0}` means nothing here")]
+    #[error("unexpected message: `{0}`")]
     Protocol(String),
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -1,14 +1,14 @@
 //! How a service that checks tokens refuses an older one, and how its client reads that.
 
-use leasehold::{Fence, FencingToken, StaleToken};
+use leasehold::{FencingToken, StaleToken};
 
 use crate::failure::Failure;
 
 const STALE: &str = "stale ";
 
 /// The service's side: the answer to a holder that is too late.
-pub(crate) fn refusal(fence: &Fence, token: FencingToken) -> Option<String> {
-    fence.admit(token).err().map(|stale| format!("{STALE}{}", stale.newest()))
+pub(crate) fn refused(stale: StaleToken) -> String {
+    format!("{STALE}{}", stale.newest())
 }
 
 /// The client's side: what was answered to a request under `token`, unless that was refused.

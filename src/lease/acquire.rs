@@ -403,5 +403,5 @@ fn unanswered() -> BackendError {
 }
 
 fn closed(name: &Name) -> Error {
-    Error::Closed { name: Some(name.as_str().to_owned()), step: "acquire" }
+    Error::Closed { name: Some(name.as_str().to_owned()), operation: "acquire" }
 }

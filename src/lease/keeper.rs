@@ -402,6 +402,7 @@ impl Keeper {
         let lease = &hold.lease;
         match lease.leave(hold.token, permits, Instant::now()) {
             Leaving::Last => {
+                hold.give_back();
                 if let Next::Back(next) = self.pass_on(lease) {
                     tracing::debug!(name = %lease.name(), token = hold.token.get(), "guard dropped, release queued");
                     self.owe(Debt { next, ..Debt::of(Owed::Lease(Arc::clone(lease))) });
@@ -416,7 +417,9 @@ impl Keeper {
     pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), ReleaseError> {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
-        let (owed, next) = match lease.leave(hold.token, permits, Instant::now()) {
+        let leaving = lease.leave(hold.token, permits, Instant::now());
+        let _giving_back = (leaving == Leaving::Last).then(|| GivingBack(hold));
+        let (owed, next) = match leaving {
             Leaving::Last => match self.pass_on(lease) {
                 Next::Back(next) => (Owed::Lease(Arc::clone(lease)), next),
                 Next::Passed => return Ok(()),
@@ -513,6 +516,15 @@ impl Keeper {
 pub(crate) enum ReleaseError {
     Lost(LossReason),
     Store(BackendError),
+}
+
+/// A release that is under way. When it is over, also by being dropped, those who wait for the end of the hold are told.
+struct GivingBack<'a>(&'a Hold);
+
+impl Drop for GivingBack<'_> {
+    fn drop(&mut self) {
+        self.0.give_back();
+    }
 }
 
 /// A release that is sent in place: it is owed unless the store confirms it.

@@ -45,6 +45,8 @@ struct State {
     phase: Phase,
     /// The limit of a semaphore, as the store has last told it to this lease.
     limit: Option<Limit>,
+    /// Where those who wait for the end of a hold hear that it was given back.
+    endings: Vec<(FencingToken, CancellationToken)>,
     /// Where the one who waits for this lease alone hears of it.
     waiter: Option<oneshot::Sender<Told>>,
     /// Under which instant the lease is filed in the schedule.
@@ -188,7 +190,13 @@ impl Lease {
             asking: false,
             ask_at: now + terms.ttl / 3,
         };
-        let state = State { phase: Phase::Queued(queued), limit: None, waiter: None, filed_at: now };
+        let state = State {
+            phase: Phase::Queued(queued),
+            limit: None,
+            endings: Vec::new(),
+            waiter: None,
+            filed_at: now,
+        };
         let (name, lost) = (name.clone(), OnceLock::new());
         Arc::new(Self { name, request, terms, group, lost, state: Mutex::new(state) })
     }
@@ -782,6 +790,29 @@ impl Hold {
     /// Fires when the lease is lost by anything but time; for time, ask [`ends`](Self::ends).
     pub(crate) fn lost(&self) -> &CancellationToken {
         self.lease.lost.get_or_init(CancellationToken::new)
+    }
+
+    /// Fires when the hold has been given back, and it is known whether it was lost before.
+    pub(crate) fn released(&self) -> CancellationToken {
+        let mut state = self.lease.state.lock();
+        let known = state.endings.iter().find(|(token, _)| *token == self.token);
+        if let Some((_, released)) = known {
+            return released.clone();
+        }
+        let released = CancellationToken::new();
+        state.endings.push((self.token, released.clone()));
+        released
+    }
+
+    /// Its last guard has gone, and the release is over, whatever came of that.
+    pub(super) fn give_back(&self) {
+        let mut state = self.lease.state.lock();
+        let place = state.endings.iter().position(|(token, _)| *token == self.token);
+        let ending = place.map(|place| state.endings.swap_remove(place));
+        drop(state);
+        if let Some((_, released)) = ending {
+            released.cancel();
+        }
     }
 
     /// One guard more shares the permits that this one has.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::redis::REQUIRE;
 
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/clock.c");
+const SOURCE: &str = include_str!("clock.c");
 const DIR: &str = env!("CARGO_TARGET_TMPDIR");
 /// Tells the library where the offset is.
 const OFFSET: &str = "LEASEHOLD_CLOCK";
@@ -119,13 +119,16 @@ fn compile() -> Result<PathBuf, String> {
     if !cfg!(target_os = "linux") {
         return Err("clocks can be shifted on Linux only".to_owned());
     }
-    let (new, library) = (new_path("so"), Path::new(DIR).join("libclock.so"));
+    let (source, new) = (new_path("c"), new_path("so"));
+    fs::write(&source, SOURCE).expect("files can be written in cargo's directory for tests");
     let output = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-Wall", "-o"])
-        .args([new.as_os_str(), SOURCE.as_ref()])
+        .args([&new, &source])
         .output()
         .map_err(|error| format!("no C compiler: cc: {error}"))?;
-    assert!(output.status.success(), "{SOURCE}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "clock.c: {}", String::from_utf8_lossy(&output.stderr));
+    let library = Path::new(DIR).join("libclock.so");
+    let _ = fs::remove_file(&source);
     fs::rename(&new, &library).expect("files can be renamed within a directory");
     Ok(library)
 }

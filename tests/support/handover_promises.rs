@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::{FutureExt, join_all};
 use futures::poll;
-use leasehold::{Client, DistMutex, Error, FencingToken, Guard, LossReason, MutexOptions};
+use leasehold::{Client, DistMutex, Error, FencingToken, Guard, LeaseEnd, LossReason, MutexOptions};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
@@ -27,7 +27,7 @@ const TURN_TIME: Duration = Duration::from_millis(30);
 const MANY: usize = 100;
 
 pub(crate) fn local(client: &Client, lease: Duration) -> DistMutex {
-    local_with(client, MutexOptions::new().lease(lease))
+    local_with(client, MutexOptions::new().ttl(lease))
 }
 
 fn local_with(client: &Client, options: MutexOptions) -> DistMutex {
@@ -56,7 +56,7 @@ pub(crate) fn in_line(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
 pub(crate) async fn nothing_left(clients: &[Client]) {
     for client in clients {
         let mutex = local(client, LONG);
-        let guard = mutex.lock_for(SECOND).await.expect("free within a second");
+        let guard = mutex.lock_timeout(SECOND).await.expect("free within a second");
         guard.release().await.expect("held");
     }
     let mutex = local(&clients[0], LONG);
@@ -70,11 +70,6 @@ pub(crate) async fn nothing_left(clients: &[Client]) {
 #[track_caller]
 fn assert_lost<T: std::fmt::Debug>(outcome: &Result<T, Error>, expected: LossReason) {
     assert!(matches!(outcome, Err(Error::Lost { reason, .. }) if *reason == expected), "{outcome:?}");
-}
-
-async fn assert_pending<F: Future<Output: std::fmt::Debug>>(duration: Duration, future: F) {
-    let output = timeout(duration, future).await;
-    assert!(output.is_err(), "expected to stay pending, got {output:?}");
 }
 
 /// Sees who is inside, one at a time, under tokens that grow.
@@ -349,7 +344,7 @@ pub(crate) async fn those_behind_the_holder_who_give_up_are_skipped(clients: &[C
     let mut dropped = mutex.lock().boxed();
     assert!(poll!(&mut dropped).is_pending());
     let late = mutex.clone();
-    let late = begun(async move { (late.lock_for(ms(150)).await, Instant::now()) }).await;
+    let late = begun(async move { (late.lock_timeout(ms(150)).await, Instant::now()) }).await;
     let (next, start) = (waiter(&mutex).await, Instant::now());
     drop(dropped);
     let (outcome, at) = within(SOON, late).await.expect("no panic");
@@ -373,7 +368,7 @@ async fn leave_a_place(
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let guard = other.lock().await.expect("free");
     let leader = mutex.clone();
-    let leader = begun(async move { leader.lock_for(patience).await }).await;
+    let leader = begun(async move { leader.lock_timeout(patience).await }).await;
     in_line(&mutex, 1).await;
     let next = waiter(&mutex).await;
     // Not of the client that holds: that would sit behind its holder.
@@ -556,7 +551,7 @@ pub(crate) async fn a_leader_that_is_never_polled_does_not_keep_those_from_the_l
     guard.release().await.expect("held to the end");
     let start = Instant::now();
     let guard = loop {
-        match mutex.lock_for(ms(50)).await {
+        match mutex.lock_timeout(ms(50)).await {
             Ok(guard) => break guard,
             Err(Error::TimedOut { .. }) => assert!(start.elapsed() < 3 * LEASE + SLACK, "nobody is let in"),
             Err(error) => panic!("{error}"),
@@ -593,10 +588,9 @@ pub(crate) async fn a_loss_is_told_to_the_current_holder_alone(clients: &[Client
     let (mutex, operator) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let mut before = Box::pin(first.lost());
+    let before = first.lost();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
-    assert!(poll!(&mut before).is_pending());
     let id = operator.inspect().await.expect("answered").holder().map(|holder| holder.id.clone());
     assert!(operator.force_release().await.expect("answered"));
     assert_eq!(within(SOON, second.lost()).await, LossReason::Revoked);
@@ -607,7 +601,7 @@ pub(crate) async fn a_loss_is_told_to_the_current_holder_alone(clients: &[Client
     assert_ne!(fresh, id, "a grant of the store");
     assert_lost(&second.release().await, LossReason::Revoked);
     assert!(third.is_held());
-    assert_pending(ms(50), before).await;
+    assert_eq!(before.await, LeaseEnd::Released);
     third.release().await.expect("held to the end");
     nothing_left(clients).await;
 }
@@ -617,10 +611,10 @@ pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
     clients: &[Client],
     forget: impl FnOnce(),
 ) {
-    let mutex = local_with(&clients[0], MutexOptions::new().lease(3 * SECOND).renewal_period(ms(20)));
+    let mutex = local_with(&clients[0], MutexOptions::new().ttl(3 * SECOND).renewal_period(ms(20)));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let mut before = Box::pin(first.lost());
+    let before = first.lost();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     forget();
@@ -628,13 +622,13 @@ pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
     let third = granted(third).await;
     assert!(third.token() > second.token() && third.is_held());
     assert_lost(&second.release().await, LossReason::Expired);
-    assert!(poll!(&mut before).is_pending());
+    assert_eq!(before.await, LeaseEnd::Released);
     third.release().await.expect("held to the end");
     nothing_left(clients).await;
 }
 
 pub(crate) async fn the_maximum_hold_time_counts_for_each_hold(clients: &[Client]) {
-    let mutex = local_with(&clients[0], MutexOptions::new().lease(SECOND).max_hold(ms(300)));
+    let mutex = local_with(&clients[0], MutexOptions::new().ttl(SECOND).max_hold(ms(300)));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
     let (start, token) = (Instant::now(), first.token().get());
@@ -715,7 +709,7 @@ pub(crate) async fn a_shutdown_does_not_wait_for_ever_for_those_that_are_not_pol
     assert!(matches!(outcome, Ok(()) | Err(Error::StoreUnavailable { .. })), "{outcome:?}");
     let outcome = within(SOON, seated).await;
     assert!(matches!(outcome, Err(Error::Closed { .. })), "{outcome:?}");
-    let guard = local(&rest[0], LONG).lock_for(LEASE + SLACK).await.expect("free within a lease");
+    let guard = local(&rest[0], LONG).lock_timeout(LEASE + SLACK).await.expect("free within a lease");
     guard.release().await.expect("held to the end");
     nothing_left(rest).await;
 }
@@ -741,7 +735,7 @@ pub(crate) async fn whatever_tasks_do_at_random_nothing_is_left(clients: &[Clien
                 let patience = Duration::from_micros(random(5000));
                 let guard = match random(6) {
                     0 | 1 => Some(mutex.lock().await.expect("granted")),
-                    2 => match mutex.lock_for(patience).await {
+                    2 => match mutex.lock_timeout(patience).await {
                         Ok(guard) => Some(guard),
                         Err(Error::TimedOut { .. }) => None,
                         Err(error) => panic!("{error}"),

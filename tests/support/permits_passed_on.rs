@@ -23,7 +23,7 @@ fn passing_on(client: &Client, limit: u32) -> CountingSemaphore {
 }
 
 fn passing_on_leased(client: &Client, limit: u32, lease: Duration) -> CountingSemaphore {
-    let options = SemaphoreOptions::new().lease(lease).local_handover(true);
+    let options = SemaphoreOptions::new().ttl(lease).local_handover(true);
     client.counting_semaphore_with(NAME, limit, options).expect("valid")
 }
 

@@ -120,7 +120,7 @@ async fn inspection_tells_who_holds_and_who_waits_and_the_limit<S: Semaphore>(si
     let [one, two] = site.clients().await.map(|client| S::of(&client, 4));
     let nobody = one.inspect().await.expect("inspected");
     assert!(is_empty(&nobody) && nobody.limit.is_none() && nobody.holder().is_none(), "{nobody:?}");
-    let brief = SemaphoreOptions::new().lease(SECOND * 20);
+    let brief = SemaphoreOptions::new().ttl(SECOND * 20);
     let (first, brief) = (taken(&one, 1).await, S::with(&site.client().await, 4, brief));
     let second = taken(&brief, 2).await;
     let waiters = line_up(&[two.clone(), one.clone()], &[3, 2, 4]).await;
@@ -188,8 +188,8 @@ async fn a_request_for_many_is_not_starved_and_nobody_overtakes_it<S: Semaphore>
         assert_eq!(free(&three).await, free_now - 1);
         for impatient in [&one, &three] {
             assert_none(impatient, 1).await;
-            assert_timed_out(impatient.acquire_for(ms(20)).await);
-            assert_timed_out(impatient.acquire_for(Duration::ZERO).await);
+            assert_timed_out(impatient.acquire_timeout(ms(20)).await);
+            assert_timed_out(impatient.acquire_timeout(Duration::ZERO).await);
         }
         in_line(&one, 4).await;
         assert_eq!(line(&one).await, [3, 1, 1, 1]);
@@ -317,7 +317,9 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_give_up<S: Sem
         match i % 15 {
             // A third is dropped, a third runs out of patience, and with the client of the last third goes everything.
             2 => abandoned.push(tokio::spawn(async move { semaphore.acquire().await.map(drop) })),
-            7 | 12 => drop(tokio::spawn(async move { semaphore.acquire_for(SECOND * 4).await.map(drop) })),
+            7 | 12 => {
+                drop(tokio::spawn(async move { semaphore.acquire_timeout(SECOND * 4).await.map(drop) }))
+            }
             _ => rest.push(waiter(&semaphore, 1)),
         }
         in_line(one, i + 1).await;
@@ -341,7 +343,7 @@ async fn a_request_that_gives_up_lets_those_behind_it_in_at_once<S: Semaphore>(s
         let head = tokio::spawn(async move {
             match way {
                 0 => semaphore.acquire_many(2).await.ok(),
-                1 => semaphore.acquire_many_for(2, SECOND * 2).await.ok(),
+                1 => semaphore.acquire_many_timeout(2, SECOND * 2).await.ok(),
                 _ => timeout(SECOND * 2, semaphore.acquire_many(2)).await.ok().and_then(Result::ok),
             }
         });
@@ -429,17 +431,17 @@ async fn requests_with_a_time_limit_take_what_is_free_and_tell_how_long_they_wai
     site: Site,
 ) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 2));
-    let guard = one.acquire_for(Duration::ZERO).await.expect("free");
-    let error = two.acquire_many_for(2, ms(150)).await.expect_err("one is missing");
+    let guard = one.acquire_timeout(Duration::ZERO).await.expect("free");
+    let error = two.acquire_many_timeout(2, ms(150)).await.expect_err("one is missing");
     assert!(error.to_string().contains(NAME), "{error}");
     let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
     assert_eq!(name, NAME);
     assert!(waited >= ms(150), "{waited:?}");
-    let mut other = two.acquire_for(ms(150)).await.expect("free");
-    assert_timed_out(two.acquire_for(Duration::ZERO).await);
+    let mut other = two.acquire_timeout(ms(150)).await.expect("free");
+    assert_timed_out(two.acquire_timeout(Duration::ZERO).await);
     assert!(other.split(1).is_none());
     let waiter = two.clone();
-    let waiter = tokio::spawn(async move { waiter.acquire_many_for(2, Duration::MAX).await });
+    let waiter = tokio::spawn(async move { waiter.acquire_many_timeout(2, Duration::MAX).await });
     in_line(&one, 1).await;
     drop((guard, other));
     assert_eq!(within(SOON, waiter).await.expect("no panic").expect("granted").permits(), 2);
@@ -606,7 +608,7 @@ async fn the_maximum_hold_time_ends_a_lease_with_all_its_parts_and_the_waiters_g
 ) {
     let clients = site.clients::<2>().await;
     let lease = site.brief_lease();
-    let options = SemaphoreOptions::new().lease(lease).max_hold(lease * 7 / 5);
+    let options = SemaphoreOptions::new().ttl(lease).max_hold(lease * 7 / 5);
     let begun = Instant::now();
     let mut guard = taken(&S::with(&clients[0], 3, options), 2).await;
     let part = guard.split(1).expect("of two");
@@ -645,7 +647,7 @@ async fn shutdown_frees_all_permits_of_the_client_and_ends_its_requests<S: Semap
     }
     assert_closed(semaphore.acquire().await);
     assert_closed(semaphore.try_acquire_many(2).await);
-    assert_closed(semaphore.acquire_for(SECOND).await);
+    assert_closed(semaphore.acquire_timeout(SECOND).await);
     assert_closed(semaphore.available().await);
     assert_closed(semaphore.inspect().await);
     assert_closed(semaphore.resize(9).await);
@@ -662,7 +664,7 @@ async fn waiters_are_served_again_after_the_store_has_forgotten_everything<S: Se
     let tokens = serve_all(waiters).await;
     // In whichever order: they stand in line anew.
     assert!(tokens.iter().all(|token| *token > guard.token()), "{tokens:?} after {}", guard.token());
-    assert!(matches!(within(SOON, guard.lost()).await, LossReason::Expired));
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::Expired);
     nothing_is_left(&two).await;
 }
 
@@ -675,7 +677,7 @@ async fn another_limit_than_the_one_in_force_is_refused_naming_both<S: Semaphore
     let guard = taken(&five, 1).await;
     assert_differs(ten.acquire().await, (10, 5));
     assert_differs(ten.acquire_many(7).await, (10, 5));
-    assert_differs(ten.acquire_for(ms(50)).await, (10, 5));
+    assert_differs(ten.acquire_timeout(ms(50)).await, (10, 5));
     assert_differs(ten.try_acquire_many(10).await, (10, 5));
     assert_differs(three.try_acquire().await, (3, 5));
     // Nothing was granted, and nobody waits.
@@ -873,7 +875,7 @@ async fn requests_that_can_never_be_granted_are_told_so_and_leave_nothing<S: Sem
     for permits in [0, 6, 7, u32::MAX] {
         assert_invalid(semaphore.acquire_many(permits).await, "permits");
         assert_invalid(semaphore.try_acquire_many(permits).await, "permits");
-        assert_invalid(semaphore.acquire_many_for(permits, SECOND).await, "permits");
+        assert_invalid(semaphore.acquire_many_timeout(permits, SECOND).await, "permits");
     }
     // Not even a limit.
     let now = semaphore.inspect().await.expect("inspected");
@@ -1007,9 +1009,9 @@ async fn names_and_options_out_of_bounds_are_refused<S: Semaphore>(site: Site) {
     assert_invalid(named(&"é".repeat(MAX_NAME_BYTES / 2 + 1)), "name");
     let with = |options| S::make(&client, NAME, 1, options);
     assert_invalid(with(options().prefix("p".repeat(MAX_NAME_BYTES + 1))), "prefix");
-    assert_invalid(with(options().lease(ms(99))), "lease");
-    assert_invalid(with(options().lease(Duration::MAX)), "lease");
-    assert_invalid(with(options().lease(SECOND).renewal_period(SECOND)), "renewal period");
+    assert_invalid(with(options().ttl(ms(99))), "ttl");
+    assert_invalid(with(options().ttl(Duration::MAX)), "ttl");
+    assert_invalid(with(options().ttl(SECOND).renewal_period(SECOND)), "renewal period");
     assert_invalid(with(options().renewal_period(Duration::ZERO)), "renewal period");
     assert_invalid(with(options().max_hold(Duration::ZERO)), "maximum hold time");
     for suffix in ["queue", "waiters", "holds", "fence"] {
@@ -1044,7 +1046,7 @@ async fn a_lock_cannot_be_taken_under_the_key_of_a_semaphore_in_use<S: Semaphore
     let mutex = two.mutex_with(NAME, lock_options::<S>()).expect("valid");
     assert_wrong_type(within(SOON, mutex.lock()).await);
     assert_wrong_type(within(SOON, mutex.try_lock()).await);
-    assert_wrong_type(within(SOON, mutex.lock_for(ms(50))).await);
+    assert_wrong_type(within(SOON, mutex.lock_timeout(ms(50))).await);
     let reentrant = two.reentrant_lock_with(NAME, lock_options::<S>()).expect("valid");
     assert_wrong_type(within(SOON, reentrant.lock()).await);
     assert_wrong_type(within(SOON, reentrant.try_lock()).await);
@@ -1072,7 +1074,7 @@ async fn permits_cannot_be_taken_under_the_key_of_a_lock_in_use<S: Semaphore>(si
     let semaphore = S::of(&two, 1);
     assert_wrong_type(within(SOON, semaphore.acquire()).await);
     assert_wrong_type(within(SOON, semaphore.try_acquire()).await);
-    assert_wrong_type(within(SOON, semaphore.acquire_for(ms(50))).await);
+    assert_wrong_type(within(SOON, semaphore.acquire_timeout(ms(50))).await);
     assert_wrong_type(within(SOON, semaphore.resize(2)).await);
     assert_wrong_type(within(SOON, semaphore.available()).await);
     assert_wrong_type(within(SOON, semaphore.inspect()).await);
@@ -1148,7 +1150,7 @@ async fn five_thousand_permits_are_held_for_many_leases_and_given_back_to_nothin
     let lease = SECOND.max(begun.elapsed() * 12);
     nothing_is_left(&warm).await;
     let make = |client: &Client, name: &str| {
-        S::make(client, name, PERMITS, SemaphoreOptions::new().lease(lease)).expect("valid")
+        S::make(client, name, PERMITS, SemaphoreOptions::new().ttl(lease)).expect("valid")
     };
     let [singles, single, mixed] = ["singles", "single", "mixed"].map(|name| make(&one, name));
     let ones = join_all((0..PERMITS).map(|_| take(&singles, 1)));

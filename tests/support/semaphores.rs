@@ -53,8 +53,8 @@ pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
     fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<Guard, Error>> + Send;
     fn try_acquire(&self) -> impl Future<Output = Result<Option<Guard>, Error>> + Send;
     fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Result<Option<Guard>, Error>> + Send;
-    fn acquire_for(&self, patience: Duration) -> impl Future<Output = Result<Guard, Error>> + Send;
-    fn acquire_many_for(
+    fn acquire_timeout(&self, patience: Duration) -> impl Future<Output = Result<Guard, Error>> + Send;
+    fn acquire_many_timeout(
         &self,
         permits: u32,
         patience: Duration,
@@ -74,7 +74,7 @@ pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// The semaphore of the tests, with leases of this length.
     fn leased(client: &Client, limit: u32, lease: Duration) -> Self {
-        Self::with(client, limit, SemaphoreOptions::new().lease(lease))
+        Self::with(client, limit, SemaphoreOptions::new().ttl(lease))
     }
 
     fn with(client: &Client, limit: u32, options: SemaphoreOptions) -> Self {
@@ -126,12 +126,12 @@ macro_rules! semaphore {
                 $type::try_acquire_many(self, permits).await
             }
 
-            async fn acquire_for(&self, patience: Duration) -> Result<Guard, Error> {
-                $type::acquire_for(self, patience).await
+            async fn acquire_timeout(&self, patience: Duration) -> Result<Guard, Error> {
+                $type::acquire_timeout(self, patience).await
             }
 
-            async fn acquire_many_for(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-                $type::acquire_many_for(self, permits, patience).await
+            async fn acquire_many_timeout(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
+                $type::acquire_many_timeout(self, permits, patience).await
             }
 
             async fn available(&self) -> Result<u32, Error> {
@@ -347,7 +347,7 @@ pub(crate) fn assert_lost<T: fmt::Debug>(outcome: Result<T, Error>, expected: Lo
 
 #[track_caller]
 pub(crate) fn assert_invalid<T: fmt::Debug>(outcome: Result<T, Error>, expected: &str) {
-    let Err(Error::InvalidArgument { what, .. }) = &outcome else {
+    let Err(Error::InvalidArgument { argument: what, .. }) = &outcome else {
         panic!("expected InvalidArgument, got {outcome:?}");
     };
     assert_eq!(*what, expected);

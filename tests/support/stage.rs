@@ -38,7 +38,7 @@ pub(crate) fn mutex(client: &Client, lease: Duration) -> DistMutex {
 }
 
 pub(crate) fn named(client: &Client, name: &str, lease: Duration) -> DistMutex {
-    client.mutex_with(name, options().lease(lease)).expect("valid")
+    client.mutex_with(name, options().ttl(lease)).expect("valid")
 }
 
 /// The lock of the tests, with a place of its own in the store's line for every waiter.
@@ -47,7 +47,7 @@ pub(crate) fn mutex_in_line(client: &Client, lease: Duration) -> DistMutex {
 }
 
 pub(crate) fn named_in_line(client: &Client, name: &str, lease: Duration) -> DistMutex {
-    client.mutex_with(name, one_place_each().lease(lease)).expect("valid")
+    client.mutex_with(name, one_place_each().ttl(lease)).expect("valid")
 }
 
 /// Makes the server remember every script, so that none of the next calls is refused as unknown.

@@ -46,13 +46,15 @@ use std::time::Duration;
 
 use fred::clients::Client;
 use fred::types::config::Config;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{BackendError, Capabilities, LeaseIds};
 use crate::closing::Closing;
 use crate::error::Error;
-use crate::options::MAX_LEASE;
+use crate::options::MAX_TTL;
 use crate::sync::Mutex;
 use connection::Timeouts;
 use notifications::{Notifications, Subscription};
@@ -180,8 +182,8 @@ fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Res
         Some(duration) if duration < MIN_TIMEOUT => {
             Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
         }
-        Some(duration) if duration > MAX_LEASE => {
-            Err(Error::invalid(what, format!("{duration:?} is above {MAX_LEASE:?}")))
+        Some(duration) if duration > MAX_TTL => {
+            Err(Error::invalid(what, format!("{duration:?} is above {MAX_TTL:?}")))
         }
         _ => Ok(()),
     }
@@ -222,7 +224,18 @@ impl RedisBackend {
         }
     }
 
-    async fn open(
+    /// Boxed, so that what connecting takes, which is most of fred, is compiled here, and not once more in every crate that
+    /// calls an `async fn` on top of this.
+    fn open(
+        config: &Config,
+        timeouts: Timeouts,
+        foreign: Foreign,
+        store: String,
+    ) -> BoxFuture<'_, Result<Self, BackendError>> {
+        Self::open_unboxed(config, timeouts, foreign, store).boxed()
+    }
+
+    async fn open_unboxed(
         config: &Config,
         timeouts: Timeouts,
         foreign: Foreign,

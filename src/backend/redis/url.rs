@@ -14,11 +14,11 @@ pub(super) fn parse(url: &str) -> Result<Config, Error> {
         "redis+unix" => Config::from_url_unix(url),
         "rediss" | "valkeys" => {
             let what = "TLS: this build would connect in plain text";
-            return Err(Error::Unsupported { store: format!("{scheme}://"), what: what.to_owned() });
+            return Err(Error::Unsupported { store: format!("{scheme}://"), reason: what.to_owned() });
         }
         "redis-cluster" | "rediss-cluster" | "redis-sentinel" | "rediss-sentinel" => {
             let what = "clusters and sentinels; one server only";
-            return Err(Error::Unsupported { store: format!("{scheme}://"), what: what.to_owned() });
+            return Err(Error::Unsupported { store: format!("{scheme}://"), reason: what.to_owned() });
         }
         _ => {
             let why = "its scheme is none of `memory:`, `redis://`, `redis+unix://`";
@@ -51,7 +51,7 @@ pub(super) fn address(config: &Config) -> Result<String, Error> {
         ServerConfig::Unix { path } => Ok(format!("redis+unix://{}", path.display())),
         _ => Err(Error::Unsupported {
             store: "redis".to_owned(),
-            what: "clusters and sentinels; one server only".to_owned(),
+            reason: "clusters and sentinels; one server only".to_owned(),
         }),
     }
 }
@@ -90,7 +90,7 @@ mod tests {
             "redis+unix:",
         ] {
             let error = parse(url).unwrap_err();
-            assert!(matches!(error, Error::InvalidArgument { what: "url", .. }), "{url}: {error:?}");
+            assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
         }
     }

@@ -10,15 +10,12 @@
 //! | `stores` | the stores as a side needs them |
 //! | `duel` | both sides, and the comparison |
 
-#[path = "model/duel.rs"]
 mod duel;
-#[path = "model/plan.rs"]
 mod plan;
-#[path = "model/side.rs"]
 mod side;
-#[path = "model/stores.rs"]
 mod stores;
 #[cfg(feature = "redis")]
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::cell::RefCell;
@@ -68,7 +65,7 @@ const SHRINKING: u32 = 5 * 60 * 1000;
 
 /// Makes up sequences, until the sides differ on one.
 fn agree<M: Mix>(store: impl Store) {
-    let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/model/regressions.txt");
+    let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/regressions.txt");
     let mut config = Config {
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
         ..Config::default()
