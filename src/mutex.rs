@@ -53,7 +53,7 @@ pub struct DistMutex {
 impl DistMutex {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(), name, Kind::Mutex)?;
-        Ok(Self { primitive: Primitive { engine, name, settings: options.validate()? } })
+        Ok(Self { primitive: Primitive::new(engine, name, options.validate()?)? })
     }
 
     /// The name, without prefix.

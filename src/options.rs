@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use crate::backend::Kind;
+use crate::backend::{Capabilities, Kind};
 use crate::error::Error;
 
 /// The shortest TTL: with a shorter one, a single slow round trip would end it.
@@ -279,6 +279,21 @@ impl Settings {
         (terms, local_handover).hash(&mut hasher);
         Self { terms, local_handover, fingerprint: hasher.finish() }
     }
+
+    /// Rounds the TTL up to what the store counts in.
+    pub(crate) fn fit(&mut self, capabilities: &Capabilities) -> Result<(), Error> {
+        let Capabilities { store, min_ttl, ttl_granularity: unit, .. } = capabilities;
+        if self.terms.ttl < *min_ttl {
+            return Err(Error::invalid(
+                "ttl",
+                format!("{:?} is below the {min_ttl:?} of {store}", self.terms.ttl),
+            ));
+        }
+        let units = self.terms.ttl.as_micros().div_ceil(unit.as_micros().max(1));
+        let micros = units.saturating_mul(unit.as_micros());
+        self.terms.ttl = self.terms.ttl.max(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)));
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -317,6 +332,21 @@ mod tests {
     fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
         let settings = MutexOptions::new().ttl(Duration::from_micros(100_999)).validate().unwrap();
         assert_eq!(settings.terms.ttl, ms(100));
+    }
+
+    #[test]
+    fn a_ttl_is_what_the_store_can_keep() {
+        let mut store = Capabilities::new("etcd:");
+        (store.min_ttl, store.ttl_granularity) = (ms(2000), ms(1000));
+        let fit = |ttl| {
+            MutexOptions::new().ttl(ttl).validate().and_then(|mut settings| {
+                settings.fit(&store)?;
+                Ok(settings.terms.ttl)
+            })
+        };
+        assert!(fit(ms(1999)).unwrap_err().to_string().contains("etcd:"));
+        assert_eq!(fit(ms(2000)).unwrap(), ms(2000));
+        assert_eq!(fit(ms(2001)).unwrap(), ms(3000));
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Permits {
         options: &SemaphoreOptions,
     ) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(kind), name, kind)?;
-        let primitive = Primitive { engine, name, settings: options.validate(kind)? };
+        let primitive = Primitive::new(engine, name, options.validate(kind)?)?;
         let limit = Limit::stated(at_least_one("limit", limit)?);
         Ok(Self { primitive, limit: Arc::new(Stated(Mutex::new(limit))) })
     }

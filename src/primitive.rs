@@ -22,6 +22,18 @@ pub(crate) struct Primitive {
 }
 
 impl Primitive {
+    /// What the store cannot carry is refused here, before anything is sent.
+    pub(crate) fn new(engine: Arc<Engine>, name: Name, mut settings: Settings) -> Result<Self, Error> {
+        let capabilities = engine.backend().capabilities();
+        let kind = name.kind();
+        if !capabilities.kinds.contains(&kind) {
+            let reason = format!("this store has no resources of the kind `{}`", kind.as_str());
+            return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
+        }
+        settings.fit(capabilities)?;
+        Ok(Self { engine, name, settings })
+    }
+
     /// Waits in line for as long as it takes.
     pub(crate) async fn acquire(&self, claim: &Claim, learns: Option<&dyn Learns>) -> Result<Guard, Error> {
         let started = Instant::now();

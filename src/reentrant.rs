@@ -69,7 +69,7 @@ pub struct ReentrantLock {
 impl ReentrantLock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(), name, Kind::Reentrant)?;
-        let primitive = Primitive { engine, name, settings: options.validate()? };
+        let primitive = Primitive::new(engine, name, options.validate()?)?;
         Ok(Self::owned(primitive, Uuid::new_v4().to_string().into()))
     }
 

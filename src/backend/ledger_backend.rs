@@ -131,10 +131,14 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             let asked = request.clone();
-            self.change(&request.lease.resource.key, move |ledger, stamp, told| {
-                ledger.request(&asked, stamp, told)
-            })
-            .await?
+            let key = &request.lease.resource.key;
+            let mut answer =
+                self.change(key, move |ledger, stamp, told| ledger.request(&asked, stamp, told)).await??;
+            if let (Answer::Queued(queued), Wakes::Polled(interval)) = (&mut answer, self.capabilities.wakes)
+            {
+                queued.ask_again_in = Some(queued.ask_again_in.map_or(interval, |pause| pause.min(interval)));
+            }
+            Ok(answer)
         }
         .boxed()
     }

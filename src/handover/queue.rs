@@ -31,8 +31,8 @@ pub(crate) struct Queue<W> {
     arrivals: Number,
     /// How many ask the store themselves at the moment, and hear of nothing else meanwhile.
     asking: u32,
-    /// The leases that are asked for, in order.
-    asked: Vec<LeaseId>,
+    /// The leases that are asked for, in order, and those that are held.
+    leases: Vec<(LeaseId, bool)>,
     held: u32,
     /// Leases that are held for those who ask the store themselves, and have not looked yet.
     aside: Vec<LeaseId>,
@@ -57,7 +57,7 @@ impl<W> Queue<W> {
             waiting: BTreeMap::new(),
             arrivals: 0,
             asking: 0,
-            asked: Vec::new(),
+            leases: Vec::new(),
             held: 0,
             aside: Vec::new(),
             limit,
@@ -96,8 +96,15 @@ impl<W> Queue<W> {
 
     /// How many more leases should be asked for.
     pub(crate) fn wanted(&self) -> usize {
-        let waiting = self.waiting.len() + self.asking as usize;
-        waiting.min(self.room()).saturating_sub(self.asked.len())
+        self.waiters().min(self.room()).saturating_sub(self.asked())
+    }
+
+    fn waiters(&self) -> usize {
+        self.waiting.len() + self.asking as usize
+    }
+
+    fn asked(&self) -> usize {
+        self.leases.len() - self.held as usize
     }
 
     /// How many leases may be asked for besides those that are held: one more than there are permits, so that a permit that
@@ -109,29 +116,32 @@ impl<W> Queue<W> {
 
     /// A lease is being asked for.
     pub(crate) fn ask(&mut self, lease: LeaseId) {
-        self.asked.push(lease);
+        self.leases.push((lease, false));
     }
 
     /// A lease that is asked for and that nobody waits for any more: the last one.
     pub(crate) fn surplus(&mut self) -> Option<LeaseId> {
-        let waiting = self.waiting.len() + self.asking as usize;
-        if self.asked.len() > waiting { self.asked.pop() } else { None }
+        if self.asked() <= self.waiters() {
+            return None;
+        }
+        let place = self.leases.iter().rposition(|(_, held)| !held)?;
+        Some(self.leases.remove(place).0)
     }
 
-    /// A lease is not asked for any more: it was granted, or it is not to be had. `false` if it was given up before.
-    pub(crate) fn answered(&mut self, lease: LeaseId) -> bool {
-        let place = self.asked.iter().position(|asked| *asked == lease);
-        place.map(|place| self.asked.remove(place)).is_some()
+    /// A lease that was asked for is held. `false` if it was given up before.
+    pub(crate) fn hold(&mut self, lease: LeaseId) -> bool {
+        let asked = self.leases.iter_mut().find(|(asked, held)| *asked == lease && !held);
+        let known = asked.map(|(_, held)| *held = true).is_some();
+        self.held += u32::from(known);
+        known
     }
 
-    /// A lease is held, by whoever waits longest or by who has asked for it.
-    pub(crate) const fn hold(&mut self) {
-        self.held += 1;
-    }
-
-    /// A lease is held no longer.
-    pub(crate) const fn end(&mut self) {
-        self.held -= 1;
+    /// A lease is neither asked for nor held any more.
+    pub(crate) fn end(&mut self, lease: LeaseId) {
+        if let Some(place) = self.leases.iter().position(|(known, _)| *known == lease) {
+            let (_, held) = self.leases.remove(place);
+            self.held -= u32::from(held);
+        }
     }
 
     /// Whoever waits longest.
@@ -169,13 +179,13 @@ impl<W> Queue<W> {
         self.limit = Some(limit);
     }
 
-    /// The leases that are asked for.
-    pub(crate) fn leases(&self) -> &[LeaseId] {
-        &self.asked
+    /// The leases that are asked for or held.
+    pub(crate) fn leases(&self) -> Vec<LeaseId> {
+        self.leases.iter().map(|(lease, _)| *lease).collect()
     }
 
     fn is_over(&self) -> bool {
-        self.waiting.is_empty() && self.asking == 0 && self.asked.is_empty() && self.held == 0
+        self.waiting.is_empty() && self.asking == 0 && self.leases.is_empty()
     }
 }
 
@@ -243,9 +253,8 @@ mod tests {
     fn holds(queue: &mut Queue<&'static str>, lease: LeaseId) {
         assert!(matches!(queue.join(queue.limit), Joined::Asks(_)));
         queue.ask(lease);
-        assert!(queue.answered(lease));
+        assert!(queue.hold(lease));
         queue.asked_itself();
-        queue.hold();
     }
 
     #[test]
@@ -265,16 +274,16 @@ mod tests {
     #[test]
     fn when_a_lease_goes_back_another_is_wanted_for_those_who_wait() {
         let (mut queue, ids) = (lock(), LeaseIds::new());
-        holds(&mut queue, ids.next());
+        let first = ids.next();
+        holds(&mut queue, first);
         waits(&mut queue, "a");
         waits(&mut queue, "b");
-        queue.end();
+        queue.end(first);
         assert_eq!(queue.wanted(), 1);
         let lease = ids.next();
         queue.ask(lease);
         assert_eq!(queue.wanted(), 0);
-        assert!(queue.answered(lease));
-        queue.hold();
+        assert!(queue.hold(lease));
         assert_eq!(queue.next(), Some("a"));
         assert!(!queue.is_over());
     }
@@ -293,7 +302,7 @@ mod tests {
         assert_eq!(queue.surplus(), None);
         assert!(queue.leave(second) && !queue.leave(second));
         assert_eq!(queue.surplus(), Some(lease));
-        assert!(!queue.answered(lease) && queue.is_over());
+        assert!(!queue.hold(lease) && queue.is_over());
     }
 
     #[test]
@@ -310,8 +319,10 @@ mod tests {
     #[test]
     fn for_permits_one_lease_more_is_asked_for_than_there_are() {
         let (mut queue, ids) = (Queue::new(Some(2)), LeaseIds::new());
-        holds(&mut queue, ids.next());
-        holds(&mut queue, ids.next());
+        let held = [ids.next(), ids.next()];
+        for lease in held {
+            holds(&mut queue, lease);
+        }
         assert!(matches!(queue.join(Some(2)), Joined::Asks(_)), "its place is in the store's queue");
         let third = ids.next();
         queue.ask(third);
@@ -322,8 +333,9 @@ mod tests {
         assert_eq!(queue.wanted(), 1, "the limit grew, and there are two who wait");
         queue.follow(1);
         assert_eq!(queue.wanted(), 0);
-        queue.end();
-        queue.end();
+        for lease in held {
+            queue.end(lease);
+        }
         assert_eq!(queue.wanted(), 1);
     }
 
@@ -338,17 +350,17 @@ mod tests {
     fn a_queue_is_forgotten_when_it_is_over() {
         let (queues, ids) = (Queues::<()>::default(), LeaseIds::new());
         let group = Group::new("key".into(), 1);
-        queues.with(&group, None, |queue| holds_for(queue, ids.next()));
+        let lease = ids.next();
+        queues.with(&group, None, |queue| holds_for(queue, lease));
         assert_eq!(queues.0.lock().len(), 1);
-        queues.with(&group, None, Queue::end);
+        queues.with(&group, None, |queue| queue.end(lease));
         assert!(queues.0.lock().is_empty());
     }
 
     fn holds_for(queue: &mut Queue<()>, lease: LeaseId) {
         assert_eq!(queue.join(None), Joined::Asks(0));
         queue.ask(lease);
-        assert!(queue.answered(lease));
+        assert!(queue.hold(lease));
         queue.asked_itself();
-        queue.hold();
     }
 }

@@ -258,8 +258,7 @@ impl<'a> Waiter<'a> {
             let limit = lease.limit();
             keeper.queues().with(group, None, |queue| {
                 queue.asked_itself();
-                queue.answered(lease.id());
-                queue.hold();
+                queue.hold(lease.id());
                 if let Some(limit) = limit {
                     queue.follow(limit.permits);
                 }
@@ -309,7 +308,7 @@ impl<'a> Waiter<'a> {
         if let Some((group, _)) = &self.place {
             keeper.queues().with(group, None, |queue| {
                 queue.asked_itself();
-                queue.answered(lease.id());
+                queue.end(lease.id());
             });
             keeper.offer_again(group);
             keeper.ask_more(lease);

@@ -143,7 +143,7 @@ impl Keeper {
     /// Files the leases of a group for which somebody asks in place, now that others wait for them as well.
     pub(super) fn watch(&self, queue: &Queue<oneshot::Sender<Told>>) {
         if queue.is_asked_in_place() {
-            self.schedule.file(self.of(queue.leases()));
+            self.schedule.file(self.of(&queue.leases()));
         }
     }
 
@@ -162,7 +162,7 @@ impl Keeper {
 
     /// Why the store was not heard when it was asked for a group last, if it was not.
     pub(super) fn silence(&self, group: &Group) -> Option<BackendError> {
-        let leases = self.queues.with(group, None, |queue| self.of(queue.leases()));
+        let leases = self.queues.with(group, None, |queue| self.of(&queue.leases()));
         leases.iter().find_map(|lease| lease.silence())
     }
 
@@ -232,10 +232,7 @@ impl Keeper {
         };
         let limit = lease.limit();
         let known = self.queues.with(group, None, |queue| {
-            let known = queue.answered(lease.id());
-            if known {
-                queue.hold();
-            }
+            let known = queue.hold(lease.id());
             if let Some(limit) = limit {
                 queue.follow(limit.permits);
             }
@@ -303,7 +300,7 @@ impl Keeper {
         }
         if let Some(group) = lease.group() {
             let dismissed = self.queues.with(group, None, |queue| {
-                queue.answered(lease.id());
+                queue.end(lease.id());
                 queue.dismiss()
             });
             for waiter in dismissed {
@@ -364,7 +361,7 @@ impl Keeper {
     fn followers(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         let Some(group) = lease.group() else { return Vec::new() };
         self.queues.with(group, None, |queue| {
-            queue.end();
+            queue.end(lease.id());
             self.wanted(queue, lease)
         })
     }

@@ -64,6 +64,8 @@ enum Phase {
     Lost {
         token: FencingToken,
         reason: LossReason,
+        /// What the store said, if it refused to renew it.
+        detail: Option<String>,
         /// Whether somebody has taken it on to release it.
         seen_to: bool,
     },
@@ -557,7 +559,7 @@ impl Lease {
     /// What the store released was lost before, it says.
     pub(super) fn found_lost(&self, token: FencingToken, reason: LossReason) {
         let mut state = self.state.lock();
-        state.phase = Phase::Lost { token, reason, seen_to: true };
+        state.phase = Phase::Lost { token, reason, detail: None, seen_to: true };
         drop(state);
         tracing::warn!(name = %self.name, token = token.get(), %reason, "lease lost before its release");
         self.tell_lost();
@@ -606,8 +608,10 @@ impl Lease {
     fn lose_in(&self, state: &mut State, reason: LossReason) {
         let Phase::Held(held) = &state.phase else { return };
         let token = held.token;
-        state.phase = Phase::Lost { token, reason, seen_to: false };
-        tracing::warn!(name = %self.name, token = token.get(), %reason, "lease lost");
+        let refusal = held.unanswered.as_ref().filter(|_| reason == LossReason::StoreRefused);
+        let detail = refusal.map(|(_, error)| error.to_string());
+        tracing::warn!(name = %self.name, token = token.get(), %reason, ?detail, "lease lost");
+        state.phase = Phase::Lost { token, reason, detail, seen_to: false };
         self.tell_lost();
     }
 
@@ -628,6 +632,8 @@ impl Held {
     fn passed(&self) -> LossReason {
         if self.deadline.ends_by_cap() {
             LossReason::HeldTooLong
+        } else if self.unanswered.as_ref().is_some_and(|(_, error)| !error.is_transient()) {
+            LossReason::StoreRefused
         } else if self.renewing || self.unanswered.is_some() {
             LossReason::StoreUnreachable
         } else {
@@ -768,7 +774,11 @@ impl Hold {
 
     /// The loss as an error.
     pub(crate) fn loss_error(&self, reason: LossReason) -> Error {
-        Error::Lost { name: self.name().as_str().to_owned(), token: self.token, reason }
+        let detail = match &self.lease.state.lock().phase {
+            Phase::Lost { token, detail, .. } if *token == self.token => detail.clone(),
+            _ => None,
+        };
+        Error::Lost { name: self.name().as_str().to_owned(), token: self.token, reason, detail }
     }
 
     /// When it ends unless it is renewed. `None` if it is over.

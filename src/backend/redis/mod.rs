@@ -127,18 +127,18 @@ impl RedisBuilder {
         self
     }
 
-    /// Look at least this often whether a lock has become free, for fleets in which some holders use another
-    /// library: those delete the key and tell nobody. 1 ms or more.
+    /// Checks at least this often whether a lock has become free, for use with holders that use another
+    /// library, which delete the key without notifying anybody. 1 ms or more.
     ///
-    /// Default: none. A waiter looks when the holder's remaining time is over, and every third of a lease.
+    /// Default: none. A waiter checks when the holder's remaining time is over, and every third of the TTL.
     pub const fn poll_interval(mut self, interval: Duration) -> Self {
         self.foreign.poll_interval = Some(interval);
         self
     }
 
-    /// Give a lock key that has no expiry this one, counted from the first request that meets it. Such keys
-    /// are left behind by clients that set key and expiry in two steps and die between them, and nobody would
-    /// ever get the lock again. 1 ms or more. Only switch this on if nobody locks without expiry on purpose.
+    /// Sets this expiry on a lock key that has none, starting with the first request that finds it. Such keys
+    /// are left behind by clients that set the key and its expiry in two steps and die in between; nobody would
+    /// ever get the lock again. 1 ms or more. Only enable this if nobody locks without an expiry on purpose.
     ///
     /// Default: off.
     pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
