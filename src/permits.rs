@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{Engine, Learns};
+use crate::lease::{Engine, FollowsLimit};
 use crate::name::Name;
 use crate::options::SemaphoreOptions;
 use crate::primitive::Primitive;
@@ -30,7 +30,7 @@ impl Stated {
     }
 }
 
-impl Learns for Stated {
+impl FollowsLimit for Stated {
     /// What the store said of an earlier version, and was read late, changes nothing.
     fn follow(&self, limit: Limit) {
         let mut stated = self.0.lock();

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::backend::{Claim, Detail, Inspection};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{self, Engine, Learns, Wait, Wanted};
+use crate::lease::{self, Engine, FollowsLimit, Wait, Wanted};
 use crate::name::Name;
 use crate::options::Settings;
 
@@ -35,18 +35,22 @@ impl Primitive {
     }
 
     /// Waits in line for as long as it takes.
-    pub(crate) async fn acquire(&self, claim: &Claim, learns: Option<&dyn Learns>) -> Result<Guard, Error> {
+    pub(crate) async fn acquire(
+        &self,
+        claim: &Claim,
+        follower: Option<&dyn FollowsLimit>,
+    ) -> Result<Guard, Error> {
         let started = Instant::now();
-        self.ask(claim, Wait::Forever, learns).await?.ok_or_else(|| self.timed_out(started))
+        self.ask(claim, Wait::Forever, follower).await?.ok_or_else(|| self.timed_out(started))
     }
 
     /// Does not wait.
     pub(crate) async fn try_acquire(
         &self,
         claim: &Claim,
-        learns: Option<&dyn Learns>,
+        follower: Option<&dyn FollowsLimit>,
     ) -> Result<Option<Guard>, Error> {
-        self.ask(claim, Wait::No, learns).await
+        self.ask(claim, Wait::No, follower).await
     }
 
     /// Waits in line for at most `timeout`.
@@ -54,11 +58,11 @@ impl Primitive {
         &self,
         claim: &Claim,
         timeout: Duration,
-        learns: Option<&dyn Learns>,
+        follower: Option<&dyn FollowsLimit>,
     ) -> Result<Guard, Error> {
         let started = Instant::now();
         let wait = started.checked_add(timeout).map_or(Wait::Forever, Wait::Until);
-        self.ask(claim, wait, learns).await?.ok_or_else(|| self.timed_out(started))
+        self.ask(claim, wait, follower).await?.ok_or_else(|| self.timed_out(started))
     }
 
     /// Comes in again where `owner` is in already, without asking the store.
@@ -84,9 +88,9 @@ impl Primitive {
         &self,
         claim: &Claim,
         wait: Wait,
-        learns: Option<&dyn Learns>,
+        follower: Option<&dyn FollowsLimit>,
     ) -> Result<Option<Guard>, Error> {
-        let wanted = Wanted { name: &self.name, settings: &self.settings, claim, learns };
+        let wanted = Wanted { name: &self.name, settings: &self.settings, claim, follower };
         let hold = lease::acquire(&self.engine, wanted, wait).await?;
         Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
     }

@@ -15,7 +15,7 @@ use tracing::Instrument;
 use super::engine::Engine;
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease, Outcome, RETRY, Told};
-use super::release_queue::{Debt, Owed};
+use super::release_queue::{PendingRelease, Target};
 use crate::backend::{Answer, BackendError, Claim, Limit};
 use crate::error::{Error, LossReason};
 use crate::handover::{Group, Joined, Number, group};
@@ -38,12 +38,12 @@ pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a Name,
     pub(crate) settings: &'a Settings,
     pub(crate) claim: &'a Claim,
-    /// Who learns of the limit in force.
-    pub(crate) learns: Option<&'a dyn Learns>,
+    /// The handle that follows the limit in force.
+    pub(crate) follower: Option<&'a dyn FollowsLimit>,
 }
 
 /// A handle of a semaphore, which states a limit and follows the one in force.
-pub(crate) trait Learns: std::fmt::Debug + Sync {
+pub(crate) trait FollowsLimit: std::fmt::Debug + Sync {
     fn follow(&self, limit: Limit);
 }
 
@@ -112,8 +112,8 @@ fn begin(engine: &Engine, wanted: Wanted<'_>, hold: Hold) -> Hold {
 }
 
 fn learn(wanted: Wanted<'_>, limit: Option<Limit>) {
-    if let (Some(learns), Some(limit)) = (wanted.learns, limit) {
-        learns.follow(limit);
+    if let (Some(follower), Some(limit)) = (wanted.follower, limit) {
+        follower.follow(limit);
     }
 }
 
@@ -230,7 +230,7 @@ impl<'a> Waiter<'a> {
             }
             Outcome::Queued | Outcome::Over => {
                 tracing::debug!(key = &**self.wanted.name.key(), "waiting");
-                Ok(self.sit_down(&lease, limit).map_or(Asked::Waits, Asked::Holds))
+                Ok(self.wait_in_queue(&lease, limit).map_or(Asked::Waits, Asked::Holds))
             }
         }
     }
@@ -274,7 +274,7 @@ impl<'a> Waiter<'a> {
     }
 
     /// From here on the lease is the keeper's to ask for, and this waits for a message. Unless it is there already.
-    fn sit_down(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Option<Hold> {
+    fn wait_in_queue(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Option<Hold> {
         let keeper = self.engine.keeper();
         let (tell, told) = oneshot::channel();
         match &self.place {
@@ -313,7 +313,7 @@ impl<'a> Waiter<'a> {
             keeper.offer_again(group);
             keeper.ask_more(lease);
         }
-        keeper.owe(Debt::of(Owed::Lease(Arc::clone(lease))));
+        keeper.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
     }
 
     async fn wait(&mut self, deadline: Option<Instant>) -> Result<Option<Hold>, Error> {

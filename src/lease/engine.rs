@@ -24,7 +24,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub(crate) struct Engine {
     keeper: Arc<Keeper>,
     task: Mutex<Option<JoinHandle<()>>>,
-    /// Cancelled with the last handle, when nothing more can come to be owed.
+    /// Cancelled with the last handle, when no release can be queued any more.
     abandoned: CancellationToken,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The client owns its leases from before they are asked for until their release is confirmed; a user's future owns none. One task
 //! per client renews those that are held, many in one request; asks again for those that wait, at moments that they share, so that
-//! they travel together; hears what the store tells; and works off what is owed. It never waits for one request before it looks at
+//! they travel together; hears what the store tells; and sends the releases that are pending. It never waits for one request before it looks at
 //! another lease.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lease::{Heard, Hold, Lease, Leaving, Outcome, Step, Told};
 use super::reentry::Owners;
-use super::release_queue::{Debt, Owed, ReleaseQueue, UnderWay};
+use super::release_queue::{PendingRelease, ReleaseQueue, Target, UnderWay};
 use super::schedule::Schedule;
 use crate::backend::{
     Answer, Backend, BackendError, Claim, Event, LeaseId, LeaseRef, Limit, Released, Request,
@@ -127,7 +127,7 @@ impl Keeper {
         Some(lease)
     }
 
-    /// Nothing is owed for this lease any more.
+    /// No release of this lease is pending any more.
     pub(super) fn forget(&self, lease: &Lease) {
         self.leases.lock().remove(&lease.id());
         if self.closing.is_closed() {
@@ -243,7 +243,7 @@ impl Keeper {
             self.ask_more(lease);
         } else if lease.end() {
             // Given up at this moment.
-            self.owe(Debt::of(Owed::Lease(Arc::clone(lease))));
+            self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
         }
     }
 
@@ -308,14 +308,14 @@ impl Keeper {
             }
             self.give_up_surplus(group);
         }
-        self.owe(Debt::of(Owed::Lease(Arc::clone(lease))));
+        self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
     }
 
     /// Nobody waits for this lease any more.
     pub(super) fn give_up(&self, lease: &Arc<Lease>) {
         if lease.give_up() {
             self.schedule.forget(lease);
-            self.owe(Debt::of(Owed::Lease(Arc::clone(lease))));
+            self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
         } else if lease.group().is_none() {
             self.end(lease);
         }
@@ -344,7 +344,10 @@ impl Keeper {
     /// A lease goes back to the store.
     fn end(&self, lease: &Arc<Lease>) {
         if let Next::Back(next) = self.back(lease) {
-            self.owe(Debt { next, ..Debt::of(Owed::Lease(Arc::clone(lease))) });
+            self.queue_release(PendingRelease {
+                next,
+                ..PendingRelease::of(Target::Lease(Arc::clone(lease)))
+            });
         }
     }
 
@@ -384,14 +387,14 @@ impl Keeper {
     }
 
     /// A lease was lost: it is released as well, since only this client knows that it is over.
-    fn bury(&self, lease: &Arc<Lease>) {
+    fn release_lost(&self, lease: &Arc<Lease>) {
         self.owners.forget(lease);
         let next = self.followers(lease);
-        self.owe(Debt { next, ..Debt::of(Owed::Lease(Arc::clone(lease))) });
+        self.queue_release(PendingRelease { next, ..PendingRelease::of(Target::Lease(Arc::clone(lease))) });
     }
 
-    pub(super) fn owe(&self, debt: Debt) {
-        self.releases.push(debt);
+    pub(super) fn queue_release(&self, pending: PendingRelease) {
+        self.releases.push(pending);
     }
 
     /// A guard goes, and its permits with it, without waiting.
@@ -402,10 +405,15 @@ impl Keeper {
                 hold.give_back();
                 if let Next::Back(next) = self.pass_on(lease) {
                     tracing::debug!(name = %lease.name(), token = hold.token.get(), "guard dropped, release queued");
-                    self.owe(Debt { next, ..Debt::of(Owed::Lease(Arc::clone(lease))) });
+                    self.queue_release(PendingRelease {
+                        next,
+                        ..PendingRelease::of(Target::Lease(Arc::clone(lease)))
+                    });
                 }
             }
-            Leaving::Keeping(keep) => self.owe(Debt::of(Owed::Permits(Arc::clone(lease), keep))),
+            Leaving::Keeping(keep) => {
+                self.queue_release(PendingRelease::of(Target::Permits(Arc::clone(lease), keep)))
+            }
             Leaving::Sharing | Leaving::Ended(_) => {}
         }
     }
@@ -416,21 +424,21 @@ impl Keeper {
         let ends = hold.ends().unwrap_or_else(Instant::now);
         let leaving = lease.leave(hold.token, permits, Instant::now());
         let _giving_back = (leaving == Leaving::Last).then(|| GivingBack(hold));
-        let (owed, next) = match leaving {
+        let (target, next) = match leaving {
             Leaving::Last => match self.pass_on(lease) {
-                Next::Back(next) => (Owed::Lease(Arc::clone(lease)), next),
+                Next::Back(next) => (Target::Lease(Arc::clone(lease)), next),
                 Next::Passed => return Ok(()),
                 Next::Lost => return Err(ReleaseError::Lost(hold.reason())),
             },
-            Leaving::Keeping(keep) => (Owed::Permits(Arc::clone(lease), keep), Vec::new()),
+            Leaving::Keeping(keep) => (Target::Permits(Arc::clone(lease), keep), Vec::new()),
             Leaving::Sharing => return Ok(()),
             Leaving::Ended(reason) => return Err(ReleaseError::Lost(reason)),
         };
-        let part = matches!(owed, Owed::Permits(..));
+        let part = matches!(target, Target::Permits(..));
         let answer = if next.is_empty() {
-            self.release_in_place(owed).await
+            self.release_in_place(target).await
         } else {
-            self.release_behind(owed, next).await
+            self.release_behind(target, next).await
         };
         let released = answer.map_err(ReleaseError::Store)?;
         // A part may find nothing because the rest of the lease was released meanwhile, and got there first.
@@ -449,37 +457,37 @@ impl Keeper {
         }
     }
 
-    /// If it is not answered, it is owed.
-    async fn release_in_place(&self, owed: Owed) -> Result<Released, BackendError> {
-        let debt = Owing { keeper: self, owed: Some(owed.clone()) };
-        let released = self.send_release(&owed).await?;
-        debt.settle();
-        self.released(&owed);
+    /// If it is not answered, it goes to the release queue.
+    async fn release_in_place(&self, target: Target) -> Result<Released, BackendError> {
+        let pending = Unconfirmed { keeper: self, target: Some(target.clone()) };
+        let released = self.send_release(&target).await?;
+        pending.settle();
+        self.released(&target);
         Ok(released)
     }
 
     /// By the keeper's task, since what is asked for before concerns others.
-    async fn release_behind(&self, owed: Owed, next: Vec<Arc<Lease>>) -> Result<Released, BackendError> {
+    async fn release_behind(&self, target: Target, next: Vec<Arc<Lease>>) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
-        self.owe(Debt { owed, next, confirm: Some(confirm) });
+        self.queue_release(PendingRelease { target, next, confirm: Some(confirm) });
         confirmed.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
     }
 
-    async fn send_release(&self, owed: &Owed) -> Result<Released, BackendError> {
-        match owed {
-            Owed::Lease(lease) => self.backend.release(lease.lease_ref()).await,
-            Owed::Permits(lease, keep) => self.backend.release_permits(lease.lease_ref(), *keep).await,
-            Owed::Orphan(lease) => self.backend.release(lease).await,
+    async fn send_release(&self, target: &Target) -> Result<Released, BackendError> {
+        match target {
+            Target::Lease(lease) => self.backend.release(lease.lease_ref()).await,
+            Target::Permits(lease, keep) => self.backend.release_permits(lease.lease_ref(), *keep).await,
+            Target::Orphan(lease) => self.backend.release(lease).await,
         }
     }
 
     /// The store has confirmed a release.
-    fn released(&self, owed: &Owed) {
-        let Owed::Lease(lease) = owed else { return };
+    fn released(&self, target: &Target) {
+        let Target::Lease(lease) = target else { return };
         self.forget(lease);
         if lease.granted_since() {
             // Perhaps its request was carried out after its release. If not, there is nothing to be found.
-            self.owe(Debt::of(Owed::Orphan(lease.lease_ref().clone())));
+            self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
         }
     }
 
@@ -489,17 +497,17 @@ impl Keeper {
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
         for lease in leases {
             lease.lose(LossReason::ClientClosed);
-            if lease.step(Instant::now()) == Step::Bury {
+            if lease.step(Instant::now()) == Step::Release {
                 self.schedule.forget(&lease);
-                self.bury(&lease);
+                self.release_lost(&lease);
             } else if lease.give_up() {
-                self.owe(Debt::of(Owed::Lease(lease)));
+                self.queue_release(PendingRelease::of(Target::Lease(lease)));
             }
         }
         drop(self.queues.dismiss_all());
     }
 
-    /// Waits until nothing is owed any more, and tells whether the store has confirmed all of it.
+    /// Waits until no release is pending any more, and tells whether the store has confirmed all of it.
     pub(super) async fn drained(&self) -> bool {
         let given_up = || self.given_up.load(Ordering::Relaxed);
         let before = given_up();
@@ -524,22 +532,22 @@ impl Drop for GivingBack<'_> {
     }
 }
 
-/// A release that is sent in place: it is owed unless the store confirms it.
-struct Owing<'a> {
+/// A release that is sent in place: it goes to the release queue unless the store confirms it.
+struct Unconfirmed<'a> {
     keeper: &'a Keeper,
-    owed: Option<Owed>,
+    target: Option<Target>,
 }
 
-impl Owing<'_> {
+impl Unconfirmed<'_> {
     fn settle(mut self) {
-        self.owed = None;
+        self.target = None;
     }
 }
 
-impl Drop for Owing<'_> {
+impl Drop for Unconfirmed<'_> {
     fn drop(&mut self) {
-        if let Some(owed) = self.owed.take() {
-            self.keeper.owe(Debt::of(owed));
+        if let Some(target) = self.target.take() {
+            self.keeper.queue_release(PendingRelease::of(target));
         }
     }
 }
@@ -559,17 +567,17 @@ fn lost_before(released: Released, ends: Instant) -> Option<LossReason> {
 // The task
 
 impl Keeper {
-    /// Does what is due until `abandoned` and nothing is owed any more.
+    /// Does what is due until `abandoned` and no release is pending any more.
     pub(super) async fn run(
         self: Arc<Self>,
         events: BoxStream<'static, Event>,
         abandoned: CancellationToken,
     ) {
         self.take_over();
-        // Keeping leases has no end of its own: it is over when nothing is owed any more.
+        // Keeping leases has no end of its own: it is over when no release is pending any more.
         tokio::select! {
             () = self.keep(events) => {}
-            () = self.pay(&abandoned) => {}
+            () = self.send_releases(&abandoned) => {}
         }
     }
 
@@ -620,7 +628,7 @@ impl Keeper {
                 Step::Ask => ask.push(lease),
                 Step::Renew => renew.push(lease),
                 Step::Wait => wait.push(lease),
-                Step::Bury => self.bury(&lease),
+                Step::Release => self.release_lost(&lease),
                 Step::Forget => {}
             }
         }
@@ -637,7 +645,7 @@ impl Keeper {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
                     tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "granted to nobody, releasing");
-                    return self.owe(Debt::of(Owed::Orphan(lease)));
+                    return self.queue_release(PendingRelease::of(Target::Orphan(lease)));
                 };
                 match known.told(ticket, grant, Instant::now()) {
                     Heard::Granted => self.granted(&known),
@@ -675,13 +683,13 @@ impl Keeper {
     }
 
     /// Works the releases off.
-    async fn pay(&self, abandoned: &CancellationToken) {
+    async fn send_releases(&self, abandoned: &CancellationToken) {
         let mut releases = FuturesUnordered::new();
         loop {
             consume_budget().await;
             while releases.len() < MAX_RELEASES {
-                let Some(debt) = self.releases.pop() else { break };
-                releases.push(self.pay_one(debt));
+                let Some(pending) = self.releases.pop() else { break };
+                releases.push(self.send_pending(pending));
             }
             tokio::select! {
                 biased;
@@ -698,21 +706,21 @@ impl Keeper {
     }
 
     /// Whoever is next is asked for, and the release sent, in this order.
-    async fn pay_one(&self, mut debt: UnderWay<'_>) {
-        let next = debt.take_next();
+    async fn send_pending(&self, mut pending: UnderWay<'_>) {
+        let next = pending.take_next();
         let asked = join_all(next.into_iter().map(|lease| self.ask(lease)));
-        join(asked, self.pay_until_confirmed(debt)).await;
+        join(asked, self.send_until_confirmed(pending)).await;
     }
 
     /// Sends one release until the store confirms it. That its TTL has passed is no reason to stop: the request itself may still be
     /// on its way, and be granted then.
-    async fn pay_until_confirmed(&self, mut debt: UnderWay<'_>) {
-        let Some(owed) = debt.owed() else { return };
-        let key = &*owed.lease_ref().resource.key;
-        let give_up = Instant::now() + owed.ttl().map_or(PATIENCE, |ttl| ttl.max(PATIENCE));
+    async fn send_until_confirmed(&self, mut pending: UnderWay<'_>) {
+        let Some(target) = pending.target() else { return };
+        let key = &*target.lease_ref().resource.key;
+        let give_up = Instant::now() + target.ttl().map_or(PATIENCE, |ttl| ttl.max(PATIENCE));
         loop {
-            let answer = self.send_release(&owed).await;
-            debt.confirm(|| answer.as_ref().copied().map_err(BackendError::again));
+            let answer = self.send_release(&target).await;
+            pending.confirm(|| answer.as_ref().copied().map_err(BackendError::again));
             match answer {
                 Ok(released) => {
                     tracing::debug!(key, ?released, "released in the background");
@@ -731,7 +739,7 @@ impl Keeper {
                 }
             }
         }
-        self.released(&owed);
-        debt.settle();
+        self.released(&target);
+        pending.settle();
     }
 }

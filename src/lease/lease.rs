@@ -154,7 +154,7 @@ pub(super) enum Step {
     Renew,
     Wait,
     /// It is lost, and to be released.
-    Bury,
+    Release,
     Forget,
 }
 
@@ -712,7 +712,7 @@ impl Lease {
             Phase::Queued(_) | Phase::Held(_) => Step::Wait,
             Phase::Lost { seen_to: seen_to @ false, .. } => {
                 *seen_to = true;
-                Step::Bury
+                Step::Release
             }
             Phase::Released { .. } | Phase::Lost { .. } => Step::Forget,
         }
@@ -935,13 +935,13 @@ mod tests {
             lease.answered(Ok(Answer::Granted(grant(42))), now, now);
             lease.hand().unwrap().begin(now);
             lease.revoke(FencingToken::new(revoked));
-            assert_eq!(lease.step(now) == Step::Bury, lost, "{revoked}");
+            assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
         }
         // Told before the answer that grants.
         let lease = lease();
         lease.revoke(FencingToken::new(42));
         lease.answered(Ok(Answer::Granted(grant(42))), now, now);
-        assert_eq!(lease.step(now), Step::Bury);
+        assert_eq!(lease.step(now), Step::Release);
     }
 
     #[test]

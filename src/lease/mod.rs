@@ -35,6 +35,6 @@ mod reentry;
 mod release_queue;
 mod schedule;
 
-pub(crate) use acquire::{Learns, Wait, Wanted, acquire};
+pub(crate) use acquire::{FollowsLimit, Wait, Wanted, acquire};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;

@@ -1,4 +1,4 @@
-//! What is owed to the store: releases that nobody waits for.
+//! Releases that nobody waits for.
 //!
 //! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that dies: the
 //! task that works the queue off can be started again on another one.
@@ -13,24 +13,24 @@ use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::sync::Mutex;
 
-/// The queue of releases owed.
+/// The queue of pending releases.
 #[derive(Debug, Default)]
 pub(super) struct ReleaseQueue {
     queue: Mutex<Queue>,
     /// Something was queued.
     queued: Notify,
-    /// Something is no longer owed.
+    /// A release is no longer pending.
     settled: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    debts: VecDeque<Debt>,
+    pending: VecDeque<PendingRelease>,
     /// The keys of which something is queued or under way.
     unsettled: HashMap<Arc<str>, Progress>,
 }
 
-/// How many debts of a key there have been, and how many of them are settled, since there last were none.
+/// How many releases of a key have been queued, and how many of them are settled, since there last were none.
 #[derive(Debug, Default)]
 struct Progress {
     queued: usize,
@@ -39,9 +39,9 @@ struct Progress {
 
 /// A release that must reach the store.
 #[derive(Debug)]
-pub(super) struct Debt {
-    pub(super) owed: Owed,
-    /// The leases that are asked for before, in the same breath: whoever is next of this client has joined the store's queue when
+pub(super) struct PendingRelease {
+    pub(super) target: Target,
+    /// The leases that are asked for before, in the same batch: whoever is next of this client has joined the store's queue when
     /// the lease goes back.
     pub(super) next: Vec<Arc<Lease>>,
     /// Where the first answer is waited for.
@@ -50,7 +50,7 @@ pub(super) struct Debt {
 
 /// What is to be released.
 #[derive(Clone, Debug)]
-pub(super) enum Owed {
+pub(super) enum Target {
     Lease(Arc<Lease>),
     /// All but so many permits.
     Permits(Arc<Lease>, u32),
@@ -58,7 +58,7 @@ pub(super) enum Owed {
     Orphan(LeaseRef),
 }
 
-impl Owed {
+impl Target {
     pub(super) fn lease_ref(&self) -> &LeaseRef {
         match self {
             Self::Lease(lease) | Self::Permits(lease, _) => lease.lease_ref(),
@@ -79,25 +79,25 @@ impl Owed {
     }
 }
 
-impl Debt {
-    pub(super) const fn of(owed: Owed) -> Self {
-        Self { owed, next: Vec::new(), confirm: None }
+impl PendingRelease {
+    pub(super) const fn of(target: Target) -> Self {
+        Self { target, next: Vec::new(), confirm: None }
     }
 }
 
 impl ReleaseQueue {
-    pub(super) fn push(&self, debt: Debt) {
+    pub(super) fn push(&self, pending: PendingRelease) {
         let mut queue = self.queue.lock();
-        queue.unsettled.entry(Arc::clone(debt.owed.key())).or_default().queued += 1;
-        queue.debts.push_back(debt);
+        queue.unsettled.entry(Arc::clone(pending.target.key())).or_default().queued += 1;
+        queue.pending.push_back(pending);
         drop(queue);
         self.queued.notify_one();
     }
 
-    /// The oldest debt. If the runtime dies in the middle of it, it goes back to the queue.
+    /// The oldest pending. If the runtime dies in the middle of it, it goes back to the queue.
     pub(super) fn pop(&self) -> Option<UnderWay<'_>> {
-        let debt = self.queue.lock().debts.pop_front()?;
-        Some(UnderWay { queue: self, debt: Some(debt) })
+        let pending = self.queue.lock().pending.pop_front()?;
+        Some(UnderWay { queue: self, pending: Some(pending) })
     }
 
     /// Waits until something is queued.
@@ -117,7 +117,7 @@ impl ReleaseQueue {
         self.until(|queue| progress(queue).is_none_or(|(_, settled)| settled >= goal)).await;
     }
 
-    /// Waits until nothing is owed, and `done` says so too.
+    /// Waits until no release is pending, and `done` says so too.
     pub(super) async fn drained(&self, done: impl Fn() -> bool + Send + Sync) {
         self.until(|queue| queue.unsettled.is_empty() && done()).await;
     }
@@ -154,39 +154,39 @@ impl ReleaseQueue {
 #[derive(Debug)]
 pub(super) struct UnderWay<'a> {
     queue: &'a ReleaseQueue,
-    debt: Option<Debt>,
+    pending: Option<PendingRelease>,
 }
 
 impl UnderWay<'_> {
     /// Those that are asked for before, once.
     pub(super) fn take_next(&mut self) -> Vec<Arc<Lease>> {
-        self.debt.as_mut().map(|debt| std::mem::take(&mut debt.next)).unwrap_or_default()
+        self.pending.as_mut().map(|pending| std::mem::take(&mut pending.next)).unwrap_or_default()
     }
 
-    pub(super) fn owed(&self) -> Option<Owed> {
-        self.debt.as_ref().map(|debt| debt.owed.clone())
+    pub(super) fn target(&self) -> Option<Target> {
+        self.pending.as_ref().map(|pending| pending.target.clone())
     }
 
     /// Tells the first answer to whoever waits for it.
     pub(super) fn confirm(&mut self, answer: impl FnOnce() -> Result<Released, BackendError>) {
-        if let Some(confirm) = self.debt.as_mut().and_then(|debt| debt.confirm.take()) {
+        if let Some(confirm) = self.pending.as_mut().and_then(|pending| pending.confirm.take()) {
             // Nobody waits any more if the release was dropped.
             let _ = confirm.send(answer());
         }
     }
 
-    /// It is not owed any more.
+    /// It is not pending any more.
     pub(super) fn settle(mut self) {
-        if let Some(debt) = self.debt.take() {
-            self.queue.mark_settled(debt.owed.key());
+        if let Some(pending) = self.pending.take() {
+            self.queue.mark_settled(pending.target.key());
         }
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        if let Some(debt) = self.debt.take() {
-            self.queue.queue.lock().debts.push_front(debt);
+        if let Some(pending) = self.pending.take() {
+            self.queue.queue.lock().pending.push_front(pending);
             self.queue.queued.notify_one();
         }
     }
@@ -201,12 +201,12 @@ mod tests {
     use super::*;
     use crate::backend::{Kind, LeaseIds, Resource};
 
-    fn orphan(ids: &LeaseIds) -> Debt {
-        Debt::of(Owed::Orphan(LeaseRef::new(ids.next(), Resource::new("a", Kind::Mutex))))
+    fn orphan(ids: &LeaseIds) -> PendingRelease {
+        PendingRelease::of(Target::Orphan(LeaseRef::new(ids.next(), Resource::new("a", Kind::Mutex))))
     }
 
     #[tokio::test]
-    async fn a_release_that_is_interrupted_is_owed_again() {
+    async fn a_release_that_is_interrupted_is_pending_again() {
         let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
         queue.push(orphan(&ids));
         drop(queue.pop());
