@@ -14,32 +14,20 @@ use fred::types::client::ClientKillFilter;
 use fred::types::config::Server;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// The pause before another attempt.
 const RETRY: Duration = Duration::from_millis(25);
 
 /// Tells whether every connection before the present one has been closed by the server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Succession {
+    /// What the connections are called at the server, and no others: a server that was restarted gives the same ids again.
+    name: String,
     /// The connection of which that is known.
     settled: watch::Sender<Option<i64>>,
-}
-
-/// A connection as the server lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Listed {
-    id: String,
-    address: String,
-    age: Duration,
-}
-
-/// A connection of this client, and since when it has certainly been open.
-#[derive(Debug)]
-struct Own {
-    listed: Listed,
-    since: Instant,
 }
 
 impl Succession {
@@ -62,9 +50,9 @@ impl Succession {
         closed: CancellationToken,
     ) {
         let work = async {
-            let mut own = None;
+            let mut before = None;
             loop {
-                own = self.succeed(&client, own).await;
+                before = self.succeed(&client, before).await;
                 if let Err(RecvError::Closed) = reconnects.recv().await {
                     return;
                 }
@@ -76,16 +64,20 @@ impl Succession {
         }
     }
 
-    /// Closes what was replaced. Returns the present connection, if the server says what it is.
-    async fn succeed(&self, client: &Client, before: Option<Own>) -> Option<Own> {
+    /// Closes the connection `before`. Returns the present one, if it can be known again.
+    async fn succeed(&self, client: &Client, before: Option<i64>) -> Option<i64> {
         loop {
             let now = present(client);
-            match close(client, before.as_ref()).await {
+            let closed = self.close(client, before.filter(|_| before != now)).await;
+            if now.is_none() || now != present(client) {
                 // Replaced meanwhile.
-                _ if now.is_none() || now != present(client) => sleep(RETRY).await,
-                Ok(own) => {
+                sleep(RETRY).await;
+                continue;
+            }
+            match closed {
+                Ok(()) => {
                     self.settled.send_replace(now);
-                    return Some(own);
+                    return now;
                 }
                 Err(error) if is_refusal(&error) => {
                     // This user may not close connections. What is released is so all the same, a little less surely.
@@ -97,6 +89,24 @@ impl Succession {
             }
         }
     }
+
+    async fn close(&self, client: &Client, before: Option<i64>) -> Result<(), FredError> {
+        if let Some(before) = before {
+            let found = client.client_list::<String, String>(None, Some(vec![before.to_string()])).await?;
+            if is_called(&found, &self.name) {
+                client.client_kill::<i64>(vec![ClientKillFilter::ID(before.to_string())]).await?;
+                tracing::debug!("the connection before was still open at the server, and is closed");
+            }
+        }
+        client.client_setname(self.name.as_str()).await
+    }
+}
+
+impl Default for Succession {
+    fn default() -> Self {
+        let name = format!("leasehold-{}", Uuid::new_v4().simple());
+        Self { name, settled: watch::Sender::default() }
+    }
 }
 
 /// The present connection, if there is one and the server has told its id.
@@ -104,37 +114,9 @@ fn present(client: &Client) -> Option<i64> {
     client.connection_ids().into_values().next()
 }
 
-async fn close(client: &Client, before: Option<&Own>) -> Result<Own, FredError> {
-    let since = Instant::now();
-    let listed = Listed::read(&client.client_info::<String>().await?).ok_or_else(unreadable)?;
-    if let Some(before) = before.filter(|before| before.listed.id != listed.id) {
-        let found: String =
-            client.client_list::<_, String>(None, Some(vec![before.listed.id.clone()])).await?;
-        if Listed::read(&found).is_some_and(|found| before.is(&found)) {
-            client.client_kill::<i64>(vec![ClientKillFilter::ID(before.listed.id.clone())]).await?;
-            tracing::debug!("the connection before was still open at the server, and is closed");
-        }
-    }
-    Ok(Own { listed, since })
-}
-
-impl Own {
-    /// Whether this is what the server has found under the same id. A server that was restarted gives the same ids again, to
-    /// connections that are younger.
-    fn is(&self, found: &Listed) -> bool {
-        // The age is in whole seconds.
-        let age = self.since.elapsed().saturating_sub(Duration::from_secs(2));
-        found.id == self.listed.id && found.address == self.listed.address && found.age >= age
-    }
-}
-
-impl Listed {
-    /// From a line of `CLIENT LIST`.
-    fn read(line: &str) -> Option<Self> {
-        let field = |name: &str| line.split_whitespace().find_map(|part| part.strip_prefix(name));
-        let age = Duration::from_secs(field("age=")?.parse().ok()?);
-        Some(Self { id: field("id=")?.to_owned(), address: field("addr=")?.to_owned(), age })
-    }
+/// Whether a line of `CLIENT LIST` is that of a connection of this name.
+fn is_called(line: &str, name: &str) -> bool {
+    line.split_whitespace().any(|field| field.strip_prefix("name=") == Some(name))
 }
 
 fn is_refusal(error: &FredError) -> bool {
@@ -142,25 +124,15 @@ fn is_refusal(error: &FredError) -> bool {
     !matches!(error.kind(), Canceled | IO | Timeout)
 }
 
-fn unreadable() -> FredError {
-    FredError::new(fred::error::ErrorKind::Parse, "the server tells neither id nor address of a connection")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LINE: &str = "id=7 addr=127.0.0.1:50412 laddr=127.0.0.1:6379 fd=8 name= age=12 idle=0 flags=N";
-
-    #[tokio::test(start_paused = true)]
-    async fn a_connection_is_known_again_by_id_address_and_age() {
-        let listed = Listed::read(LINE).unwrap();
-        let own = Own { listed: listed.clone(), since: Instant::now() };
-        tokio::time::advance(Duration::from_secs(10)).await;
-        assert!(own.is(&listed));
-        assert!(!own.is(&Listed { id: "8".into(), ..listed.clone() }));
-        assert!(!own.is(&Listed { address: "127.0.0.1:50413".into(), ..listed.clone() }));
-        assert!(!own.is(&Listed { age: Duration::from_secs(3), ..listed }), "of a server that was restarted");
-        assert_eq!(Listed::read("id=x"), None);
+    #[test]
+    fn a_connection_is_known_again_by_its_name() {
+        let line =
+            "id=7 addr=127.0.0.1:50412 laddr=127.0.0.1:6379 fd=8 name=leasehold-1 age=12 idle=0 flags=N";
+        assert!(is_called(line, "leasehold-1"));
+        assert!(!is_called(line, "leasehold-") && !is_called("", "leasehold-1"));
     }
 }
