@@ -33,6 +33,7 @@
 #![cfg_attr(not(feature = "redis"), allow(rustdoc::broken_intra_doc_links))]
 
 pub mod backend;
+mod background;
 mod client;
 mod closing;
 mod error;

@@ -481,6 +481,9 @@ pub struct Capabilities {
     pub tokens_survive_memory_loss: bool,
     /// Whether the work of a hand-over is the same however many wait.
     pub constant_work: bool,
+    /// Whether leases are renewed from a thread of the crate's own, so that a section that blocks its thread keeps its lease. Not
+    /// for a store that lives by the clock of the caller's runtime.
+    pub own_thread: bool,
 }
 
 /// How a waiting client hears that it is served.
@@ -505,6 +508,7 @@ impl Capabilities {
             ttl_granularity: Duration::from_millis(1),
             tokens_survive_memory_loss: true,
             constant_work: true,
+            own_thread: true,
         }
     }
 }

@@ -11,6 +11,7 @@ use super::keeper::{Keeper, ReleaseError};
 use super::lease::Hold;
 use super::reentry::Owners;
 use crate::backend::{Backend, BackendError};
+use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
 use crate::name::Name;
@@ -24,6 +25,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub(crate) struct Engine {
     keeper: Arc<Keeper>,
     task: Mutex<Option<JoinHandle<()>>>,
+    /// Whether what is held is kept on the crate's own thread.
+    own_thread: bool,
     /// Cancelled with the last handle, when no release can be queued any more.
     abandoned: CancellationToken,
 }
@@ -31,7 +34,9 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
         let keeper = Arc::new(Keeper::new(backend));
-        Self { keeper, task: Mutex::default(), abandoned: CancellationToken::new() }
+        let abandoned = CancellationToken::new();
+        let own_thread = keeper.backend().capabilities().own_thread && keep_apart(&keeper, &abandoned);
+        Self { keeper, task: Mutex::default(), own_thread, abandoned }
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
@@ -57,7 +62,8 @@ impl Engine {
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
             // Listens from before the request: nothing that is told because of it is missed.
             let events = self.backend().events();
-            *task = Some(tokio::spawn(Arc::clone(&self.keeper).run(events, self.abandoned.clone())));
+            let keeper = Arc::clone(&self.keeper);
+            *task = Some(tokio::spawn(keeper.run(events, self.abandoned.clone(), !self.own_thread)));
         }
     }
 
@@ -97,6 +103,20 @@ impl Engine {
     /// Puts a store's error into words.
     pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&Name>) -> Error {
         Error::from_backend(error, step, name.map(Name::as_str), &self.backend().capabilities().store)
+    }
+}
+
+/// Keeps what is held on the crate's own thread. `false` if there is none to be had: then it is kept on the caller's runtime.
+fn keep_apart(keeper: &Arc<Keeper>, abandoned: &CancellationToken) -> bool {
+    match background::handle() {
+        Ok(background) => {
+            background.spawn(Arc::clone(keeper).keep_held(abandoned.clone()));
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, "no thread of its own: a section that blocks its thread may lose its lease");
+            false
+        }
     }
 }
 

@@ -6,7 +6,8 @@
 //! another lease.
 
 use std::collections::HashMap;
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use tokio::sync::oneshot;
 use tokio::task::consume_budget;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::lease::{Heard, Hold, Lease, Leaving, Outcome, Step, Told};
@@ -49,7 +50,9 @@ pub(crate) struct Keeper {
     backend: Arc<dyn Backend>,
     /// From before they are asked for until their release is confirmed.
     leases: Mutex<HashMap<LeaseId, Arc<Lease>>>,
-    schedule: Schedule,
+    /// The leases that are asked for, and those that are held.
+    queued: Schedule,
+    held: Schedule,
     releases: ReleaseQueue,
     queues: Queues<oneshot::Sender<Told>>,
     owners: Owners,
@@ -73,7 +76,8 @@ impl Keeper {
         Self {
             backend,
             leases: Mutex::new(HashMap::new()),
-            schedule: Schedule::default(),
+            queued: Schedule::default(),
+            held: Schedule::default(),
             releases: ReleaseQueue::default(),
             queues: Queues::default(),
             owners: Owners::default(),
@@ -137,13 +141,13 @@ impl Keeper {
 
     /// Files a lease by what is due for it next.
     pub(super) fn file(&self, lease: &Arc<Lease>) {
-        self.schedule.file([Arc::clone(lease)]);
+        self.file_all([Arc::clone(lease)]);
     }
 
     /// Files the leases of a group for which somebody asks in place, now that others wait for them as well.
     pub(super) fn watch(&self, queue: &Queue<oneshot::Sender<Told>>) {
         if queue.is_asked_in_place() {
-            self.schedule.file(self.of(&queue.leases()));
+            self.queued.file(self.of(&queue.leases()));
         }
     }
 
@@ -201,7 +205,7 @@ impl Keeper {
         for lease in &more {
             lease.ask_soon(Instant::now());
         }
-        self.schedule.file(more);
+        self.queued.file(more);
     }
 
     /// New leases for those who wait, as many as are wanted.
@@ -314,7 +318,7 @@ impl Keeper {
     /// Nobody waits for this lease any more.
     pub(super) fn give_up(&self, lease: &Arc<Lease>) {
         if lease.give_up() {
-            self.schedule.forget(lease);
+            self.unfile(lease);
             self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
         } else if lease.group().is_none() {
             self.end(lease);
@@ -355,7 +359,7 @@ impl Keeper {
         if !lease.end() {
             return Next::Lost;
         }
-        self.schedule.forget(lease);
+        self.unfile(lease);
         self.owners.forget(lease);
         Next::Back(self.followers(lease))
     }
@@ -498,7 +502,7 @@ impl Keeper {
         for lease in leases {
             lease.lose(LossReason::ClientClosed);
             if lease.step(Instant::now()) == Step::Release {
-                self.schedule.forget(&lease);
+                self.unfile(&lease);
                 self.release_lost(&lease);
             } else if lease.give_up() {
                 self.queue_release(PendingRelease::of(Target::Lease(lease)));
@@ -513,6 +517,13 @@ impl Keeper {
         let before = given_up();
         self.releases.drained(|| self.leases.lock().is_empty()).await;
         given_up() == before
+    }
+}
+
+fn set_alarm(schedule: &Schedule, alarm: Pin<&mut Sleep>) {
+    let at = schedule.set_alarm();
+    if alarm.deadline() != at {
+        alarm.reset(at);
     }
 }
 
@@ -567,43 +578,77 @@ fn lost_before(released: Released, ends: Instant) -> Option<LossReason> {
 // The task
 
 impl Keeper {
-    /// Does what is due until `abandoned` and no release is pending any more.
+    /// Does what is due until `abandoned` and no release is pending any more: all of it, or all but keeping what is held.
     pub(super) async fn run(
         self: Arc<Self>,
         events: BoxStream<'static, Event>,
         abandoned: CancellationToken,
+        held_too: bool,
     ) {
-        self.take_over();
+        self.take_over(held_too);
+        let held = async {
+            if held_too {
+                self.renew_held().await;
+            }
+            std::future::pending().await
+        };
         // Keeping leases has no end of its own: it is over when no release is pending any more.
         tokio::select! {
-            () = self.keep(events) => {}
+            () = self.keep_queued(events) => {}
+            () = held => {}
             () = self.send_releases(&abandoned) => {}
         }
     }
 
     /// What was under way on a runtime that has died is due again.
-    fn take_over(&self) {
-        self.schedule.clear();
+    fn take_over(&self, held_too: bool) {
+        self.queued.clear();
+        if held_too {
+            self.held.clear();
+        }
         let mut leases: Vec<_> = self.leases.lock().values().cloned().collect();
         let now = Instant::now();
-        leases.retain(|lease| lease.take_over(now));
-        self.schedule.file(leases);
+        leases.retain(|lease| (held_too || lease.waits()) && lease.take_over(now));
+        self.file_all(leases);
     }
 
-    async fn keep(&self, events: BoxStream<'static, Event>) {
-        let mut events = events.fuse();
-        let (mut asks, mut renewals) = (FuturesUnordered::new(), FuturesUnordered::new());
+    /// Keeps what is held: renews it, and notices that it ends. Until `abandoned`, when nobody holds any more.
+    pub(super) async fn keep_held(self: Arc<Self>, abandoned: CancellationToken) {
+        tokio::select! {
+            () = self.renew_held() => {}
+            () = abandoned.cancelled() => {}
+        }
+    }
+
+    async fn renew_held(&self) {
+        let mut renewals = FuturesUnordered::new();
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
             // A store that answers at once must not keep other tasks from running.
             consume_budget().await;
-            asks.extend(self.tend(Instant::now()).into_iter().map(|lease| self.ask(lease)));
-            let rounds = self.schedule.start_rounds().into_iter();
-            renewals.extend(rounds.map(|round| self.schedule.ask(&*self.backend, round)));
-            let at = self.schedule.set_alarm();
-            if alarm.deadline() != at {
-                alarm.as_mut().reset(at);
+            // One that is asked for again would have been given up before.
+            for lease in self.tend(&self.held, Instant::now()) {
+                self.queued.file([lease]);
             }
+            let rounds = self.held.start_rounds().into_iter();
+            renewals.extend(rounds.map(|round| self.held.ask(&*self.backend, round)));
+            set_alarm(&self.held, alarm.as_mut());
+            tokio::select! {
+                Some(()) = renewals.next() => {}
+                () = self.held.rescheduled() => {}
+                () = &mut alarm => {}
+            }
+        }
+    }
+
+    async fn keep_queued(&self, events: BoxStream<'static, Event>) {
+        let mut events = events.fuse();
+        let mut asks = FuturesUnordered::new();
+        let mut alarm = pin!(sleep_until(Instant::now()));
+        loop {
+            consume_budget().await;
+            asks.extend(self.tend(&self.queued, Instant::now()).into_iter().map(|lease| self.ask(lease)));
+            set_alarm(&self.queued, alarm.as_mut());
             tokio::select! {
                 Some(event) = events.next() => {
                     self.hear(event);
@@ -613,17 +658,16 @@ impl Keeper {
                     }
                 }
                 Some(()) = asks.next() => {}
-                Some(()) = renewals.next() => {}
-                () = self.schedule.rescheduled() => {}
+                () = self.queued.rescheduled() => {}
                 () = &mut alarm => {}
             }
         }
     }
 
     /// Looks at every lease for which something is due. Those to be asked for are returned.
-    fn tend(&self, now: Instant) -> Vec<Arc<Lease>> {
+    fn tend(&self, schedule: &Schedule, now: Instant) -> Vec<Arc<Lease>> {
         let (mut ask, mut renew, mut wait) = (Vec::new(), Vec::new(), Vec::new());
-        for lease in self.schedule.take_due(now) {
+        for lease in schedule.take_due(now) {
             match lease.step(now) {
                 Step::Ask => ask.push(lease),
                 Step::Renew => renew.push(lease),
@@ -633,10 +677,35 @@ impl Keeper {
             }
         }
         if !wait.is_empty() {
-            self.schedule.file(wait);
+            self.file_all(wait);
         }
-        self.schedule.renew(&renew);
+        if !renew.is_empty() {
+            self.held.renew(&renew);
+            if ptr::eq(schedule, &self.queued) {
+                self.held.wake();
+            }
+        }
         ask
+    }
+
+    /// Files leases by what is due for them next, where that is looked at.
+    fn file_all(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
+        let (queued, held): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.waits());
+        if !queued.is_empty() {
+            self.queued.file(queued);
+        }
+        if !held.is_empty() {
+            for lease in &held {
+                self.queued.forget(lease);
+            }
+            self.held.file(held);
+        }
+    }
+
+    /// Nothing is due for this lease any more.
+    fn unfile(&self, lease: &Lease) {
+        self.queued.forget(lease);
+        self.held.forget(lease);
     }
 
     /// Takes in what the store tells.
@@ -679,7 +748,7 @@ impl Keeper {
 
     fn ask_again(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
         let now = Instant::now();
-        self.schedule.file(leases.into_iter().inspect(|lease| lease.ask_soon(now)));
+        self.queued.file(leases.into_iter().inspect(|lease| lease.ask_soon(now)));
     }
 
     /// Works the releases off.

@@ -101,6 +101,10 @@ impl Schedule {
         self.rescheduled.notified().await;
     }
 
+    pub(super) fn wake(&self) {
+        self.rescheduled.notify_one();
+    }
+
     /// Takes what is due out of the schedule, and of a round what ends. The last round is filled with what will be due soon.
     pub(super) fn take_due(&self, now: Instant) -> Vec<Arc<Lease>> {
         let mut filed = self.filed.lock();

@@ -22,7 +22,6 @@ use fred::error::{Error as FredError, ErrorKind};
 use fred::types::Value;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, join_all, ready};
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::notifications::Notifications;
@@ -50,8 +49,6 @@ pub(super) struct Batches {
     notifications: Arc<Notifications>,
     /// An answer that may have told of grants got lost.
     unheard: AtomicBool,
-    /// Where calls are made that nobody waits for alone.
-    runtime: Handle,
     state: Mutex<State>,
     /// Held from when operations are taken out of the queue until they are on their way.
     sending: Mutex<()>,
@@ -91,13 +88,11 @@ struct UnderWay<'a> {
 }
 
 impl Batches {
-    /// Must be called within the runtime on which the connection lives.
     pub(super) fn new(wire: Arc<Wire>, notifications: Arc<Notifications>) -> Arc<Self> {
         Arc::new(Self {
             wire,
             notifications,
             unheard: AtomicBool::new(false),
-            runtime: Handle::current(),
             state: Mutex::default(),
             sending: Mutex::default(),
         })
@@ -156,7 +151,7 @@ impl Batches {
         drop(state);
         if start {
             let drain = Drain { batches: Arc::clone(self), working: true };
-            self.runtime.spawn(drain.work_off());
+            tokio::spawn(drain.work_off());
         }
         answered
     }

@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::succession::Succession;
+use super::succession::{Driven, Succession};
 use crate::backend::BackendError;
 
 /// Commands that may wait in fred's queue.
@@ -80,7 +80,8 @@ pub(super) async fn connect(
 ) -> Result<JoinHandle<()>, BackendError> {
     let (tell, connected) = oneshot::channel();
     let reconnects = client.reconnect_rx();
-    let task = tokio::spawn(drive(client.clone(), timeouts, closed.clone(), tell));
+    let driven = succession.driven();
+    let task = tokio::spawn(drive(client.clone(), timeouts, closed.clone(), tell, driven));
     match timeout(timeouts.connect, connected).await {
         Ok(Ok(Ok(()))) => {
             let (client, succession) = (client.clone(), Arc::clone(succession));
@@ -99,6 +100,7 @@ async fn drive(
     timeouts: Timeouts,
     closed: CancellationToken,
     tell: oneshot::Sender<Result<(), FredError>>,
+    _driven: Driven,
 ) {
     let mut driver = match client.init().await {
         Ok(driver) => driver,

@@ -52,22 +52,25 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{BackendError, Capabilities, LeaseIds};
+use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
 use crate::options::MAX_TTL;
 use crate::sync::Mutex;
 use connection::Timeouts;
 use notifications::{Notifications, Subscription};
-use succession::Succession;
 use transport::Transport;
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
-/// It keeps two connections: one for commands, one that listens on the channel `leasehold:<client id>`.
+/// It keeps three connections: one for commands, on the runtime of the caller, and, on a thread of the crate's own, one for renewals and
+/// one that listens on the channel `leasehold:<client id>`. If the runtime of the first ends, the next caller connects again.
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
+    timeouts: Timeouts,
     transport: Arc<Transport>,
+    renewals: Transport,
     subscriber: Client,
     notifications: Arc<Notifications>,
     foreign: Foreign,
@@ -75,11 +78,13 @@ pub struct RedisBackend {
     opened: Instant,
     closing: Closing,
     background: Mutex<Option<Background>>,
+    reviving: tokio::sync::Mutex<()>,
 }
 
 /// What runs for an open backend. The drivers end by themselves once it is closed, the rest when dropped.
 struct Background {
-    drivers: [JoinHandle<()>; 2],
+    commands: JoinHandle<()>,
+    others: [JoinHandle<()>; 2],
     _subscription: Subscription,
 }
 
@@ -241,41 +246,81 @@ impl RedisBackend {
         foreign: Foreign,
         store: String,
     ) -> Result<Self, BackendError> {
+        let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
         let ids = LeaseIds::new();
         let notifications = Arc::new(Notifications::new(ids.client()));
-        let client = connection::client(config, timeouts);
+        let transport =
+            || Transport::new(connection::client(config, timeouts), timeouts, Arc::clone(&notifications));
         let backend = Self {
             capabilities: Capabilities::new(store),
-            transport: Arc::new(Transport::new(client, timeouts, Arc::clone(&notifications))),
+            timeouts,
+            transport: Arc::new(transport()),
+            renewals: transport(),
             subscriber: connection::client(config, timeouts),
-            notifications,
+            notifications: Arc::clone(&notifications),
             foreign,
             ids,
             opened: Instant::now(),
             closing: Closing::default(),
             background: Mutex::default(),
+            reviving: tokio::sync::Mutex::default(),
         };
-        let (commands, subscriber) = (backend.transport.client(), &backend.subscriber);
-        let closed = || backend.closing.token();
-        let drivers = [
-            connection::connect(commands, backend.transport.succession(), timeouts, closed()).await?,
-            connection::connect(subscriber, &Arc::new(Succession::default()), timeouts, closed()).await?,
-        ];
-        let (channel, told) = (keys::channel(backend.ids.client()), Arc::clone(&backend.notifications));
-        let subscription = Subscription::open(subscriber, commands, channel, told, timeouts).await?;
-        *backend.background.lock() = Some(Background { drivers, _subscription: subscription });
+        let commands = backend.connect_commands().await?;
+        let (publisher, subscriber) = (backend.transport.client().clone(), backend.subscriber.clone());
+        let (renewals, succession) =
+            (backend.renewals.client().clone(), Arc::clone(backend.renewals.succession()));
+        let (channel, closed) = (keys::channel(backend.ids.client()), backend.closing.token());
+        let others = own.spawn(async move {
+            let drivers = [
+                connection::connect(&renewals, &succession, timeouts, closed.clone()).await?,
+                connection::connect(&subscriber, &Arc::default(), timeouts, closed).await?,
+            ];
+            let subscription =
+                Subscription::open(&subscriber, &publisher, channel, notifications, timeouts).await?;
+            Ok((drivers, subscription))
+        });
+        let others = others.await.map_err(|gone| BackendError::NotSent { source: gone.into() })?;
+        let (others, subscription) = others?;
+        *backend.background.lock() = Some(Background { commands, others, _subscription: subscription });
         Ok(backend)
     }
 
-    /// Quits both connections and waits until they are closed.
+    async fn connect_commands(&self) -> Result<JoinHandle<()>, BackendError> {
+        let succession = self.transport.succession();
+        connection::connect(self.transport.client(), succession, self.timeouts, self.closing.token()).await
+    }
+
+    /// Connects again from this runtime, if the one has ended on which the connection for commands lived.
+    async fn revive(&self) -> Result<(), BackendError> {
+        if self.closing.is_closed() {
+            return Err(BackendError::Closed);
+        }
+        if !self.transport.succession().has_ended() {
+            return Ok(());
+        }
+        let _one_at_a_time = self.reviving.lock().await;
+        if !self.transport.succession().has_ended() {
+            return Ok(());
+        }
+        tracing::debug!("the runtime of the connection has ended, connecting again from this one");
+        let commands = self.connect_commands().await?;
+        if let Some(background) = &mut *self.background.lock() {
+            background.commands = commands;
+        }
+        Ok(())
+    }
+
+    /// Quits all connections and waits until they are closed.
     async fn close_connections(&self) {
         self.closing.close();
         let background = self.background.lock().take();
-        if let Some(Background { drivers: [commands, subscriber], .. }) = background {
-            for ended in [commands.await, subscriber.await] {
-                if let Err(error) = ended {
-                    tracing::warn!(%error, "a connection was not closed in good order");
-                }
+        let Some(Background { commands, others: [renewals, subscriber], .. }) = background else { return };
+        for ended in [commands.await, renewals.await, subscriber.await] {
+            match ended {
+                // With its runtime.
+                Err(error) if error.is_cancelled() => {}
+                Err(error) => tracing::warn!(%error, "a connection was not closed in good order"),
+                Ok(()) => {}
             }
         }
     }

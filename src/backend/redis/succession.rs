@@ -5,6 +5,8 @@
 //! told to close the connection before: what that one still carries is not carried out then. A release that finds nothing says
 //! so only after that.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fred::clients::Client;
@@ -28,9 +30,32 @@ pub(super) struct Succession {
     name: String,
     /// The connection of which that is known.
     settled: watch::Sender<Option<i64>>,
+    /// Nobody drives the connection any more.
+    ended: AtomicBool,
+}
+
+/// Somebody drives the connection, until this is dropped, perhaps with the runtime.
+#[derive(Debug)]
+pub(super) struct Driven(Arc<Succession>);
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+    }
 }
 
 impl Succession {
+    /// Somebody drives the connection from here on.
+    pub(super) fn driven(self: &Arc<Self>) -> Driven {
+        self.ended.store(false, Ordering::Release);
+        Driven(Arc::clone(self))
+    }
+
+    /// Whether nobody drives the connection any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
     /// Waits until every connection before the present one is closed.
     pub(super) async fn settled(&self, client: &Client) {
         let mut settled = self.settled.subscribe();

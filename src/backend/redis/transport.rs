@@ -30,7 +30,6 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// Must be called within the runtime on which the connection lives.
     pub(super) fn new(client: Client, timeouts: Timeouts, notifications: Arc<Notifications>) -> Self {
         let wire = Arc::new(Wire::new(client, timeouts.reply));
         Self { succession: Arc::default(), batches: Batches::new(Arc::clone(&wire), notifications), wire }

@@ -19,7 +19,7 @@ impl Backend for RedisBackend {
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
-            self.open_or_closed()?;
+            self.revive().await?;
             let mut answer = self.transport.request(request, self.foreign.repair).await?;
             if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.foreign.poll_interval) {
                 let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
@@ -33,14 +33,14 @@ impl Backend for RedisBackend {
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         match self.open_or_closed() {
-            Ok(()) => renewals::renew_all(&self.transport, renewals, self.opened),
+            Ok(()) => renewals::renew_all(&self.renewals, renewals, self.opened),
             Err(_) => stream::iter((0..renewals.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
     }
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            self.open_or_closed()?;
+            self.revive().await?;
             self.notifications.forget(lease.id);
             let released = self.transport.release(lease, 0).await?;
             if released != Released::Held && self.transport.outlive_earlier_connections().await? {
@@ -58,7 +58,7 @@ impl Backend for RedisBackend {
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            self.open_or_closed()?;
+            self.revive().await?;
             self.transport.release(lease, keep).await
         }
         .boxed()
@@ -66,7 +66,7 @@ impl Backend for RedisBackend {
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
         async move {
-            self.open_or_closed()?;
+            self.revive().await?;
             self.transport.force_release(resource).await
         }
         .boxed()
@@ -79,7 +79,7 @@ impl Backend for RedisBackend {
         ttl: Duration,
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
-            self.open_or_closed()?;
+            self.revive().await?;
             self.transport.set_limit(resource, permits, ttl).await
         }
         .boxed()
@@ -91,7 +91,7 @@ impl Backend for RedisBackend {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         async move {
-            self.open_or_closed()?;
+            self.revive().await?;
             self.transport.inspect(resource, detail).await
         }
         .boxed()
