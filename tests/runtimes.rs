@@ -24,7 +24,7 @@ fn one_thread() -> Runtime {
 /// A section that blocks its thread for two and a half leases keeps its lease, and keeps others out.
 async fn blocks(server: &RedisServer, block: impl AsyncFnOnce()) {
     let client = connect(&server.url()).await;
-    let mutex = client.mutex_with("blocked", MutexOptions::new().lease(SECOND)).expect("valid");
+    let mutex = client.mutex_with("blocked", MutexOptions::new().ttl(SECOND)).expect("valid");
     let guard = mutex.lock().await.expect("free");
     block().await;
     assert!(guard.is_held(), "lost");
@@ -44,7 +44,7 @@ fn a_section_that_blocks_its_thread_keeps_its_lease() {
             let url = server.url();
             let task = tokio::spawn(async move {
                 let client = connect(&url).await;
-                let mutex = client.mutex_with("spawned", MutexOptions::new().lease(SECOND)).expect("valid");
+                let mutex = client.mutex_with("spawned", MutexOptions::new().ttl(SECOND)).expect("valid");
                 let guard = mutex.lock().await.expect("free");
                 thread::sleep(BLOCKED);
                 guard.release().await
@@ -93,7 +93,7 @@ fn a_guard_outlives_the_runtime_on_which_it_was_taken() {
     let runtime = several_threads();
     let (client, guard): (Client, _) = runtime.block_on(async {
         let client = connect(&server.url()).await;
-        let mutex = client.mutex_with("kept", MutexOptions::new().lease(SECOND)).expect("valid");
+        let mutex = client.mutex_with("kept", MutexOptions::new().ttl(SECOND)).expect("valid");
         let guard = mutex.lock().await.expect("free");
         (client, guard)
     });
