@@ -176,6 +176,7 @@ impl Keeper {
         let sent = Instant::now();
         let answer = self.backend.request(&request).await;
         let limit = answer.as_ref().ok().and_then(Answer::limit);
+        let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
         match lease.answered(answer, sent, Instant::now()) {
             Outcome::Granted => self.granted(&lease),
             Outcome::Queued => {
@@ -187,6 +188,10 @@ impl Keeper {
                 self.failed(&lease, &BackendError::Refused { source });
             }
             Outcome::Failed(error) => self.failed(&lease, &error),
+            // Given up meanwhile, and carried out after its release: the store knows it again.
+            Outcome::Over if known && lease.is_released() => {
+                self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
+            }
             Outcome::Over => {}
         }
     }

@@ -130,7 +130,7 @@ impl Succession {
 impl Default for Succession {
     fn default() -> Self {
         let name = format!("leasehold-{}", Uuid::new_v4().simple());
-        Self { name, settled: watch::Sender::default() }
+        Self { name, settled: watch::Sender::default(), ended: AtomicBool::default() }
     }
 }
 
