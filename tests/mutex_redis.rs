@@ -799,7 +799,7 @@ async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown() {
 // Connections
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_has_two_connections_however_many_locks_and_waiters() {
+async fn a_client_has_three_connections_however_many_locks_and_waiters() {
     let Some(server) = RedisServer::start_or_skip("connections") else { return };
     let mut raw = server.raw();
     let before = connections(&mut raw);
@@ -822,7 +822,7 @@ async fn a_client_has_two_connections_however_many_locks_and_waiters() {
     })
     .await;
     assert_eq!(guards.len(), 40);
-    assert_eq!(connections(&mut raw), before + 6);
+    assert_eq!(connections(&mut raw), before + 9);
     let channels = raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).array();
     assert_eq!(channels.len(), 3);
     for channel in &channels {
@@ -834,7 +834,7 @@ async fn a_client_has_two_connections_however_many_locks_and_waiters() {
     for served in within(SECOND * 20, waiters.join_all()).await {
         served.expect("granted");
     }
-    assert_eq!(connections(&mut raw), before + 6);
+    assert_eq!(connections(&mut raw), before + 9);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -860,7 +860,7 @@ async fn connections_close_on_shutdown_and_when_everything_is_dropped() {
     let client = connect(&server).await;
     let guard = mutex_of(&client).lock().await.expect("free");
     drop(client);
-    assert_eq!(connections(&mut raw), before + 2);
+    assert_eq!(connections(&mut raw), before + 3);
     assert!(guard.is_held());
     drop(guard);
     eventually(SOON, || ready(connections(&mut raw) == before)).await;
@@ -905,7 +905,7 @@ async fn a_client_works_over_a_unix_socket() {
     granted(waiter).await.release().await.expect("held to the end");
     let clients = server.raw().send(&["CLIENT", "LIST"]).text().expect("text");
     let over_socket = clients.lines().filter(|line| line.contains("redis.sock")).count();
-    assert_eq!((over_socket, tcp), (4, 5), "{clients}");
+    assert_eq!((over_socket, tcp), (6, 7), "{clients}");
     assert!(Path::new(server.dir()).join("redis.sock").exists());
 }
 

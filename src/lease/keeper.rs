@@ -188,11 +188,18 @@ impl Keeper {
                 self.failed(&lease, &BackendError::Refused { source });
             }
             Outcome::Failed(error) => self.failed(&lease, &error),
-            // Given up meanwhile, and carried out after its release: the store knows it again.
-            Outcome::Over if known && lease.is_released() => {
-                self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
-            }
+            Outcome::Over if known => self.known_again(&lease),
             Outcome::Over => {}
+        }
+    }
+
+    /// A request was answered after its lease was given up. If it was carried out after the release, the store knows it again.
+    fn known_again(&self, lease: &Lease) {
+        lease.note_grant();
+        // If the release is under way, whoever hears its answer looks for the note.
+        let is_confirmed = self.lease(lease.id()).is_none();
+        if is_confirmed && lease.granted_since() {
+            self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
         }
     }
 

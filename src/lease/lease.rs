@@ -751,6 +751,13 @@ impl Lease {
         }
     }
 
+    /// The store may have granted it after it was given up.
+    pub(super) fn note_grant(&self) {
+        if let Phase::Released { granted_since } = &mut self.state.lock().phase {
+            *granted_since = true;
+        }
+    }
+
     /// Whether a grant was told after the lease was given up.
     pub(super) fn granted_since(&self) -> bool {
         match &mut self.state.lock().phase {
