@@ -11,7 +11,7 @@ pub const MAX_NAME_BYTES: usize = 512;
 
 /// How the keys beside a lock's own end. They start with `{`, so that only a prefix that is empty or starts so
 /// too could make a lock of the same key.
-const RESERVED: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
+const RESERVED: [&str; 5] = [":queue", ":waiters", ":state", ":holds", ":fence"];
 
 /// A validated name together with the resource it names. The key is the prefix, then the name, nothing in between.
 ///
@@ -19,7 +19,6 @@ const RESERVED: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Name {
     resource: Resource,
-    prefix_len: usize,
 }
 
 impl Name {
@@ -47,12 +46,12 @@ impl Name {
                 format!("`{key}` is kept for what stands beside another lock"),
             ));
         }
-        Ok(Self { resource: Resource::new(key, kind), prefix_len: prefix.len() })
+        Ok(Self { resource: Resource::named(prefix, name, kind) })
     }
 
     /// The name as the user gave it.
     pub(crate) fn as_str(&self) -> &str {
-        &self.resource.key[self.prefix_len..]
+        self.resource.name()
     }
 
     /// What is named, in the store's terms.

@@ -135,13 +135,41 @@ pub struct Resource {
     pub key: Arc<str>,
     /// The rules.
     pub kind: Kind,
+    /// How many bytes of the key are the prefix.
+    prefix_len: usize,
 }
 
 impl Resource {
-    /// What is held under `key` by the rules of `kind`.
+    /// What is held under `key` by the rules of `kind`. Its prefix ends with the first colon; without one it is empty.
     #[must_use]
     pub fn new(key: impl Into<Arc<str>>, kind: Kind) -> Self {
-        Self { key: key.into(), kind }
+        let key = key.into();
+        let prefix_len = key.find(':').map_or(0, |colon| colon + 1);
+        Self { key, kind, prefix_len }
+    }
+
+    /// What is held under `name` with this prefix. Tokens are issued per prefix: use the same one for a name everywhere.
+    #[must_use]
+    pub fn named(prefix: &str, name: &str, kind: Kind) -> Self {
+        Self { key: format!("{prefix}{name}").into(), kind, prefix_len: prefix.len() }
+    }
+
+    /// What is held under `key`, whose first bytes are the prefix; `None` if it has no such part.
+    #[cfg(feature = "redis")]
+    pub(crate) fn split_at(key: &str, prefix_len: usize, kind: Kind) -> Option<Self> {
+        key.is_char_boundary(prefix_len).then(|| Self { key: key.into(), kind, prefix_len })
+    }
+
+    /// What comes before the name in the key.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.key[..self.prefix_len]
+    }
+
+    /// The name, without prefix.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.key[self.prefix_len..]
     }
 }
 
@@ -290,6 +318,9 @@ pub struct AcquireRequest {
     /// When this lease was first asked for, if that was earlier: the request continues one whose future was dropped, and
     /// there may be a grant as old as that.
     pub since: Option<Instant>,
+    /// How many tokens the grant takes up: as many as the holds to which the lease may be passed on within the client, at most
+    /// [`TOKENS_PER_GRANT`].
+    pub reserve: u64,
     /// Look again at least this often, for the sake of holders who tell nobody when they release.
     pub poll_interval: Option<Duration>,
     /// Give a key that somebody left without an expiry this one.
@@ -309,6 +340,7 @@ impl AcquireRequest {
             term,
             wait: Wait::No,
             since: None,
+            reserve: TOKENS_PER_GRANT,
             poll_interval: None,
             repair: None,
             revocation: Revocation::default(),

@@ -17,7 +17,7 @@ use super::cohort::{Heard, Lead, Next, Wish};
 use super::engine::Engine;
 use super::held::Lease;
 use super::place::{Asking, Place};
-use crate::backend::{AcquireRequest, Acquired, Claim, Revocation, Wait, Whose};
+use crate::backend::{AcquireRequest, Acquired, Claim, Revocation, TOKENS_PER_GRANT, Wait, Whose};
 use crate::error::{Error, LossReason};
 use crate::name::Name;
 use crate::options::Settings;
@@ -166,6 +166,7 @@ fn asking(
         term: settings.terms.lease,
         wait,
         since: Some(place.since),
+        reserve: if settings.local_handover && claim.owner().is_none() { TOKENS_PER_GRANT } else { 1 },
         poll_interval: settings.poll_interval,
         repair: settings.repair,
         revocation: Revocation::of(place.lost.clone()),

@@ -181,7 +181,7 @@ impl Store for Redis {
 
     fn leftovers(&mut self, of: &str) -> Vec<String> {
         let mut keys = self.raw.keys(&format!("*{of}*"));
-        keys.retain(|key| !key.ends_with(":fence"));
+        keys.retain(|key| !key.ends_with(":fence") && !key.ends_with(":state"));
         keys
     }
 }

@@ -5,7 +5,7 @@ use std::mem;
 use crate::backend::LeaseId;
 
 /// No script has more arguments.
-const MAX_ARGS: usize = 7;
+const MAX_ARGS: usize = 8;
 
 /// Arguments as one text: an allocation for each would cost more than the rest.
 #[derive(Clone, Debug)]

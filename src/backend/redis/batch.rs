@@ -25,7 +25,8 @@ use futures::future::{BoxFuture, Either, join_all, ready};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::operation::Operation;
+use super::operation::{Operation, pack_prefix};
+use super::protocol::{FAILED, WITH_GRANT};
 use super::script::{BATCH, Call};
 use super::wake::Wake;
 use super::wire::{Wire, is_unknown_script, sort};
@@ -79,7 +80,7 @@ impl State {
 /// An operation that waits for its turn.
 #[derive(Debug)]
 struct Queued {
-    letter: u8,
+    code: &'static str,
     operation: Operation,
     answer: oneshot::Sender<Result<Value, FredError>>,
 }
@@ -108,12 +109,12 @@ impl Batches {
         self: &Arc<Self>,
         operation: Operation,
     ) -> impl Future<Output = Result<Value, FredError>> + Send + use<'_> {
-        let letter = operation.script.letter();
-        let direct = letter.and_then(|_| self.go_direct());
-        match letter {
+        let code = operation.script.code();
+        let direct = code.and_then(|_| self.go_direct());
+        match code {
             // Not in vain: the calls before it have a timeout, after which the queue is turned away.
-            Some(letter) if direct.is_none() => {
-                let answered = self.enqueue(letter, operation);
+            Some(code) if direct.is_none() => {
+                let answered = self.enqueue(code, operation);
                 Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
             }
             _ => Either::Right(Box::pin(async move {
@@ -143,12 +144,12 @@ impl Batches {
 
     fn enqueue(
         self: &Arc<Self>,
-        letter: u8,
+        code: &'static str,
         operation: Operation,
     ) -> oneshot::Receiver<Result<Value, FredError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state.lock();
-        state.queue.push_back(Queued { letter, operation, answer });
+        state.queue.push_back(Queued { code, operation, answer });
         let start = state.drains == 0 || state.is_worth_another_call();
         if start {
             state.drains += 1;
@@ -237,11 +238,13 @@ impl Batches {
     /// The answer of one operation of a batch.
     fn read(&self, answer: Value) -> Result<Value, FredError> {
         let Value::Array(mut parts) = answer else { return Ok(answer) };
-        match (parts.first().and_then(Value::as_bytes), &parts[..]) {
-            (Some(b"!"), [_, text]) => {
+        let mark = parts.first().and_then(Value::as_bytes);
+        let is = |known: &str| mark == Some(known.as_bytes());
+        match &parts[..] {
+            [_, text] if is(FAILED) => {
                 Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
             }
-            (Some(b"+"), [_, _, grant]) => {
+            [_, _, grant] if is(WITH_GRANT) => {
                 self.wake.tell(&grant.as_bytes_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))
             }
@@ -323,11 +326,15 @@ fn together(operations: &[Queued]) -> Call {
         return only.operation.call();
     }
     let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
-    let mut last: Option<&str> = None;
-    for Queued { letter, operation, .. } in operations {
+    let (mut last, mut prefix): (Option<&str>, Option<&str>) = (None, None);
+    for Queued { code, operation, .. } in operations {
+        let resource = &operation.resource;
+        if prefix.replace(resource.prefix()) != Some(resource.prefix()) {
+            pack_prefix(resource.prefix(), &mut packed);
+        }
         // Many tasks that want the same come here one after another.
-        let key = Some(&*operation.key);
-        operation.pack(*letter, mem::replace(&mut last, key) == key, &mut packed);
+        let key = Some(&*resource.key);
+        operation.pack(code, mem::replace(&mut last, key) == key, &mut packed);
     }
     Call { script: &BATCH, keys: Vec::new(), args: vec![Value::Bytes(Bytes::from(packed))] }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `keys` | every key, its type and its expiry |
 //! | `lua/` | the protocol: one script per operation, run atomically by the server |
+//! | `protocol` | what Rust and Lua have to agree on |
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: set up, kept driven, quit |
 //! | `wire` | the one for commands; errors sorted into not sent, unknown, and answered |
@@ -27,6 +28,7 @@ mod connection;
 mod keys;
 mod lock;
 mod operation;
+mod protocol;
 mod renewals;
 mod reply;
 mod script;
@@ -50,7 +52,6 @@ use fred::clients::Client;
 use fred::types::config::Config;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{BackendError, Capabilities, LeaseIds};
@@ -72,8 +73,6 @@ pub struct RedisBackend {
     transport: Arc<Transport>,
     subscriber: Client,
     wake: Arc<Wake>,
-    /// From when the hours are counted in which fences are kept.
-    opened: Instant,
     closing: Closing,
     background: Mutex<Option<Background>>,
 }
@@ -192,7 +191,6 @@ impl RedisBackend {
             subscriber: connection::client(config, timeouts),
             wake,
             ids,
-            opened: Instant::now(),
             closing: Closing::default(),
             background: Mutex::default(),
         };

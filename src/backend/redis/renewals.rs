@@ -3,9 +3,6 @@
 //! Mutexes of one term go together, in a script of their own and past the queue of other operations: what a renewal costs the
 //! client is then one key and a part of an argument. Whatever that script has no answer for is renewed by itself: other kinds,
 //! what is refused as a whole because this user may not use one of the keys, what is no lock any more.
-//!
-//! A fence lasts a day, and a lease is renewed every few seconds: a renewal keeps the fence as well if the lease was last
-//! confirmed in another hour.
 
 use std::time::Duration;
 
@@ -15,7 +12,8 @@ use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::Instant;
 
-use super::keys::{LOCK_AND_FENCE, keys, locks};
+use super::keys::locks;
+use super::protocol::{EACH_EXPIRED, EACH_RENEWED, EACH_TAKEN};
 use super::reply::millis;
 use super::script::{Call, RENEW_ALL};
 use super::transport::Transport;
@@ -25,47 +23,39 @@ use crate::error::LossReason;
 /// Leases in one call: the server does nothing else meanwhile, for about an eighth of a millisecond.
 const MAX_LEASES: usize = 32;
 
-/// For how long a fence may not be kept. Leases that last as long keep it every time, so that it outlasts them.
-const HOUR: Duration = Duration::from_secs(60 * 60);
-
-/// What leases have in common that go together.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Alike {
-    term: Duration,
-    with_fence: bool,
-}
-
 /// A request and its index.
 type Numbered<'a> = (usize, &'a RenewRequest);
 
-/// Renews many leases. Hours are counted from `opened`.
+/// Renews many leases.
 pub(super) fn renew_all<'a>(
     transport: &'a Transport,
     requests: &'a [RenewRequest],
-    opened: Instant,
 ) -> BoxStream<'a, Answered> {
-    let now = Instant::now();
-    let requests = requests.iter().enumerate();
     let mut requests: Vec<_> =
-        requests.map(|numbered| (Alike::of(numbered.1, opened, now), numbered)).collect();
-    requests.sort_by_key(|(alike, _)| *alike);
+        requests.iter().enumerate().map(|numbered| (shared_term(numbered.1), numbered)).collect();
+    requests.sort_by_key(|(term, _)| *term);
     let calls = requests.chunk_by(|(a, _), (b, _)| a == b).flat_map(|group| group.chunks(MAX_LEASES));
     let calls = calls.map(|group| {
-        let (alike, group) = (group[0].0, group.iter().map(|(_, numbered)| *numbered).collect());
-        renew_group(transport, alike, group).flatten_stream().boxed()
+        let (term, group) = (group[0].0, group.iter().map(|(_, numbered)| *numbered).collect());
+        renew_group(transport, term, group).flatten_stream().boxed()
     });
     stream::select_all(calls).boxed()
 }
 
-/// Renews leases by one call if they are alike, and each by itself what that has not settled. No answer waits for another one.
+/// What leases have in common that go together: the term, if they are of mutexes. `None` for a lease that goes by itself.
+fn shared_term(request: &RenewRequest) -> Option<Duration> {
+    (request.resource.kind == Kind::Mutex).then_some(request.term)
+}
+
+/// Renews leases by one call if they share a term, and each by itself what that has not settled. No answer waits for another one.
 async fn renew_group<'a>(
     transport: &'a Transport,
-    alike: Option<Alike>,
+    term: Option<Duration>,
     group: Vec<Numbered<'a>>,
 ) -> impl Stream<Item = Answered> + use<'a> {
     let sent = Instant::now();
-    let letters = match alike {
-        Some(alike) if group.len() > 1 => renew_together(transport, alike, &group).await,
+    let letters = match term {
+        Some(term) if group.len() > 1 => renew_together(transport, term, &group).await,
         _ => Ok(Bytes::new()),
     };
     let (mut answers, others) = (Vec::with_capacity(group.len()), FuturesUnordered::new());
@@ -84,10 +74,10 @@ async fn renew_group<'a>(
 /// The script's answer, a letter for each lease; nothing if the server has refused the call.
 async fn renew_together(
     transport: &Transport,
-    alike: Alike,
+    term: Duration,
     group: &[Numbered<'_>],
 ) -> Result<Bytes, BackendError> {
-    match transport.call_apart(to_renew(alike, group), transport.patience(alike.term)).await {
+    match transport.call_apart(to_renew(term, group), transport.patience(term)).await {
         Ok(Value::Bytes(letters)) => Ok(letters),
         Ok(Value::String(letters)) => Ok(letters.into_inner()),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
@@ -95,61 +85,25 @@ async fn renew_together(
     }
 }
 
-fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
-    let resources = group.iter().map(|(_, request)| &*request.resource.key);
-    let keys = if alike.with_fence {
-        resources.flat_map(|key| keys(key, LOCK_AND_FENCE)).collect()
-    } else {
-        locks(resources)
-    };
+fn to_renew(term: Duration, group: &[Numbered<'_>]) -> Call {
+    let keys = locks(group.iter().map(|(_, request)| &*request.resource.key));
     let mut ids = String::with_capacity(group.len() * (LeaseId::USUAL_LENGTH + 1));
     for (_, request) in group {
         request.lease.write(&mut ids);
         ids.push(' ');
     }
-    let width = 1 + i64::from(alike.with_fence);
-    let args = vec![Value::from(millis(alike.term)), Value::from(ids), Value::from(width)];
-    Call { script: &RENEW_ALL, keys, args }
+    Call { script: &RENEW_ALL, keys, args: vec![Value::from(millis(term)), Value::from(ids)] }
 }
 
 fn read(letter: u8, sent: Instant) -> Option<Renewal> {
-    match letter {
-        b'r' => Some(Renewal::Renewed { counted_from: sent }),
-        b't' => Some(Renewal::Lost(LossReason::Taken)),
-        b'e' => Some(Renewal::Lost(LossReason::Expired)),
-        _ => None,
-    }
-}
-
-impl Alike {
-    /// `None` for a lease that goes by itself.
-    fn of(request: &RenewRequest, opened: Instant, now: Instant) -> Option<Self> {
-        let hour = |instant: Instant| instant.saturating_duration_since(opened).as_secs() / HOUR.as_secs();
-        let kept = request.confirmed.is_some_and(|confirmed| hour(confirmed) == hour(now));
-        let alike = Self { term: request.term, with_fence: request.term >= HOUR || !kept };
-        (request.resource.kind == Kind::Mutex).then_some(alike)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::{LeaseIds, Resource};
-
-    #[test]
-    fn a_fence_is_kept_once_an_hour_and_always_for_long_leases() {
-        let opened = Instant::now();
-        let at = |minutes: u64| opened + Duration::from_secs(60 * minutes);
-        let with_fence = |term: Duration, confirmed: Option<Instant>, now: Instant| {
-            let request =
-                RenewRequest::new(LeaseIds::new().next(), Resource::new("lock:a", Kind::Mutex), term);
-            Alike::of(&RenewRequest { confirmed, ..request }, opened, now).unwrap().with_fence
-        };
-        let term = Duration::from_secs(30);
-        assert!(!with_fence(term, Some(at(0)), at(59)));
-        assert!(with_fence(term, Some(at(59)), at(60)));
-        assert!(!with_fence(term, Some(at(60)), at(61)));
-        assert!(with_fence(term, None, at(61)));
-        assert!(with_fence(HOUR, Some(at(60)), at(61)));
+    let is = |known: &str| known.as_bytes() == [letter];
+    if is(EACH_RENEWED) {
+        Some(Renewal::Renewed { counted_from: sent })
+    } else if is(EACH_TAKEN) {
+        Some(Renewal::Lost(LossReason::Taken))
+    } else if is(EACH_EXPIRED) {
+        Some(Renewal::Lost(LossReason::Expired))
+    } else {
+        None
     }
 }

@@ -6,6 +6,7 @@ use fred::types::Value;
 
 use tokio::time::Instant;
 
+use super::protocol::{EVERYBODY, NUMBERS};
 use super::script::Script;
 use crate::backend::{BackendError, Detail, Grant, LeaseId, Waiter};
 use crate::fence::FencingToken;
@@ -105,8 +106,8 @@ pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
 /// How much an inspection is asked to tell.
 pub(super) const fn wanted(detail: Detail) -> &'static str {
     match detail {
-        Detail::Everybody => "everybody",
-        Detail::Numbers => "numbers",
+        Detail::Everybody => EVERYBODY,
+        Detail::Numbers => NUMBERS,
     }
 }
 

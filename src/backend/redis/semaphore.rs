@@ -1,6 +1,5 @@
 //! The scripts for semaphores as calls.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
@@ -8,6 +7,9 @@ use tokio::time::Instant;
 
 use super::args::Args;
 use super::operation::Operation;
+use super::protocol::{
+    ABOVE_LIMIT, EXPIRED, GRANTED, LEFT_QUEUE, LIMIT_DIFFERS, NONE_FREE, NOT_HELD, QUEUED, RELEASED, RENEWED,
+};
 use super::reply::{
     Answer, from_millis, millis, read_held, read_lease, read_number, read_queued, read_token, read_waiters,
     unreadable, wanted,
@@ -33,10 +35,10 @@ pub(super) async fn acquire(
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
-        (Some("differs"), Some(in_force)) => {
+        (Some(LIMIT_DIFFERS), Some(in_force)) => {
             Err(BackendError::LimitDiffers { stated: stated.permits, in_force })
         }
-        (Some("above"), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
+        (Some(ABOVE_LIMIT), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
         _ => read_answer(&answer, limit).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
     }
 }
@@ -47,21 +49,22 @@ fn to_acquire(request: &AcquireRequest, permits: u32, stated: Stated) -> Operati
         .number(u8::from(request.wait != Wait::No))
         .number(permits)
         .number(stated.permits)
-        .number(stated.reign);
-    Operation { script: &ACQUIRE_PERMITS, key: Arc::clone(&request.resource.key), args }
+        .number(stated.reign)
+        .number(request.reserve);
+    Operation { script: &ACQUIRE_PERMITS, resource: request.resource.clone(), args }
 }
 
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
     let args = about(&request.resource, request.lease).number(millis(request.term));
-    let operation = Operation { script: &RENEW_PERMITS, key: Arc::clone(&request.resource.key), args };
+    let operation = Operation { script: &RENEW_PERMITS, resource: request.resource.clone(), args };
     let sent = Instant::now();
     match transport.call(operation, transport.patience(request.term)).await {
         // Somebody has put something else in the place of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
-            Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
-            Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
+            Some(RENEWED) => Ok(Renewal::Renewed { counted_from: sent }),
+            Some(EXPIRED) => Ok(Renewal::Lost(LossReason::Expired)),
             _ => Err(unreadable(&RENEW_PERMITS)),
         },
     }
@@ -80,15 +83,15 @@ pub(super) async fn release(
     };
     let release = || {
         let args = about(resource, lease).number(kept);
-        Operation { script: &RELEASE_PERMITS, key: Arc::clone(&resource.key), args }
+        Operation { script: &RELEASE_PERMITS, resource: resource.clone(), args }
     };
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
-        Some(1) => Ok(Released::Held),
-        Some(2) => Ok(Released::Queued),
+        Some(RELEASED) => Ok(Released::Held),
+        Some(LEFT_QUEUE) => Ok(Released::Queued),
         // An earlier attempt may have released it, and its answer got lost.
-        Some(0) if repeated => Ok(Released::Unknown),
-        Some(0) => Ok(Released::Absent),
+        Some(NOT_HELD) if repeated => Ok(Released::Unknown),
+        Some(NOT_HELD) => Ok(Released::Absent),
         _ => Err(unreadable(&RELEASE_PERMITS)),
     }
 }
@@ -103,10 +106,10 @@ pub(super) async fn resize(
 ) -> Result<(), BackendError> {
     let resize = || {
         let args = Args::new().word(resource.kind.as_str()).number(permits).number(millis(term));
-        Operation { script: &RESIZE, key: Arc::clone(&resource.key), args }
+        Operation { script: &RESIZE, resource: resource.clone(), args }
     };
-    let (reign, _) = transport.insist(resize, BackendError::is_transient).await?;
-    limit.follow(permits, reign.as_u64().ok_or_else(|| unreadable(&RESIZE))?);
+    let (version, _) = transport.insist(resize, BackendError::is_transient).await?;
+    limit.follow(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?);
     Ok(())
 }
 
@@ -117,7 +120,7 @@ pub(super) async fn inspect(
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
     let args = || Args::new().word(wanted(detail));
-    let inspect = || Operation { script: &INSPECT_PERMITS, key: Arc::clone(&resource.key), args: args() };
+    let inspect = || Operation { script: &INSPECT_PERMITS, resource: resource.clone(), args: args() };
     let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
@@ -128,13 +131,13 @@ fn about(resource: &Resource, lease: LeaseId) -> Args {
 }
 
 fn read_answer(answer: &[Value], limit: &Limit) -> Option<Answer> {
-    let [said, in_force, reign, rest @ ..] = answer else { return None };
-    limit.follow(read_number(in_force)?, reign.as_u64()?);
+    let [said, in_force, version, rest @ ..] = answer else { return None };
+    limit.follow(read_number(in_force)?, version.as_u64()?);
     match (said.as_bytes_str().as_deref()?, rest) {
-        ("granted", [token]) => Some(Answer::Granted(read_token(token)?)),
-        ("granted", [token, remaining]) => read_held(token, remaining),
-        ("queued", [remaining, before, ticket]) => read_queued(remaining, before, ticket),
-        ("busy", []) => Some(Answer::Busy),
+        (GRANTED, [token]) => Some(Answer::Granted(read_token(token)?)),
+        (GRANTED, [token, remaining]) => read_held(token, remaining),
+        (QUEUED, [remaining, before, ticket]) => read_queued(remaining, before, ticket),
+        (NONE_FREE, []) => Some(Answer::Busy),
         _ => None,
     }
 }

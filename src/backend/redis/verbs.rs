@@ -45,7 +45,7 @@ impl Backend for RedisBackend {
 
     fn renew_all<'a>(&'a self, requests: &'a [RenewRequest]) -> BoxStream<'a, Answered> {
         match self.open_or_closed() {
-            Ok(()) => renewals::renew_all(&self.transport, requests, self.opened),
+            Ok(()) => renewals::renew_all(&self.transport, requests),
             Err(_) => stream::iter((0..requests.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
     }

@@ -267,7 +267,8 @@ impl Push {
             "grant" => {
                 let (token, rest) = rest.split_once(' ')?;
                 let (ticket, rest) = rest.split_once(' ')?;
-                let (kind, key) = rest.split_once(' ')?;
+                let (kind, rest) = rest.split_once(' ')?;
+                let (prefix, key) = rest.split_once(' ')?;
                 let (token, ticket) = (FencingToken::new(token.parse().ok()?), Ticket::parse(ticket)?);
                 // Of a semaphore: kind/limit/reign.
                 let mut parts = kind.split('/');
@@ -278,7 +279,13 @@ impl Push {
                     }
                     _ => None,
                 };
-                Some(Self::Grant { lease, token, ticket, limit, resource: Resource::new(key, kind) })
+                Some(Self::Grant {
+                    lease,
+                    token,
+                    ticket,
+                    limit,
+                    resource: Resource::split_at(key, prefix.parse().ok()?, kind)?,
+                })
             }
             "ask" => Some(Self::Ask { lease }),
             "revoke" => {
@@ -431,8 +438,8 @@ mod tests {
         let (wake, mut strays) = wake(&ids);
         let lease = ids.next();
         let mut told = wake.expect_grant(lease, Revocation::default());
-        wake.tell(&format!("grant {lease} 42 7 mutex lock:a b"));
-        wake.tell(&format!("grant {lease} 42 7 mutex lock:a b"));
+        wake.tell(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
+        wake.tell(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
         assert_eq!(told.try_recv().unwrap(), granted(42, None));
         assert!(strays.try_recv().is_err());
     }
@@ -442,7 +449,7 @@ mod tests {
         let ids = LeaseIds::new();
         let (wake, mut strays) = wake(&ids);
         let lease = ids.next();
-        wake.tell(&format!("grant {lease} 42 7 mutex lock:a b"));
+        wake.tell(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
         assert_eq!(strays.try_recv().unwrap(), (lease, Resource::new("lock:a b", Kind::Mutex)));
     }
 
@@ -456,7 +463,7 @@ mod tests {
             let leaving = wake.leave(lease);
             wake.tell(&format!("ask {lease} lock:a"));
             if granted {
-                wake.tell(&format!("grant {lease} 42 7 mutex lock:a"));
+                wake.tell(&format!("grant {lease} 42 7 mutex 5 lock:a"));
             }
             assert_eq!(leaving.end(), granted);
             assert!(strays.try_recv().is_err() && wake.is_idle());
@@ -464,7 +471,7 @@ mod tests {
         }
         // Given up half way: whoever comes next finds out.
         drop((wake.expect_grant(lease, Revocation::default()), wake.leave(lease)));
-        wake.tell(&format!("grant {lease} 42 7 mutex lock:a"));
+        wake.tell(&format!("grant {lease} 42 7 mutex 5 lock:a"));
         assert!(strays.try_recv().is_ok());
     }
 
@@ -474,7 +481,7 @@ mod tests {
         let (wake, _strays) = wake(&ids);
         let lease = ids.next();
         let mut told = wake.expect_grant(lease, Revocation::default());
-        wake.tell(&format!("grant {lease} 42 7 fair/5/17 semaphore:a"));
+        wake.tell(&format!("grant {lease} 42 7 fair/5/17 10 semaphore:a"));
         let limit = Some(Stated { permits: 5, reign: 17 });
         assert_eq!(told.try_recv().unwrap(), granted(42, limit));
     }
