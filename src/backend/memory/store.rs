@@ -70,6 +70,12 @@ pub(super) enum Requested {
 }
 
 impl Store {
+    /// Forgets all but the newest token.
+    pub(super) fn forget(&mut self) {
+        let tokens = std::mem::take(&mut self.tokens);
+        *self = Self { tokens, ..Self::default() };
+    }
+
     pub(super) fn request(&mut self, request: &AcquireRequest) -> Result<Requested, BackendError> {
         let now = Instant::now();
         // A request that is sent again keeps its place, and is alive again.
