@@ -263,6 +263,7 @@ impl<'a> Waiter<'a> {
                     queue.follow(limit.permits);
                 }
             });
+            keeper.offer_again(group);
             if limit.is_some() {
                 keeper.ask_more(lease);
             }

@@ -276,7 +276,7 @@ impl Keeper {
         let Some(group) = lease.group() else { return };
         loop {
             let found = self.queues.with(group, None, |queue| {
-                let hold = lease.hand()?;
+                let hold = lease.hand().filter(|hold| hold.loss(Instant::now()).is_none())?;
                 let waiter = queue.next();
                 if waiter.is_none() {
                     lease.take_back(hold.token);
@@ -815,7 +815,10 @@ impl Keeper {
                 Err(BackendError::WrongType { .. }) => break,
                 Err(error) => {
                     tracing::warn!(key, %error, "release given up: it happens when the lease ends");
-                    self.given_up.fetch_add(1, Ordering::Relaxed);
+                    // Whoever has closed the client has been told.
+                    if !matches!(error, BackendError::Closed) {
+                        self.given_up.fetch_add(1, Ordering::Relaxed);
+                    }
                     break;
                 }
             }

@@ -364,7 +364,7 @@ impl Lease {
 
     fn hold(&self, state: &mut State, grant: Grant, sent: Instant, now: Instant) -> Outcome {
         let Phase::Queued(queued) = &state.phase else { return Outcome::Over };
-        let revoked = queued.revoked == Some(grant.token);
+        let revoked = queued.revoked.is_some_and(|revoked| revoked == grant.token || revoked.get() == 0);
         state.limit = grant.limit.or(state.limit);
         state.phase = Phase::Held(Held {
             deadline: Deadline::new(self.terms, sent, now),
@@ -428,13 +428,11 @@ impl Lease {
     /// Somebody waits for this lease alone. Answers the hold if it is there already.
     pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Told>) -> Option<Hold> {
         let mut state = self.state.lock();
-        if let Phase::Held(held) = &mut state.phase
-            && !held.handed
-        {
-            return Some(held.take(self));
+        let hold = self.hand_in(&mut state);
+        if hold.is_none() {
+            state.waiter = Some(waiter);
         }
-        state.waiter = Some(waiter);
-        None
+        hold
     }
 
     /// Who waits for this lease alone, and is to be told now.
@@ -470,15 +468,22 @@ impl Queued {
 // Held
 
 impl Lease {
-    /// The hold, for one that is to be told of it or takes it in place. `None` if somebody else was told, or it is over.
+    /// The hold, for one that is to be told of it or takes it in place; it may have been lost since it was granted. `None` if
+    /// somebody else was told, or there is none.
     pub(super) fn hand(self: &Arc<Self>) -> Option<Hold> {
-        match &mut self.state.lock().phase {
+        self.hand_in(&mut self.state.lock())
+    }
+
+    fn hand_in(self: &Arc<Self>, state: &mut State) -> Option<Hold> {
+        let token = match &mut state.phase {
             Phase::Held(held) if !held.handed => {
                 held.handed = true;
-                Some(Hold { lease: Arc::clone(self), token: held.token })
+                held.token
             }
-            _ => None,
-        }
+            Phase::Lost { token, .. } => *token,
+            _ => return None,
+        };
+        Some(Hold { lease: Arc::clone(self), token })
     }
 
     /// Whoever was told of the hold has gone: somebody else may have it.
@@ -623,11 +628,6 @@ impl Lease {
 }
 
 impl Held {
-    fn take(&mut self, lease: &Arc<Lease>) -> Hold {
-        self.handed = true;
-        Hold { lease: Arc::clone(lease), token: self.token }
-    }
-
     /// Why it is lost if its deadline has passed.
     fn passed(&self) -> LossReason {
         if self.deadline.ends_by_cap() {
@@ -945,10 +945,12 @@ mod tests {
             assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
         }
         // Told before the answer that grants.
-        let lease = lease();
-        lease.revoke(FencingToken::new(42));
-        lease.answered(Ok(Answer::Granted(grant(42))), now, now);
-        assert_eq!(lease.step(now), Step::Release);
+        for (revoked, lost) in [(42, true), (41, false), (0, true)] {
+            let lease = lease();
+            lease.revoke(FencingToken::new(revoked));
+            lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+            assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
+        }
     }
 
     #[test]

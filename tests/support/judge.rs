@@ -168,7 +168,7 @@ pub(crate) struct Judgement {
     nested: Vec<String>,
     /// Served later than a lease and a second after the fault.
     late: Vec<String>,
-    /// Never answered.
+    /// Never answered, or with an error though they waited for as long as it takes.
     open: Vec<String>,
     longest_wait: Duration,
 }
@@ -178,7 +178,7 @@ impl Judgement {
         let mut judgement = Self { stalls: stalls.len(), ..Self::default() };
         for record in records {
             *judgement.outcomes.entry(record.outcome.clone()).or_default() += 1;
-            if record.is_open() {
+            if record.is_open() || (record.patient && record.outcome != "held") {
                 judgement.open.push(format!("{record:?}"));
             }
             if record.nested != 0 && record.nested != record.token {
@@ -231,23 +231,21 @@ impl Judgement {
         }
     }
 
-    /// Judges how long requests were open while what they asked for was free, after the last fault: somebody who holds may
+    /// Judges how long requests were open while what they asked for was free, in each calm after a fault: somebody who holds may
     /// hold for as long as he likes.
     fn judge_waits(&mut self, primitive: Primitive, asked: &[&Record], held: &[&Record], stalls: &[Stall]) {
         let taken = taken(held, primitive.limit());
-        for record in asked.iter().filter(|record| record.patient && record.outcome == "held") {
-            let at = record.answered;
-            if stalls.iter().any(|stall| stall.began <= at && stall.ended > at) {
-                continue;
-            }
-            let fault = stalls.iter().rfind(|stall| stall.ended <= at);
-            let start = fault.map_or(0, |stall| stall.ended).max(record.asked);
-            let overlap = |(from, to): &(u64, u64)| (*to).min(at).saturating_sub((*from).max(start));
-            let waited = at.saturating_sub(start) - taken.iter().map(overlap).sum::<u64>().min(at - start);
-            let waited = Duration::from_micros(waited);
-            self.longest_wait = self.longest_wait.max(waited);
-            if waited > primitive.lease() + SLACK {
-                self.late.push(format!("{waited:?} after {:?}: {record:?}", fault.map(|stall| &stall.what)));
+        let ends = stalls.iter().skip(1).map(|stall| stall.began).chain([u64::MAX]);
+        for (fault, end) in stalls.iter().zip(ends) {
+            for record in asked.iter().filter(|record| record.patient && record.answered > 0) {
+                let (start, end) = (fault.ended.max(record.asked), end.min(record.answered));
+                let overlap = |(from, to): &(u64, u64)| (*to).min(end).saturating_sub((*from).max(start));
+                let waited = end.saturating_sub(start).saturating_sub(taken.iter().map(overlap).sum());
+                let waited = Duration::from_micros(waited);
+                self.longest_wait = self.longest_wait.max(waited);
+                if waited > primitive.lease() + SLACK {
+                    self.late.push(format!("{waited:?} after {:?}: {record:?}", fault.what));
+                }
             }
         }
     }

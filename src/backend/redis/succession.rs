@@ -75,9 +75,9 @@ impl Succession {
         closed: CancellationToken,
     ) {
         let work = async {
-            let mut before = None;
+            let mut before = Vec::new();
             loop {
-                before = self.succeed(&client, before).await;
+                self.succeed(&client, &mut before).await;
                 if let Err(RecvError::Closed) = reconnects.recv().await {
                     return;
                 }
@@ -89,41 +89,43 @@ impl Succession {
         }
     }
 
-    /// Closes the connection `before`. Returns the present one, if it can be known again.
-    async fn succeed(&self, client: &Client, before: Option<i64>) -> Option<i64> {
+    /// Closes the connections `before`, and leaves the present one there in their place.
+    async fn succeed(&self, client: &Client, before: &mut Vec<i64>) {
         loop {
             let now = present(client);
-            let closed = self.close(client, before.filter(|_| before != now)).await;
-            if now.is_none() || now != present(client) {
-                // Replaced meanwhile.
-                sleep(RETRY).await;
-                continue;
-            }
+            let closed = self.close(client, before, now).await;
+            let replaced = now != present(client);
             match closed {
-                Ok(()) => {
-                    self.settled.send_replace(now);
-                    return now;
-                }
-                Err(error) if is_refusal(&error) => {
-                    // This user may not close connections. What is released is so all the same, a little less surely.
+                Ok(()) if !replaced => before.clear(),
+                // This user may not close connections. What is released is so all the same, a little less surely.
+                Err(error) if !replaced && is_refusal(&error) => {
                     tracing::debug!(%error, "a connection that was replaced is not closed by the server");
-                    self.settled.send_replace(now);
-                    return None;
                 }
-                Err(_) => sleep(RETRY).await,
+                _ => {
+                    before.extend(now.filter(|now| replaced && !before.contains(now)));
+                    sleep(RETRY).await;
+                    continue;
+                }
             }
+            before.extend(now);
+            // A server that does not tell which connection this is cannot be asked to close it later.
+            self.settled.send_replace(now);
+            return;
         }
     }
 
-    async fn close(&self, client: &Client, before: Option<i64>) -> Result<(), FredError> {
-        if let Some(before) = before {
-            let found = client.client_list::<String, String>(None, Some(vec![before.to_string()])).await?;
-            if is_called(&found, &self.name) {
-                client.client_kill::<i64>(vec![ClientKillFilter::ID(before.to_string())]).await?;
+    async fn close(&self, client: &Client, before: &[i64], now: Option<i64>) -> Result<(), FredError> {
+        client.client_setname(self.name.as_str()).await?;
+        for id in before.iter().filter(|id| Some(**id) != now) {
+            let found = client.client_list::<String, String>(None, Some(vec![id.to_string()])).await?;
+            if let Some(address) = address_of(&found, &self.name) {
+                // The address as well: should the server be restarted at this moment, the id may be somebody else's.
+                let filters = vec![ClientKillFilter::ID(id.to_string()), ClientKillFilter::Addr(address)];
+                client.client_kill::<i64>(filters).await?;
                 tracing::debug!("the connection before was still open at the server, and is closed");
             }
         }
-        client.client_setname(self.name.as_str()).await
+        Ok(())
     }
 }
 
@@ -139,14 +141,16 @@ fn present(client: &Client) -> Option<i64> {
     client.connection_ids().into_values().next()
 }
 
-/// Whether a line of `CLIENT LIST` is that of a connection of this name.
-fn is_called(line: &str, name: &str) -> bool {
-    line.split_whitespace().any(|field| field.strip_prefix("name=") == Some(name))
+/// The address in a line of `CLIENT LIST`, if that is of a connection of this name.
+fn address_of(line: &str, name: &str) -> Option<String> {
+    let field = |field: &str| line.split_whitespace().find_map(|part| part.strip_prefix(field));
+    field("name=").filter(|found| *found == name)?;
+    field("addr=").map(str::to_owned)
 }
 
+/// Whether this user may not do that, or the server cannot. Whatever else goes wrong passes.
 fn is_refusal(error: &FredError) -> bool {
-    use fred::error::ErrorKind::{Canceled, IO, Timeout};
-    !matches!(error.kind(), Canceled | IO | Timeout)
+    error.details().starts_with("NOPERM") || error.details().to_ascii_lowercase().contains("unknown")
 }
 
 #[cfg(test)]
@@ -157,7 +161,7 @@ mod tests {
     fn a_connection_is_known_again_by_its_name() {
         let line =
             "id=7 addr=127.0.0.1:50412 laddr=127.0.0.1:6379 fd=8 name=leasehold-1 age=12 idle=0 flags=N";
-        assert!(is_called(line, "leasehold-1"));
-        assert!(!is_called(line, "leasehold-") && !is_called("", "leasehold-1"));
+        assert_eq!(address_of(line, "leasehold-1").as_deref(), Some("127.0.0.1:50412"));
+        assert_eq!(address_of(line, "leasehold-").or(address_of("", "leasehold-1")), None);
     }
 }

@@ -43,15 +43,15 @@ impl Transport {
         &self.succession
     }
 
-    /// Waits until nothing can be carried out any more that was sent on an earlier connection. `false` if that was so already.
-    pub(super) async fn outlive_earlier_connections(&self) -> Result<bool, BackendError> {
-        if self.succession.is_settled(self.client()) {
-            return Ok(false);
-        }
-        match timeout(self.wire.reply_timeout(), self.succession.settled(self.client())).await {
-            Ok(()) => Ok(true),
-            Err(late) => Err(BackendError::Unanswered { source: late.into() }),
-        }
+    /// Whether nothing can be carried out any more that was sent on an earlier connection.
+    pub(super) fn is_settled(&self) -> bool {
+        self.succession.is_settled(self.client())
+    }
+
+    /// Waits until nothing can be carried out any more that was sent on an earlier connection.
+    pub(super) async fn outlive_earlier_connections(&self) -> Result<(), BackendError> {
+        let settled = timeout(self.wire.reply_timeout(), self.succession.settled(self.client()));
+        settled.await.map_err(|late| BackendError::Unanswered { source: late.into() })
     }
 
     /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`, or, if that is not

@@ -1,16 +1,23 @@
 //! The contract's verbs on one Redis server.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
+use super::transport::{RETRY, Transport};
 use super::{RedisBackend, renewals};
 use crate::backend::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Inspection, LeaseId, LeaseRef,
     Limit, Released, Renew, Request, Resource,
 };
+
+/// How long a lease is released once more while the server does not answer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
@@ -43,9 +50,10 @@ impl Backend for RedisBackend {
             self.revive().await?;
             self.notifications.forget(lease.id);
             let released = self.transport.release(lease, 0).await?;
-            if released != Released::Held && self.transport.outlive_earlier_connections().await? {
-                // The request may have been carried out meanwhile, from the connection on which it was sent.
-                self.transport.release(lease, 0).await?;
+            if !self.transport.is_settled() {
+                // Its request may still be carried out, from the connection on which it was sent.
+                let (transport, closed) = (Arc::clone(&self.transport), self.closing.token());
+                tokio::spawn(release_again(transport, lease.clone(), closed));
             }
             Ok(released)
         }
@@ -113,5 +121,25 @@ impl Backend for RedisBackend {
 impl RedisBackend {
     fn open_or_closed(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
+    }
+}
+
+/// Releases a lease once more when nothing can be carried out any more that was sent on an earlier connection.
+async fn release_again(transport: Arc<Transport>, lease: LeaseRef, closed: CancellationToken) {
+    let give_up = Instant::now() + PATIENCE;
+    while !closed.is_cancelled() {
+        let released = async {
+            transport.outlive_earlier_connections().await?;
+            transport.release(&lease, 0).await
+        };
+        match released.await {
+            Ok(_) => return,
+            Err(error) if error.is_transient() && Instant::now() < give_up => sleep(RETRY).await,
+            Err(error) => {
+                let key = &*lease.resource.key;
+                tracing::warn!(key, %error, "a grant to nobody was not given back: it runs out by itself");
+                return;
+            }
+        }
     }
 }

@@ -13,9 +13,10 @@ end
 -- What stands beside the lock may be broken; that must not keep it.
 look_at_clock()
 local intact, lead, _, several = pcall(settle_holds)
--- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease.
+-- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. If the token is
+-- not known, or several holds may have been told different ones, it names none.
 local known, token = pcall(last_token)
-token = string.format('%.0f', known and token or 0)
+token = string.format('%.0f', known and not several and token or 0)
 local holders = { intact and lead or string.match(value, '^[^/]*') }
 if intact and several then
   holders = redis.call('ZRANGE', KEYS[5], 0, -1)
