@@ -29,78 +29,55 @@ impl Group {
 pub(crate) struct Queue<W> {
     waiting: BTreeMap<Number, W>,
     arrivals: Number,
-    /// How many ask the store themselves at the moment, and hear of nothing else meanwhile.
-    asking: u32,
     /// The leases that are asked for, in order, and those that are held.
-    leases: Vec<(LeaseId, bool)>,
+    leases: Vec<(LeaseId, State)>,
     held: u32,
-    /// Leases that are held for those who ask the store themselves, and have not looked yet.
-    aside: Vec<LeaseId>,
+    in_place: u32,
     /// How many permits there are, of a semaphore.
     limit: Option<u32>,
 }
 
-/// How one who arrives goes on.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Joined {
-    /// It asks the store itself, under this number.
-    Asks(Number),
-    /// It waits for what others have asked for, under this number.
-    Waits(Number),
-    /// It states another limit than those who are there, and is none of them.
-    Differs,
+/// What becomes of a lease of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// A waiter asks the store for it itself.
+    InPlace,
+    /// The keeper asks for it.
+    Asked,
+    Held,
 }
 
 impl<W> Queue<W> {
-    fn new(limit: Option<u32>) -> Self {
-        Self {
-            waiting: BTreeMap::new(),
-            arrivals: 0,
-            asking: 0,
-            leases: Vec::new(),
-            held: 0,
-            aside: Vec::new(),
-            limit,
-        }
+    const fn new(limit: Option<u32>) -> Self {
+        Self { waiting: BTreeMap::new(), arrivals: 0, leases: Vec::new(), held: 0, in_place: 0, limit }
     }
 
-    /// One arrives. Whoever is to wait says next where it can be told.
-    pub(crate) fn join(&mut self, limit: Option<u32>) -> Joined {
+    /// One arrives, and waits under the number that is returned. `None` if it states another limit than those who are there, and is
+    /// none of them.
+    pub(crate) fn join(&mut self, limit: Option<u32>, waiter: W) -> Option<Number> {
         if limit != self.limit {
-            return Joined::Differs;
+            return None;
         }
         let number = self.arrivals;
         self.arrivals += 1;
-        self.asking += 1;
-        if self.wanted() > 0 {
-            return Joined::Asks(number);
-        }
-        self.asking -= 1;
-        Joined::Waits(number)
-    }
-
-    /// A waiter takes its place, by its number.
-    pub(crate) fn wait(&mut self, number: Number, waiter: W) {
         self.waiting.insert(number, waiter);
+        Some(number)
     }
 
-    /// One that has asked the store itself asks it no longer: it waits, holds, or has given up.
-    pub(crate) const fn asked_itself(&mut self) {
-        self.asking -= 1;
-    }
-
-    /// A waiter gives up. `false` if it has been told something meanwhile.
+    /// A waiter leaves. `false` if it has been told something meanwhile.
     pub(crate) fn leave(&mut self, number: Number) -> bool {
         self.waiting.remove(&number).is_some()
     }
 
-    /// How many more leases should be asked for.
-    pub(crate) fn wanted(&self) -> usize {
-        self.waiters().min(self.room()).saturating_sub(self.asked())
+    /// A waiter leaves if nobody has waited for longer. `false` otherwise.
+    pub(crate) fn leave_first(&mut self, number: Number) -> bool {
+        let first = self.waiting.first_entry().filter(|first| *first.key() == number);
+        first.map(|first| first.remove()).is_some()
     }
 
-    fn waiters(&self) -> usize {
-        self.waiting.len() + self.asking as usize
+    /// How many more leases should be asked for.
+    pub(crate) fn wanted(&self) -> usize {
+        self.waiting.len().min(self.room()).saturating_sub(self.asked())
     }
 
     fn asked(&self) -> usize {
@@ -114,34 +91,58 @@ impl<W> Queue<W> {
         most.saturating_sub(self.held) as usize
     }
 
-    /// A lease is being asked for.
+    /// The keeper asks for this lease.
     pub(crate) fn ask(&mut self, lease: LeaseId) {
-        self.leases.push((lease, false));
+        self.leases.push((lease, State::Asked));
+    }
+
+    /// A waiter asks the store for this lease itself.
+    pub(crate) fn ask_in_place(&mut self, lease: LeaseId) {
+        self.leases.push((lease, State::InPlace));
+        self.in_place += 1;
+    }
+
+    /// The leases for which waiters ask themselves: from here on the keeper asks for them.
+    pub(crate) fn take_in_place(&mut self) -> Vec<LeaseId> {
+        if self.in_place == 0 {
+            return Vec::new();
+        }
+        self.in_place = 0;
+        let in_place = self.leases.iter_mut().filter(|(_, state)| *state == State::InPlace);
+        in_place.map(|(lease, state)| (*state = State::Asked, *lease).1).collect()
     }
 
     /// A lease that is asked for and that nobody waits for any more: the last one.
     pub(crate) fn surplus(&mut self) -> Option<LeaseId> {
-        if self.asked() <= self.waiters() {
+        if self.asked() <= self.waiting.len() {
             return None;
         }
-        let place = self.leases.iter().rposition(|(_, held)| !held)?;
-        Some(self.leases.remove(place).0)
+        let place = self.leases.iter().rposition(|(_, state)| *state != State::Held)?;
+        Some(self.remove(place))
     }
 
     /// A lease that was asked for is held. `false` if it was given up before.
     pub(crate) fn hold(&mut self, lease: LeaseId) -> bool {
-        let asked = self.leases.iter_mut().find(|(asked, held)| *asked == lease && !held);
-        let known = asked.map(|(_, held)| *held = true).is_some();
-        self.held += u32::from(known);
-        known
+        let asked = self.leases.iter_mut().find(|(asked, state)| *asked == lease && *state != State::Held);
+        let Some((_, state)) = asked else { return false };
+        self.in_place -= u32::from(*state == State::InPlace);
+        self.held += 1;
+        *state = State::Held;
+        true
     }
 
     /// A lease is neither asked for nor held any more.
     pub(crate) fn end(&mut self, lease: LeaseId) {
         if let Some(place) = self.leases.iter().position(|(known, _)| *known == lease) {
-            let (_, held) = self.leases.remove(place);
-            self.held -= u32::from(held);
+            self.remove(place);
         }
+    }
+
+    fn remove(&mut self, place: usize) -> LeaseId {
+        let (lease, state) = self.leases.remove(place);
+        self.held -= u32::from(state == State::Held);
+        self.in_place -= u32::from(state == State::InPlace);
+        lease
     }
 
     /// Whoever waits longest.
@@ -149,24 +150,8 @@ impl<W> Queue<W> {
         self.waiting.pop_first().map(|(_, waiter)| waiter)
     }
 
-    /// Whether anybody waits to be told.
     pub(crate) fn somebody_waits(&self) -> bool {
         !self.waiting.is_empty()
-    }
-
-    /// Whether anybody asks the store itself at the moment.
-    pub(crate) const fn is_asked_in_place(&self) -> bool {
-        self.asking > 0
-    }
-
-    /// Nobody waits to be told of this lease, but somebody may find it.
-    pub(crate) fn set_aside(&mut self, lease: LeaseId) {
-        self.aside.push(lease);
-    }
-
-    /// A lease that was set aside.
-    pub(crate) fn take_aside(&mut self) -> Option<LeaseId> {
-        self.aside.pop()
     }
 
     /// All who wait: there is nothing for them.
@@ -185,7 +170,7 @@ impl<W> Queue<W> {
     }
 
     fn is_over(&self) -> bool {
-        self.waiting.is_empty() && self.asking == 0 && self.leases.is_empty()
+        self.waiting.is_empty() && self.leases.is_empty()
     }
 }
 
@@ -240,21 +225,15 @@ mod tests {
     }
 
     fn waits(queue: &mut Queue<&'static str>, waiter: &'static str) -> Number {
-        match queue.join(queue.limit) {
-            Joined::Waits(number) => {
-                queue.wait(number, waiter);
-                number
-            }
-            other => panic!("{other:?}"),
-        }
+        queue.join(queue.limit, waiter).expect("the limit in force")
     }
 
-    /// The first to come asks for `lease`, and gets it.
+    /// One comes, asks for `lease`, and gets it.
     fn holds(queue: &mut Queue<&'static str>, lease: LeaseId) {
-        assert!(matches!(queue.join(queue.limit), Joined::Asks(_)));
-        queue.ask(lease);
-        assert!(queue.hold(lease));
-        queue.asked_itself();
+        let number = waits(queue, "holder");
+        assert_eq!(queue.wanted(), 1);
+        queue.ask_in_place(lease);
+        assert!(queue.hold(lease) && queue.leave_first(number));
     }
 
     #[test]
@@ -291,12 +270,9 @@ mod tests {
     #[test]
     fn one_who_gives_up_leaves_the_lease_to_the_next_and_the_last_one_to_nobody() {
         let (mut queue, ids) = (lock(), LeaseIds::new());
-        let Joined::Asks(first) = queue.join(None) else { panic!("nobody is before it") };
+        let first = waits(&mut queue, "first");
         let lease = ids.next();
-        queue.ask(lease);
-        // It is told that it has a place in the store's queue, and waits.
-        queue.asked_itself();
-        queue.wait(first, "first");
+        queue.ask_in_place(lease);
         let second = waits(&mut queue, "second");
         assert!(queue.leave(first));
         assert_eq!(queue.surplus(), None);
@@ -306,14 +282,26 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asked_first_is_served_first_also_if_the_store_let_it_wait() {
-        let (mut queue, ids) = (lock(), LeaseIds::new());
-        let Joined::Asks(first) = queue.join(None) else { panic!("nobody is before it") };
-        queue.ask(ids.next());
-        waits(&mut queue, "second");
-        queue.asked_itself();
-        queue.wait(first, "first");
+    fn whoever_asks_the_store_itself_is_served_before_those_who_came_later() {
+        let (mut queue, ids) = (Queue::new(Some(1)), LeaseIds::new());
+        holds(&mut queue, ids.next());
+        let first = waits(&mut queue, "first");
+        queue.ask_in_place(ids.next());
+        let second = waits(&mut queue, "second");
+        assert!(!queue.leave_first(second));
         assert_eq!(queue.next(), Some("first"));
+        assert!(!queue.leave_first(first), "it was told");
+        assert!(queue.leave_first(second));
+    }
+
+    #[test]
+    fn the_keeper_takes_on_what_is_asked_for_in_place_once() {
+        let (mut queue, ids) = (lock(), LeaseIds::new());
+        waits(&mut queue, "first");
+        let lease = ids.next();
+        queue.ask_in_place(lease);
+        assert_eq!((queue.take_in_place(), queue.take_in_place()), (vec![lease], vec![]));
+        assert!(queue.hold(lease) && queue.take_in_place().is_empty());
     }
 
     #[test]
@@ -323,12 +311,11 @@ mod tests {
         for lease in held {
             holds(&mut queue, lease);
         }
-        assert!(matches!(queue.join(Some(2)), Joined::Asks(_)), "its place is in the store's queue");
-        let third = ids.next();
-        queue.ask(third);
-        queue.asked_itself();
-        queue.wait(2, "a");
+        waits(&mut queue, "a");
+        assert_eq!(queue.wanted(), 1, "its place is in the store's queue");
+        queue.ask_in_place(ids.next());
         waits(&mut queue, "b");
+        assert_eq!(queue.wanted(), 0);
         queue.follow(4);
         assert_eq!(queue.wanted(), 1, "the limit grew, and there are two who wait");
         queue.follow(1);
@@ -342,25 +329,18 @@ mod tests {
     #[test]
     fn whoever_states_another_limit_does_not_join() {
         let mut queue = Queue::<()>::new(Some(2));
-        assert_eq!(queue.join(Some(3)), Joined::Differs);
+        assert_eq!(queue.join(Some(3), ()), None);
         assert!(queue.is_over());
     }
 
     #[test]
     fn a_queue_is_forgotten_when_it_is_over() {
-        let (queues, ids) = (Queues::<()>::default(), LeaseIds::new());
+        let (queues, ids) = (Queues::default(), LeaseIds::new());
         let group = Group::new("key".into(), 1);
         let lease = ids.next();
-        queues.with(&group, None, |queue| holds_for(queue, lease));
+        queues.with(&group, None, |queue| holds(queue, lease));
         assert_eq!(queues.0.lock().len(), 1);
         queues.with(&group, None, |queue| queue.end(lease));
         assert!(queues.0.lock().is_empty());
-    }
-
-    fn holds_for(queue: &mut Queue<()>, lease: LeaseId) {
-        assert_eq!(queue.join(None), Joined::Asks(0));
-        queue.ask(lease);
-        assert!(queue.hold(lease));
-        queue.asked_itself();
     }
 }

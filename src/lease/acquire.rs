@@ -18,7 +18,7 @@ use super::lease::{Hold, Lease, Outcome, RETRY, Told};
 use super::release_queue::{PendingRelease, Target};
 use crate::backend::{Answer, BackendError, Claim, Limit};
 use crate::error::{Error, LossReason};
-use crate::handover::{Group, Joined, Number, group};
+use crate::handover::{Group, Number, group};
 use crate::name::Name;
 use crate::options::Settings;
 
@@ -122,15 +122,11 @@ async fn attempt(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Opti
         return Ok(None);
     }
     let mut waiter = Waiter::arrive(engine, wanted, wait)?;
-    if let Stage::Asks(lease) = &waiter.stage {
-        let lease = Arc::clone(lease);
-        match waiter.ask(lease, wait).await? {
-            Asked::Holds(hold) => return Ok(Some(hold)),
-            Asked::Busy => return Ok(None),
-            Asked::Waits => {}
-        }
+    match waiter.ask(wait).await? {
+        Asked::Holds(hold) => Ok(Some(hold)),
+        Asked::Busy => Ok(None),
+        Asked::Waits => waiter.wait(wait.deadline()).await,
     }
-    waiter.wait(wait.deadline()).await
 }
 
 /// Waits for guards of this client that were just dropped: they must not be in the way of a request that does not wait,
@@ -152,15 +148,10 @@ struct Waiter<'a> {
     wanted: Wanted<'a>,
     /// In whose queue it stands, and under which number, if leases are passed on to it.
     place: Option<(Group, Number)>,
-    stage: Stage,
-}
-
-enum Stage {
-    /// It asks the store itself.
-    Asks(Arc<Lease>),
-    /// It waits to be told, of its own lease or of one of its group.
-    Waits(Option<Arc<Lease>>, oneshot::Receiver<Told>),
-    Done,
+    /// The lease for which it asks the store itself, or that is asked for on its behalf alone.
+    lease: Option<Arc<Lease>>,
+    /// Where it is told, by the store or by others of its group.
+    told: Option<oneshot::Receiver<Told>>,
 }
 
 /// What came of asking the store in place.
@@ -172,146 +163,124 @@ enum Asked {
 
 impl<'a> Waiter<'a> {
     fn arrive(engine: &'a Engine, wanted: Wanted<'a>, wait: Wait) -> Result<Self, Error> {
-        let keeper = engine.keeper();
-        let terms = wanted.settings.terms;
-        let open = |group| keeper.open(wanted.name, terms, wanted.claim, wait != Wait::No, group);
+        let mut waiter = Self { engine, wanted, place: None, lease: None, told: None };
         let group = group(wanted.claim, wanted.settings).filter(|_| wait != Wait::No);
         let group = group.map(|terms| Group::new(Arc::clone(wanted.name.key()), terms));
-        let limit = wanted.claim.limit().map(|limit| limit.permits);
-        let joined = group.and_then(|group| {
-            keeper.queues().with(&group, limit, |queue| match queue.join(limit) {
-                Joined::Differs => None,
-                Joined::Waits(number) => {
-                    let (tell, told) = oneshot::channel();
-                    queue.wait(number, tell);
-                    keeper.watch(queue);
-                    Some(Ok((Some((group.clone(), number)), Stage::Waits(None, told))))
-                }
-                Joined::Asks(number) => Some(match open(Some(group.clone())) {
-                    Some(lease) => {
-                        queue.ask(lease.id());
-                        Ok((Some((group.clone(), number)), Stage::Asks(lease)))
-                    }
-                    None => {
-                        queue.asked_itself();
-                        Err(closed(wanted.name))
-                    }
-                }),
-            })
-        });
-        let alone = || Ok((None, Stage::Asks(open(None).ok_or_else(|| closed(wanted.name))?)));
-        let (place, stage) = joined.unwrap_or_else(alone)?;
-        Ok(Self { engine, wanted, place, stage })
+        if !group.is_some_and(|group| waiter.join(group)) {
+            waiter.lease = Some(waiter.open(wait, None).ok_or_else(|| closed(wanted.name))?);
+        }
+        Ok(waiter)
     }
 
-    /// Asks the store in place.
-    async fn ask(&mut self, lease: Arc<Lease>, wait: Wait) -> Result<Asked, Error> {
-        let sent = Instant::now();
-        let (answer, sent) = match wait.deadline() {
-            // The first request gets the time of a round trip, however short the patience is.
-            Some(deadline) => {
-                let asked = timeout_at(deadline.max(sent + ROUND_TRIP), self.send(&lease, wait)).await;
-                asked.map_err(|_| self.error(unanswered()))?
+    fn open(&self, wait: Wait, group: Option<Group>) -> Option<Arc<Lease>> {
+        let Wanted { name, settings, claim, .. } = self.wanted;
+        self.engine.keeper().open(name, settings.terms, claim, wait != Wait::No, group)
+    }
+
+    /// Joins the queue of a group, and asks for a lease if one more is wanted there. `false` if the group follows another limit than
+    /// this request states.
+    fn join(&mut self, group: Group) -> bool {
+        let keeper = self.engine.keeper();
+        let limit = self.wanted.claim.limit().map(|limit| limit.permits);
+        let (tell, told) = oneshot::channel();
+        let number = keeper.queues().with(&group, limit, |queue| {
+            let number = queue.join(limit, tell)?;
+            // A closed client opens none: then it is not waited for either.
+            let lease = (queue.wanted() > 0).then(|| self.open(Wait::Forever, Some(group.clone()))).flatten();
+            match &lease {
+                Some(lease) => queue.ask_in_place(lease.id()),
+                None => keeper.watch(queue),
             }
-            None => self.send(&lease, wait).await,
+            self.lease = lease;
+            Some(number)
+        });
+        if let Some(number) = number {
+            (self.place, self.told) = (Some((group, number)), Some(told));
+        }
+        number.is_some()
+    }
+
+    /// Asks the store in place, unless somebody of the group is quicker to pass on what it has.
+    async fn ask(&mut self, wait: Wait) -> Result<Asked, Error> {
+        let Some(lease) = self.lease.clone() else { return Ok(Asked::Waits) };
+        let asked = send(self.engine, &lease, wait);
+        let asked = match &mut self.told {
+            None => asked.await,
+            Some(told) => tokio::select! {
+                biased;
+                asked = asked => asked,
+                told = told => return self.heard(told.ok()).map(Asked::Holds),
+            },
         };
+        let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         learn(self.wanted, limit);
         match lease.answered(answer, sent, Instant::now()) {
-            Outcome::Granted => Ok(self.hold_in_place(&lease).map_or(Asked::Waits, Asked::Holds)),
+            Outcome::Granted => Ok(self.granted(&lease)),
             Outcome::Busy => {
-                self.stage = Stage::Done;
+                self.lease = None;
                 self.engine.keeper().forget(&lease);
                 Ok(Asked::Busy)
             }
             Outcome::Failed(error) => {
-                self.fail(&lease);
+                self.failed(&lease);
                 Err(self.error(error))
             }
-            Outcome::Queued | Outcome::Over => {
-                tracing::debug!(key = &**self.wanted.name.key(), "waiting");
-                Ok(self.wait_in_queue(&lease, limit).map_or(Asked::Waits, Asked::Holds))
-            }
+            Outcome::Queued | Outcome::Over => Ok(self.queued(&lease, limit)),
         }
     }
 
-    /// Sends the request, again and again for a while if it is one that does not wait.
-    async fn send(&self, lease: &Lease, wait: Wait) -> (Result<Answer, BackendError>, Instant) {
-        let give_up = Instant::now() + PERSIST;
-        loop {
-            let sent = Instant::now();
-            let answer = self.engine.backend().request(lease.request()).await;
-            match &answer {
-                Err(error) if wait == Wait::No && error.is_transient() && Instant::now() < give_up => {
-                    sleep(RETRY).await;
-                }
-                _ => return (answer, sent),
-            }
-        }
-    }
-
-    /// The store has granted it at once.
-    fn hold_in_place(&mut self, lease: &Arc<Lease>) -> Option<Hold> {
-        self.stage = Stage::Done;
+    /// The store has granted it at once. In a group, it goes to whoever has waited longest.
+    fn granted(&mut self, lease: &Arc<Lease>) -> Asked {
+        self.lease = None;
         let keeper = self.engine.keeper();
-        if let Some((group, _)) = &self.place {
-            let limit = lease.limit();
-            keeper.queues().with(group, None, |queue| {
-                queue.asked_itself();
-                queue.hold(lease.id());
-                if let Some(limit) = limit {
-                    queue.follow(limit.permits);
-                }
-            });
-            keeper.offer_again(group);
-            if limit.is_some() {
+        if let Some((group, number)) = &self.place {
+            let first = keeper.hold(group, lease, |queue| queue.leave_first(*number));
+            if first == Some(false) {
+                keeper.file(lease);
+                keeper.offer(lease);
+            }
+            if lease.limit().is_some() {
                 keeper.ask_more(lease);
             }
+            if first != Some(true) {
+                return Asked::Waits;
+            }
         }
-        let hold = lease.hand()?;
-        hold.begin(Instant::now());
-        keeper.file(lease);
-        Some(hold)
+        (self.place, self.told) = (None, None);
+        lease.hand().map_or(Asked::Waits, |hold| Asked::Holds(self.taken(hold)))
     }
 
-    /// From here on the lease is the keeper's to ask for, and this waits for a message. Unless it is there already.
-    fn wait_in_queue(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Option<Hold> {
+    /// From here on the lease is the keeper's to ask for, and this waits to be told. Unless it was told already.
+    fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Asked {
+        tracing::debug!(key = &**self.wanted.name.key(), "waiting");
         let keeper = self.engine.keeper();
+        if self.place.is_some() {
+            self.lease = None;
+            keeper.file(lease);
+            keeper.follow(lease, limit);
+            keeper.ask_more(lease);
+            return Asked::Waits;
+        }
         let (tell, told) = oneshot::channel();
-        match &self.place {
-            Some((group, number)) => {
-                keeper.queues().with(group, None, |queue| {
-                    queue.asked_itself();
-                    queue.wait(*number, tell);
-                });
-                self.stage = Stage::Waits(None, told);
-                keeper.offer_again(group);
-                keeper.file(lease);
-                keeper.follow(lease, limit);
-                keeper.ask_more(lease);
-            }
-            None => {
-                if let Some(hold) = lease.wait(tell) {
-                    self.stage = Stage::Done;
-                    return Some(self.taken(hold));
-                }
-                self.stage = Stage::Waits(Some(Arc::clone(lease)), told);
-                keeper.file(lease);
-            }
+        if let Some(hold) = lease.wait(tell) {
+            self.lease = None;
+            return Asked::Holds(self.taken(hold));
         }
-        None
+        self.told = Some(told);
+        keeper.file(lease);
+        Asked::Waits
     }
 
     /// The store has refused it. Others of the group ask for themselves.
-    fn fail(&mut self, lease: &Arc<Lease>) {
-        self.stage = Stage::Done;
+    fn failed(&mut self, lease: &Arc<Lease>) {
+        self.lease = None;
         let keeper = self.engine.keeper();
-        if let Some((group, _)) = &self.place {
+        if let Some((group, number)) = &self.place {
             keeper.queues().with(group, None, |queue| {
-                queue.asked_itself();
+                queue.leave(*number);
                 queue.end(lease.id());
             });
-            keeper.offer_again(group);
             keeper.ask_more(lease);
         }
         keeper.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
@@ -320,7 +289,7 @@ impl<'a> Waiter<'a> {
     async fn wait(&mut self, deadline: Option<Instant>) -> Result<Option<Hold>, Error> {
         let ttl = self.wanted.settings.terms.ttl;
         loop {
-            let Stage::Waits(_, told) = &mut self.stage else { return Ok(None) };
+            let Some(told) = &mut self.told else { return Err(closed(self.wanted.name)) };
             let look = Instant::now() + ttl;
             let until = deadline.map_or(look, |deadline| deadline.min(look));
             let told = match timeout_at(until, &mut *told).await {
@@ -338,13 +307,20 @@ impl<'a> Waiter<'a> {
                     }
                 },
             };
+            return self.heard(told).map(Some);
+        }
+    }
+
+    fn heard(&mut self, told: Option<Told>) -> Result<Hold, Error> {
+        self.told = None;
+        if self.place.is_none() || self.lease.is_none() {
             // Nothing is left to be given up.
-            self.stage = Stage::Done;
-            return match told {
-                Some(Told::Granted(hold)) => Ok(Some(self.taken(hold))),
-                Some(Told::Failed(error)) => Err(self.error(error)),
-                None => Err(closed(self.wanted.name)),
-            };
+            (self.place, self.lease) = (None, None);
+        }
+        match told {
+            Some(Told::Granted(hold)) => Ok(self.taken(hold)),
+            Some(Told::Failed(error)) => Err(self.error(error)),
+            None => Err(closed(self.wanted.name)),
         }
     }
 
@@ -356,10 +332,9 @@ impl<'a> Waiter<'a> {
 
     /// Why the store was not heard by whatever this waits for, if it was not.
     fn silence(&self) -> Option<BackendError> {
-        match (&self.stage, &self.place) {
-            (Stage::Waits(Some(lease), _), _) => lease.silence(),
-            (_, Some((group, _))) => self.engine.keeper().silence(group),
-            _ => None,
+        match &self.place {
+            Some((group, _)) => self.engine.keeper().silence(group),
+            None => self.lease.as_ref()?.silence(),
         }
     }
 
@@ -371,30 +346,45 @@ impl<'a> Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let keeper = self.engine.keeper();
-        match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Asks(lease) => match &self.place {
-                Some((group, _)) => {
-                    keeper.queues().with(group, None, |queue| queue.asked_itself());
-                    keeper.give_up_surplus(group);
-                    keeper.offer_again(group);
-                    keeper.take_on(&lease);
-                }
-                None => keeper.give_up(&lease),
-            },
-            Stage::Waits(own, mut told) => {
-                told.close();
-                if let Ok(Told::Granted(hold)) = told.try_recv() {
-                    return keeper.give_back(&hold);
-                }
-                if let Some(lease) = own {
-                    keeper.give_up(&lease);
-                } else if let Some((group, number)) = &self.place {
-                    keeper.queues().with(group, None, |queue| queue.leave(*number));
-                    keeper.give_up_surplus(group);
+        if let Some(mut told) = self.told.take() {
+            told.close();
+            if let Ok(Told::Granted(hold)) = told.try_recv() {
+                keeper.give_back(&hold);
+            }
+        }
+        match (&self.place, &self.lease) {
+            (Some((group, number)), lease) => {
+                keeper.queues().with(group, None, |queue| queue.leave(*number));
+                keeper.give_up_surplus(group);
+                if let Some(lease) = lease {
+                    keeper.take_on(lease);
                 }
             }
-            Stage::Done => {}
+            (None, Some(lease)) => keeper.give_up(lease),
+            (None, None) => {}
         }
+    }
+}
+
+/// Sends the request, again and again for a while if it is one that does not wait. `None` if it is not answered in time; the first
+/// request gets the time of a round trip, however short the patience is.
+async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answer, BackendError>, Instant)> {
+    let begin = Instant::now();
+    let asked = async {
+        loop {
+            let sent = Instant::now();
+            let answer = engine.backend().request(lease.request()).await;
+            match &answer {
+                Err(error) if wait == Wait::No && error.is_transient() && sent < begin + PERSIST => {
+                    sleep(RETRY).await;
+                }
+                _ => return (answer, sent),
+            }
+        }
+    };
+    match wait.deadline() {
+        Some(deadline) => timeout_at(deadline.max(begin + ROUND_TRIP), asked).await.ok(),
+        None => Some(asked.await),
     }
 }
 

@@ -144,10 +144,11 @@ impl Keeper {
         self.file_all([Arc::clone(lease)]);
     }
 
-    /// Files the leases of a group for which somebody asks in place, now that others wait for them as well.
-    pub(super) fn watch(&self, queue: &Queue<oneshot::Sender<Told>>) {
-        if queue.is_asked_in_place() {
-            self.queued.file(self.of(&queue.leases()));
+    /// The keeper asks as well for the leases for which somebody asks in place, now that others wait for them too.
+    pub(super) fn watch(&self, queue: &mut Queue<oneshot::Sender<Told>>) {
+        let in_place = queue.take_in_place();
+        if !in_place.is_empty() {
+            self.queued.file(self.of(&in_place));
         }
     }
 
@@ -246,21 +247,30 @@ impl Keeper {
             }
             return;
         };
+        if self.hold(group, lease, |_| ()).is_some() {
+            self.offer(lease);
+            self.ask_more(lease);
+        }
+    }
+
+    /// A lease of a group is held. `None` if it was given up at this moment.
+    pub(super) fn hold<T>(
+        &self,
+        group: &Group,
+        lease: &Arc<Lease>,
+        then: impl FnOnce(&mut Queue<oneshot::Sender<Told>>) -> T,
+    ) -> Option<T> {
         let limit = lease.limit();
-        let known = self.queues.with(group, None, |queue| {
-            let known = queue.hold(lease.id());
+        let held = self.queues.with(group, None, |queue| {
             if let Some(limit) = limit {
                 queue.follow(limit.permits);
             }
-            known
+            queue.hold(lease.id()).then(|| then(queue))
         });
-        if known {
-            self.offer(lease);
-            self.ask_more(lease);
-        } else if lease.end() {
-            // Given up at this moment.
+        if held.is_none() && lease.end() {
             self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
         }
+        held
     }
 
     fn hand_to(&self, waiter: oneshot::Sender<Told>, lease: &Arc<Lease>) {
@@ -270,41 +280,21 @@ impl Keeper {
         }
     }
 
-    /// Tells whoever of the group waits longest that it holds. If nobody waits, the lease goes back, unless somebody who asks in
-    /// place may still find it.
+    /// Tells whoever of the group waits longest that it holds. If nobody waits, the lease goes back.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
         let Some(group) = lease.group() else { return };
         loop {
             let found = self.queues.with(group, None, |queue| {
                 let hold = lease.hand().filter(|hold| hold.loss(Instant::now()).is_none())?;
-                let waiter = queue.next();
-                if waiter.is_none() {
-                    lease.take_back(hold.token);
-                    if queue.is_asked_in_place() {
-                        queue.set_aside(lease.id());
-                    }
-                }
-                Some((hold, waiter, queue.is_asked_in_place()))
+                Some((hold, queue.next()))
             });
-            match found {
-                None | Some((_, None, true)) => return,
-                Some((_, None, false)) => return self.end(lease),
-                Some((hold, Some(waiter), _)) => {
-                    let token = hold.token;
-                    if waiter.send(Told::Granted(hold)).is_ok() {
-                        return;
-                    }
-                    lease.take_back(token);
-                }
-            }
-        }
-    }
-
-    /// Somebody of a group asks in place no longer: what was granted meanwhile may be for it, or for nobody.
-    pub(super) fn offer_again(&self, group: &Group) {
-        while let Some(id) = self.queues.with(group, None, Queue::take_aside) {
-            if let Some(lease) = self.lease(id) {
-                self.offer(&lease);
+            let Some((hold, waiter)) = found else { return };
+            let token = hold.token;
+            let told = waiter.map(|waiter| waiter.send(Told::Granted(hold)).is_ok());
+            match told {
+                Some(true) => return,
+                Some(false) => lease.take_back(token),
+                None => return self.end(lease),
             }
         }
     }
