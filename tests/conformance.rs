@@ -34,6 +34,7 @@ macro_rules! contract {
             point_3_two_clients_in_turns_exclude_each_other,
             point_4_a_lease_is_counted_from_before_its_grant,
             point_4_a_place_has_a_ticket_of_its_own,
+            point_4_a_grant_told_late_is_not_believed,
             point_5_release_and_renew_touch_only_their_own_lease,
             point_6_renewal_tells_renewed_from_lost_from_unknown,
             point_7_a_dead_waiter_blocks_nobody,
@@ -143,19 +144,33 @@ mod on_redis {
 
     contract!(redis);
 
+    /// Why `check` fails on a store that gives every place the same ticket.
+    async fn found_out<C: Future<Output = ()> + Send + 'static>(
+        kind: Kind,
+        check: impl FnOnce(Redis, Kind) -> C,
+    ) -> Option<String> {
+        let server = RedisServer::start_or_skip("a store without tickets")?;
+        let proxy = Proxy::start(server.port()).await;
+        proxy.forget_tickets();
+        let store = Redis { forgets_tickets: Some(proxy), ..Redis::new(server) };
+        let panic = tokio::spawn(check(store, kind)).await.expect_err("found out").into_panic();
+        let why = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+        Some(why.or_else(|| panic.downcast_ref::<String>().cloned()).expect("a message"))
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_store_that_forgets_its_tickets_is_found_out() {
         for kind in KINDS {
-            let Some(server) = RedisServer::start_or_skip("a store without tickets") else { return };
-            let proxy = Proxy::start(server.port()).await;
-            proxy.forget_tickets();
-            let store = Redis { forgets_tickets: Some(proxy), ..Redis::new(server) };
-            let check =
-                async move { conformance::point_4_a_place_has_a_ticket_of_its_own(&store, kind).await };
-            let panic = tokio::spawn(check).await.expect_err("found out").into_panic();
-            let why = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-            let why = why.or_else(|| panic.downcast_ref::<String>().cloned()).expect("a message");
-            assert!(why.contains("ticket"), "{kind:?}: {why}");
+            let ticket = found_out(kind, |store, kind| async move {
+                conformance::point_4_a_place_has_a_ticket_of_its_own(&store, kind).await;
+            });
+            let late = found_out(kind, |store, kind| async move {
+                conformance::point_4_a_grant_told_late_is_not_believed(&store, kind).await;
+            });
+            for why in [ticket.await, late.await] {
+                let Some(why) = why else { return };
+                assert!(why.contains("ticket"), "{kind:?}: {why}");
+            }
         }
     }
 }

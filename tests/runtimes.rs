@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use leasehold::{Client, MutexOptions};
 use stage::*;
-use support::{RedisServer, within};
+use support::{RedisServer, Worker, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 
 fn several_threads() -> Runtime {
@@ -104,4 +104,36 @@ fn a_guard_outlives_the_runtime_on_which_it_was_taken() {
         guard.release().await.expect("held to the end");
         client.shutdown().await.expect("drained");
     });
+}
+
+/// Locks, and lets go as the last thing that its runtime does.
+#[test]
+fn drops_last() {
+    let Some(args) = worker_args() else { return };
+    let (threads, url) = args.split_once(' ').expect("two arguments");
+    let runtime = if threads == "one" { one_thread() } else { several_threads() };
+    runtime.block_on(async {
+        let client = Client::connect(url).await.expect("the server answers");
+        let guard = client.mutex(KEY_OF_LAST).expect("valid").lock().await.expect("free");
+        say("locked");
+        drop(guard);
+    });
+    drop(runtime);
+    std::process::exit(0);
+}
+
+const KEY_OF_LAST: &str = "last";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_dropped_as_the_last_thing_of_main_leaves_nothing() {
+    let Some(server) = RedisServer::start_or_skip("the last line of main") else { return };
+    for threads in ["one", "several"] {
+        for round in 0..10 {
+            let mut worker = Worker::start("drops_last", &format!("{threads} {}", server.url()));
+            assert_eq!(worker.line().await.as_deref(), Some("locked"));
+            assert_eq!(worker.line().await, None, "it ends");
+            let left = server.raw().get(&format!("lock:{KEY_OF_LAST}"));
+            assert_eq!(left, None, "round {round} on {threads}");
+        }
+    }
 }

@@ -371,11 +371,12 @@ impl Drop for Waiter<'_> {
 async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answer, BackendError>, Instant)> {
     let begin = Instant::now();
     let asked = async {
+        let give_up = begin + PERSIST;
         loop {
             let sent = Instant::now();
             let answer = engine.backend().request(lease.request()).await;
             match &answer {
-                Err(error) if wait == Wait::No && error.is_transient() && sent < begin + PERSIST => {
+                Err(error) if wait == Wait::No && error.is_transient() && Instant::now() < give_up => {
                     sleep(RETRY).await;
                 }
                 _ => return (answer, sent),

@@ -1,6 +1,7 @@
 //! What all primitives of one client share: the keeper, and the task in which it works.
 
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -19,6 +20,8 @@ use crate::sync::Mutex;
 
 /// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
 const DRAIN: Duration = Duration::from_secs(5);
+/// How long the end of a runtime waits for releases that are still pending.
+const LAST_RELEASES: Duration = Duration::from_millis(100);
 
 /// A handle to the keeper of a client. Its task ends when the last handle to the client is gone.
 #[derive(Debug)]
@@ -62,8 +65,13 @@ impl Engine {
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
             // Listens from before the request: nothing that is told because of it is missed.
             let events = self.backend().events();
+            let last = self.own_thread.then(|| LastReleases(Arc::clone(&self.keeper)));
             let keeper = Arc::clone(&self.keeper);
-            *task = Some(tokio::spawn(keeper.run(events, self.abandoned.clone(), !self.own_thread)));
+            let run = keeper.run(events, self.abandoned.clone(), !self.own_thread);
+            *task = Some(tokio::spawn(async move {
+                let _last = last;
+                run.await;
+            }));
         }
     }
 
@@ -117,6 +125,27 @@ fn keep_apart(keeper: &Arc<Keeper>, abandoned: &CancellationToken) -> bool {
             tracing::warn!(%error, "no thread of its own: a section that blocks its thread may lose its lease");
             false
         }
+    }
+}
+
+/// Dropped when the keeper's task ends, perhaps because its runtime does: then the releases that are still pending are sent from
+/// the crate's own thread. The end of the runtime waits for that for a moment, because the end of the process may come next.
+struct LastReleases(Arc<Keeper>);
+
+impl Drop for LastReleases {
+    fn drop(&mut self) {
+        if self.0.releases().is_empty() {
+            return;
+        }
+        // Without a thread they stay pending, and are sent by the next runtime that uses the client.
+        let Ok(background) = background::handle() else { return };
+        let (keeper, (done, wait)) = (Arc::clone(&self.0), mpsc::channel::<Infallible>());
+        background.spawn(async move {
+            keeper.send_pending_releases().await;
+            drop(done);
+        });
+        // Nothing is ever sent: it ends when the other side is gone, or too late.
+        let _ = wait.recv_timeout(LAST_RELEASES);
     }
 }
 

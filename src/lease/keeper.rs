@@ -776,6 +776,16 @@ impl Keeper {
         }
     }
 
+    /// Sends what is pending now. The leases that were to be asked for before are left to the next runtime.
+    pub(super) async fn send_pending_releases(&self) {
+        let mut releases = FuturesUnordered::new();
+        while let Some(mut pending) = self.releases.pop() {
+            self.ask_again(pending.take_next());
+            releases.push(self.send_until_confirmed(pending));
+        }
+        while releases.next().await.is_some() {}
+    }
+
     /// Whoever is next is asked for, and the release sent, in this order.
     async fn send_pending(&self, mut pending: UnderWay<'_>) {
         let next = pending.take_next();

@@ -10,10 +10,12 @@
 //! | `requests` | 1 idempotency, 2 release, 5 nobody else's lease |
 //! | `tokens` | 3 tokens, and two clients in turns |
 //! | `leases` | 4 from when a lease counts, 6 renewal, 10 expiry |
+//! | `delayed` | 4 a grant that is told late |
 //! | `queue` | 4 places and their tickets, 7 the dead, 8 order, 9 work |
 //! | `owners` | 11 owners |
 //! | `permits` | 12 permits, 13 limits |
 
+mod delayed;
 mod leases;
 mod owners;
 mod permits;
@@ -29,6 +31,7 @@ use futures::future::BoxFuture;
 
 use super::{Backend, Kind};
 
+pub use delayed::*;
 pub use leases::*;
 pub use owners::*;
 pub use permits::*;
@@ -73,6 +76,7 @@ pub async fn run_all(store: &dyn Harness) {
         point_3_two_clients_in_turns_exclude_each_other(store, kind).await;
         point_4_a_lease_is_counted_from_before_its_grant(store, kind).await;
         point_4_a_place_has_a_ticket_of_its_own(store, kind).await;
+        point_4_a_grant_told_late_is_not_believed(store, kind).await;
         point_5_release_and_renew_touch_only_their_own_lease(store, kind).await;
         point_6_renewal_tells_renewed_from_lost_from_unknown(store, kind).await;
         point_7_a_dead_waiter_blocks_nobody(store, kind).await;

@@ -15,6 +15,7 @@ use crate::backend::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Inspection, LeaseId, LeaseRef,
     Limit, Released, Renew, Request, Resource,
 };
+use crate::background;
 
 /// How long a lease is released once more while the server does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,12 +48,12 @@ impl Backend for RedisBackend {
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            self.revive().await?;
+            let transport = self.transport_of_releases().await?;
             self.notifications.forget(lease.id);
-            let released = self.transport.release(lease, 0).await?;
-            if !self.transport.is_settled() {
+            let released = transport.release(lease, 0).await?;
+            if !transport.is_settled() {
                 // Its request may still be carried out, from the connection on which it was sent.
-                let (transport, closed) = (Arc::clone(&self.transport), self.closing.token());
+                let (transport, closed) = (Arc::clone(transport), self.closing.token());
                 tokio::spawn(release_again(transport, lease.clone(), closed));
             }
             Ok(released)
@@ -65,11 +66,7 @@ impl Backend for RedisBackend {
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move {
-            self.revive().await?;
-            self.transport.release(lease, keep).await
-        }
-        .boxed()
+        async move { self.transport_of_releases().await?.release(lease, keep).await }.boxed()
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
@@ -119,6 +116,17 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
+    /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the
+    /// connection for commands lived.
+    async fn transport_of_releases(&self) -> Result<&Arc<Transport>, BackendError> {
+        if background::is_current() {
+            self.open_or_closed()?;
+            return Ok(&self.renewals);
+        }
+        self.revive().await?;
+        Ok(&self.transport)
+    }
+
     fn open_or_closed(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
     }
