@@ -112,9 +112,14 @@ impl<W> Queue<W> {
         in_place.map(|(lease, state)| (*state = State::Asked, *lease).1).collect()
     }
 
+    /// Whether more leases are asked for than anybody waits for.
+    pub(crate) fn has_surplus(&self) -> bool {
+        self.asked() > self.waiting.len()
+    }
+
     /// A lease that is asked for and that nobody waits for any more: the last one.
     pub(crate) fn surplus(&mut self) -> Option<LeaseId> {
-        if self.asked() <= self.waiting.len() {
+        if !self.has_surplus() {
             return None;
         }
         let place = self.leases.iter().rposition(|(_, state)| *state != State::Held)?;
@@ -150,8 +155,11 @@ impl<W> Queue<W> {
         self.waiting.pop_first().map(|(_, waiter)| waiter)
     }
 
-    pub(crate) fn somebody_waits(&self) -> bool {
-        !self.waiting.is_empty()
+    /// The same, if the lease is passed on by `pass_on`.
+    pub(crate) fn next_if<T>(&mut self, pass_on: impl FnOnce() -> Option<T>) -> Option<(W, T)> {
+        let first = self.waiting.first_entry()?;
+        let passed = pass_on()?;
+        Some((first.remove(), passed))
     }
 
     /// All who wait: there is nothing for them.

@@ -325,8 +325,9 @@ impl<'a> Waiter<'a> {
     }
 
     fn taken(&self, hold: Hold) -> Hold {
-        hold.begin(Instant::now());
-        self.engine.keeper().file(&hold.lease);
+        if hold.begin(Instant::now()) {
+            self.engine.keeper().file(&hold.lease);
+        }
         hold
     }
 

@@ -141,7 +141,12 @@ impl Keeper {
 
     /// Files a lease by what is due for it next.
     pub(super) fn file(&self, lease: &Arc<Lease>) {
-        self.file_all([Arc::clone(lease)]);
+        if lease.waits() {
+            self.queued.file([Arc::clone(lease)]);
+        } else {
+            self.queued.forget(lease);
+            self.held.file([Arc::clone(lease)]);
+        }
     }
 
     /// The keeper asks as well for the leases for which somebody asks in place, now that others wait for them too.
@@ -239,14 +244,14 @@ impl Keeper {
 impl Keeper {
     /// A lease is held, by nobody yet.
     fn granted(&self, lease: &Arc<Lease>) {
-        // It ends by itself if nobody takes it up.
-        self.file(lease);
         let Some(group) = lease.group() else {
             if let Some(waiter) = lease.waiter() {
                 self.hand_to(waiter, lease);
             }
             return;
         };
+        // Others may want it if whoever is told does not take it up.
+        self.file(lease);
         if self.hold(group, lease, |_| ()).is_some() {
             self.offer(lease);
             self.ask_more(lease);
@@ -379,16 +384,23 @@ impl Keeper {
     fn pass_on(&self, lease: &Arc<Lease>) -> Next {
         let Some(group) = lease.group() else { return self.back(lease) };
         let now = Instant::now();
-        let passed = self.queues.with(group, None, |queue| queue.somebody_waits() && lease.pass_on(now));
-        if !passed {
-            return self.back(lease);
-        }
+        let passed = self.queues.with(group, None, |queue| {
+            let passed = queue.next_if(|| lease.pass_on(now));
+            passed.map(|(waiter, hold)| (waiter, hold, queue.has_surplus()))
+        });
+        let Some((waiter, hold, has_surplus)) = passed else { return self.back(lease) };
         tracing::debug!(name = %lease.name(), "passed on within the client");
+        let token = hold.token;
         if lease.is_capped() {
             self.file(lease);
         }
-        self.offer(lease);
-        self.give_up_surplus(group);
+        if waiter.send(Told::Granted(hold)).is_err() {
+            lease.take_back(token);
+            self.offer(lease);
+        }
+        if has_surplus {
+            self.give_up_surplus(group);
+        }
         Next::Passed
     }
 

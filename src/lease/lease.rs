@@ -107,6 +107,8 @@ struct Held {
     guards: u32,
     /// How many permits they have together.
     permits: u32,
+    /// Whether it is filed where it is renewed in time.
+    filed_to_renew: bool,
     renewing: bool,
     /// Set after a renewal that was not answered: when to try again, and why.
     unanswered: Option<(Instant, BackendError)>,
@@ -375,6 +377,7 @@ impl Lease {
             taken: false,
             guards: 1,
             permits: self.request.claim.permits(),
+            filed_to_renew: false,
             renewing: false,
             unanswered: None,
         });
@@ -495,31 +498,34 @@ impl Lease {
         }
     }
 
-    /// The hold has arrived: from here on it is renewed, and the maximum hold time counts.
-    pub(super) fn take(&self, token: FencingToken, now: Instant) {
-        if let Phase::Held(held) = &mut self.state.lock().phase
-            && held.token == token
-        {
-            (held.handed, held.taken) = (true, true);
-            held.deadline = held.deadline.for_next(now);
+    /// The hold has arrived: from here on it is renewed, and the maximum hold time counts. Tells whether it is to be filed for that.
+    pub(super) fn take(&self, token: FencingToken, now: Instant) -> bool {
+        match &mut self.state.lock().phase {
+            Phase::Held(held) if held.token == token => {
+                (held.handed, held.taken) = (true, true);
+                held.deadline = held.deadline.for_next(now);
+                !held.filed_to_renew || self.is_capped()
+            }
+            _ => true,
         }
     }
 
-    /// Begins the next hold, under the next token, for somebody else of this client. `false` if the lease is to go back to the
+    /// Begins the next hold, under the next token, for somebody else of this client. `None` if the lease is to go back to the
     /// store: its turn or most of its time is over, or it is lost.
-    pub(super) fn pass_on(&self, now: Instant) -> bool {
+    pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
-        let Phase::Held(held) = &mut state.phase else { return false };
+        let Phase::Held(held) = &mut state.phase else { return None };
         let goes_on = held.turn.goes_on(now)
             && !held.deadline.has_passed(now)
             && held.deadline.uncapped(now) >= self.terms.ttl / 2;
-        if goes_on {
-            held.turn.pass();
-            held.token = FencingToken::new(held.token.get() + 1);
-            (held.handed, held.taken, held.guards, held.permits) = (false, false, 1, 1);
-            held.deadline = held.deadline.for_next(now);
+        if !goes_on {
+            return None;
         }
-        goes_on
+        held.turn.pass();
+        held.token = FencingToken::new(held.token.get() + 1);
+        (held.handed, held.taken, held.guards, held.permits) = (true, false, 1, 1);
+        held.deadline = held.deadline.for_next(now);
+        Some(Hold { lease: Arc::clone(self), token: held.token })
     }
 
     /// Ends the lease as released. `false` if it is over already.
@@ -675,7 +681,11 @@ impl Lease {
                 queued.kept = true;
                 queued.ask_at
             }
-            Phase::Held(held) => held.next_renewal().unwrap_or_else(|| held.deadline.ends()),
+            Phase::Held(held) => {
+                let renewal = held.next_renewal();
+                held.filed_to_renew = renewal.is_some();
+                renewal.unwrap_or_else(|| held.deadline.ends())
+            }
             Phase::Lost { seen_to: false, .. } => Instant::now(),
             Phase::Released { .. } | Phase::Lost { .. } => return None,
         };
@@ -846,9 +856,9 @@ impl Hold {
         self.loss(Instant::now()).unwrap_or(LossReason::Expired)
     }
 
-    /// It has arrived at its holder.
-    pub(super) fn begin(&self, now: Instant) {
-        self.lease.take(self.token, now);
+    /// It has arrived at its holder. Tells whether the lease is to be filed for that.
+    pub(super) fn begin(&self, now: Instant) -> bool {
+        self.lease.take(self.token, now)
     }
 }
 
@@ -971,8 +981,7 @@ mod tests {
         lease.answered(Ok(Answer::Granted(grant(42))), now, now);
         let first = lease.hand().unwrap();
         first.begin(now);
-        assert!(lease.pass_on(now));
-        let second = lease.hand().unwrap();
+        let second = lease.pass_on(now).unwrap();
         second.begin(now);
         assert_eq!(second.token.get(), 43);
         lease.lose(LossReason::Taken);

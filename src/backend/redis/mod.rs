@@ -58,13 +58,14 @@ use crate::error::Error;
 use crate::options::MAX_TTL;
 use crate::sync::Mutex;
 use connection::Timeouts;
-use notifications::{Notifications, Subscription};
+use notifications::{Channel, Notifications, Subscription};
+use succession::Succession;
 use transport::Transport;
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
-/// It keeps three connections: one for commands, on the runtime of the caller, and, on a thread of the crate's own, one for renewals and
-/// one that listens on the channel `leasehold:<client id>`. If the runtime of the first ends, the next caller connects again.
+/// It keeps three connections: one for commands and one that listens on the channel `leasehold:<client id>`, on the runtime of the
+/// caller, and one for renewals on a thread of the crate's own. If the runtime of the caller ends, the next caller connects again.
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
@@ -72,6 +73,8 @@ pub struct RedisBackend {
     transport: Arc<Transport>,
     renewals: Arc<Transport>,
     subscriber: Client,
+    /// Tells whether somebody drives the subscriber.
+    listener: Arc<Succession>,
     notifications: Arc<Notifications>,
     foreign: Foreign,
     /// From when the hours are counted in which fences are kept.
@@ -84,8 +87,9 @@ pub struct RedisBackend {
 /// What runs for an open backend. The drivers end by themselves once it is closed, the rest when dropped.
 struct Background {
     commands: JoinHandle<()>,
-    others: [JoinHandle<()>; 2],
-    _subscription: Subscription,
+    listener: JoinHandle<()>,
+    renewals: JoinHandle<()>,
+    subscription: Subscription,
 }
 
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
@@ -257,6 +261,7 @@ impl RedisBackend {
             transport: Arc::new(transport()),
             renewals: Arc::new(transport()),
             subscriber: connection::client(config, timeouts),
+            listener: Arc::default(),
             notifications: Arc::clone(&notifications),
             foreign,
             ids,
@@ -265,23 +270,19 @@ impl RedisBackend {
             background: Mutex::default(),
             reviving: tokio::sync::Mutex::default(),
         };
-        let commands = backend.connect_commands().await?;
-        let (publisher, subscriber) = (backend.transport.client().clone(), backend.subscriber.clone());
-        let (renewals, succession) =
+        let (client, succession) =
             (backend.renewals.client().clone(), Arc::clone(backend.renewals.succession()));
-        let (channel, closed) = (keys::channel(backend.ids.client()), backend.closing.token());
-        let others = own.spawn(async move {
-            let drivers = [
-                connection::connect(&renewals, &succession, timeouts, closed.clone()).await?,
-                connection::connect(&subscriber, &Arc::default(), timeouts, closed).await?,
-            ];
-            let subscription =
-                Subscription::open(&subscriber, &publisher, channel, notifications, timeouts).await?;
-            Ok((drivers, subscription))
-        });
-        let others = others.await.map_err(|gone| BackendError::NotSent { source: gone.into() })?;
-        let (others, subscription) = others?;
-        *backend.background.lock() = Some(Background { commands, others, _subscription: subscription });
+        let closed = backend.closing.token();
+        // If connecting is given up, `closed` is cancelled, which ends this as well.
+        let renewals =
+            own.spawn(async move { connection::connect(&client, &succession, timeouts, closed).await });
+        let commands = backend.connect_commands().await?;
+        let listener = backend.connect_listener().await?;
+        let subscription =
+            Subscription::open(&backend.subscriber, backend.transport.client(), backend.channel());
+        let subscription = subscription.await?;
+        let renewals = renewals.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
+        *backend.background.lock() = Some(Background { commands, listener, renewals, subscription });
         Ok(backend)
     }
 
@@ -290,22 +291,41 @@ impl RedisBackend {
         connection::connect(self.transport.client(), succession, self.timeouts, self.closing.token()).await
     }
 
+    async fn connect_listener(&self) -> Result<JoinHandle<()>, BackendError> {
+        connection::connect(&self.subscriber, &self.listener, self.timeouts, self.closing.token()).await
+    }
+
+    fn channel(&self) -> Channel {
+        let (name, notifications) = (keys::channel(self.ids.client()), Arc::clone(&self.notifications));
+        Channel { name, notifications, timeouts: self.timeouts }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.transport.succession().has_ended() || self.listener.has_ended()
+    }
+
     /// Connects again from this runtime, if the one has ended on which the connection for commands lived.
     async fn revive(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
         }
-        if !self.transport.succession().has_ended() {
+        if !self.has_ended() {
             return Ok(());
         }
         let _one_at_a_time = self.reviving.lock().await;
-        if !self.transport.succession().has_ended() {
-            return Ok(());
+        if self.transport.succession().has_ended() {
+            tracing::debug!("the runtime of the connections has ended, connecting again from this one");
+            let commands = self.connect_commands().await?;
+            if let Some(background) = &mut *self.background.lock() {
+                background.commands = commands;
+            }
         }
-        tracing::debug!("the runtime of the connection has ended, connecting again from this one");
-        let commands = self.connect_commands().await?;
-        if let Some(background) = &mut *self.background.lock() {
-            background.commands = commands;
+        if self.listener.has_ended() {
+            let listener = self.connect_listener().await?;
+            let subscription = Subscription::reopen(&self.subscriber, self.channel());
+            if let Some(background) = &mut *self.background.lock() {
+                (background.listener, background.subscription) = (listener, subscription);
+            }
         }
         Ok(())
     }
@@ -314,8 +334,9 @@ impl RedisBackend {
     async fn close_connections(&self) {
         self.closing.close();
         let background = self.background.lock().take();
-        let Some(Background { commands, others: [renewals, subscriber], .. }) = background else { return };
-        for ended in [commands.await, renewals.await, subscriber.await] {
+        let Some(Background { commands, listener, renewals, subscription }) = background else { return };
+        drop(subscription);
+        for ended in [commands.await, listener.await, renewals.await] {
             match ended {
                 // With its runtime.
                 Err(error) if error.is_cancelled() => {}

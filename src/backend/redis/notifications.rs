@@ -169,6 +169,14 @@ fn read(message: &str) -> Option<Event> {
     }
 }
 
+/// The channel of a client, and what is made of its messages.
+#[derive(Clone, Debug)]
+pub(super) struct Channel {
+    pub(super) name: String,
+    pub(super) notifications: Arc<Notifications>,
+    pub(super) timeouts: Timeouts,
+}
+
 /// The connection that listens.
 #[derive(Debug)]
 pub(super) struct Subscription {
@@ -181,26 +189,34 @@ impl Subscription {
     pub(super) async fn open(
         subscriber: &Client,
         publisher: &Client,
-        channel: String,
-        notifications: Arc<Notifications>,
-        timeouts: Timeouts,
+        channel: Channel,
     ) -> Result<Self, BackendError> {
         let reconnects = subscriber.reconnect_rx();
-        subscribe(subscriber, &channel, timeouts).await?;
-        prove(publisher, &channel).await?;
-        let keeper = tokio::spawn(keep(subscriber.clone(), channel, notifications, reconnects, timeouts));
+        subscribe(subscriber, &channel).await?;
+        prove(publisher, &channel.name).await?;
+        let keeper = tokio::spawn(keep(subscriber.clone(), channel, reconnects));
         Ok(Self { _keeper: AbortOnDropHandle::new(keeper) })
+    }
+
+    /// The same for a connection that was made anew: it is subscribed as soon as the server answers.
+    pub(super) fn reopen(subscriber: &Client, channel: Channel) -> Self {
+        let (subscriber, reconnects) = (subscriber.clone(), subscriber.reconnect_rx());
+        let keeper = tokio::spawn(async move {
+            subscribe_again(&subscriber, &channel).await;
+            keep(subscriber, channel, reconnects).await;
+        });
+        Self { _keeper: AbortOnDropHandle::new(keeper) }
     }
 }
 
 /// Subscribes and waits until the server has done so: SUBSCRIBE itself is not waited for by fred, but answers
 /// come in order.
-async fn subscribe(subscriber: &Client, channel: &str, timeouts: Timeouts) -> Result<(), BackendError> {
+async fn subscribe(subscriber: &Client, channel: &Channel) -> Result<(), BackendError> {
     let steps = async {
-        subscriber.subscribe(channel).await?;
+        subscriber.subscribe(channel.name.as_str()).await?;
         subscriber.ping::<()>(None).await
     };
-    match timeout(timeouts.connect, steps).await {
+    match timeout(channel.timeouts.connect, steps).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(not_permitted(&error).unwrap_or_else(|| sort(error))),
         Err(late) => Err(BackendError::Unanswered { source: late.into() }),
@@ -229,11 +245,10 @@ const NOT_PERMITTED: &str =
 /// Subscribes again after every reconnect, and reconnects a subscription that has gone quiet for good.
 async fn keep(
     subscriber: Client,
-    channel: String,
-    notifications: Arc<Notifications>,
+    channel: Channel,
     mut reconnects: tokio::sync::broadcast::Receiver<fred::types::config::Server>,
-    timeouts: Timeouts,
 ) {
+    let Channel { notifications, timeouts, .. } = &channel;
     loop {
         let check = tokio::select! {
             reconnected = reconnects.recv() => match reconnected {
@@ -244,7 +259,7 @@ async fn keep(
             () = notifications.suspect.notified() => true,
         };
         if check {
-            if !notifications.is_idle() && !answers(&subscriber, timeouts).await {
+            if !notifications.is_idle() && !answers(&subscriber, *timeouts).await {
                 tracing::debug!("the subscription does not answer, reconnecting");
                 match timeout(timeouts.connect * 2, subscriber.force_reconnection()).await {
                     Ok(Ok(())) => {}
@@ -254,13 +269,17 @@ async fn keep(
             }
             continue;
         }
-        while let Err(error) = subscribe(&subscriber, &channel, timeouts).await {
-            tracing::debug!(%error, "not subscribed");
-            sleep(RETRY).await;
-        }
-        tracing::debug!("subscribed again, asking again");
-        notifications.resync();
+        subscribe_again(&subscriber, &channel).await;
     }
+}
+
+async fn subscribe_again(subscriber: &Client, channel: &Channel) {
+    while let Err(error) = subscribe(subscriber, channel).await {
+        tracing::debug!(%error, "not subscribed");
+        sleep(RETRY).await;
+    }
+    tracing::debug!("subscribed again, asking again");
+    channel.notifications.resync();
 }
 
 async fn answers(subscriber: &Client, timeouts: Timeouts) -> bool {
