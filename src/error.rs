@@ -203,7 +203,7 @@ pub enum BackendError {
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl BackendError {
-    /// The same error once more, for another request that had the same answer.
+    /// The same error again, for another request with the same answer.
     pub(crate) fn again(&self) -> Self {
         let same = |source: &BoxError| source.to_string().into();
         match self {
@@ -241,7 +241,7 @@ impl Error {
         Self::invalid("permits", format!("{permits} can never be granted, the limit is {limit}"))
     }
 
-    /// Puts a store's own error into words: which name, which operation, which store.
+    /// Adds the name, the operation and the store to a backend's error.
     pub(crate) fn from_backend(
         source: BackendError,
         operation: &'static str,
@@ -271,7 +271,7 @@ fn said(detail: &Option<String>) -> String {
     detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default()
 }
 
-/// ` of "name"`, or nothing.
+/// A space and the name in backquotes, or nothing.
 fn about(name: &Option<String>) -> String {
     name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default()
 }

@@ -21,11 +21,11 @@ use crate::lease::{Engine, Hold};
 ///
 /// # Dropping
 ///
-/// Dropping the last guard of a lease stops the renewal and queues the release, which a background task of the client sends.
-/// Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance
-/// because the runtime is shutting down, the lease expires in the store on its own. To know when
-/// the resource is free, or whether the lease was held until the end, call
-/// [`release`](Self::release).
+/// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the client,
+/// if that is allowed; otherwise it is not renewed any more, and its release is queued, which a background task of the client
+/// sends. Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance because
+/// the runtime is shutting down, the lease expires in the store on its own. To know when the resource is free, or whether the
+/// lease was held until the end, call [`release`](Self::release).
 ///
 /// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
 /// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget`
@@ -40,16 +40,19 @@ use crate::lease::{Engine, Hold};
 ///
 /// # Losing the lease
 ///
-/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, the
-/// process was paused, somebody released it by force, or its maximum hold time is over. Then
-/// [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false, all
-/// before the store grants the lock to anybody else, provided that both clocks run at the same speed within 0.1 %. A process
-/// that is not running cannot be notified; to cover that case, let the resource check the [`token`](Self::token).
+/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, or it lost its data,
+/// the process was paused, somebody released the lease by force, or its maximum hold time is over. Then [`lost`](Self::lost)
+/// completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false.
+///
+/// If the store does not answer, or the maximum hold time is over, this happens before the store grants the resource to anybody
+/// else, provided that both clocks run at the same speed within 0.1 %. A process that is not running cannot be notified; to cover
+/// that case, let the resource check the [`token`](Self::token). Code that only blocks its thread does not lose a lease on Redis,
+/// because leases are renewed from a thread of this crate, but `lost` and `protect` notice nothing until they are polled again.
 #[must_use = "dropping the guard releases it at once"]
 pub struct Guard {
     hold: Hold,
     engine: Arc<Engine>,
-    /// What goes when this guard goes; 0 once it has gone.
+    /// The permits that are returned with this guard; 0 once they have been.
     permits: u32,
 }
 
@@ -195,8 +198,8 @@ impl Guard {
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease had been lost before; there was nothing left to release.
-    /// * [`Error::StoreUnavailable`] if the store did not confirm the release. It is retried in the background
-    ///   until the store confirms it or the lease has expired.
+    /// * [`Error::StoreUnavailable`] if the store did not confirm the release. It is retried in the background for a
+    ///   minute, or for the TTL if that is longer.
     /// * [`Error::StoreRefused`] if the store rejects the request. What this guard held becomes free when its lease expires.
     ///
     /// # Cancel safety
@@ -270,7 +273,7 @@ impl PartialEq<LossReason> for LeaseEnd {
 /// Poll it on one runtime only: its timer belongs to the runtime on which it was first polled.
 ///
 /// Because it has its own timer, it completes at the deadline regardless of what the store or any task of the client
-/// is doing. Outside a tokio runtime it depends on the client's background task instead.
+/// is doing. Outside a tokio runtime it depends on the client's background work instead.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
     end: Pin<Box<End>>,
@@ -303,7 +306,7 @@ impl Future for End {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LeaseEnd> {
         let this = self.project();
-        // First, so that whatever the release has found by then is seen below.
+        // Polled first, so that a loss that the release has found by then is seen below.
         let released = this.released.poll(cx);
         match this.loss.poll(cx) {
             Poll::Ready(reason) => Poll::Ready(LeaseEnd::Lost(reason)),
@@ -332,7 +335,7 @@ impl Future for Loss {
             if let Some(reason) = this.hold.loss(Instant::now()) {
                 return Poll::Ready(reason);
             }
-            // Released, or passed on.
+            // Otherwise it was released or passed on.
             let Some(ends) = this.hold.ends().filter(|_| !told.is_ready()) else { return Poll::Pending };
             match this.timer.as_mut().as_pin_mut() {
                 Some(timer) if timer.deadline() == ends => ready!(timer.poll(cx)),
@@ -360,7 +363,7 @@ impl<F: Future> Future for Protected<'_, F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // The lease is asked first: no step of the work is taken without it.
+        // The lease is checked first: the work is not polled without it.
         if let Poll::Ready(reason) = this.loss.as_mut().poll(cx) {
             this.work.set(None);
             return Poll::Ready(Err(this.loss.hold.loss_error(reason)));

@@ -73,7 +73,8 @@ impl MutexOptions {
 
     /// The maximum time that one lease may last, from its grant. When it is over, the lease is released and the
     /// `lost` of its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is
-    /// alive. Re-entering does not extend it. 10 ms or more.
+    /// alive. Re-entering does not extend it. If the lease is passed on within the client, the time starts anew for the next
+    /// holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -96,8 +97,8 @@ impl MutexOptions {
     ///
     /// Every hold has its own token, greater than the one before. Tasks of one client are served in order of arrival,
     /// and so are clients, but a task may be served before a task of another client that arrived earlier. If
-    /// `release` passed the lock on, it was not confirmed by the store. Of the waiting tasks of a client, `inspect`
-    /// only shows the first.
+    /// `release` passed the lock on, it was not confirmed by the store. In `inspect`, tasks that pass the lock on to each
+    /// other appear as one waiter at most.
     ///
     /// Turn it off if you need strict order among all tasks of all processes. Mutexes that differ in this or any
     /// other option except the prefix do not pass the lock on to each other. No effect on reentrant locks.
@@ -158,7 +159,8 @@ impl SemaphoreOptions {
     }
 
     /// The maximum time that one lease may last, from its grant. Then its permits are returned and the `lost` of its guards
-    /// completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). 10 ms or more.
+    /// completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If the lease is passed on within the client, the time starts
+    /// anew for the next holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -185,11 +187,10 @@ impl SemaphoreOptions {
     ///
     /// The price: a hold that received its permit this way has the next token after that of the previous hold. The
     /// token is unique, but not greater than those that the store has granted in the meantime, so tokens no longer
-    /// show the order of all grants. A task may be served before a task of another client that arrived earlier. Tasks
-    /// of one client are served in order of arrival, except for the first of the waiting ones (as many as the limit
-    /// plus one): these have places in the store's queue, which may come up in a different order. `inspect` shows
-    /// only those. If `release` passed the permit on, it was not confirmed by the store. A reduced limit takes effect
-    /// with the next turn.
+    /// show the order of all grants. Tasks of one client that wait for single permits are served in order of arrival, but a task
+    /// may be served before a task of another client that arrived earlier. A client requests at most one permit more than the
+    /// limit, including those that it holds, so `inspect` may not show all of its waiting tasks. If `release` passed the permit
+    /// on, it was not confirmed by the store. A reduced limit takes effect with the next turn.
     ///
     /// A [`FairSemaphore`](crate::FairSemaphore) is served in strict order and rejects this option.
     ///
@@ -216,13 +217,13 @@ impl SemaphoreOptions {
     }
 }
 
-/// What can be chosen for every primitive.
+/// The options that all primitives have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HoldOptions {
     ttl: Duration,
     renewal_period: Option<Duration>,
     max_hold: Option<Duration>,
-    /// `None` for the primitive's own.
+    /// `None` for the primitive's default.
     prefix: Option<String>,
 }
 
@@ -251,7 +252,7 @@ impl HoldOptions {
     }
 }
 
-/// What the store counts in.
+/// Truncates a duration to whole milliseconds.
 const fn whole_milliseconds(duration: Duration) -> Duration {
     Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000)
 }
@@ -269,7 +270,7 @@ pub(crate) struct Terms {
 pub(crate) struct Settings {
     pub(crate) terms: Terms,
     pub(crate) local_handover: bool,
-    /// Tells these from others. Made here, since every request of a task needs it that shares a lock with others.
+    /// Distinguishes these settings from others. Computed here, because every request that may share a lease needs it.
     pub(crate) fingerprint: u64,
 }
 
@@ -280,7 +281,7 @@ impl Settings {
         Self { terms, local_handover, fingerprint: hasher.finish() }
     }
 
-    /// Rounds the TTL up to what the store counts in.
+    /// Rounds the TTL up to the store's granularity.
     pub(crate) fn fit(&mut self, capabilities: &Capabilities) -> Result<(), Error> {
         let Capabilities { store, min_ttl, ttl_granularity: unit, .. } = capabilities;
         if self.terms.ttl < *min_ttl {

@@ -1,4 +1,4 @@
-//! What both semaphores do alike; they differ in the order of service only.
+//! What both semaphores have in common; they differ only in the order of service.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::options::SemaphoreOptions;
 use crate::primitive::Primitive;
 use crate::sync::Mutex;
 
-/// So many permits under one name.
+/// A semaphore: permits under one name.
 #[derive(Clone)]
 pub(crate) struct Permits {
     primitive: Primitive,
     limit: Arc<Stated>,
 }
 
-/// The limit that the clones of a handle state. They follow together when it is changed.
+/// The limit that a handle and its clones state. They follow a change together.
 #[derive(Debug)]
 struct Stated(Mutex<Limit>);
 
@@ -31,7 +31,7 @@ impl Stated {
 }
 
 impl FollowsLimit for Stated {
-    /// What the store said of an earlier version, and was read late, changes nothing.
+    /// A late answer about an earlier version changes nothing.
     fn follow(&self, limit: Limit) {
         let mut stated = self.0.lock();
         if limit.version >= stated.version {
@@ -92,12 +92,12 @@ impl Permits {
         Ok(())
     }
 
-    /// Prints what a handle of this type stands for.
+    /// Prints a handle of this type.
     pub(crate) fn debug(&self, handle: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.primitive.debug(handle, f).field("limit", &self.limit()).finish_non_exhaustive()
     }
 
-    /// A request that can never be granted is refused here, unless the store may know of a larger limit.
+    /// A request that can never be granted is rejected here, unless the store may know a larger limit.
     fn claim(&self, permits: u32) -> Result<Claim, Error> {
         let permits = at_least_one("permits", permits)?;
         let stated = self.limit.get();

@@ -1,4 +1,4 @@
-//! What all primitives do alike: a name, the terms of its leases, and the three ways of asking for it.
+//! What all primitives have in common: a name, the terms of its leases, and three methods to acquire one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Primitive {
 }
 
 impl Primitive {
-    /// What the store cannot carry is refused here, before anything is sent.
+    /// Rejects what the store does not support, before anything is sent.
     pub(crate) fn new(engine: Arc<Engine>, name: Name, mut settings: Settings) -> Result<Self, Error> {
         let capabilities = engine.backend().capabilities();
         let kind = name.kind();
@@ -34,7 +34,7 @@ impl Primitive {
         Ok(Self { engine, name, settings })
     }
 
-    /// Waits in line for as long as it takes.
+    /// Waits in the queue for as long as it takes.
     pub(crate) async fn acquire(
         &self,
         claim: &Claim,
@@ -53,7 +53,7 @@ impl Primitive {
         self.ask(claim, Wait::No, follower).await
     }
 
-    /// Waits in line for at most `timeout`.
+    /// Waits in the queue for at most `timeout`.
     pub(crate) async fn acquire_timeout(
         &self,
         claim: &Claim,
@@ -65,7 +65,7 @@ impl Primitive {
         self.ask(claim, wait, follower).await?.ok_or_else(|| self.timed_out(started))
     }
 
-    /// Comes in again where `owner` is in already, without asking the store.
+    /// Re-enters a lock that `owner` holds in this client, without a request to the store.
     pub(crate) fn reenter(&self, owner: &Arc<str>) -> Option<Guard> {
         let hold = self.engine.owners().enter(&self.name, owner)?;
         Some(Guard::new(Arc::clone(&self.engine), hold, 1))
@@ -95,8 +95,8 @@ impl Primitive {
         Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
     }
 
-    /// Prints the name and the store as a handle of this type, for it to add to. Nothing of what the client has in hand, which
-    /// may be megabytes.
+    /// Prints the name and the store of a handle of this type, which may add fields. Leaves out the client's leases, which may be
+    /// megabytes.
     pub(crate) fn debug<'a, 'f>(
         &self,
         handle: &str,

@@ -1,19 +1,18 @@
-//! The specification: what is held under one key, who waits for it, and what each verb does to that.
+//! The reference implementation: what is held under one key, who waits for it, and what each operation does to that.
 //!
-//! Pure: the store's time is handed in as a [`Stamp`], answers are returned, and what other clients are to be told comes out as
-//! [`Event`]s. So the same algorithm serves every store that can change one record at a time ([`LedgerStore`](super::LedgerStore)),
-//! and is what the others are compared with.
+//! It does no I/O and reads no clock: the store's time is passed in as a [`Stamp`], and messages to other clients are returned as
+//! [`Event`]s. So the same algorithm serves every store that can change one record atomically
+//! ([`LedgerStore`](super::LedgerStore)), and other stores are compared with it.
 //!
-//! * A lock is a semaphore of one permit, but for its owner, who may come in again without taking another one.
-//! * Every verb first forgets holds and places whose time is over. What is free then goes to the places next in the queue when
-//!   somebody asks, or gives something back: those who wait ask now and then.
-//! * Tokens, tickets and the versions of limits come from one sequence, so none of them is ever used twice, and all of them
-//!   grow.
-//! * A place that is served ends when it would have ended without that, not a TTL later: whoever waits there has asked for the
-//!   last time when the place began to count, and counts the lease from there. So all places of a client that has died are gone
-//!   within one TTL, however many they are.
-//! * A place whose time is over is gone; a request that is asked again after that joins the queue at its end, under another
-//!   ticket. A grant that was told for the old ticket is then known to be void.
+//! * A lock is a semaphore with one permit, except that its owner may be admitted again without taking another permit.
+//! * Every change first removes holds and places that have ended. What is free is granted to the next places in the queue
+//!   when a client sends a request, releases, or changes a limit; waiting requests are repeated, so this happens soon enough.
+//! * Tokens, tickets and the versions of limits come from one increasing sequence, so none of them is ever used twice.
+//! * A grant to a waiting place ends when the place would have ended, not a TTL later: its client counts the lease from the last
+//!   request that it sent for that place. So all places of a client that has died are gone within one TTL, however many there
+//!   are.
+//! * A place that has ended is gone; if its request is repeated after that, it joins the queue at the end, under another ticket.
+//!   A grant that was reported for the old ticket can then be recognized as void.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
@@ -26,27 +25,27 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
-/// How much later than the one before it each place looks for the end of the holder's lease: the first one finds it, the others
-/// need not all ask at that moment.
+/// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
+/// serves the queue, so the others need not all come at that moment. In microseconds.
 const STAGGER: u64 = 2_000;
-/// For so many places; those behind them look together.
+/// How many places are staggered; all behind them come together.
 const STAGGERED: usize = 250;
 
-/// The store's time, in microseconds from any beginning that stays the same, and its token floor.
+/// The store's time, in microseconds since a fixed instant, and its token floor.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Stamp {
-    /// Certainly not later than now: what ends before is over.
+    /// Certainly not later than the current time: what ends by then has ended.
     pub now: u64,
-    /// Certainly not earlier than now: from here a lease is counted that begins now.
+    /// Certainly not earlier than the current time: a lease that begins now is counted from here.
     pub late: u64,
-    /// No number is issued below this. If it grows for ever and is never taken back, tokens survive a loss of the record: the time
-    /// of day in microseconds is one such number, the revision of a store another.
+    /// No number below this is issued. If it only ever increases, tokens keep increasing even if the record is lost. The time of
+    /// day in microseconds is one such number, the revision of a database another.
     pub floor: u64,
 }
 
 impl Stamp {
-    /// A time that is known to lie between `now` and `late`.
+    /// A time that is known to be between `now` and `late`.
     #[must_use]
     pub const fn new(now: u64, late: u64, floor: u64) -> Self {
         Self { now, late, floor }
@@ -59,7 +58,7 @@ impl Stamp {
 
 /// What is held under one key, and who waits for it.
 ///
-/// `Display` and `FromStr` turn it into a compact text and back, for stores that keep it as a record.
+/// `Display` and `FromStr` convert it to a compact text and back, for stores that keep it as a record.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     kind: Kind,
@@ -71,10 +70,10 @@ pub struct Ledger {
     holds: BTreeMap<LeaseId, Hold>,
     queue: BTreeMap<Ticket, Place>,
 
-    // What follows is derived from the above, and not kept.
+    // The fields below are not stored: all but `served` are derived from those above.
     places: HashMap<LeaseId, Ticket>,
     permits_held: u32,
-    /// No hold and no place ends before.
+    /// No hold and no place ends before this.
     next_end: u64,
     served: u64,
 }
@@ -113,15 +112,16 @@ impl Default for Ledger {
     }
 }
 
-// The verbs
+// The operations
 
 impl Ledger {
-    /// Asks for what is claimed, or asks again: then the place is kept, and counts from now; a grant is found, and ends when it
-    /// would have ended.
+    /// Requests what is claimed, for the first time or again. A repeated request keeps its place, for a full TTL from now; if it
+    /// was granted before, the answer is that grant, which ends when it would have ended anyway.
     ///
     /// # Errors
     ///
-    /// If something of another nature is in use under the key, or the limit stated is not the one in force.
+    /// If the key is in use as a semaphore and a lock is requested, or the other way round; if the limit stated is not the one in
+    /// force; or if more permits are requested than the limit.
     pub fn request(
         &mut self,
         request: &Request,
@@ -131,13 +131,13 @@ impl Ledger {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
         self.open(&request.lease.resource, stamp)?;
         self.prune(stamp);
-        // Alive again, before anybody is served.
+        // Extend its place before anybody is served.
         if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
             place.ends = ends;
         }
         self.settle(&request.lease.resource, stamp, told);
         if let Some(hold) = self.holds.get(&lease) {
-            // Granted before, perhaps just now: the answer tells it.
+            // Granted before, perhaps just now: the answer says so, and the event is superfluous.
             told.retain(
                 |event| !matches!(event, Event::Granted { lease, .. } if lease.id == request.lease.id),
             );
@@ -166,7 +166,7 @@ impl Ledger {
         Ok(self.queued(ticket, stamp))
     }
 
-    /// Lets a hold begin anew.
+    /// Renews a hold.
     pub fn renew(&mut self, renew: &Renew, stamp: Stamp) -> Renewal {
         self.prune(stamp);
         if self.extend(renew.lease.id, renew.ttl, stamp).is_some() {
@@ -178,11 +178,11 @@ impl Ledger {
         }
     }
 
-    /// Ends a lease wherever it stands, or all of it but `keep` permits.
+    /// Ends a lease, whether it is held or queued, or all of it but `keep` permits.
     ///
     /// # Errors
     ///
-    /// If something of another nature is in use under the key.
+    /// If the key is in use as a semaphore and the lease is for a lock, or the other way round.
     pub fn release(
         &mut self,
         lease: &LeaseRef,
@@ -207,7 +207,7 @@ impl Ledger {
         Ok(released)
     }
 
-    /// Ends whatever holds a lock. Tells whether anything did.
+    /// Ends all holds of a lock. Returns whether there were any.
     ///
     /// # Errors
     ///
@@ -230,11 +230,11 @@ impl Ledger {
         Ok(!holds.is_empty())
     }
 
-    /// Changes the limit for everybody; it stays in force for two `ttl` if nobody uses the semaphore. Nothing is taken away.
+    /// Changes the limit for everybody. It stays in force for twice `ttl` if nobody uses the semaphore. Nothing is revoked.
     ///
     /// # Errors
     ///
-    /// If it is a lock.
+    /// If the key is in use as a lock.
     pub fn set_limit(
         &mut self,
         resource: &Resource,
@@ -249,7 +249,7 @@ impl Ledger {
         let limit = Limit::new(permits, version);
         self.limit = Some(limit);
         self.touch(ttl, stamp);
-        // Whoever waits for more than there can be leaves the queue, asks, and is told why.
+        // A waiter for more permits than the limit leaves the queue; it learns why when it repeats its request.
         let too_many: Vec<_> =
             self.queue.values().filter(|place| place.permits > permits).map(|place| place.lease).collect();
         for lease in too_many {
@@ -260,11 +260,11 @@ impl Ledger {
         Ok(limit)
     }
 
-    /// Tells who holds and who waits. Changes nothing.
+    /// Returns who holds and who waits. Changes nothing.
     ///
     /// # Errors
     ///
-    /// If something of another nature is in use under the key.
+    /// If the key is in use as a semaphore and this is about a lock, or the other way round.
     pub fn inspect(
         &self,
         resource: &Resource,
@@ -296,10 +296,10 @@ impl Ledger {
 
     /// Whether anybody holds or waits, or a limit is in force.
     ///
-    /// A record that is not in use says nothing but which numbers were issued. A store may delete it only if two things are
-    /// certain: that [`Stamp::floor`] is above them, and that no change that was made from an older state can be written in its
-    /// place. One that compares versions to write must not let "there is no record" come true twice: whoever read the first
-    /// absence would write over everything that happened since.
+    /// A record that is not in use only says which numbers were issued. A store may delete it only if two things are certain: that
+    /// [`Stamp::floor`] is above those numbers from now on, and that no change based on an older state of the record can still be
+    /// written. The latter matters for stores that compare versions when they write: if "there is no record" counts as a version,
+    /// it must not recur, or a client that read it the first time could overwrite everything that has happened since.
     #[must_use]
     pub fn is_in_use(&self, stamp: Stamp) -> bool {
         self.holds.values().any(|hold| hold.ends > stamp.now)
@@ -313,16 +313,16 @@ impl Ledger {
         self.last
     }
 
-    /// How many places all verbs so far have served, since this was read.
+    /// How many places have been served since this record was created or parsed.
     pub(super) const fn served(&self) -> u64 {
         self.served
     }
 }
 
-// What they have in common
+// Common parts
 
 impl Ledger {
-    /// As `check`; a record that nobody uses becomes what the first to come asks for.
+    /// As `check`; a record that is not in use takes the kind of the resource.
     fn open(&mut self, resource: &Resource, stamp: Stamp) -> Result<(), BackendError> {
         self.check(resource, stamp)?;
         if self.kind.is_semaphore() != resource.kind.is_semaphore() || !self.is_in_use(stamp) {
@@ -340,7 +340,7 @@ impl Ledger {
         Err(BackendError::WrongType { source: format!("it is in use as {}", self.kind.as_str()).into() })
     }
 
-    /// Ends what is over, and gives what is free to those next in the queue.
+    /// Removes what has ended, and grants what is free to the next places in the queue.
     fn settle(&mut self, resource: &Resource, stamp: Stamp, told: &mut Vec<Event>) {
         self.prune(stamp);
         while let Some(ticket) = self.next_served() {
@@ -351,7 +351,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets holds and places whose time is over. Each moment at which one may end is met once.
+    /// Removes holds and places that have ended. Scans them only if one may have ended since the last scan.
     fn prune(&mut self, stamp: Stamp) {
         if stamp.now >= self.next_end {
             self.holds.retain(|_, hold| hold.ends > stamp.now);
@@ -363,7 +363,7 @@ impl Ledger {
         }
     }
 
-    /// The place to be served now: the first, or the first that fits if those may be passed that do not.
+    /// The place to be served next: the first one, or for a counting semaphore the first one that fits. `None` if it does not fit.
     fn next_served(&self) -> Option<Ticket> {
         let free = self.free();
         if free == 0 {
@@ -376,7 +376,7 @@ impl Ledger {
         }
     }
 
-    /// A place becomes a hold. Whoever else waits for its owner may come in with it, and is told to ask.
+    /// Turns a place into a hold. Other waiters for the same owner can be admitted with it, and are asked to repeat their requests.
     fn serve(
         &mut self,
         ticket: Ticket,
@@ -401,14 +401,14 @@ impl Ledger {
         self.hold(lease, Hold { permits, token, ends, owner });
     }
 
-    /// The first of `count` numbers that nobody has had.
+    /// Issues `count` new numbers and returns the first.
     fn issue(&mut self, count: u32, stamp: Stamp) -> u64 {
         let first = stamp.floor.max(self.last.saturating_add(1));
         self.last = first.saturating_add(u64::from(count.max(1)) - 1);
         first
     }
 
-    /// The first to come states the limit, the others must agree or have met it before.
+    /// Checks a request's limit: the first request states it, later ones must state the same or know its version.
     fn agree(&mut self, request: &Request, stamp: Stamp) -> Result<(), BackendError> {
         let Claim::Permits(permits, stated) = request.claim else { return Ok(()) };
         let waits = self.places.contains_key(&request.lease.id);
@@ -427,7 +427,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The limit stays in force for a TTL after this one.
+    /// Keeps the limit in force for two TTLs from now.
     fn touch(&mut self, ttl: Duration, stamp: Stamp) {
         self.lapses = self.lapses.max(stamp.late.saturating_add(micros(ttl).saturating_mul(2)));
     }
@@ -437,13 +437,13 @@ impl Ledger {
         limit.saturating_sub(self.permits_held)
     }
 
-    /// Whether a request of somebody who does not stand in the queue may be granted now: for a counting semaphore nobody in the
-    /// queue fits, or it would have been served.
+    /// Whether a request without a place in the queue may be granted now. In a counting semaphore it overtakes nobody who fits:
+    /// such a place would have been served before.
     fn has_room_for(&self, claim: &Claim) -> bool {
         claim.permits() <= self.free() && (self.kind == Kind::Counting || self.queue.is_empty())
     }
 
-    /// The token under which an owner is let in that holds the lock.
+    /// The token of the lock if the claiming owner holds it already.
     fn token_of_owner(&self, claim: &Claim) -> Option<FencingToken> {
         let owner = claim.owner()?;
         self.holds.values().next().filter(|hold| hold.owner.as_ref() == Some(owner)).map(|hold| hold.token)
@@ -477,7 +477,7 @@ impl Ledger {
         Some(place)
     }
 
-    /// Gives up a place. `false` if there is none.
+    /// Removes a place. `false` if there is none.
     fn withdraw(&mut self, lease: LeaseId) -> bool {
         self.places.get(&lease).copied().and_then(|ticket| self.take(ticket)).is_some()
     }
@@ -488,7 +488,7 @@ impl Ledger {
     }
 
     fn hold(&mut self, lease: LeaseId, hold: Hold) {
-        // An owner that comes in again takes no more than it has.
+        // An owner that is admitted again takes no further permit.
         if hold.owner.is_none() || self.holds.is_empty() {
             self.permits_held += hold.permits;
         }
@@ -496,7 +496,7 @@ impl Ledger {
         self.holds.insert(lease, hold);
     }
 
-    /// Lets a hold begin anew, and tells its token. `None` if there is none.
+    /// Renews a hold and returns its token. `None` if there is none.
     fn extend(&mut self, lease: LeaseId, ttl: Duration, stamp: Stamp) -> Option<FencingToken> {
         let hold = self.holds.get_mut(&lease)?;
         hold.ends = stamp.after(ttl);
@@ -506,7 +506,7 @@ impl Ledger {
         Some(token)
     }
 
-    /// Lets a hold have no more than `keep` permits. `false` if there is none. A lock has no parts.
+    /// Reduces a hold to at most `keep` permits. `false` if there is none. A lock is not divisible, so it stays as it is.
     fn shrink(&mut self, lease: LeaseId, keep: u32) -> bool {
         let Some(hold) = self.holds.get_mut(&lease) else { return false };
         let surplus = hold.permits.saturating_sub(keep);
@@ -524,7 +524,7 @@ impl Ledger {
         true
     }
 
-    /// What follows from holds and queue.
+    /// Computes the derived fields.
     fn derive(&mut self) {
         self.places = self.queue.iter().map(|(ticket, place)| (place.lease, *ticket)).collect();
         let permits = self.holds.values().map(|hold| hold.permits).sum();
@@ -546,7 +546,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-// As text: a line for the whole, one for each hold, one for each place. An owner stands last, since it may contain spaces.
+// The text form: one line for the whole, one for each hold, one for each place. An owner comes last, because it may contain spaces.
 
 const FORM: &str = "leasehold/1";
 
@@ -644,7 +644,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
     const SECOND: u64 = 1_000_000;
 
-    /// A record, its clients' leases, and the time.
+    /// A record, the leases of its clients, and the time.
     struct Site {
         ledger: Ledger,
         ids: LeaseIds,
@@ -726,7 +726,7 @@ mod tests {
             self.ledger.inspect(&self.resource, Detail::Everybody, self.stamp()).unwrap()
         }
 
-        /// The grants told since this was asked last.
+        /// The grants reported since the last call.
         fn granted(&mut self) -> Vec<(LeaseId, Ticket, FencingToken)> {
             let grant = |event| match event {
                 Event::Granted { lease, ticket, grant } => (lease.id, ticket, grant.token),
@@ -1016,7 +1016,7 @@ mod tests {
         successors(Some(1), next).map(|n| n >> 32)
     }
 
-    /// Whatever happens: no more permits than the limit, numbers grow, text and record are the same.
+    /// Whatever happens: no more permits than the limit, numbers increase, and a record and its text behave the same.
     #[test]
     fn a_ledger_and_its_text_behave_alike() {
         let mut random = random_numbers();

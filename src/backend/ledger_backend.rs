@@ -1,4 +1,4 @@
-//! A store on any database that can change one record at a time.
+//! A store on any database that can change one record atomically.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,32 +16,31 @@ use super::{Backend, BackendError, LeaseId, LeaseIds};
 use crate::closing::Closing;
 use crate::sync::Mutex;
 
-/// What a database has to do so that [`LedgerBackend`] makes a store of it: change one record as a whole, and, if it can, tell
-/// other clients what came of that.
+/// What a database has to provide so that [`LedgerBackend`] can use it as a store: atomic changes of one record, and, if
+/// possible, messages to other clients.
 ///
-/// The record is a [`Ledger`], kept as its text or in any other form. It must not be deleted while anybody may remember it; see
-/// [`Ledger::is_in_use`].
+/// The record is a [`Ledger`], stored as its text or in any other form. For when it may be deleted, see [`Ledger::is_in_use`].
 pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
-    /// Runs `change` on the record of `key`, which is a new one if there is none, and keeps what it made of it, all in one step.
-    /// If somebody else was faster, it is run again on what they have made.
+    /// Runs `change` on the record of `key`, or on a new one if there is none, and stores the result, in one atomic step. If
+    /// the record was changed by somebody else in the meantime, `change` is run again on the new record.
     ///
-    /// What it returns beside its outcome is to be told, once the record is kept, to the clients whose leases are named; a store
-    /// that cannot push leaves that, and its waiters ask. Changes of one client to one key take effect in the order in which
-    /// they were asked for, also if a future is dropped.
+    /// Besides its result, `change` returns events. Once the record is stored, they are to be delivered to the clients that made
+    /// the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one client to one key take
+    /// effect in the order in which they were called, even if a future is dropped.
     fn transact<T: Send + 'static>(
         &self,
         key: &Arc<str>,
         change: impl FnMut(&mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<T, BackendError>> + Send;
 
-    /// What is told to `client`: events that came out of others' changes, or that a key has changed, or that anything may
-    /// have been missed. A store that cannot push has nothing to tell.
+    /// The events for `client`: those that resulted from other clients' changes, or [`Event::Changed`] for a key, or
+    /// [`Event::Resync`] if events may have been lost. A store that cannot push has none.
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
         let _ = client;
         stream::pending().boxed()
     }
 
-    /// What this store is and can do.
+    /// The store's address and what it supports.
     fn capabilities(&self) -> Capabilities;
 
     /// Closes connections and ends background work.
@@ -55,7 +54,7 @@ pub struct LedgerBackend<S> {
     store: S,
     ids: LeaseIds,
     capabilities: Capabilities,
-    /// Where this client hears what comes of its own changes.
+    /// The channel for events that result from this client's own changes.
     own: Mutex<Option<UnboundedSender<Event>>>,
     closing: Closing,
 }

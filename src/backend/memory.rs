@@ -1,6 +1,6 @@
-//! The store inside the process: the embedded default, and the [ledger](super::Ledger) in a map.
+//! The store inside the process: [ledgers](super::Ledger) in a map.
 //!
-//! One mutex that is never held across an await. Time is tokio's, so a paused clock drives it.
+//! They are behind one mutex, which is never held across an await. Time is tokio's, so a test can pause it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,10 +19,10 @@ use super::ledger_backend::{LedgerBackend, LedgerStore};
 use super::types::{Capabilities, Event};
 use crate::sync::Mutex;
 
-/// Locks and semaphores for the tasks of one process, and a stand-in for Redis in tests.
+/// Locks and semaphores for the tasks of one process, and a substitute for Redis in tests.
 ///
-/// Everything is forgotten when the last client of the store is gone; tokens of a later store are greater all
-/// the same, because they follow the clock.
+/// Everything is forgotten when the last client of the store is gone. The tokens of a later store are greater nevertheless,
+/// because they follow the clock.
 pub type MemoryBackend = LedgerBackend<MemoryStore>;
 
 /// The records of a [`MemoryBackend`].
@@ -35,11 +35,11 @@ pub struct MemoryStore {
 #[derive(Default)]
 struct Records {
     ledgers: HashMap<Arc<str>, Ledger>,
-    /// Above all numbers that were issued: records that nobody uses are deleted.
+    /// The greatest number issued so far: records that nobody uses are deleted, and their numbers with them.
     newest: u64,
     listeners: HashMap<Uuid, UnboundedSender<Event>>,
     served: u64,
-    /// How many records there may be before those that nobody uses any more are looked for.
+    /// The number of records above which unused ones are searched for and deleted.
     sweep_at: usize,
 }
 
@@ -56,13 +56,14 @@ impl LedgerBackend<MemoryStore> {
         Self::on(self.store().clone())
     }
 
-    /// Forgets everything but the newest token, as a server restarted without its disk does: there the clock is ahead of all tokens,
-    /// but a loop in one process may use up numbers faster than microseconds pass. Waiters find out by themselves.
+    /// Forgets everything but the newest token, as a server does that restarts without persistence. (A server's clock is ahead of
+    /// all its tokens by then, but a loop in one process may use up numbers faster than microseconds pass.) Waiters notice it
+    /// when they repeat their requests.
     pub fn flush(&self) {
         self.store().records.lock().ledgers.clear();
     }
 
-    /// How many waiters all hand-overs so far have served: what point 9 of the contract is about.
+    /// How many waiters have been granted a lease by hand-overs so far, as a measure for point 9 of the contract.
     #[must_use]
     pub fn waiters_visited(&self) -> u64 {
         self.store().records.lock().served
@@ -105,7 +106,7 @@ impl LedgerStore for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // It lives by tokio's clock, which a test may stop.
+        // It uses the clock of the caller's runtime, which a test may pause.
         Capabilities { own_thread: false, ..Capabilities::new("memory:") }
     }
 }

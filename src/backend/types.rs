@@ -1,7 +1,7 @@
-//! What is asked of a store, what it answers, and what it tells.
+//! Requests to a store, its answers, and its events.
 //!
-//! A store makes the answers and the events, and so they can be made from outside this crate: those that may gain a field have
-//! a constructor, and enums that a store has to tell apart are exhaustive on purpose.
+//! Stores outside this crate create answers and events too: structs that may gain a field have a constructor, and enums that a
+//! store has to match on are exhaustive on purpose.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
-/// Something that is held: a key, and the rules for holding it.
+/// Something that can be held: a key, and the rules for holding it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Resource {
@@ -22,7 +22,7 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// What is held under `key` by the rules of `kind`.
+    /// The resource `key`, held by the rules of `kind`.
     #[must_use]
     pub fn new(key: impl Into<Arc<str>>, kind: Kind) -> Self {
         Self { key: key.into(), kind }
@@ -37,17 +37,17 @@ pub enum Kind {
     Mutex,
     /// One owner at a time, under any number of leases. The same lock as a mutex of the same key.
     Reentrant,
-    /// As many permits as the limit says; whoever fits may pass those who do not.
+    /// As many permits as the limit says; a request that fits may overtake those that do not.
     Counting,
-    /// As many permits as the limit says; nobody passes anybody.
+    /// As many permits as the limit says; nobody overtakes anybody.
     Fair,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Mutex, Self::Reentrant, Self::Counting, Self::Fair];
 
-    /// How the kind is called in messages and in the store.
+    /// The name of the kind in messages and in the store.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl Kind {
         }
     }
 
-    /// Reads what [`as_str`](Self::as_str) wrote.
+    /// Parses the result of [`as_str`](Self::as_str).
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == text)
@@ -71,13 +71,13 @@ impl Kind {
     }
 }
 
-/// A lease and what it is on.
+/// A lease and its resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct LeaseRef {
     /// The lease.
     pub id: LeaseId,
-    /// What it holds, or waits for.
+    /// What it holds or waits for.
     pub resource: Resource,
 }
 
@@ -89,15 +89,15 @@ impl LeaseRef {
     }
 }
 
-/// What a request wants to have of a resource.
+/// How much of a resource a request wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
 pub enum Claim {
     /// All of a lock, for this lease alone.
     Sole,
-    /// All of a lock, for everything that the same owner holds.
+    /// All of a lock, shared with the other leases of the same owner.
     Owner(Arc<str>),
-    /// So many permits of a semaphore whose limit is believed to be this.
+    /// This many permits of a semaphore, and the limit that the client believes to be in force.
     Permits(u32, Limit),
 }
 
@@ -111,7 +111,7 @@ impl Claim {
         }
     }
 
-    /// The owner that claims the lock, if it is one that can come in again.
+    /// The owner that claims the lock, if it is a reentrant one.
     #[must_use]
     pub const fn owner(&self) -> Option<&Arc<str>> {
         match self {
@@ -132,19 +132,20 @@ impl Claim {
 
 /// The limit of a semaphore.
 ///
-/// A limit is in force from when somebody first states it, for a time that has a number, its version. Whoever has met that
-/// version follows its changes; whoever comes new must state the limit as it is.
+/// A limit comes into force when a request first states it, and gets a version, which stays the same when the limit is changed. A
+/// new version begins when the limit has lapsed. Handles that know the version follow its changes; all others must state the
+/// limit that is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Limit {
     /// How many permits there are.
     pub permits: u32,
-    /// The version in which this was in force, 0 if it never was.
+    /// The version in which it was in force, or 0 if no store has confirmed it.
     pub version: u64,
 }
 
 impl Limit {
-    /// A limit that is in force in this version.
+    /// A limit in force, with its version.
     #[must_use]
     pub const fn new(permits: u32, version: u64) -> Self {
         Self { permits, version }
@@ -156,31 +157,31 @@ impl Limit {
         Self { permits, version: 0 }
     }
 
-    /// Whether a request may state this while `in_force` is: it is the same limit, or one of the same version, before a change.
+    /// Whether a request may state this limit while `in_force` is in force: they are equal, or of the same version.
     #[must_use]
     pub const fn agrees_with(self, in_force: Self) -> bool {
         self.version == in_force.version || self.permits == in_force.permits
     }
 }
 
-/// A request for a resource. It is sent again, as it is, for as long as its lease waits.
+/// A request for a resource. It is repeated as long as its lease waits; only the limit that it states may change.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// This acquisition, and what is asked for.
+    /// This acquisition, and the resource.
     pub lease: LeaseRef,
     /// How much of it.
     pub claim: Claim,
-    /// How long the lease lasts without renewal, and how long its place in the queue without being asked for again.
+    /// How long the lease lasts without a renewal, and its place in the queue without a repetition.
     pub ttl: Duration,
     /// Whether it joins the queue if it cannot be granted at once.
     pub waits: bool,
-    /// How many tokens its grant takes up: one, or as many as the lease can be passed on within the client.
+    /// How many tokens its grant reserves: one for each hold that the lease may have within the client.
     pub tokens: u32,
 }
 
 impl Request {
-    /// A request that does not wait, for a grant that takes up one token.
+    /// A request that does not wait, for a grant that reserves one token.
     #[must_use]
     pub const fn new(lease: LeaseRef, claim: Claim, ttl: Duration) -> Self {
         Self { lease, claim, ttl, waits: false, tokens: 1 }
@@ -194,12 +195,12 @@ impl Request {
     }
 }
 
-/// A place in the queue. Its number is never used again, for any place of that key.
+/// The number of a place in the queue. It is never used again for that key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
 impl Ticket {
-    /// The ticket of this number.
+    /// The ticket with this number.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -216,11 +217,12 @@ impl Ticket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "whoever asks has to tell all of them apart")]
 pub enum Answer {
-    /// The lease holds what was claimed. To ask again does not prolong it: a client that asks and hears no answer keeps nothing.
+    /// The lease holds what was claimed. Repeating the request does not extend it: a client whose requests arrive, but which
+    /// receives no answers, must not keep the lease alive.
     Granted(Grant),
-    /// It has a place in the queue, which counts as living for a full TTL from now.
+    /// It has a place in the queue, which lasts for a full TTL from now.
     Queued(Queued),
-    /// Somebody else holds it, and the request does not wait. The store knows nothing of this lease.
+    /// It is not available, and the request does not wait. The store keeps no record of this lease.
     Busy {
         /// The limit in force, of a semaphore.
         limit: Option<Limit>,
@@ -239,26 +241,26 @@ impl Answer {
     }
 }
 
-/// A lease that has begun.
+/// The grant of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
-    /// Greater than every earlier token for this key; an owner that comes in again gets the one it has.
+    /// Greater than every earlier token for this key; an owner that is admitted again gets the same one.
     pub token: FencingToken,
     /// The limit in force, of a semaphore.
     pub limit: Option<Limit>,
-    /// For how long the lease still lasts if it was granted by an earlier request; `None` for a full TTL from now.
+    /// How long the lease still lasts if it was granted before this request; `None` for a full TTL from now.
     pub remaining: Option<Duration>,
 }
 
 impl Grant {
-    /// A grant of `token`, under `limit` if it is one of permits.
+    /// A grant under `token`; for permits, with the limit in force.
     #[must_use]
     pub const fn new(token: FencingToken, limit: Option<Limit>) -> Self {
         Self { token, limit, remaining: None }
     }
 
-    /// The same grant, made by an earlier request: it lasts for `remaining`.
+    /// The same grant, made before this request: it lasts for `remaining`.
     #[must_use]
     pub const fn lasting(mut self, remaining: Duration) -> Self {
         self.remaining = Some(remaining);
@@ -270,66 +272,66 @@ impl Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Queued {
-    /// Which place. The same whenever the request is asked again, until the place is gone; then there is a new one.
+    /// Which place. It stays the same when the request is repeated, until the place has ended; then there is a new one.
     pub ticket: Ticket,
-    /// When asking again is of use, if that is known: when the holder's lease ends, or how often this store is polled. A third
-    /// of the TTL is never exceeded.
+    /// When it is useful to repeat the request, if that is known: when the holder's lease ends, or when this store is to be
+    /// polled. The client repeats it after a third of the TTL at the latest.
     pub ask_again_in: Option<Duration>,
     /// The limit in force, of a semaphore.
     pub limit: Option<Limit>,
 }
 
 impl Queued {
-    /// The place `ticket`.
+    /// The place with this ticket.
     #[must_use]
     pub const fn new(ticket: Ticket, ask_again_in: Option<Duration>, limit: Option<Limit>) -> Self {
         Self { ticket, ask_again_in, limit }
     }
 }
 
-/// What a store tells of its own accord.
+/// A message from a store that is not an answer.
 ///
-/// A client hears of its own leases only. Nothing depends on an event being delivered, since every request is asked again now
-/// and then; nothing is believed because of one alone, since it may be old.
+/// A client only gets events for its own leases. Correctness does not depend on their delivery, because every waiting request is
+/// repeated; and because an event may be old, none is trusted on its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The place `ticket` of this lease was served. The grant ends when the place would have ended.
+    /// The lease was granted at the place `ticket`. The grant ends when the place would have ended.
     Granted {
         /// Which lease.
         lease: LeaseRef,
         /// Its place.
         ticket: Ticket,
-        /// What it was granted.
+        /// The grant.
         grant: Grant,
     },
-    /// The grant of `token` to this lease was released by force.
+    /// The grant of this lease under `token` was released by force.
     Revoked {
         /// Which lease.
         lease: LeaseId,
-        /// Which grant, 0 if the store does not know.
+        /// Which grant; 0 if the store does not know.
         token: FencingToken,
     },
-    /// It is of use to ask for this lease again now.
+    /// The request of this lease should be repeated now.
     AskAgain(LeaseId),
-    /// It is of use to ask now for every waiting lease of this key.
+    /// The requests of all waiting leases of this key should be repeated now.
     Changed(Arc<str>),
-    /// Events may have been lost: it is of use to ask for every waiting lease again.
+    /// Events may have been lost: the requests of all waiting leases should be repeated now.
     Resync,
 }
 
-/// A request to keep a lease.
+/// A request to renew a lease.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renew {
     /// The lease.
     pub lease: LeaseRef,
-    /// How long it shall last from now.
+    /// How long it is to last from now.
     pub ttl: Duration,
 }
 
 impl Renew {
-    /// A request to keep `lease` for another `ttl`.
+    /// A request to renew `lease` for `ttl` from now.
     #[must_use]
     pub const fn new(lease: LeaseRef, ttl: Duration) -> Self {
         Self { lease, ttl }
@@ -342,7 +344,7 @@ impl Renew {
 pub enum Renewal {
     /// The lease lasts a full TTL from now.
     Renewed,
-    /// The store says that this lease no longer holds the key.
+    /// The lease does not hold the key any more.
     Lost(LossReason),
 }
 
@@ -353,25 +355,25 @@ pub type Answered = (usize, Result<Renewal, BackendError>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "whoever releases has to tell all of them apart")]
 pub enum Released {
-    /// A hold, which has ended, or has given back what was asked for.
+    /// A hold, which has ended or has been reduced as requested.
     Held,
-    /// Nothing any more, but an earlier attempt of the same call, whose answer got lost, may have ended a hold.
+    /// Nothing, but an earlier attempt of the same call, whose answer was lost, may have ended a hold.
     Unknown,
-    /// A place in the queue, which has been given up.
+    /// A place in the queue, which has been removed.
     Queued,
     /// Nothing of this lease; another one holds the key.
     Taken,
-    /// Nothing of this lease, and nobody holds the key.
+    /// Nothing of this lease. If the key is a lock, nobody holds it.
     Absent,
 }
 
-/// How much an inspection tells.
+/// How much an inspection returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
 pub enum Detail {
-    /// Everybody who holds and everybody who waits.
+    /// All holders and all waiters.
     Everybody,
-    /// The numbers only, at a cost that does not depend on how many hold or wait.
+    /// The numbers only, at a cost that does not depend on how many holders and waiters there are.
     Numbers,
 }
 
@@ -379,10 +381,10 @@ pub enum Detail {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The holders. A mutex has one at most, a reentrant lock one per lease, in no promised order; a semaphore lists its
-    /// holders by the time their leases end.
+    /// The holders. A mutex has one at most; a reentrant lock has one per lease, in no guaranteed order; those of a semaphore are
+    /// sorted by the time their leases end.
     pub holders: Vec<Holder>,
-    /// The living waiters, in order of arrival.
+    /// The waiters whose places have not ended, in order of arrival.
     pub waiters: Vec<Waiter>,
     /// The limit of a semaphore, while one is in force.
     pub limit: Option<u32>,
@@ -391,7 +393,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// These holders, and these waiters in order of arrival.
+    /// An inspection with these values.
     #[must_use]
     pub fn new(holders: Vec<Holder>, waiters: Vec<Waiter>, limit: Option<u32>, in_use: u32) -> Self {
         Self { holders, waiters, limit, in_use }
@@ -408,10 +410,10 @@ impl Inspection {
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The lease id, or whatever value another library's holder has put there.
+    /// The lease id, or the value that a client of another library has stored.
     pub id: String,
-    /// The fencing token of the grant; `None` if the holder is not one of ours. A holder to which the lease was passed on within its
-    /// client has one that is greater by up to 15.
+    /// The fencing token of the grant; `None` for a client of another library. If the lease was passed on within its client, the
+    /// token of the current guard is greater by up to 15.
     pub token: Option<FencingToken>,
     /// When the hold ends unless it is renewed; `None` if it has no expiry.
     pub remaining: Option<Duration>,
@@ -430,7 +432,7 @@ impl Holder {
 }
 
 impl fmt::Debug for Holder {
-    /// Shows what [`LeaseId`]'s `Debug` shows, and nothing at all of another library's secret.
+    /// Prints the id as [`LeaseId`] does, and nothing of the value of another library, which is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let id = LeaseId::parse(&self.id);
         f.debug_struct("Holder")
@@ -443,61 +445,61 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// A living waiter.
+/// A waiter whose place has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
     /// The waiting acquisition.
     pub id: LeaseId,
-    /// For how long it counts as living unless it repeats its request.
+    /// How long its place lasts unless the request is repeated.
     pub remaining: Duration,
     /// How many permits it waits for; 1 for a lock.
     pub permits: u32,
 }
 
 impl Waiter {
-    /// A waiter with this id that counts as living for `remaining` and wants one permit.
+    /// A waiter with this id for one permit, whose place lasts for `remaining`.
     #[must_use]
     pub const fn new(id: LeaseId, remaining: Duration) -> Self {
         Self { id, remaining, permits: 1 }
     }
 }
 
-/// What a store is and can do.
+/// A store's address and what it supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The store's address as shown in errors: a URL without its password.
     pub store: String,
-    /// The kinds of resources that it carries. Others are refused before anything is sent.
+    /// The kinds of resources that it supports. Others are rejected before anything is sent.
     pub kinds: Vec<Kind>,
-    /// How a waiting client hears that it is served.
+    /// How a waiting client learns that its lease is granted.
     pub wakes: Wakes,
-    /// Leases that are shorter are refused before anything is sent.
+    /// Shorter TTLs are rejected before anything is sent.
     pub min_ttl: Duration,
     /// TTLs are rounded up to a multiple of this.
     pub ttl_granularity: Duration,
-    /// Whether tokens go on growing after the store has lost its memory.
+    /// Whether tokens keep increasing after the store has lost its data.
     pub tokens_survive_memory_loss: bool,
-    /// Whether the work of a hand-over is the same however many wait.
+    /// Whether the work of a hand-over is independent of the number of waiters.
     pub constant_work: bool,
-    /// Whether leases are renewed from a thread of the crate's own, so that a section that blocks its thread keeps its lease. Not
-    /// for a store that lives by the clock of the caller's runtime.
+    /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose its lease.
+    /// Turn this off for a store that must be used from the caller's runtime, or that uses its clock.
     pub own_thread: bool,
 }
 
-/// How a waiting client hears that it is served.
+/// How a waiting client learns that its lease is granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wakes {
-    /// The store tells it.
+    /// The store sends an event.
     Pushed,
-    /// It asks again this often.
+    /// The client repeats its request at this interval.
     Polled(Duration),
 }
 
 impl Capabilities {
-    /// A store at the address `store` that can do everything, with leases in milliseconds from 100 ms on.
+    /// A store at the address `store` that supports everything, with TTLs of 100 ms or more in whole milliseconds.
     #[must_use]
     pub fn new(store: impl Into<String>) -> Self {
         Self {

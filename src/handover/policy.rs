@@ -7,13 +7,13 @@ use tokio::time::Instant;
 use crate::backend::Claim;
 use crate::options::Settings;
 
-/// How many holds in a row a client may have under one grant.
+/// The maximum number of holds in a row under one grant.
 const MAX_HOLDS: u32 = 16;
-/// For how long after its grant a lease is passed on. Longer turns make the others wait, and save little: going through the store
-/// costs a fraction of a millisecond.
+/// For how long after its grant a lease may be passed on. Longer turns make other clients wait, and save little: a hand-over
+/// through the store costs a fraction of a millisecond.
 const MAX_TURN: Duration = Duration::from_millis(30);
 
-/// For how long a lease may still be passed on, and how often.
+/// A client's turn: how often its lease may still be passed on, and until when.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
     passes_left: u32,
@@ -21,7 +21,7 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// The turn of a grant of so many tokens: every hold has one of its own.
+    /// The turn of a grant that reserves this many tokens: every hold takes one.
     pub(crate) fn new(tokens: u32, now: Instant) -> Self {
         Self { passes_left: tokens.min(MAX_HOLDS).saturating_sub(1), ends: now + MAX_TURN }
     }
@@ -31,14 +31,14 @@ impl Turn {
         self.passes_left > 0 && now < self.ends
     }
 
-    /// It is passed on.
+    /// Counts one hand-over.
     pub(crate) const fn pass(&mut self) {
         self.passes_left -= 1;
     }
 }
 
-/// Which waiters of a client may be passed each other's lease: those of one key and of this number. `None` if what is claimed
-/// cannot be passed on. Only who wants a lease on the same terms can take it over.
+/// A fingerprint of the terms under which a lease may be passed on: waiters for one key with the same fingerprint form a group,
+/// since only they want a lease on the same terms. `None` if what is claimed cannot be passed on.
 pub(crate) fn group(claim: &Claim, settings: &Settings) -> Option<u64> {
     match claim {
         Claim::Sole | Claim::Permits(1, ..) => settings.local_handover.then_some(settings.fingerprint),
@@ -46,7 +46,7 @@ pub(crate) fn group(claim: &Claim, settings: &Settings) -> Option<u64> {
     }
 }
 
-/// How many tokens a grant takes up: as many as the lease may have holders in this client.
+/// How many tokens a grant reserves: one for each hold that the lease may have in this client.
 pub(crate) const fn tokens(may_be_passed_on: bool) -> u32 {
     if may_be_passed_on { MAX_HOLDS } else { 1 }
 }

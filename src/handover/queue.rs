@@ -1,4 +1,4 @@
-//! Who of a client waits for a key: first in, first out, in front of its leases. Pure.
+//! The queue of a client's tasks that wait for leases on one key: first in, first out. No I/O, no clock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::backend::LeaseId;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The number of an arrival in a queue.
+/// The number of a waiter in its queue, in order of arrival.
 pub(crate) type Number = u64;
 
-/// Whose leases are passed on to each other: those of one key, on the same terms.
+/// The waiters and leases of one key on the same terms: these leases are passed on among these waiters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Group {
     key: Arc<str>,
@@ -24,26 +24,27 @@ impl Group {
     }
 }
 
-/// The queue of one group. `W` is where a waiter hears of its lease.
+/// The queue of one group. `W` is the channel to a waiter.
 #[derive(Debug)]
 pub(crate) struct Queue<W> {
     waiting: BTreeMap<Number, W>,
     arrivals: Number,
-    /// The leases that are asked for, in order, and those that are held.
+    /// The leases that are requested or held, in the order of their requests.
     leases: Vec<(LeaseId, State)>,
     held: u32,
     in_place: u32,
-    /// How many permits there are, of a semaphore.
+    /// The limit of a semaphore.
     limit: Option<u32>,
 }
 
-/// What becomes of a lease of a group.
+/// The state of a lease of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// A waiter asks the store for it itself.
+    /// Requested by a waiter itself.
     InPlace,
-    /// The keeper asks for it.
+    /// Requested by the keeper.
     Asked,
+    /// Held, or granted and not taken up yet.
     Held,
 }
 
@@ -52,8 +53,7 @@ impl<W> Queue<W> {
         Self { waiting: BTreeMap::new(), arrivals: 0, leases: Vec::new(), held: 0, in_place: 0, limit }
     }
 
-    /// One arrives, and waits under the number that is returned. `None` if it states another limit than those who are there, and is
-    /// none of them.
+    /// Adds a waiter and returns its number. `None` if it states another limit than the queue's; then it is not added.
     pub(crate) fn join(&mut self, limit: Option<u32>, waiter: W) -> Option<Number> {
         if limit != self.limit {
             return None;
@@ -64,18 +64,18 @@ impl<W> Queue<W> {
         Some(number)
     }
 
-    /// A waiter leaves. `false` if it has been told something meanwhile.
+    /// Removes a waiter. `false` if it is no longer in the queue, because it has been sent a message.
     pub(crate) fn leave(&mut self, number: Number) -> bool {
         self.waiting.remove(&number).is_some()
     }
 
-    /// A waiter leaves if nobody has waited for longer. `false` otherwise.
+    /// Removes a waiter if it is the first in the queue. `false` otherwise.
     pub(crate) fn leave_first(&mut self, number: Number) -> bool {
         let first = self.waiting.first_entry().filter(|first| *first.key() == number);
         first.map(|first| first.remove()).is_some()
     }
 
-    /// How many more leases should be asked for.
+    /// How many more leases should be requested.
     pub(crate) fn wanted(&self) -> usize {
         self.waiting.len().min(self.room()).saturating_sub(self.asked())
     }
@@ -84,25 +84,25 @@ impl<W> Queue<W> {
         self.leases.len() - self.held as usize
     }
 
-    /// How many leases may be asked for besides those that are held: one more than there are permits, so that a permit that
-    /// becomes free at the store, and a limit that grows, is noticed.
+    /// How many leases may be requested besides those that are held. A semaphore may have one lease more than permits, so that a
+    /// permit that becomes free at the store is used, and a limit that grows is noticed.
     fn room(&self) -> usize {
         let most = self.limit.map_or(1, |permits| permits.saturating_add(1));
         most.saturating_sub(self.held) as usize
     }
 
-    /// The keeper asks for this lease.
+    /// Adds a lease that the keeper requests.
     pub(crate) fn ask(&mut self, lease: LeaseId) {
         self.leases.push((lease, State::Asked));
     }
 
-    /// A waiter asks the store for this lease itself.
+    /// Adds a lease that a waiter requests itself.
     pub(crate) fn ask_in_place(&mut self, lease: LeaseId) {
         self.leases.push((lease, State::InPlace));
         self.in_place += 1;
     }
 
-    /// The leases for which waiters ask themselves: from here on the keeper asks for them.
+    /// The leases that waiters request themselves. From here on they count as requested by the keeper.
     pub(crate) fn take_in_place(&mut self) -> Vec<LeaseId> {
         if self.in_place == 0 {
             return Vec::new();
@@ -112,12 +112,12 @@ impl<W> Queue<W> {
         in_place.map(|(lease, state)| (*state = State::Asked, *lease).1).collect()
     }
 
-    /// Whether more leases are asked for than anybody waits for.
+    /// Whether more leases are requested than there are waiters.
     pub(crate) fn has_surplus(&self) -> bool {
         self.asked() > self.waiting.len()
     }
 
-    /// A lease that is asked for and that nobody waits for any more: the last one.
+    /// Removes the lease that was requested last, if more are requested than there are waiters.
     pub(crate) fn surplus(&mut self) -> Option<LeaseId> {
         if !self.has_surplus() {
             return None;
@@ -126,7 +126,7 @@ impl<W> Queue<W> {
         Some(self.remove(place))
     }
 
-    /// A lease that was asked for is held. `false` if it was given up before.
+    /// Marks a requested lease as held. `false` if it had been given up before.
     pub(crate) fn hold(&mut self, lease: LeaseId) -> bool {
         let asked = self.leases.iter_mut().find(|(asked, state)| *asked == lease && *state != State::Held);
         let Some((_, state)) = asked else { return false };
@@ -136,7 +136,7 @@ impl<W> Queue<W> {
         true
     }
 
-    /// A lease is neither asked for nor held any more.
+    /// Removes a lease that is neither requested nor held any more.
     pub(crate) fn end(&mut self, lease: LeaseId) {
         if let Some(place) = self.leases.iter().position(|(known, _)| *known == lease) {
             self.remove(place);
@@ -150,7 +150,7 @@ impl<W> Queue<W> {
         lease
     }
 
-    /// Whoever waits longest.
+    /// Removes and returns the waiter that has waited longest.
     pub(crate) fn next(&mut self) -> Option<W> {
         self.waiting.pop_first().map(|(_, waiter)| waiter)
     }
@@ -162,17 +162,17 @@ impl<W> Queue<W> {
         Some((first.remove(), passed))
     }
 
-    /// All who wait: there is nothing for them.
+    /// Removes and returns all waiters.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
         mem::take(&mut self.waiting).into_values().collect()
     }
 
-    /// The store says that the limit is this.
+    /// Takes over the limit that the store has reported.
     pub(crate) const fn follow(&mut self, limit: u32) {
         self.limit = Some(limit);
     }
 
-    /// The leases that are asked for or held.
+    /// The leases that are requested or held.
     pub(crate) fn leases(&self) -> Vec<LeaseId> {
         self.leases.iter().map(|(lease, _)| *lease).collect()
     }
@@ -182,11 +182,11 @@ impl<W> Queue<W> {
     }
 }
 
-/// The queues of a client. A lock that is held or asked for has one, also while nobody else of the client wants it.
+/// The queues of a client. Every group with a lease that is requested or held has one, even if nobody waits.
 pub(crate) struct Queues<W>(Mutex<HashMap<Group, Queue<W>>>);
 
 impl<W> Queues<W> {
-    /// Looks after the queue of a group, which is made for this if there is none, and forgotten when it is over.
+    /// Runs `change` on the queue of a group. The queue is created if there is none, and removed if it is empty afterwards.
     pub(crate) fn with<T>(
         &self,
         group: &Group,
@@ -205,7 +205,7 @@ impl<W> Queues<W> {
         outcome
     }
 
-    /// Dismisses all who wait, in all queues.
+    /// Removes and returns all waiters of all queues.
     pub(crate) fn dismiss_all(&self) -> Vec<W> {
         self.0.lock().values_mut().flat_map(Queue::dismiss).collect()
     }
@@ -236,7 +236,7 @@ mod tests {
         queue.join(queue.limit, waiter).expect("the limit in force")
     }
 
-    /// One comes, asks for `lease`, and gets it.
+    /// A waiter arrives, requests `lease`, and gets it.
     fn holds(queue: &mut Queue<&'static str>, lease: LeaseId) {
         let number = waits(queue, "holder");
         assert_eq!(queue.wanted(), 1);

@@ -1,8 +1,9 @@
-//! From request to hold: ask, wait, give up.
+//! From request to hold: request, wait, give up.
 //!
-//! A request is asked in place, in the task that makes it. If the store grants it at once, that is all. If not, the lease is the
-//! keeper's to ask again, and this future waits for a message. Dropping it at any await point gives up nothing but its own wish:
-//! a lease that nobody wants any more is released, one that others of this client wait for stays in the store's queue.
+//! The task that wants a lease sends the first request itself, unless enough leases are requested for its group already. If the
+//! store grants it, that is all. If not, the keeper repeats the request, and this future waits for a message. Dropping it at any
+//! await point affects no other waiter: a lease that nobody waits for any more is released, and one that other tasks of this
+//! client wait for stays in the store's queue.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,23 +23,23 @@ use crate::handover::{Group, Number, group};
 use crate::name::Name;
 use crate::options::Settings;
 
-/// How long a request that does not wait, or that an owner makes, lets an earlier release of this client finish first.
+/// How long a request that does not wait, or a request of an owner, lets earlier releases of this client finish first.
 const SETTLE: Duration = Duration::from_secs(1);
-/// What a request may take on its way, however short the patience is.
+/// The minimum time for a first answer, however short the time limit of the call is.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
-/// How long a request that does not wait is sent again while the store does not answer.
+/// How long a request that does not wait is repeated while the store does not answer.
 const PERSIST: Duration = Duration::from_secs(4);
 /// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
 /// this store or this machine.
 const MAX_LATE: u32 = 3;
 
-/// What is asked for, and on which terms.
+/// What is requested, and on which terms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a Name,
     pub(crate) settings: &'a Settings,
     pub(crate) claim: &'a Claim,
-    /// The handle that follows the limit in force.
+    /// The semaphore handle that follows the limit in force.
     pub(crate) follower: Option<&'a dyn FollowsLimit>,
 }
 
@@ -67,7 +68,7 @@ impl Wait {
     }
 }
 
-/// Asks for what is wanted. `None` if somebody else held it for as long as `wait` allows.
+/// Acquires what is wanted. `None` if it was not available for as long as `wait` allows.
 ///
 /// Cancel safe: dropping the future gives back whatever it was granted.
 pub(crate) async fn acquire(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Option<Hold>, Error> {
@@ -96,14 +97,14 @@ async fn ask(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Option<H
         match hold.loss(Instant::now()) {
             None => return Ok(Some(begin(engine, wanted, hold))),
             Some(LossReason::ClientClosed) => return Err(closed(wanted.name)),
-            // The process was paused between request and now, or whoever released by force was quicker.
+            // The process was paused since the request, or the lease was released by force in the meantime.
             Some(_) if late < MAX_LATE => late += 1,
             Some(reason) => return Err(hold.loss_error(reason)),
         }
     }
 }
 
-/// The hold begins.
+/// Records a hold that begins.
 fn begin(engine: &Engine, wanted: Wanted<'_>, hold: Hold) -> Hold {
     tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
     learn(wanted, hold.lease.limit());
@@ -129,8 +130,9 @@ async fn attempt(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Opti
     }
 }
 
-/// Waits for guards of this client that were just dropped: they must not be in the way of a request that does not wait,
-/// nor let their owner in again past those who wait for it to leave. `false` if the time to wait is over before that.
+/// Waits until guards that this client has just dropped are released: otherwise a request that does not wait would find the
+/// resource held by its own client, and an owner would re-enter ahead of those who wait for its release. `false` if the time
+/// limit of the call is reached first.
 async fn settle(keeper: &Keeper, wanted: Wanted<'_>, wait: Wait) -> bool {
     if wait != Wait::No && wanted.claim.owner().is_none() {
         return true;
@@ -138,7 +140,7 @@ async fn settle(keeper: &Keeper, wanted: Wanted<'_>, wait: Wait) -> bool {
     let now = Instant::now();
     let latest = now + SETTLE;
     let until = wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
-    // Late is no error: then they are in the way, or their owner is let in.
+    // A timeout is no error: the request is sent and meets whatever is still held.
     timeout_at(until, keeper.releases().settled(wanted.name.key())).await.is_ok() || until == latest
 }
 
@@ -146,15 +148,15 @@ async fn settle(keeper: &Keeper, wanted: Wanted<'_>, wait: Wait) -> bool {
 struct Waiter<'a> {
     engine: &'a Engine,
     wanted: Wanted<'a>,
-    /// In whose queue it stands, and under which number, if leases are passed on to it.
+    /// Its group and its number in the group's queue, if leases may be passed on to it.
     place: Option<(Group, Number)>,
-    /// The lease for which it asks the store itself, or that is asked for on its behalf alone.
+    /// The lease that it requests itself, or that is requested for it alone.
     lease: Option<Arc<Lease>>,
-    /// Where it is told, by the store or by others of its group.
+    /// The channel on which it is handed a hold or an error.
     told: Option<oneshot::Receiver<Told>>,
 }
 
-/// What came of asking the store in place.
+/// The result of the request that the waiter sends itself.
 enum Asked {
     Holds(Hold),
     Busy,
@@ -177,7 +179,7 @@ impl<'a> Waiter<'a> {
         self.engine.keeper().open(name, settings.terms, claim, wait != Wait::No, group)
     }
 
-    /// Joins the queue of a group, and asks for a lease if one more is wanted there. `false` if the group follows another limit than
+    /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another limit than
     /// this request states.
     fn join(&mut self, group: Group) -> bool {
         let keeper = self.engine.keeper();
@@ -185,7 +187,7 @@ impl<'a> Waiter<'a> {
         let (tell, told) = oneshot::channel();
         let number = keeper.queues().with(&group, limit, |queue| {
             let number = queue.join(limit, tell)?;
-            // A closed client opens none: then it is not waited for either.
+            // `None` once the client is closed; then nobody waits for it either.
             let lease = (queue.wanted() > 0).then(|| self.open(Wait::Forever, Some(group.clone()))).flatten();
             match &lease {
                 Some(lease) => queue.ask_in_place(lease.id()),
@@ -200,7 +202,7 @@ impl<'a> Waiter<'a> {
         number.is_some()
     }
 
-    /// Asks the store in place, unless somebody of the group is quicker to pass on what it has.
+    /// Sends the request, unless a lease of the group is passed on to this waiter first.
     async fn ask(&mut self, wait: Wait) -> Result<Asked, Error> {
         let Some(lease) = self.lease.clone() else { return Ok(Asked::Waits) };
         let asked = send(self.engine, &lease, wait);
@@ -230,7 +232,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// The store has granted it at once. In a group, it goes to whoever has waited longest.
+    /// The store has granted the lease in its first answer. In a group, it goes to the waiter that has waited longest.
     fn granted(&mut self, lease: &Arc<Lease>) -> Asked {
         self.lease = None;
         let keeper = self.engine.keeper();
@@ -251,7 +253,7 @@ impl<'a> Waiter<'a> {
         lease.hand().map_or(Asked::Waits, |hold| Asked::Holds(self.taken(hold)))
     }
 
-    /// From here on the lease is the keeper's to ask for, and this waits to be told. Unless it was told already.
+    /// From here on the keeper repeats the request, and this waits for a message, unless the lease was granted in the meantime.
     fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Asked {
         tracing::debug!(key = &**self.wanted.name.key(), "waiting");
         let keeper = self.engine.keeper();
@@ -272,7 +274,7 @@ impl<'a> Waiter<'a> {
         Asked::Waits
     }
 
-    /// The store has refused it. Others of the group ask for themselves.
+    /// The request has failed for good. For the other waiters of the group another lease is requested.
     fn failed(&mut self, lease: &Arc<Lease>) {
         self.lease = None;
         let keeper = self.engine.keeper();
@@ -301,7 +303,7 @@ impl<'a> Waiter<'a> {
                         return self.silence().map_or(Ok(None), |error| Err(self.error(error)));
                     }
                     Err(oneshot::error::TryRecvError::Empty) => {
-                        // Should the runtime have ended on which the leases are kept, they must be kept on this one.
+                        // If the runtime of the keeper's task has ended, the task has to run on this one.
                         self.engine.ensure_running();
                         continue;
                     }
@@ -314,7 +316,7 @@ impl<'a> Waiter<'a> {
     fn heard(&mut self, told: Option<Told>) -> Result<Hold, Error> {
         self.told = None;
         if self.place.is_none() || self.lease.is_none() {
-            // Nothing is left to be given up.
+            // Nothing is left to give up.
             (self.place, self.lease) = (None, None);
         }
         match told {
@@ -331,7 +333,7 @@ impl<'a> Waiter<'a> {
         hold
     }
 
-    /// Why the store was not heard by whatever this waits for, if it was not.
+    /// Why the store did not answer the last request on behalf of this waiter, if it did not.
     fn silence(&self) -> Option<BackendError> {
         match &self.place {
             Some((group, _)) => self.engine.keeper().silence(group),
@@ -367,8 +369,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Sends the request, again and again for a while if it is one that does not wait. `None` if it is not answered in time; the first
-/// request gets the time of a round trip, however short the patience is.
+/// Sends the request; one that does not wait is repeated for a while if it is not answered. `None` if it is not answered within
+/// the time limit of the call, or [`ROUND_TRIP`] if that is longer.
 async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answer, BackendError>, Instant)> {
     let begin = Instant::now();
     let asked = async {

@@ -1,4 +1,4 @@
-//! What all primitives of one client share: the keeper, and the task in which it works.
+//! What all primitives of one client share: the keeper and its tasks.
 
 use std::convert::Infallible;
 use std::sync::{Arc, mpsc};
@@ -23,12 +23,12 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// How long the end of a runtime waits for releases that are still pending.
 const LAST_RELEASES: Duration = Duration::from_millis(100);
 
-/// A handle to the keeper of a client. Its task ends when the last handle to the client is gone.
+/// A handle to the keeper of a client. The keeper's tasks end when the last handle to the client is gone.
 #[derive(Debug)]
 pub(crate) struct Engine {
     keeper: Arc<Keeper>,
     task: Mutex<Option<JoinHandle<()>>>,
-    /// Whether what is held is kept on the crate's own thread.
+    /// Whether held leases are kept on the crate's own thread.
     own_thread: bool,
     /// Cancelled with the last handle, when no release can be queued any more.
     abandoned: CancellationToken,
@@ -58,12 +58,12 @@ impl Engine {
         self.keeper.closing()
     }
 
-    /// Starts the keeper's task, unless it runs. The first request does so, on its own runtime, and a later
-    /// one does so again if that runtime has ended in between. Must be called within a runtime.
+    /// Starts the keeper's task on the current runtime unless it is running. The first request does this, and a later one
+    /// does it again if that runtime has ended in the meantime. Must be called within a runtime.
     pub(crate) fn ensure_running(&self) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            // Listens from before the request: nothing that is told because of it is missed.
+            // Subscribed before the request is sent, so that no event caused by it is missed.
             let events = self.backend().events();
             let last = self.own_thread.then(|| LastReleases(Arc::clone(&self.keeper)));
             let keeper = Arc::clone(&self.keeper);
@@ -75,7 +75,7 @@ impl Engine {
         }
     }
 
-    /// A guard goes, and its permits with it: the store is told now, or the next one in this client.
+    /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
     pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), Error> {
         self.ensure_running();
         match self.keeper.release(hold, permits).await {
@@ -88,12 +88,12 @@ impl Engine {
         }
     }
 
-    /// A guard goes, and its permits with it, without waiting: the store is told in the background.
+    /// Releases a guard and its permits without waiting: a request to the store is sent in the background.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
         self.keeper.abandon(hold, permits);
     }
 
-    /// Ends everything: waiting requests fail, live leases are lost, all of it is released, connections close.
+    /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are closed.
     pub(crate) async fn shutdown(&self) -> Result<(), Error> {
         self.keeper.close();
         self.ensure_running();
@@ -108,13 +108,14 @@ impl Engine {
         Err(self.error(BackendError::Unanswered { source: unconfirmed }, "shutdown", None))
     }
 
-    /// Puts a store's error into words.
+    /// Adds the operation, the name and the store to a backend's error.
     pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&Name>) -> Error {
         Error::from_backend(error, step, name.map(Name::as_str), &self.backend().capabilities().store)
     }
 }
 
-/// Keeps what is held on the crate's own thread. `false` if there is none to be had: then it is kept on the caller's runtime.
+/// Starts to keep held leases on the crate's own thread. `false` if that thread cannot be started; they are then kept on the
+/// caller's runtime.
 fn keep_apart(keeper: &Arc<Keeper>, abandoned: &CancellationToken) -> bool {
     match background::handle() {
         Ok(background) => {

@@ -1,9 +1,10 @@
-//! Keeps every living lease of a client alive, and releases every one that is over.
+//! Keeps the leases of a client, and releases those that have ended.
 //!
-//! The client owns its leases from before they are asked for until their release is confirmed; a user's future owns none. One task
-//! per client renews those that are held, many in one request; asks again for those that wait, at moments that they share, so that
-//! they travel together; hears what the store tells; and sends the releases that are pending. It never waits for one request before it looks at
-//! another lease.
+//! The client owns its leases from before they are requested until their release is confirmed; a user's future owns none. The
+//! keeper's task repeats the requests of waiting leases (at shared moments, so that they travel together), handles the store's
+//! events, and sends pending releases. Held leases are renewed, many in one request, and their deadlines watched: by a task on
+//! the crate's own thread if the store allows it, otherwise by the same task. Neither waits for one request before it looks
+//! after the next lease.
 
 use std::collections::HashMap;
 use std::pin::{Pin, pin};
@@ -34,23 +35,23 @@ use crate::name::Name;
 use crate::options::Terms;
 use crate::sync::Mutex;
 
-/// Releases under way at once. The store answers them in order anyway; this bounds memory.
+/// The maximum number of releases in flight. The store answers them in order anyway; this bounds memory.
 const MAX_RELEASES: usize = 256;
-/// Events that are heard before the keeper looks at its other duties.
+/// How many events are handled in a row before the keeper turns to its other duties.
 const EVENTS: usize = 64;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long a release is sent again while it is not answered, or for its TTL if that is longer. No request can be on its way for
-/// as long as this: the store has either carried it out or lost the connection that it came by.
+/// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
+/// then the store has either executed it or lost the connection on which it was sent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// All leases of a client, and what is to be done for them.
+/// All leases of a client, and the work that is due for them.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     backend: Arc<dyn Backend>,
-    /// From before they are asked for until their release is confirmed.
+    /// Every lease from before it is requested until its release is confirmed.
     leases: Mutex<HashMap<LeaseId, Arc<Lease>>>,
-    /// The leases that are asked for, and those that are held.
+    /// When something is due for waiting leases, and for held ones.
     queued: Schedule,
     held: Schedule,
     releases: ReleaseQueue,
@@ -61,13 +62,13 @@ pub(crate) struct Keeper {
     given_up: AtomicUsize,
 }
 
-/// What becomes of a lease whose hold is over.
+/// What happens to a lease whose hold has ended.
 enum Next {
-    /// Somebody else of this client has it.
+    /// It was passed on within this client.
     Passed,
-    /// It goes back, and these are asked for before.
+    /// It is returned to the store, after these leases have been requested.
     Back(Vec<Arc<Lease>>),
-    /// It was lost before.
+    /// It had been lost before.
     Lost,
 }
 
@@ -107,10 +108,10 @@ impl Keeper {
     }
 }
 
-// Asking
+// Requests
 
 impl Keeper {
-    /// A lease that the client owns from here on. `None` once the client is closed.
+    /// Creates a lease, which the client owns from here on. `None` once the client is closed.
     pub(super) fn open(
         &self,
         name: &Name,
@@ -131,7 +132,7 @@ impl Keeper {
         Some(lease)
     }
 
-    /// No release of this lease is pending any more.
+    /// Removes a lease whose release is confirmed or given up.
     pub(super) fn forget(&self, lease: &Lease) {
         self.leases.lock().remove(&lease.id());
         if self.closing.is_closed() {
@@ -139,7 +140,7 @@ impl Keeper {
         }
     }
 
-    /// Files a lease by what is due for it next.
+    /// Schedules a lease by the instant at which something is due for it.
     pub(super) fn file(&self, lease: &Arc<Lease>) {
         if lease.waits() {
             self.queued.file([Arc::clone(lease)]);
@@ -149,7 +150,7 @@ impl Keeper {
         }
     }
 
-    /// The keeper asks as well for the leases for which somebody asks in place, now that others wait for them too.
+    /// From now on the keeper repeats the requests that waiters have sent themselves, because others wait for these leases too.
     pub(super) fn watch(&self, queue: &mut Queue<oneshot::Sender<Told>>) {
         let in_place = queue.take_in_place();
         if !in_place.is_empty() {
@@ -162,7 +163,7 @@ impl Keeper {
         leases.iter().filter_map(|id| table.get(id).cloned()).collect()
     }
 
-    /// Whoever asked for this lease in place has gone. If others wait for it, it is asked for again.
+    /// The future that requested this lease itself has been dropped. The keeper repeats the request if the lease still waits.
     pub(super) fn take_on(&self, lease: &Arc<Lease>) {
         if lease.waits() {
             lease.ask_soon(Instant::now());
@@ -170,13 +171,13 @@ impl Keeper {
         }
     }
 
-    /// Why the store was not heard when it was asked for a group last, if it was not.
+    /// Why the last request or renewal for a group was not answered, if one was not.
     pub(super) fn silence(&self, group: &Group) -> Option<BackendError> {
         let leases = self.queues.with(group, None, |queue| self.of(&queue.leases()));
         leases.iter().find_map(|lease| lease.silence())
     }
 
-    /// Asks the store for a lease, first or again.
+    /// Sends the request for a lease, for the first time or again.
     async fn ask(&self, lease: Arc<Lease>) {
         let Some(request) = lease.request_again() else { return };
         let sent = Instant::now();
@@ -199,24 +200,25 @@ impl Keeper {
         }
     }
 
-    /// A request was answered after its lease was given up. If it was carried out after the release, the store knows it again.
+    /// A request was answered, or its grant told, after its lease was given up. If it was executed after the release, the store has a record of the
+    /// lease again.
     fn known_again(&self, lease: &Lease) {
         lease.note_grant();
-        // If the release is under way, whoever hears its answer looks for the note.
+        // If the release is still in flight, `released` looks at the note when it is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
         if is_confirmed && lease.granted_since() {
             self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
         }
     }
 
-    /// The limit of a group has turned out to be this: more may be asked for.
+    /// Takes over the limit that the store has reported for a group: more leases may be wanted under it.
     pub(super) fn follow(&self, lease: &Arc<Lease>, limit: Option<Limit>) {
         let (Some(group), Some(limit)) = (lease.group(), limit) else { return };
         self.queues.with(group, None, |queue| queue.follow(limit.permits));
         self.ask_more(lease);
     }
 
-    /// Asks for as many leases like this one as are wanted by those who wait.
+    /// Requests as many leases like this one as the waiters of its group still want.
     pub(super) fn ask_more(&self, like: &Arc<Lease>) {
         let Some(group) = like.group() else { return };
         let more = self.queues.with(group, None, |queue| self.wanted(queue, like));
@@ -226,7 +228,7 @@ impl Keeper {
         self.queued.file(more);
     }
 
-    /// New leases for those who wait, as many as are wanted.
+    /// Creates as many leases as the waiters of a group still want.
     fn wanted(&self, queue: &mut Queue<oneshot::Sender<Told>>, like: &Lease) -> Vec<Arc<Lease>> {
         let mut leases = Vec::new();
         while queue.wanted() > 0 {
@@ -239,10 +241,10 @@ impl Keeper {
     }
 }
 
-// Held, and over
+// Held and ended leases
 
 impl Keeper {
-    /// A lease is held, by nobody yet.
+    /// A lease was granted, and nobody has taken it up yet.
     fn granted(&self, lease: &Arc<Lease>) {
         let Some(group) = lease.group() else {
             if let Some(waiter) = lease.waiter() {
@@ -258,7 +260,7 @@ impl Keeper {
         }
     }
 
-    /// A lease of a group is held. `None` if it was given up at this moment.
+    /// Records that a lease of a group is held. `None` if it was given up in the meantime; then it is released.
     pub(super) fn hold<T>(
         &self,
         group: &Group,
@@ -285,7 +287,7 @@ impl Keeper {
         }
     }
 
-    /// Tells whoever of the group waits longest that it holds. If nobody waits, the lease goes back.
+    /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the store.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
         let Some(group) = lease.group() else { return };
         loop {
@@ -304,7 +306,7 @@ impl Keeper {
         }
     }
 
-    /// A lease is not to be had.
+    /// The request for a lease has failed for good.
     fn failed(&self, lease: &Arc<Lease>, error: &BackendError) {
         if let Some(waiter) = lease.waiter() {
             let _ = waiter.send(Told::Failed(error.again()));
@@ -332,7 +334,7 @@ impl Keeper {
         }
     }
 
-    /// Gives up what is asked for and nobody waits for any more.
+    /// Gives up the requested leases of a group for which nobody waits any more.
     pub(super) fn give_up_surplus(&self, group: &Group) {
         while let Some(id) = self.queues.with(group, None, Queue::surplus) {
             let lease = self.leases.lock().get(&id).cloned();
@@ -342,7 +344,7 @@ impl Keeper {
         }
     }
 
-    /// A hold that has not arrived, or is not wanted, goes to whoever is next, or back to the store.
+    /// A hold whose receiver has gone: hands it to the next waiter of the group, or returns the lease to the store.
     pub(super) fn give_back(&self, hold: &Hold) {
         hold.lease.take_back(hold.token);
         if hold.lease.group().is_some() {
@@ -352,7 +354,7 @@ impl Keeper {
         }
     }
 
-    /// A lease goes back to the store.
+    /// Returns a lease to the store.
     fn end(&self, lease: &Arc<Lease>) {
         if let Next::Back(next) = self.back(lease) {
             self.queue_release(PendingRelease {
@@ -371,7 +373,7 @@ impl Keeper {
         Next::Back(self.followers(lease))
     }
 
-    /// A lease is not held any more: those of its group who wait want another one.
+    /// A lease is no longer held: creates those that the waiters of its group now want instead.
     fn followers(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         let Some(group) = lease.group() else { return Vec::new() };
         self.queues.with(group, None, |queue| {
@@ -380,7 +382,7 @@ impl Keeper {
         })
     }
 
-    /// The last guard of a hold goes: the lease goes to the next one of this client, or back.
+    /// The last guard of a hold has gone: passes the lease on to the next waiter of this client, or ends it.
     fn pass_on(&self, lease: &Arc<Lease>) -> Next {
         let Some(group) = lease.group() else { return self.back(lease) };
         let now = Instant::now();
@@ -404,7 +406,7 @@ impl Keeper {
         Next::Passed
     }
 
-    /// A lease was lost: it is released as well, since only this client knows that it is over.
+    /// A lost lease is released as well: the store may still count it as held.
     fn release_lost(&self, lease: &Arc<Lease>) {
         self.owners.forget(lease);
         let next = self.followers(lease);
@@ -415,7 +417,7 @@ impl Keeper {
         self.releases.push(pending);
     }
 
-    /// A guard goes, and its permits with it, without waiting.
+    /// Releases a guard and its permits without waiting.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
         let lease = &hold.lease;
         match lease.leave(hold.token, permits, Instant::now()) {
@@ -436,7 +438,7 @@ impl Keeper {
         }
     }
 
-    /// A guard goes, and its permits with it: the store is told now, or the next one in this client.
+    /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
     pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), ReleaseError> {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
@@ -459,7 +461,7 @@ impl Keeper {
             self.release_behind(target, next).await
         };
         let released = answer.map_err(ReleaseError::Store)?;
-        // A part may find nothing because the rest of the lease was released meanwhile, and got there first.
+        // The release of a part may find nothing because the rest of the lease was released in the meantime.
         let overtaken = part && lease.is_released();
         match lost_before(released, ends).filter(|_| !overtaken) {
             None => Ok(()),
@@ -475,7 +477,7 @@ impl Keeper {
         }
     }
 
-    /// If it is not answered, it goes to the release queue.
+    /// Sends a release from the caller's task. If it is not confirmed, it goes to the release queue.
     async fn release_in_place(&self, target: Target) -> Result<Released, BackendError> {
         let pending = Unconfirmed { keeper: self, target: Some(target.clone()) };
         let released = self.send_release(&target).await?;
@@ -484,7 +486,8 @@ impl Keeper {
         Ok(released)
     }
 
-    /// By the keeper's task, since what is asked for before concerns others.
+    /// Has the keeper's task send the requests in `next` and then the release. Others wait for those requests, so they must
+    /// not depend on the caller's future.
     async fn release_behind(&self, target: Target, next: Vec<Arc<Lease>>) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
         self.queue_release(PendingRelease { target, next, confirm: Some(confirm) });
@@ -499,17 +502,17 @@ impl Keeper {
         }
     }
 
-    /// The store has confirmed a release.
+    /// A release was confirmed, or given up.
     fn released(&self, target: &Target) {
         let Target::Lease(lease) = target else { return };
         self.forget(lease);
         if lease.granted_since() {
-            // Perhaps its request was carried out after its release. If not, there is nothing to be found.
+            // Its request may have been executed after its release. If it was not, this release finds nothing.
             self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
         }
     }
 
-    /// Ends everything: nothing more is asked for, and all that is held is lost.
+    /// Closes the client: no more requests are sent, and every held lease is lost.
     pub(super) fn close(&self) {
         self.closing.close();
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
@@ -525,7 +528,7 @@ impl Keeper {
         drop(self.queues.dismiss_all());
     }
 
-    /// Waits until no release is pending any more, and tells whether the store has confirmed all of it.
+    /// Waits until no release is pending. Returns whether the store has confirmed all those that were pending.
     pub(super) async fn drained(&self) -> bool {
         let given_up = || self.given_up.load(Ordering::Relaxed);
         let before = given_up();
@@ -548,7 +551,7 @@ pub(crate) enum ReleaseError {
     Store(BackendError),
 }
 
-/// A release that is under way. When it is over, also by being dropped, those who wait for the end of the hold are told.
+/// A release in progress. When it is over or dropped, everybody who waits for the end of the hold is notified.
 struct GivingBack<'a>(&'a Hold);
 
 impl Drop for GivingBack<'_> {
@@ -557,7 +560,7 @@ impl Drop for GivingBack<'_> {
     }
 }
 
-/// A release that is sent in place: it goes to the release queue unless the store confirms it.
+/// A release that the caller's task sends: it goes to the release queue unless the store confirms it.
 struct Unconfirmed<'a> {
     keeper: &'a Keeper,
     target: Option<Target>,
@@ -577,8 +580,8 @@ impl Drop for Unconfirmed<'_> {
     }
 }
 
-/// Whether what a release found means that the lease was lost before. If nobody knows, the lease had not ended as long
-/// as its time was not over.
+/// Whether the result of a release means that the lease had been lost before. If the result is unknown, the lease counts as
+/// held as long as its deadline has not passed.
 fn lost_before(released: Released, ends: Instant) -> Option<LossReason> {
     match released {
         Released::Held => None,
@@ -592,7 +595,8 @@ fn lost_before(released: Released, ends: Instant) -> Option<LossReason> {
 // The task
 
 impl Keeper {
-    /// Does what is due until `abandoned` and no release is pending any more: all of it, or all but keeping what is held.
+    /// Runs the keeper's duties until `abandoned` is cancelled and no release is pending. Held leases are kept here only if
+    /// `held_too`.
     pub(super) async fn run(
         self: Arc<Self>,
         events: BoxStream<'static, Event>,
@@ -606,7 +610,7 @@ impl Keeper {
             }
             std::future::pending().await
         };
-        // Keeping leases has no end of its own: it is over when no release is pending any more.
+        // The first two never finish: the task ends when no release is pending any more.
         tokio::select! {
             () = self.keep_queued(events) => {}
             () = held => {}
@@ -614,7 +618,7 @@ impl Keeper {
         }
     }
 
-    /// What was under way on a runtime that has died is due again.
+    /// Makes everything due again that was in progress on a runtime that has ended.
     fn take_over(&self, held_too: bool) {
         self.queued.clear();
         if held_too {
@@ -626,7 +630,7 @@ impl Keeper {
         self.file_all(leases);
     }
 
-    /// Keeps what is held: renews it, and notices that it ends. Until `abandoned`, when nobody holds any more.
+    /// Keeps held leases: renews them and notices their end. Runs until `abandoned` is cancelled; nothing is held after that.
     pub(super) async fn keep_held(self: Arc<Self>, abandoned: CancellationToken) {
         tokio::select! {
             () = self.renew_held() => {}
@@ -640,7 +644,7 @@ impl Keeper {
         loop {
             // A store that answers at once must not keep other tasks from running.
             consume_budget().await;
-            // One that is asked for again would have been given up before.
+            // Leases that are to be requested belong to the other schedule.
             for lease in self.tend(&self.held, Instant::now()) {
                 self.queued.file([lease]);
             }
@@ -678,7 +682,7 @@ impl Keeper {
         }
     }
 
-    /// Looks at every lease for which something is due. Those to be asked for are returned.
+    /// Does what is due for every lease of a schedule. Returns those that are to be requested.
     fn tend(&self, schedule: &Schedule, now: Instant) -> Vec<Arc<Lease>> {
         let (mut ask, mut renew, mut wait) = (Vec::new(), Vec::new(), Vec::new());
         for lease in schedule.take_due(now) {
@@ -702,7 +706,7 @@ impl Keeper {
         ask
     }
 
-    /// Files leases by what is due for them next, where that is looked at.
+    /// Schedules leases by the instant at which something is due for them, waiting ones and held ones apart.
     fn file_all(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
         let (queued, held): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.waits());
         if !queued.is_empty() {
@@ -716,13 +720,13 @@ impl Keeper {
         }
     }
 
-    /// Nothing is due for this lease any more.
+    /// Removes a lease from both schedules.
     fn unfile(&self, lease: &Lease) {
         self.queued.forget(lease);
         self.held.forget(lease);
     }
 
-    /// Takes in what the store tells.
+    /// Handles an event from the store.
     fn hear(&self, event: Event) {
         match event {
             Event::Granted { lease, ticket, grant } => {
@@ -733,7 +737,7 @@ impl Keeper {
                 match known.told(ticket, grant, Instant::now()) {
                     Heard::Granted => self.granted(&known),
                     Heard::Doubtful => self.file(&known),
-                    Heard::Known => {}
+                    Heard::Known => self.known_again(&known),
                 }
             }
             Event::Revoked { lease, token } => {
@@ -765,7 +769,7 @@ impl Keeper {
         self.queued.file(leases.into_iter().inspect(|lease| lease.ask_soon(now)));
     }
 
-    /// Works the releases off.
+    /// Sends pending releases.
     async fn send_releases(&self, abandoned: &CancellationToken) {
         let mut releases = FuturesUnordered::new();
         loop {
@@ -778,7 +782,7 @@ impl Keeper {
                 biased;
                 Some(()) = releases.next() => {}
                 () = self.releases.queued(), if releases.len() < MAX_RELEASES => {}
-                // The last one may have been queued since the line above was looked at: then there is something to do.
+                // A release may have been queued since the branch above was polled.
                 () = abandoned.cancelled(), if releases.is_empty() => {
                     if self.releases.is_empty() {
                         return;
@@ -788,7 +792,7 @@ impl Keeper {
         }
     }
 
-    /// Sends what is pending now. The leases that were to be asked for before are left to the next runtime.
+    /// Sends the releases that are pending now. The next leases are requested by the keeper of the next runtime.
     pub(super) async fn send_pending_releases(&self) {
         let mut releases = FuturesUnordered::new();
         while let Some(mut pending) = self.releases.pop() {
@@ -798,15 +802,16 @@ impl Keeper {
         while releases.next().await.is_some() {}
     }
 
-    /// Whoever is next is asked for, and the release sent, in this order.
+    /// Sends the requests for the next leases and the release, in this order, without waiting in between.
     async fn send_pending(&self, mut pending: UnderWay<'_>) {
         let next = pending.take_next();
+        next.iter().for_each(|lease| lease.start_asking());
         let asked = join_all(next.into_iter().map(|lease| self.ask(lease)));
         join(asked, self.send_until_confirmed(pending)).await;
     }
 
-    /// Sends one release until the store confirms it. That its TTL has passed is no reason to stop: the request itself may still be
-    /// on its way, and be granted then.
+    /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
+    /// flight, and be granted later.
     async fn send_until_confirmed(&self, mut pending: UnderWay<'_>) {
         let Some(target) = pending.target() else { return };
         let key = &*target.lease_ref().resource.key;
@@ -823,11 +828,11 @@ impl Keeper {
                     tracing::debug!(key, %error, "release not answered, sending it again");
                     sleep(RETRY).await;
                 }
-                // Something else stands there, so nothing of this lease does.
+                // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => break,
                 Err(error) => {
                     tracing::warn!(key, %error, "release given up: it happens when the lease ends");
-                    // Whoever has closed the client has been told.
+                    // `shutdown` closes the backend, and has already reported what was not confirmed by then.
                     if !matches!(error, BackendError::Closed) {
                         self.given_up.fetch_add(1, Ordering::Relaxed);
                     }

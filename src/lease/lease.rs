@@ -1,8 +1,8 @@
-//! One lease: asked for, held, and over; and who may change what about that.
+//! One lease: its states and the transitions between them.
 //!
-//! All changes happen under one lock and are answered by what follows from them; to carry that out is the caller's business. A
-//! lease may have several holds, one after another: it is passed on within the client, each time under the next token. A hold is
-//! known by its token, and asks the lease about itself only.
+//! Every transition happens under the lease's mutex and returns what follows from it; the caller does that. A lease may have
+//! several holds, one after another: it is passed on within the client, each time under the next token. A hold is identified by
+//! its token and only asks the lease about itself.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,20 +22,20 @@ use crate::name::Name;
 use crate::options::Terms;
 use crate::sync::Mutex;
 
-/// How long a store that does not answer is borne by those who wait: this, or four TTLs if that is longer.
+/// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
 const OUTAGE: Duration = Duration::from_secs(30);
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);
 
-/// One acquisition at the store, from before it is asked for until its release is confirmed.
+/// One acquisition at the store, from before it is requested until its release is confirmed.
 #[derive(Debug)]
 pub(crate) struct Lease {
     name: Name,
     request: Request,
     terms: Terms,
-    /// Whose leases are passed on to each other, if this one can be.
+    /// The group within which the lease may be passed on, if it may be.
     group: Option<Group>,
-    /// Cancelled when the lease is lost. Made by the first who wants to hear of it.
+    /// Cancelled when the lease is lost. Created by the first who asks for it.
     lost: OnceLock<CancellationToken>,
     state: Mutex<State>,
 }
@@ -43,13 +43,13 @@ pub(crate) struct Lease {
 #[derive(Debug)]
 struct State {
     phase: Phase,
-    /// The limit of a semaphore, as the store has last told it to this lease.
+    /// The limit of a semaphore, as last reported to this lease by the store.
     limit: Option<Limit>,
-    /// Where those who wait for the end of a hold hear that it was given back.
+    /// Cancelled when the hold of that token has been released.
     endings: Vec<(FencingToken, CancellationToken)>,
-    /// Where the one who waits for this lease alone hears of it.
+    /// The channel to the waiter for this lease, if it has no group.
     waiter: Option<oneshot::Sender<Told>>,
-    /// Under which instant the lease is filed in the schedule.
+    /// The instant under which the lease is filed in a schedule.
     filed_at: Instant,
 }
 
@@ -57,37 +57,39 @@ struct State {
 enum Phase {
     Queued(Queued),
     Held(Held),
-    /// Given up, or released. Whether a grant was told since.
+    /// Given up, or released.
     Released {
+        /// Whether a grant was reported since.
         granted_since: bool,
     },
     Lost {
         token: FencingToken,
         reason: LossReason,
-        /// What the store said, if it refused to renew it.
+        /// The store's message, if it refused to renew the lease.
         detail: Option<String>,
-        /// Whether somebody has taken it on to release it.
+        /// Whether somebody has taken charge of its release.
         seen_to: bool,
     },
 }
 
-/// A lease that is asked for.
+/// A lease that is requested.
 #[derive(Debug)]
 struct Queued {
-    /// When the store was heard last, or else asked first.
+    /// When the store answered last, or the lease was created.
     heard: Instant,
-    /// The place, and when the request left that was last answered by it.
+    /// The ticket of the last answer, and when the request was sent that it answers.
     place: Option<(Ticket, Instant)>,
-    /// A grant that was told, and is not believed yet.
+    /// A pushed grant that is not accepted yet.
     told: Option<(Ticket, Grant)>,
-    /// A grant of which was told that it was released by force.
+    /// The token of a grant that was released by force.
     revoked: Option<FencingToken>,
     /// The error of the last request, if it was not answered.
     silence: Option<BackendError>,
-    /// Whether it is the keeper's to ask again. Until then, whoever wants it asks in place.
+    /// Whether the keeper has it in its schedule and repeats the request.
     kept: bool,
-    /// Whether the keeper has a request under way.
+    /// Whether a request of the keeper is in flight.
     asking: bool,
+    /// When the keeper repeats the request.
     ask_at: Instant,
 }
 
@@ -95,55 +97,57 @@ struct Queued {
 #[derive(Debug)]
 struct Held {
     deadline: Deadline,
-    /// As the store has granted it.
+    /// The store's grant.
     grant: Grant,
-    /// That of the present hold.
+    /// The token of the current hold.
     token: FencingToken,
     turn: Turn,
-    /// Whether the present hold is on its way to somebody, and whether it has arrived there. Until then it is not renewed.
+    /// Whether the current hold has been handed to a waiter.
     handed: bool,
+    /// Whether that waiter has taken it up. Until then it is not renewed.
     taken: bool,
-    /// How many guards share the hold. A guard that comes in again or is split off is one more.
+    /// How many guards share the hold: re-entering and splitting add one.
     guards: u32,
     /// How many permits they have together.
     permits: u32,
-    /// Whether it is filed where it is renewed in time.
+    /// Whether it is scheduled for its renewal, and not only for its end.
     filed_to_renew: bool,
+    /// Whether a renewal is due or in flight.
     renewing: bool,
     /// Set after a renewal that was not answered: when to try again, and why.
     unanswered: Option<(Instant, BackendError)>,
 }
 
-/// What is told to a waiter.
+/// A message to a waiter.
 #[derive(Debug)]
 pub(crate) enum Told {
-    /// It holds this.
+    /// It has this hold.
     Granted(Hold),
-    /// It cannot be had.
+    /// The request has failed.
     Failed(BackendError),
 }
 
-/// What follows from an answer to a request.
+/// What follows from the answer to a request.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The lease is held, by nobody yet.
+    /// The lease is held, and nobody has taken it up yet.
     Granted,
-    /// It waits, and is to be asked for again.
+    /// It waits, and the request is to be repeated.
     Queued,
-    /// It is not to be had without waiting.
+    /// It is not available without waiting.
     Busy,
-    /// It cannot be had.
+    /// The request has failed for good.
     Failed(BackendError),
-    /// It was granted or given up before.
+    /// It had been granted or given up before.
     Over,
 }
 
-/// What follows from a grant that was told.
+/// What follows from a pushed grant.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// The lease is held, by nobody yet.
+    /// The lease is held, and nobody has taken it up yet.
     Granted,
-    /// It is not believed: the store is to be asked.
+    /// It is not accepted: the client has to ask the store.
     Doubtful,
     /// There is nothing to do.
     Known,
@@ -152,28 +156,32 @@ pub(super) enum Heard {
 /// What the keeper has to do for a lease now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
+    /// Send its request.
     Ask,
+    /// Renew it.
     Renew,
+    /// Nothing yet: schedule it again.
     Wait,
-    /// It is lost, and to be released.
+    /// It is lost: release it.
     Release,
+    /// Nothing any more.
     Forget,
 }
 
-/// What a guard that goes leaves to be done.
+/// What follows when a guard is released.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Leaving {
-    /// It was the last one: the hold is over.
+    /// It was the last one: the hold has ended.
     Last,
-    /// Others stay, and keep so many permits; the rest goes back.
+    /// Other guards keep this many permits; the rest is returned.
     Keeping(u32),
-    /// Others stay, and keep everything.
+    /// Other guards keep the lock.
     Sharing,
-    /// The lease was lost before.
+    /// The lease had been lost before.
     Ended(LossReason),
 }
 
-/// A lease in the hands of one holder, which its token tells from those before and after it.
+/// A lease as one holder has it. Its token distinguishes it from earlier and later holds of the same lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) lease: Arc<Lease>,
@@ -181,7 +189,7 @@ pub(crate) struct Hold {
 }
 
 impl Lease {
-    /// A lease that is about to be asked for.
+    /// A lease that is about to be requested.
     pub(super) fn new(name: &Name, request: Request, terms: Terms, group: Option<Group>) -> Arc<Self> {
         let now = Instant::now();
         let queued = Queued {
@@ -234,7 +242,7 @@ impl Lease {
         self.request.claim.owner()
     }
 
-    /// What is claimed, under the limit that was told last.
+    /// What is claimed, with the limit that the store reported last.
     pub(super) fn claim(&self) -> Claim {
         match (&self.request.claim, self.limit()) {
             (Claim::Permits(permits, _), Some(limit)) => Claim::Permits(*permits, limit),
@@ -242,12 +250,12 @@ impl Lease {
         }
     }
 
-    /// Whether each hold has a time of its own.
+    /// Whether there is a maximum hold time, which starts anew with each hold.
     pub(super) const fn is_capped(&self) -> bool {
         self.terms.max_hold.is_some()
     }
 
-    /// Whether it is asked for, and would wait in the store's queue.
+    /// Whether it is requested by a request that waits in the store's queue.
     pub(super) fn waits(&self) -> bool {
         self.request.waits && matches!(self.state.lock().phase, Phase::Queued(_))
     }
@@ -256,16 +264,16 @@ impl Lease {
         matches!(self.state.lock().phase, Phase::Released { .. })
     }
 
-    /// The limit of a semaphore, as the store has last told it to this lease.
+    /// The limit of a semaphore, as last reported to this lease by the store.
     pub(super) fn limit(&self) -> Option<Limit> {
         self.state.lock().limit
     }
 }
 
-// Asked for
+// Requested leases
 
 impl Lease {
-    /// Takes in the answer to a request that left at `sent`.
+    /// Handles the answer to a request that was sent at `sent`.
     pub(super) fn answered(
         &self,
         answer: Result<Answer, BackendError>,
@@ -284,8 +292,14 @@ impl Lease {
         match answer {
             Ok(Answer::Granted(grant)) => match self.counted_from(grant, sent, now) {
                 Some(counted_from) => self.hold(&mut state, grant, counted_from, now),
+                // Its time is over, or nearly. Nobody would ask again: whoever asked is told, and asks for another lease.
+                None if !self.request.waits => {
+                    let outcome = self.hold(&mut state, grant, sent, now);
+                    self.lose_in(&mut state, LossReason::Expired);
+                    outcome
+                }
                 None => {
-                    // It is as good as over: the next request begins anew.
+                    // Its time is over, or nearly: ask again when it has ended at the store, too.
                     (queued.heard, queued.silence) = (now, None);
                     queued.ask_at = now + grant.remaining.unwrap_or_default().max(RETRY);
                     Outcome::Queued
@@ -299,7 +313,7 @@ impl Lease {
                     Some((ticket, grant)) if ticket == place.ticket && self.is_fresh(sent, now) => {
                         return self.hold(&mut state, grant, sent, now);
                     }
-                    // Told of a later place than this answer: there is a newer answer to be had.
+                    // The grant is for this place and comes too late, or for a later place: this answer is out of date.
                     Some((ticket, _)) if ticket >= place.ticket => queued.ask_at = now,
                     _ => {}
                 }
@@ -321,9 +335,9 @@ impl Lease {
         }
     }
 
-    /// Takes in that the place `ticket` was served. That is believed only of the place by which the store has last answered:
-    /// what is told comes on another way than answers, and may be old. The lease is then counted from when the last request left
-    /// that was answered so, since the grant ends when the place would have ended.
+    /// Handles a pushed grant to the place `ticket`. It is accepted only for the ticket of the store's last answer: events and
+    /// answers travel on different connections, and an event may be old. The lease is then counted from the request that was
+    /// answered with that ticket, because the grant ends when the place would have ended.
     pub(super) fn told(&self, ticket: Ticket, grant: Grant, now: Instant) -> Heard {
         let mut state = self.state.lock();
         match &mut state.phase {
@@ -346,15 +360,15 @@ impl Lease {
         }
     }
 
-    /// Whether a lease counted from `sent` has so much time left that it is worth to be held. If not, this process was paused,
-    /// and only the store knows what became of it.
+    /// Whether a lease counted from `sent` has at least half of its time left. If not, the grant was late or this process was
+    /// paused, and the store is asked instead.
     fn is_fresh(&self, sent: Instant, now: Instant) -> bool {
         now.saturating_duration_since(sent) < self.terms.ttl / 2
     }
 
-    /// From when a grant that answers a request sent at `sent` is counted. `None` if its time is over by now.
+    /// The instant from which a grant is counted that answers a request sent at `sent`. `None` if it has ended by now.
     fn counted_from(&self, grant: Grant, sent: Instant, now: Instant) -> Option<Instant> {
-        // One that was made before ends so long after the store has looked, which was later than `sent`.
+        // A grant that was made earlier ends `remaining` after the store looked, which was not before `sent`.
         let before = grant.remaining.map_or(Duration::ZERO, |left| self.terms.ttl.saturating_sub(left));
         let from = sent.checked_sub(before)?;
         (grant.remaining.is_none() || !Deadline::new(self.terms, from, now).has_passed(now)).then_some(from)
@@ -387,14 +401,14 @@ impl Lease {
         Outcome::Granted
     }
 
-    /// It is of use to ask again now.
+    /// Makes a repetition of the request due now.
     pub(super) fn ask_soon(&self, now: Instant) {
         if let Phase::Queued(queued) = &mut self.state.lock().phase {
             queued.ask_at = now;
         }
     }
 
-    /// As it is asked for again. `None` if it is not asked for any more.
+    /// The request as it is repeated. `None` if the lease does not wait any more.
     pub(super) fn request_again(&self) -> Option<Request> {
         if !self.waits() {
             return None;
@@ -402,8 +416,15 @@ impl Lease {
         Some(Request { claim: self.claim(), ..self.request.clone() })
     }
 
-    /// A request that was under way on a runtime that has died is due again, and so is a renewal. `false` if the keeper has nothing
-    /// to do with this lease.
+    /// The keeper sends the request now. If its runtime ends before the answer, the next one sends it again.
+    pub(super) fn start_asking(&self) {
+        if let Phase::Queued(queued) = &mut self.state.lock().phase {
+            (queued.kept, queued.asking) = (true, true);
+        }
+    }
+
+    /// Makes a request or a renewal due again that was in flight on a runtime that has ended. `false` if the keeper has nothing
+    /// to do for this lease.
     pub(super) fn take_over(&self, now: Instant) -> bool {
         match &mut self.state.lock().phase {
             Phase::Queued(queued) => {
@@ -419,7 +440,7 @@ impl Lease {
         }
     }
 
-    /// Why the store was not heard when it was asked last, if it was not.
+    /// Why the last request or renewal was not answered, if it was not.
     pub(super) fn silence(&self) -> Option<BackendError> {
         match &self.state.lock().phase {
             Phase::Queued(queued) => queued.silence.as_ref().map(BackendError::again),
@@ -428,7 +449,7 @@ impl Lease {
         }
     }
 
-    /// Somebody waits for this lease alone. Answers the hold if it is there already.
+    /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime.
     pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Told>) -> Option<Hold> {
         let mut state = self.state.lock();
         let hold = self.hand_in(&mut state);
@@ -438,12 +459,12 @@ impl Lease {
         hold
     }
 
-    /// Who waits for this lease alone, and is to be told now.
+    /// Takes the channel to the waiter of a lease without a group.
     pub(super) fn waiter(&self) -> Option<oneshot::Sender<Told>> {
         self.state.lock().waiter.take()
     }
 
-    /// Nobody wants it any more. `false` if it is held, or over.
+    /// Gives up a lease that waits. `false` if it is held or has ended.
     pub(super) fn give_up(&self) -> bool {
         let mut state = self.state.lock();
         let waits = matches!(state.phase, Phase::Queued(_));
@@ -460,7 +481,7 @@ impl Lease {
 impl Queued {
     fn answered(&mut self, ticket: Ticket, sent: Instant, now: Instant) {
         (self.heard, self.silence) = (now, None);
-        // Answers to requests that were under way together may come in any order.
+        // Answers to requests that were in flight together may arrive in any order.
         match self.place {
             Some((place, last)) if place > ticket || (place == ticket && last > sent) => {}
             _ => self.place = Some((ticket, sent)),
@@ -468,11 +489,11 @@ impl Queued {
     }
 }
 
-// Held
+// Held leases
 
 impl Lease {
-    /// The hold, for one that is to be told of it or takes it in place; it may have been lost since it was granted. `None` if
-    /// somebody else was told, or there is none.
+    /// The current hold, for the waiter that gets it; it may have been lost since it was granted. `None` if another waiter has
+    /// it, or there is none.
     pub(super) fn hand(self: &Arc<Self>) -> Option<Hold> {
         self.hand_in(&mut self.state.lock())
     }
@@ -489,7 +510,7 @@ impl Lease {
         Some(Hold { lease: Arc::clone(self), token })
     }
 
-    /// Whoever was told of the hold has gone: somebody else may have it.
+    /// The waiter to which the hold was handed has gone: it may be handed to another one.
     pub(super) fn take_back(&self, token: FencingToken) {
         if let Phase::Held(held) = &mut self.state.lock().phase
             && held.token == token
@@ -498,7 +519,8 @@ impl Lease {
         }
     }
 
-    /// The hold has arrived: from here on it is renewed, and the maximum hold time counts. Tells whether it is to be filed for that.
+    /// The waiter has taken up its hold: from now on it is renewed, and the maximum hold time runs. Tells whether the lease must be
+    /// scheduled for that.
     pub(super) fn take(&self, token: FencingToken, now: Instant) -> bool {
         match &mut self.state.lock().phase {
             Phase::Held(held) if held.token == token => {
@@ -510,8 +532,8 @@ impl Lease {
         }
     }
 
-    /// Begins the next hold, under the next token, for somebody else of this client. `None` if the lease is to go back to the
-    /// store: its turn or most of its time is over, or it is lost.
+    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease has to be returned to
+    /// the store: its turn is over, less than half of its time is left, or it is lost.
     pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return None };
@@ -528,7 +550,7 @@ impl Lease {
         Some(Hold { lease: Arc::clone(self), token: held.token })
     }
 
-    /// Ends the lease as released. `false` if it is over already.
+    /// Ends the lease as released. `false` if it has ended before.
     pub(super) fn end(&self) -> bool {
         let mut state = self.state.lock();
         let held = matches!(state.phase, Phase::Held(_));
@@ -538,7 +560,7 @@ impl Lease {
         held
     }
 
-    /// A guard goes, with its permits. If it was the last one, the caller ends the lease or passes it on.
+    /// Removes a guard and its permits. If it was the last one, the caller ends the lease or passes it on.
     pub(super) fn leave(&self, token: FencingToken, permits: u32, now: Instant) -> Leaving {
         let mut state = self.state.lock();
         if let Some(reason) = self.loss_in(&mut state, token, now) {
@@ -556,7 +578,7 @@ impl Lease {
         Leaving::Keeping(held.permits)
     }
 
-    /// One guard more shares the hold, if the lease is still held: an owner comes in again.
+    /// Adds a guard of an owner that re-enters, if the lease is still held.
     pub(super) fn enter(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return None };
@@ -567,7 +589,7 @@ impl Lease {
         Some(Hold { lease: Arc::clone(self), token: held.token })
     }
 
-    /// What the store released was lost before, it says.
+    /// Marks the lease as lost because its release has found that it had ended before.
     pub(super) fn found_lost(&self, token: FencingToken, reason: LossReason) {
         let mut state = self.state.lock();
         state.phase = Phase::Lost { token, reason, detail: None, seen_to: true };
@@ -576,7 +598,7 @@ impl Lease {
         self.tell_lost();
     }
 
-    /// The grant of this token was released by force. `false` if that is not the one that is held.
+    /// The grant of this token was released by force. `false` if it is not the grant that is held.
     pub(super) fn revoke(&self, token: FencingToken) -> bool {
         let mut state = self.state.lock();
         match &mut state.phase {
@@ -597,8 +619,8 @@ impl Lease {
         self.lose_in(&mut self.state.lock(), reason);
     }
 
-    /// Why the hold of this token is lost, if it is. This is where a passed deadline is noticed: by the keeper, by a poll of
-    /// `lost`, by any question to the guard, whichever comes first.
+    /// Why the hold of this token is lost, if it is. A passed deadline is noticed here: by the keeper, by a poll of `lost`, or by
+    /// any other question to the guard, whichever comes first.
     fn loss(&self, token: FencingToken, now: Instant) -> Option<LossReason> {
         self.loss_in(&mut self.state.lock(), token, now)
     }
@@ -615,7 +637,7 @@ impl Lease {
         }
     }
 
-    /// Tells everybody. The store is told by the keeper.
+    /// Ends the lease as lost and notifies everybody in this client. The keeper releases it at the store.
     fn lose_in(&self, state: &mut State, reason: LossReason) {
         let Phase::Held(held) = &state.phase else { return };
         let token = held.token;
@@ -634,7 +656,7 @@ impl Lease {
 }
 
 impl Held {
-    /// Why it is lost if its deadline has passed.
+    /// The reason for the loss once the deadline has passed.
     fn passed(&self) -> LossReason {
         if self.deadline.ends_by_cap() {
             LossReason::HeldTooLong
@@ -648,14 +670,14 @@ impl Held {
     }
 
     fn extend(&mut self, counted_from: Instant, now: Instant) {
-        // Too late if the deadline passed in between, even if nobody has looked yet.
+        // Too late if the deadline has passed, even if nobody has noticed yet.
         if !self.deadline.has_passed(now) {
             self.deadline.extend(counted_from);
         }
         self.unanswered = None;
     }
 
-    /// When the next renewal is due, if one is and none is under way.
+    /// When the next renewal is due, if there is one and none is in flight.
     fn next_renewal(&self) -> Option<Instant> {
         if self.renewing || !self.taken {
             return None;
@@ -672,7 +694,7 @@ impl Held {
 // In the keeper's schedule
 
 impl Lease {
-    /// When something is due for this lease next: there it is filed. `None` if nothing is.
+    /// The instant under which to file the lease: when something is due for it next. `None` if nothing is.
     pub(super) fn file(&self) -> Option<Instant> {
         let mut state = self.state.lock();
         let at = match &mut state.phase {
@@ -697,12 +719,12 @@ impl Lease {
         self.state.lock().filed_at
     }
 
-    /// Whether the lease may be renewed at `now`, to go together with others, though it is not due yet.
+    /// Whether the lease may be renewed at `now`, a little early, in order to travel with others.
     pub(super) fn may_renew(&self, now: Instant) -> bool {
         matches!(&self.state.lock().phase, Phase::Held(held) if held.may_renew(now))
     }
 
-    /// What the keeper has to do at `now`. Answers [`Step::Renew`] once per renewal, and so for the others.
+    /// What the keeper has to do at `now`. A request, a renewal or a release is returned once and counts as begun from then on.
     pub(super) fn step(&self, now: Instant) -> Step {
         let mut state = self.state.lock();
         if let Phase::Held(held) = &state.phase {
@@ -728,13 +750,13 @@ impl Lease {
         }
     }
 
-    /// How the store is asked for another term. `None` if the lease is over.
+    /// The renewal request. `None` if the lease has ended.
     pub(super) fn renewal(&self) -> Option<Renew> {
         let held = matches!(self.state.lock().phase, Phase::Held(_));
         held.then(|| Renew::new(self.request.lease.clone(), self.terms.ttl))
     }
 
-    /// Takes in the answer to a renewal that left at `sent`. Unknown neither extends nor ends the lease.
+    /// Handles the answer to a renewal that was sent at `sent`. An error neither extends nor ends the lease.
     pub(super) fn renewed(&self, answer: Result<Renewal, BackendError>, sent: Instant, now: Instant) {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return };
@@ -744,7 +766,7 @@ impl Lease {
                 held.extend(sent, now);
                 tracing::debug!(name = %self.name, token = held.token.get(), "lease renewed");
             }
-            // A revocation that was not told looks like this as well, and cannot be told apart.
+            // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason),
             Err(error) => {
                 tracing::debug!(name = %self.name, token = held.token.get(), %error, "renewal not answered");
@@ -753,7 +775,7 @@ impl Lease {
         }
     }
 
-    /// The end of the lease if it is held, or else now.
+    /// The deadline of a held lease; now for any other.
     pub(super) fn ends(&self) -> Instant {
         match &self.state.lock().phase {
             Phase::Held(held) => held.deadline.ends(),
@@ -761,14 +783,14 @@ impl Lease {
         }
     }
 
-    /// The store may have granted it after it was given up.
+    /// Notes that the store may have granted the lease after it was given up.
     pub(super) fn note_grant(&self) {
         if let Phase::Released { granted_since } = &mut self.state.lock().phase {
             *granted_since = true;
         }
     }
 
-    /// Whether a grant was told after the lease was given up.
+    /// Whether a grant was noted after the lease was given up. Clears the note.
     pub(super) fn granted_since(&self) -> bool {
         match &mut self.state.lock().phase {
             Phase::Released { granted_since } => std::mem::take(granted_since),
@@ -777,7 +799,7 @@ impl Lease {
     }
 }
 
-// What a holder asks
+// Holds
 
 impl Hold {
     pub(crate) fn name(&self) -> &Name {
@@ -798,7 +820,7 @@ impl Hold {
         Error::Lost { name: self.name().as_str().to_owned(), token: self.token, reason, detail }
     }
 
-    /// When it ends unless it is renewed. `None` if it is over.
+    /// When it ends unless it is renewed. `None` if it has ended.
     pub(crate) fn ends(&self) -> Option<Instant> {
         match &self.lease.state.lock().phase {
             Phase::Held(held) if held.token == self.token => Some(held.deadline.ends()),
@@ -806,7 +828,7 @@ impl Hold {
         }
     }
 
-    /// For how long it may still be trusted, zero if it is over.
+    /// For how long it may still be trusted; zero if it has ended.
     pub(crate) fn remaining(&self, now: Instant) -> Duration {
         if self.loss(now).is_some() {
             return Duration::ZERO;
@@ -814,12 +836,12 @@ impl Hold {
         self.ends().map_or(Duration::ZERO, |ends| ends.saturating_duration_since(now))
     }
 
-    /// Fires when the lease is lost by anything but time; for time, ask [`ends`](Self::ends).
+    /// Cancelled when the lease is found lost. A deadline that passes may be noticed late: see [`ends`](Self::ends).
     pub(crate) fn lost(&self) -> &CancellationToken {
         self.lease.lost.get_or_init(CancellationToken::new)
     }
 
-    /// Fires when the hold has been given back, and it is known whether it was lost before.
+    /// Cancelled when the hold has been released, and it is known whether it had been lost before.
     pub(crate) fn released(&self) -> CancellationToken {
         let mut state = self.lease.state.lock();
         let known = state.endings.iter().find(|(token, _)| *token == self.token);
@@ -831,7 +853,7 @@ impl Hold {
         released
     }
 
-    /// Its last guard has gone, and the release is over, whatever came of that.
+    /// Its last guard has gone and the release has finished, with whatever result.
     pub(super) fn give_back(&self) {
         let mut state = self.lease.state.lock();
         let place = state.endings.iter().position(|(token, _)| *token == self.token);
@@ -842,7 +864,7 @@ impl Hold {
         }
     }
 
-    /// One guard more shares the permits that this one has.
+    /// Adds a guard, which shares the permits of an existing one.
     pub(crate) fn split(&self) {
         if let Phase::Held(held) = &mut self.lease.state.lock().phase
             && held.token == self.token
@@ -851,12 +873,12 @@ impl Hold {
         }
     }
 
-    /// Why it is lost, if it is over and was not released.
+    /// Why a hold that has ended without a release was lost.
     pub(super) fn reason(&self) -> LossReason {
         self.loss(Instant::now()).unwrap_or(LossReason::Expired)
     }
 
-    /// It has arrived at its holder. Tells whether the lease is to be filed for that.
+    /// The waiter has taken it up. Tells whether the lease must be scheduled for that.
     pub(super) fn begin(&self, now: Instant) -> bool {
         self.lease.take(self.token, now)
     }
@@ -938,7 +960,7 @@ mod tests {
         let found = Ok(Answer::Granted(grant(42).lasting(TTL / 2)));
         assert!(matches!(lease.answered(found, start, start), Outcome::Granted));
         assert!(ends(&lease).unwrap() < start + TTL / 2);
-        // As good as over.
+        // Found with next to no time left.
         let lease = self::lease();
         let found = Ok(Answer::Granted(grant(42).lasting(Duration::from_millis(1))));
         assert!(matches!(lease.answered(found, start, start), Outcome::Queued));
@@ -954,7 +976,7 @@ mod tests {
             lease.revoke(FencingToken::new(revoked));
             assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
         }
-        // Told before the answer that grants.
+        // The revocation arrives before the answer that grants.
         for (revoked, lost) in [(42, true), (41, false), (0, true)] {
             let lease = lease();
             lease.revoke(FencingToken::new(revoked));

@@ -1,29 +1,32 @@
-//! The engine: takes leases, keeps them, ends them. It knows no primitive and no store.
+//! The engine: acquires leases, keeps them and ends them. It knows no primitive and no store.
 //!
 //! ```text
-//!    request ──> Queued ──> Held ──> Released
-//!                   │          │
-//!                   └──────────┴──> Lost(reason)
+//!    request ──> Queued ──> Held ──> Lost(reason)
+//!                   │         │           ^
+//!                   │         v           │ the release finds that the lease had ended before
+//!                   └────> Released ──────┘
 //! ```
 //!
-//! Invariants, each held by the file named:
+//! Invariants, with the files that maintain them:
 //!
-//! 1. From before it is asked for until its release is confirmed a lease belongs to the client, never to a user's future: it stands
-//!    in the keeper's table. Whatever ends it queues its release. That is how nothing is left behind (`keeper`, `release_queue`).
-//! 2. A user's future asks once, in place, and then waits for a message. Dropping it takes it out of a queue of this client, and
-//!    gives back what it was told of at that moment (`acquire`).
-//! 3. A lease is held only while its [`Deadline`](deadline::Deadline) lies ahead. Every question about it asks
-//!    the clock; no task has to run for a lease to end (`lease`, `deadline`).
-//! 4. A lease ends once. Whoever sees the end first sets the reason and tells everybody; the keeper releases it. A renewal
-//!    confirmed later does not bring it back (`lease`).
-//! 5. A grant that was told, and not answered, is believed only for the place in the store's queue by which the store has last
-//!    answered, and counted from that request; any other makes the client ask again (`lease`).
-//! 6. A grant that nobody takes up is not renewed (`lease`).
-//! 7. Several guards may share one hold: those of an owner that came in again, and those that were split off. It ends with the
+//! 1. From before it is requested until its release is confirmed, a lease belongs to the client, never to a user's future:
+//!    it is in the keeper's table. Whatever ends it queues or sends its release, so nothing is left behind (`keeper`,
+//!    `release_queue`).
+//! 2. A user's future sends at most the first request itself (one that does not wait repeats it if the answer is lost), and
+//!    then waits for a message. Dropping it removes it from the client's queue and gives back a hold that it had just been
+//!    handed (`acquire`).
+//! 3. A lease is held only while its [`Deadline`](deadline::Deadline) is in the future. Every question about it reads the
+//!    clock; no task has to run for a lease to end (`lease`, `deadline`).
+//! 4. A lease ends once. Whoever notices the end first sets the reason and notifies everybody; the keeper releases it. A
+//!    renewal that is confirmed later does not bring it back (`lease`).
+//! 5. A pushed grant is accepted only if it names the ticket of the last answer from the store, and is counted from the
+//!    request that was answered. After any other pushed grant the client asks again (`lease`).
+//! 6. A grant that nobody has taken up is not renewed (`lease`).
+//! 7. Several guards may share one hold: guards of an owner that re-entered, and guards that were split off. It ends with the
 //!    last of them (`lease`, `reentry`). One lease may have several holds, one after another, when it is passed on within the
 //!    client (`keeper`, and [`handover`](crate::handover)).
-//! 8. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue until the keeper's
-//!    task runs again (`release_queue`, `engine`).
+//! 8. Nothing here blocks, and dropping a guard needs no runtime: a release waits in a queue until the keeper's task runs
+//!    again (`release_queue`, `engine`).
 
 mod acquire;
 mod deadline;

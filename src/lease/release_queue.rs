@@ -1,7 +1,7 @@
-//! Releases that nobody waits for.
+//! Releases that the keeper's task sends.
 //!
-//! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that dies: the
-//! task that works the queue off can be started again on another one.
+//! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that ends: the
+//! task that sends them can be started again on another one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,18 +19,18 @@ pub(super) struct ReleaseQueue {
     queue: Mutex<Queue>,
     /// Something was queued.
     queued: Notify,
-    /// A release is no longer pending.
+    /// A release is no longer pending, or something else has changed for which a shutdown waits.
     settled: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<PendingRelease>,
-    /// The keys of which something is queued or under way.
+    /// The keys for which a release is queued or in flight.
     unsettled: HashMap<Arc<str>, Progress>,
 }
 
-/// How many releases of a key have been queued, and how many of them are settled, since there last were none.
+/// How many releases of a key have been queued, and how many of them are done, since the key had none.
 #[derive(Debug, Default)]
 struct Progress {
     queued: usize,
@@ -41,10 +41,10 @@ struct Progress {
 #[derive(Debug)]
 pub(super) struct PendingRelease {
     pub(super) target: Target,
-    /// The leases that are asked for before, in the same batch: whoever is next of this client has joined the store's queue when
-    /// the lease goes back.
+    /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
+    /// the store executes the release.
     pub(super) next: Vec<Arc<Lease>>,
-    /// Where the first answer is waited for.
+    /// The channel for the first answer, if somebody waits for it.
     pub(super) confirm: Option<oneshot::Sender<Result<Released, BackendError>>>,
 }
 
@@ -52,9 +52,9 @@ pub(super) struct PendingRelease {
 #[derive(Clone, Debug)]
 pub(super) enum Target {
     Lease(Arc<Lease>),
-    /// All but so many permits.
+    /// All but this many permits.
     Permits(Arc<Lease>, u32),
-    /// A grant that was told to a lease that is over: its request was carried out after its release.
+    /// A grant to a lease that has ended: its request may have been executed after its release.
     Orphan(LeaseRef),
 }
 
@@ -66,7 +66,7 @@ impl Target {
         }
     }
 
-    /// How long the store keeps the lease without hearing of it, if that is known.
+    /// How long the store keeps the lease without a renewal, if that is known.
     pub(super) fn ttl(&self) -> Option<Duration> {
         match self {
             Self::Lease(lease) | Self::Permits(lease, _) => Some(lease.terms().ttl),
@@ -94,7 +94,7 @@ impl ReleaseQueue {
         self.queued.notify_one();
     }
 
-    /// The oldest pending. If the runtime dies in the middle of it, it goes back to the queue.
+    /// Takes out the oldest release. If the result is dropped before it is settled, the release is pending again.
     pub(super) fn pop(&self) -> Option<UnderWay<'_>> {
         let pending = self.queue.lock().pending.pop_front()?;
         Some(UnderWay { queue: self, pending: Some(pending) })
@@ -109,20 +109,20 @@ impl ReleaseQueue {
         self.queue.lock().unsettled.is_empty()
     }
 
-    /// Waits until as many releases of `key` are settled as are queued or under way now, so that a request sent then
-    /// finds what was dropped before it released. Those queued later are not waited for.
+    /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then
+    /// finds released what was dropped before. Releases that are queued later are not waited for.
     pub(super) async fn settled(&self, key: &str) {
         let progress = |queue: &Queue| queue.unsettled.get(key).map(|p| (p.queued, p.settled));
         let Some((goal, _)) = progress(&self.queue.lock()) else { return };
         self.until(|queue| progress(queue).is_none_or(|(_, settled)| settled >= goal)).await;
     }
 
-    /// Waits until no release is pending, and `done` says so too.
+    /// Waits until no release is pending and `done` returns true.
     pub(super) async fn drained(&self, done: impl Fn() -> bool + Send + Sync) {
         self.until(|queue| queue.unsettled.is_empty() && done()).await;
     }
 
-    /// Something else has changed for which [`drained`](Self::drained) may wait.
+    /// Has [`drained`](Self::drained) evaluate its condition again.
     pub(super) fn look(&self) {
         self.settled.notify_waiters();
     }
@@ -158,7 +158,7 @@ pub(super) struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    /// Those that are asked for before, once.
+    /// Takes the leases that are to be requested first.
     pub(super) fn take_next(&mut self) -> Vec<Arc<Lease>> {
         self.pending.as_mut().map(|pending| std::mem::take(&mut pending.next)).unwrap_or_default()
     }
@@ -167,15 +167,15 @@ impl UnderWay<'_> {
         self.pending.as_ref().map(|pending| pending.target.clone())
     }
 
-    /// Tells the first answer to whoever waits for it.
+    /// Sends the first answer to whoever waits for it.
     pub(super) fn confirm(&mut self, answer: impl FnOnce() -> Result<Released, BackendError>) {
         if let Some(confirm) = self.pending.as_mut().and_then(|pending| pending.confirm.take()) {
-            // Nobody waits any more if the release was dropped.
+            // Nobody waits any more if the `release` future was dropped.
             let _ = confirm.send(answer());
         }
     }
 
-    /// It is not pending any more.
+    /// Marks it as done.
     pub(super) fn settle(mut self) {
         if let Some(pending) = self.pending.take() {
             self.queue.mark_settled(pending.target.key());

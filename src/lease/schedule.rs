@@ -1,9 +1,9 @@
 //! When something is due for which lease.
 //!
-//! Leases are filed by the instant at which something is due for them; the keeper sleeps until the earliest one. Those to be
-//! renewed leave the schedule in *rounds*: one round is one request to the store, and its leases are filed anew when they are
-//! answered. Meanwhile the round knows when the first of them ends, and the keeper wakes for that too. So a store that hangs
-//! delays no deadline, and a lease that is renewed in time is moved twice, in order, and not once for each thing that may happen.
+//! Leases are filed by the instant at which something is due for them; the keeper sleeps until the earliest one. Leases that
+//! are to be renewed leave the schedule in *rounds*: one round is one request to the store, and its leases are filed again when
+//! they are answered. In the meantime the round keeps the earliest of their deadlines, and the keeper wakes for that too. So a
+//! store that hangs delays no deadline, and a renewal moves a lease only twice: out of the schedule and back.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,21 +19,20 @@ use super::lease::Lease;
 use crate::backend::{Answered, Backend, BackendError, Renew};
 use crate::sync::Mutex;
 
-/// Leases in one round: enough that what a request costs by itself matters little, few enough that a store is done with it
-/// before anybody notices.
+/// Leases in one round: enough to make the fixed cost of a request negligible, few enough not to hold up the store noticeably.
 const ROUND: usize = 32;
 
-/// Renewals under way at once, before another round is started: those of one round, so that a burst of them does not hold up what
-/// else is asked of the store. If the store is far away and more of them wait, one for every [`WAITING_PER_UNDER_WAY`]: they are
-/// late by so many round trips then, and not by more and more.
+/// No round is started while this many renewals are in flight: one round's worth, so that a burst of renewals does not hold up
+/// other requests at the store. If more of them wait because the store is far away, the limit is one for every
+/// [`WAITING_PER_UNDER_WAY`] that wait, up to [`MAX_UNDER_WAY`]. This bounds by how many round trips a renewal is late.
 const UNDER_WAY: usize = ROUND;
 const MAX_UNDER_WAY: usize = 1024;
 const WAITING_PER_UNDER_WAY: usize = 16;
 
-/// How long the keeper sleeps when nothing is filed.
+/// How long the keeper sleeps while nothing is filed.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// The living leases of a client, by the instant at which something is due for them.
+/// Leases of a client, by the instant at which something is due for them.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     filed: Mutex<Filed>,
@@ -43,25 +42,25 @@ pub(super) struct Schedule {
 #[derive(Debug, Default)]
 struct Filed {
     leases: BTreeMap<(Instant, usize), Arc<Lease>>,
-    /// What is being renewed, by a number that grows.
+    /// The leases that are being renewed, by the number of their round.
     rounds: BTreeMap<u64, Round>,
     next_round: u64,
-    /// When the keeper will look next.
+    /// When the keeper will wake next.
     alarm: Option<Instant>,
 }
 
 /// Leases that are renewed together.
 #[derive(Debug)]
 struct Round {
-    /// In the order of the requests; `None` once answered, or ended.
+    /// In the order of the requests; `None` once answered or ended.
     leases: Vec<Option<Arc<Lease>>>,
-    /// No lease ends before.
+    /// The earliest deadline among them.
     ends: Instant,
-    /// Present once the store is asked. The request is given up when this is dropped.
+    /// Present once the request is sent. Dropping it gives the request up.
     under_way: Option<oneshot::Sender<Infallible>>,
 }
 
-/// A round that is to be asked for.
+/// A round that is to be sent.
 pub(super) struct Started {
     number: u64,
     requests: Vec<Renew>,
@@ -69,18 +68,18 @@ pub(super) struct Started {
 }
 
 impl Schedule {
-    /// Files leases by what is due for them next; those for which nothing is are let go.
+    /// Files leases by what is due for them next. A lease for which nothing is due is dropped from the schedule.
     pub(super) fn file(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
         let mut filed = self.filed.lock();
         let mut earliest = None;
         for lease in leases {
-            // If it is filed already, then in one place only.
+            // It is filed once at most.
             filed.leases.remove(&(lease.filed_at(), address(&lease)));
             let Some(at) = lease.file() else { continue };
             earliest = earliest.map_or(Some(at), |earliest: Instant| Some(earliest.min(at)));
             filed.leases.insert((at, address(&lease)), lease);
         }
-        // Most leases are due later than what the keeper sleeps for already: then it need not wake.
+        // Most leases are due after the alarm that is set already, and need not wake the keeper.
         let wake = filed.alarm.zip(earliest).is_some_and(|(alarm, earliest)| earliest < alarm);
         if wake {
             filed.alarm = earliest;
@@ -91,12 +90,12 @@ impl Schedule {
         }
     }
 
-    /// Lets go of a lease that is over.
+    /// Removes a lease.
     pub(super) fn forget(&self, lease: &Lease) {
         self.filed.lock().leases.remove(&(lease.filed_at(), address(lease)));
     }
 
-    /// Waits until something is due earlier than the alarm was set for, or there is room for another round.
+    /// Waits until something is due before the alarm that was set, or there may be room for another round.
     pub(super) async fn rescheduled(&self) {
         self.rescheduled.notified().await;
     }
@@ -105,7 +104,8 @@ impl Schedule {
         self.rescheduled.notify_one();
     }
 
-    /// Takes what is due out of the schedule, and of a round what ends. The last round is filled with what will be due soon.
+    /// Takes out the leases for which something is due, and those in rounds whose deadline has passed. Room that is left in the
+    /// last round is filled with leases whose renewal is due soon.
     pub(super) fn take_due(&self, now: Instant) -> Vec<Arc<Lease>> {
         let mut filed = self.filed.lock();
         filed.alarm = filed.alarm.filter(|alarm| *alarm > now);
@@ -121,7 +121,7 @@ impl Schedule {
         due
     }
 
-    /// These are to be renewed.
+    /// Forms rounds of leases that are to be renewed.
     pub(super) fn renew(&self, leases: &[Arc<Lease>]) {
         let mut filed = self.filed.lock();
         for leases in leases.chunks(ROUND) {
@@ -131,7 +131,7 @@ impl Schedule {
         }
     }
 
-    /// The rounds whose turn it is, in the order in which they were formed.
+    /// Starts as many rounds as may be in flight, in the order in which they were formed.
     pub(super) fn start_rounds(&self) -> Vec<Started> {
         let mut filed = self.filed.lock();
         if filed.rounds.is_empty() {
@@ -153,7 +153,7 @@ impl Schedule {
         started
     }
 
-    /// Asks the store for a round, until all of its leases have been answered or have ended.
+    /// Sends the renewals of a round and handles the answers, until all of its leases have been answered or have ended.
     pub(super) async fn ask(&self, backend: &dyn Backend, Started { number, requests, given_up }: Started) {
         let answered = async {
             let sent = Instant::now();
@@ -168,7 +168,7 @@ impl Schedule {
         }
     }
 
-    /// Some leases of a round have been answered.
+    /// Handles the answers to some leases of a round.
     fn take_in(&self, number: u64, answers: Vec<Answered>, sent: Instant) {
         let mut filed = self.filed.lock();
         let Some(round) = filed.rounds.get_mut(&number) else { return };
@@ -185,7 +185,7 @@ impl Schedule {
         self.rescheduled.notify_one();
     }
 
-    /// A round is over. A lease that the store has left out was not answered.
+    /// Ends a round. Leases for which the store gave no answer count as not answered.
     fn close(&self, number: u64) {
         let round = self.filed.lock().rounds.remove(&number);
         let (leases, now) = (in_rounds(round), Instant::now());
@@ -196,7 +196,7 @@ impl Schedule {
         self.file(leases);
     }
 
-    /// Whatever was under way on a runtime that has died is not any more.
+    /// Forgets everything, including rounds that were in flight on a runtime that has ended.
     pub(super) fn clear(&self) {
         let mut filed = self.filed.lock();
         filed.rounds.clear();
@@ -204,13 +204,13 @@ impl Schedule {
         filed.alarm = None;
     }
 
-    /// From here on, a lease that is due before the returned instant wakes the keeper.
+    /// Sets the alarm and returns it. From here on, a lease that is due before it wakes the keeper.
     pub(super) fn set_alarm(&self) -> Instant {
         let mut filed = self.filed.lock();
         let due = filed.leases.first_key_value().map(|((at, _), _)| *at);
         let ends = filed.rounds.values().map(|round| round.ends).min();
-        // An alarm stands until it rings, even if its lease has been released meanwhile: otherwise each lease that is held for a
-        // moment would wake the keeper.
+        // An alarm stays set until it fires, even if its lease has been released: otherwise every lease that is held only
+        // briefly would wake the keeper.
         let alarm = due.into_iter().chain(ends).chain(filed.alarm).min();
         let alarm = alarm.unwrap_or_else(|| Instant::now() + IDLE);
         filed.alarm = Some(alarm);
@@ -224,7 +224,7 @@ impl Round {
         Self { leases: leases.iter().cloned().map(Some).collect(), ends, under_way: None }
     }
 
-    /// What is over by now is left out of it.
+    /// Builds the requests. Leases that have ended in the meantime are left out.
     fn start(&mut self, number: u64) -> Started {
         let mut requests = Vec::with_capacity(self.leases.len());
         self.leases.retain(|lease| {
@@ -238,7 +238,7 @@ impl Round {
         Started { number, requests, given_up }
     }
 
-    /// Moves the leases that have ended to `ended`. Tells whether others are left.
+    /// Moves the leases that have ended to `ended`. Returns whether others are left.
     fn keep_others(&mut self, now: Instant, ended: &mut Vec<Arc<Lease>>) -> bool {
         for lease in &mut self.leases {
             ended.extend(lease.take_if(|lease| lease.ends() <= now));

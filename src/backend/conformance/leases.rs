@@ -11,7 +11,7 @@ use super::{Harness, KINDS};
 use crate::backend::{BackendError, Kind, Released, Renew, Renewal};
 use crate::error::LossReason;
 
-/// 4. What a client believes ends before what the store knows: of an answer, of a grant that was told, of a renewal.
+/// 4. A client stops trusting a lease before the store ends it: after a granted request, a pushed grant, and a renewal.
 pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harness, kind: Kind) {
     let site = Site::new(store, kind, "count").await;
     let holder = site.request();
@@ -58,8 +58,8 @@ pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Ha
     assert!(watcher.inspect().await.holder().is_some(), "an unknown renewal ended the lease");
 }
 
-/// 6. Leases that are renewed together, of all kinds that the store carries and of several TTLs, are answered each for itself:
-///    held, gone, taken.
+/// 6. Leases that are renewed together, of all kinds that the store supports and of several TTLs, are each answered separately:
+///    held, expired, or taken by another lease.
 pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harness) {
     let (backend, other) = (store.client().await, store.client().await);
     let kinds = KINDS.into_iter().filter(|kind| backend.capabilities().kinds.contains(kind));
@@ -104,7 +104,7 @@ pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harn
     assert!(unknown.iter().all(|(_, answer)| matches!(answer, Err(BackendError::Closed))), "{unknown:?}");
 }
 
-/// 10. A lease that nobody renews is over when the store says so: not before its TTL, and soon after.
+/// 10. A lease that nobody renews ends when the store says so: not before its TTL, and soon after.
 pub async fn point_10_the_store_decides_when_a_lease_is_over(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "expiry").await;
     let asked = Instant::now();

@@ -1,17 +1,17 @@
-//! The [contract](super) as functions, by topic, each panicking where a store breaks it.
+//! The [contract](super) as functions, by topic. Each of them panics if a store breaks it.
 //!
 //! A store's tests implement [`Harness`] and call every function, or [`run_all`]. What a store does not claim in its
-//! [`Capabilities`](super::Capabilities) is not asked of it. Points 1 to 10 are checked for one
-//! [`Kind`] at a time, semaphores with a limit of one. Every function uses keys of its own, so they may run side by side
-//! on one store, except point 3, which makes the store forget, and point 9, which counts its work.
+//! [`Capabilities`](super::Capabilities) is not checked. Points 1 to 10 are checked for one [`Kind`] at a time, semaphores with a
+//! limit of one. Every function uses keys of its own, so they may run concurrently on one store, except those of point 3, which
+//! erase its data, and of point 9, which measure its work.
 //!
 //! | file | points |
 //! |---|---|
-//! | `requests` | 1 idempotency, 2 release, 5 nobody else's lease |
-//! | `tokens` | 3 tokens, and two clients in turns |
-//! | `leases` | 4 from when a lease counts, 6 renewal, 10 expiry |
+//! | `requests` | 1 idempotency, 2 release, 5 other holders' leases |
+//! | `tokens` | 3 tokens, and two clients that alternate |
+//! | `leases` | 4 from when a lease is counted, 6 renewal, 10 expiry |
 //! | `delayed` | 4 a grant that is told late |
-//! | `queue` | 4 places and their tickets, 7 the dead, 8 order, 9 work |
+//! | `queue` | 4 places and their tickets, 7 dead waiters, 8 order, 9 work |
 //! | `owners` | 11 owners |
 //! | `permits` | 12 permits, 13 limits |
 
@@ -46,23 +46,23 @@ pub const KINDS: [Kind; 4] = Kind::ALL;
 pub trait Harness: Send + Sync {
     /// A new client of the store, as another process would be.
     fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>>;
-    /// Makes the store forget everything, as a restart without disk does.
+    /// Erases the store's data, as a restart without persistence does.
     fn lose_memory(&self) -> BoxFuture<'_, ()>;
-    /// A count of the work the store has done so far, in any unit that grows with it.
+    /// A measure of the work that the store has done so far, in any unit.
     fn work(&self) -> BoxFuture<'_, u64>;
 
-    /// How long leases last here: long against a round trip, short against patience.
+    /// The TTL of the leases: much longer than a round trip, and short enough for a test.
     fn ttl(&self) -> Duration {
         Duration::from_millis(600)
     }
 
-    /// What timers, scheduling and a round trip may add.
+    /// The delay that timers, scheduling and a round trip may add.
     fn slack(&self) -> Duration {
         Duration::from_millis(500)
     }
 }
 
-/// Checks every point for everything that the store carries.
+/// Checks every point for everything that the store supports.
 ///
 /// # Panics
 ///

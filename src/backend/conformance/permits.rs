@@ -16,12 +16,12 @@ pub async fn point_12_a_release_serves_exactly_those_that_fit(store: &dyn Harnes
         waiting.push(site.wait(site.request_for(permits).waiting()));
         site.until_waiting(waiting.len()).await;
     }
-    // Two are given back: too few for the first in the queue. The second takes them unless nobody may pass anybody.
+    // Two are returned: too few for the first in the queue. The second takes them unless nobody may overtake.
     assert_eq!(site.keep(holder.lease.id, 2).await, Released::Held);
     let now = site.inspect().await;
     let expected = if kind == Kind::Counting { (4, 2) } else { (2, 3) };
     assert_eq!((now.in_use, now.waiters.len()), expected, "in use, waiting");
-    // Two more: one is left over for the counting semaphore's last waiter, the fair one serves its first.
+    // Two more: the counting semaphore serves its last waiter with one of them, the fair one serves its first.
     assert_eq!(site.release(holder.lease.id).await, Released::Held);
     let now = site.inspect().await;
     let expected = if kind == Kind::Counting { (3, 1) } else { (3, 2) };
@@ -30,7 +30,7 @@ pub async fn point_12_a_release_serves_exactly_those_that_fit(store: &dyn Harnes
     waiting.iter().for_each(JoinHandle::abort);
 }
 
-/// 13. The first to come states the limit, others must agree, and a change is followed by those who have met its version.
+/// 13. The first request states the limit, others must agree, and those who know its version follow a change.
 pub async fn point_13_one_limit_is_in_force(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "limit").await;
     let stating = |site: &Site, limit| Site { limit, ..site.clone() };

@@ -1,4 +1,4 @@
-//! Places in the queue: their tickets, the dead, the order, the work.
+//! Places in the queue: tickets, dead waiters, order, and the work of a hand-over.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::Harness;
 use super::site::Site;
 use crate::backend::{Event, Kind, Released, Wakes};
 
-/// 4. A place has a ticket that is never used again. Answer and event of its grant name it, and the grant ends when the place would
-///    have ended: of a grant that is told too late the client knows, by the ticket, that it is void.
+/// 4. A place has a ticket that is never used again. The answer and the event of its grant contain it, and the grant ends when the
+///    place would have ended. So a client can recognize by its ticket a grant that is reported too late.
 pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "ticket").await;
     let (holder, waiter) = (one.request(), other.request_waiting());
@@ -31,7 +31,7 @@ pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: 
         });
         assert_eq!(grant.await.expect("the grant is told"), place.ticket, "the ticket of another place");
     }
-    // The waiter hears nothing of it, and asks when the grant is over; somebody else holds by then.
+    // The waiter ignores it and repeats its request when the grant has ended and somebody else holds the resource.
     let next = one.request_waiting();
     let (next_grant, _) = one.within(one.ttl + one.slack, "the next one", one.wait(next.clone())).await;
     let unheard = asked.elapsed();
@@ -48,14 +48,14 @@ pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: 
     one.assert_empty().await;
 }
 
-/// 7. A place that is not asked for any more is gone within a TTL; those behind it are served.
+/// 7. A place whose request is not repeated is gone within a TTL, and those behind it are served.
 pub async fn point_7_a_dead_waiter_blocks_nobody(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "dead").await;
     let holder = one.request();
     one.grant(&holder).await;
     one.queue(&one.request_waiting()).await;
     let waiting = other.wait(other.request_waiting());
-    // Long enough for the dead waiter to be forgotten while the lock is still held.
+    // Long enough for the dead waiter's place to end while the lock is still held.
     one.keeping(holder.lease.id, sleep(one.ttl + one.slack / 2)).await;
     assert!(one.waiters().await <= 1, "a waiter that died a TTL ago still counts");
     one.release(holder.lease.id).await;
@@ -100,7 +100,7 @@ pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness
     assert!(tokens.is_sorted(), "not served in order of arrival: {tokens:?}");
 }
 
-/// 9. The work of a hand-over is the same for few waiters and for many, if the store says so.
+/// 9. The work of a hand-over is the same for few and for many waiters, if the store claims it.
 pub async fn point_9_a_hand_over_costs_the_same_however_many_wait(store: &dyn Harness, kind: Kind) {
     const { assert!(FEW * 20 == MANY) };
     if !store.client().await.capabilities().constant_work {

@@ -1,4 +1,4 @@
-//! Every verb can be sent again, and touches its own lease only.
+//! Every operation can be repeated, and affects its own lease only.
 
 use tokio::time::{Duration, sleep};
 
@@ -7,7 +7,7 @@ use super::site::Site;
 use crate::backend::{Kind, Released, Renewal};
 use crate::error::LossReason;
 
-/// 1. Every verb is idempotent per lease id. To ask again prolongs nothing that is held.
+/// 1. Every operation is idempotent per lease id. Repeating a request does not extend a lease that is held.
 pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "again").await;
     let holder = one.request();
@@ -38,7 +38,7 @@ pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness, kind: Kin
     one.assert_empty().await;
 }
 
-/// 2. `release` forgets a lease everywhere, also one whose request was dropped.
+/// 2. `release` removes a lease wherever it is, even if the future of its request was dropped.
 pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness, kind: Kind) {
     let site = Site::new(store, kind, "forget").await;
     let holder = site.request();
@@ -50,7 +50,7 @@ pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness, kin
     assert_eq!(site.release(queued.lease.id).await, Released::Queued);
     assert_eq!(site.waiters().await, 0);
     for _ in 0..20 {
-        // Sent, and not waited for.
+        // Sent, but the answer is not awaited.
         let dropped = site.request_waiting();
         let _ = futures::poll!(site.backend.request(&dropped));
         site.release(dropped.lease.id).await;

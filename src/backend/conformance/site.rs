@@ -1,4 +1,4 @@
-//! One client and one resource, and requests that wait as the engine's do.
+//! One client and one resource, and requests that wait as those of the lease engine do.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) struct Site {
     pub(super) _hears: Arc<AbortOnDropHandle<()>>,
 }
 
-/// A grant, and from when its lease is counted.
+/// A grant, and the instant from which its lease is counted.
 pub(super) type Held = (Grant, Instant);
 
 impl Site {
@@ -64,7 +64,7 @@ impl Site {
         self.request_for(1)
     }
 
-    /// Of a lock, by an owner of its own; or for so many permits. It does not wait.
+    /// A request that does not wait: for a lock, under an owner of its own if it is reentrant, or for this many permits.
     pub(super) fn request_for(&self, permits: u32) -> Request {
         let lease = self.backend.lease_id();
         let claim = match self.resource.kind {
@@ -79,7 +79,7 @@ impl Site {
         self.request().waiting()
     }
 
-    /// What a release finds that has nothing to release, while somebody else holds.
+    /// The result of a release without effect while somebody else holds the resource.
     pub(super) const fn not_ours(&self) -> Released {
         if self.resource.kind.is_semaphore() { Released::Absent } else { Released::Taken }
     }
@@ -95,7 +95,7 @@ impl Site {
         }
     }
 
-    /// A place in the queue, of a request that is not asked for again by itself.
+    /// Sends a request that has to wait, and does not repeat it.
     pub(super) async fn queue(&self, request: &Request) -> Queued {
         match self.ask(request).await {
             Answer::Queued(queued) => queued,
@@ -107,12 +107,12 @@ impl Site {
         self.backend.request(request).await.expect_err("it is refused")
     }
 
-    /// What this client is told from now on.
+    /// The events for this client from now on.
     pub(super) fn listen(&self) -> broadcast::Receiver<Event> {
         self.told.subscribe()
     }
 
-    /// Waits until it is granted, in a task: asks again as the engine does, and believes what the engine believes.
+    /// Waits in a task until the request is granted. It is repeated, and events are accepted, as by the lease engine.
     pub(super) fn wait(&self, request: Request) -> JoinHandle<Held> {
         let site = self.clone();
         let mut told = self.listen();
@@ -146,7 +146,7 @@ impl Site {
         })
     }
 
-    /// Waits for a grant, and gives it back at once.
+    /// Waits for a grant and releases it at once.
     pub(super) fn wait_and_release(&self, request: Request) -> JoinHandle<Grant> {
         let (site, lease) = (self.clone(), request.lease.id);
         let granted = self.wait(request);
@@ -184,7 +184,7 @@ impl Site {
         answers.remove(0).1
     }
 
-    /// Keeps a lease alive while `work` goes on.
+    /// Renews a lease while `work` runs.
     pub(super) async fn keeping<T>(&self, lease: LeaseId, work: impl Future<Output = T>) -> T {
         let kept = async {
             loop {
@@ -206,7 +206,7 @@ impl Site {
         self.inspect().await.waiters.len()
     }
 
-    /// Waits until exactly `count` requests stand in the queue: a store cannot push that.
+    /// Waits until exactly `count` requests are in the queue. Polls, because there is no event for this.
     pub(super) async fn until_waiting(&self, count: usize) {
         let arrived = async {
             while self.waiters().await != count {
@@ -221,8 +221,8 @@ impl Site {
         assert!(left.holders.is_empty() && left.waiters.is_empty(), "left behind: {left:?}");
     }
 
-    /// What a client would believe of a lease counted from `counted_from` must end before the store's lease. A store that
-    /// cannot tell when a lease ends is believed.
+    /// Checks that a lease counted from `counted_from` ends for the client before it ends at the store. Passes if the store does
+    /// not report when a lease ends.
     pub(super) async fn assert_not_trusted_beyond_the_store(&self, counted_from: Instant) {
         let now = self.inspect().await;
         let Some(remaining) = now.holder().expect("it is held").remaining else { return };

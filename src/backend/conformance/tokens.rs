@@ -1,4 +1,4 @@
-//! Tokens grow, whatever happens.
+//! Tokens increase, whatever happens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,8 @@ use super::site::Site;
 use crate::backend::{Kind, Released, Request};
 use crate::fence::FencingToken;
 
-/// 3. Tokens grow, by as many as a grant takes up: from holder to holder, after an expiry, after the store lost its memory.
+/// 3. Tokens increase, by at least as many as a grant reserves: from holder to holder, after an expiry, after the store has lost
+///    its data.
 pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness, kind: Kind) {
     const EACH: u32 = 16;
     let site = Site::new(store, kind, "tokens").await;
@@ -35,8 +36,8 @@ pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness, kind: Kin
     assert!(tokens.windows(2).all(takes_up), "{tokens:?}");
 }
 
-/// 3. Two clients that hold in turns, as fast as they can, for two seconds: never both at once, and under growing tokens. A record
-///    that is forgotten when nobody uses it, or a change that is written over another one, shows here if anywhere.
+/// 3. Two clients acquire and release as fast as they can for two seconds: they never hold at the same time, and tokens increase.
+///    This is most likely to expose a record that is deleted too early or a lost update.
 pub async fn point_3_two_clients_in_turns_exclude_each_other(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "turns").await;
     let (inside, newest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));

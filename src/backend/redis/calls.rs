@@ -1,4 +1,4 @@
-//! The scripts as calls: which of them a request is for.
+//! Which script an operation uses.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::backend::{
 };
 
 impl Transport {
-    /// Asks for a lock or for permits, once.
+    /// Requests a lock or permits, once.
     pub(super) async fn request(
         &self,
         request: &Request,
@@ -31,7 +31,8 @@ impl Transport {
         }
     }
 
-    /// Releases, until the server answers or two timeouts have passed. A lock has no parts: what keeps one keeps all.
+    /// Releases, repeatedly until the server answers or two timeouts have passed. A lock is not divisible: whoever keeps a permit
+    /// keeps all of it.
     pub(super) async fn release(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
         if lease.resource.kind.is_semaphore() {
             semaphore::release(self, lease, keep).await
@@ -42,7 +43,7 @@ impl Transport {
         }
     }
 
-    /// Releases whoever holds a lock. Not sent again once it may have been carried out.
+    /// Ends all holds of a lock. Not repeated once it may have been executed.
     pub(super) async fn force_release(&self, resource: &Resource) -> Result<bool, BackendError> {
         if resource.kind.is_semaphore() {
             return Err(BackendError::many_holders());
@@ -50,7 +51,7 @@ impl Transport {
         lock::force(self, resource).await
     }
 
-    /// Changes a limit, until the server answers or two timeouts have passed.
+    /// Changes a limit, repeatedly until the server answers or two timeouts have passed.
     pub(super) async fn set_limit(
         &self,
         resource: &Resource,
@@ -60,7 +61,7 @@ impl Transport {
         semaphore::set_limit(self, resource, permits, ttl).await
     }
 
-    /// Inspects, until the server answers or two timeouts have passed.
+    /// Inspects, repeatedly until the server answers or two timeouts have passed.
     pub(super) async fn inspect(
         &self,
         resource: &Resource,

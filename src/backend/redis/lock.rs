@@ -19,7 +19,7 @@ use crate::backend::{
 };
 use crate::error::LossReason;
 
-/// Asks for a lock, once. A lock without expiry gets that of `repair`.
+/// Requests a lock, once. A lock key without an expiry gets that of `repair`.
 pub(super) async fn acquire(
     transport: &Transport,
     request: &Request,
@@ -31,11 +31,11 @@ pub(super) async fn acquire(
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
-// Apart from the future that waits for the answer, which would carry all of this with it.
+// A function of its own, so that the future that waits for the answer does not contain these variables.
 fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
     let mut args = Args::new().lease(request.lease.id).number(millis(request.ttl));
     let owner = request.claim.owner();
-    // Every argument costs a microsecond on its way: the frequent case goes without the last two.
+    // Every argument costs a microsecond, so the frequent case omits the last two.
     if !request.waits || repair.is_some() || owner.is_some() {
         args = args.number(u8::from(request.waits)).number(repair.map_or(0, millis));
     }
@@ -51,7 +51,7 @@ pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewa
     let operation = to_renew(renew);
     let script = operation.script;
     match transport.call(operation, transport.patience(renew.ttl)).await {
-        // Somebody has put something else in the place of the lock.
+        // Somebody has stored something else under the key of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
             Some("renewed") => Ok(Renewal::Renewed),
@@ -69,14 +69,14 @@ fn to_renew(renew: &Renew) -> Operation {
     Operation { script, key: Arc::clone(&renew.lease.resource.key), args }
 }
 
-/// Releases, until the server answers or two timeouts have passed.
+/// Releases, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn release(transport: &Transport, lease: &LeaseRef) -> Result<Released, BackendError> {
     let release = || to_release(lease);
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
-        // An earlier attempt may have released it, and its answer got lost.
+        // An earlier attempt, whose answer was lost, may have released it.
         Some(0 | 3) if repeated => Ok(Released::Unknown),
         Some(3) => Ok(Released::Taken),
         Some(0) => Ok(Released::Absent),
@@ -89,7 +89,7 @@ fn to_release(lease: &LeaseRef) -> Operation {
     Operation { script, key: Arc::clone(&lease.resource.key), args: Args::new().lease(lease.id) }
 }
 
-/// Releases whoever holds the lock. Not sent again once it may have been carried out.
+/// Ends all holds of the lock. Not repeated once it may have been executed.
 pub(super) async fn force(transport: &Transport, resource: &Resource) -> Result<bool, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
     let force = || Operation { script: &FORCE, key: Arc::clone(&resource.key), args: Args::new() };
@@ -101,7 +101,7 @@ pub(super) async fn force(transport: &Transport, resource: &Resource) -> Result<
     }
 }
 
-/// Inspects, until the server answers or two timeouts have passed.
+/// Inspects, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn inspect(
     transport: &Transport,
     resource: &Resource,

@@ -1,23 +1,24 @@
-//! One Redis or Valkey server. The only place that knows fred.
+//! One Redis or Valkey server. The only module that uses fred.
 //!
-//! | file | what |
+//! | file | what is in it |
 //! |---|---|
 //! | `keys` | every key, its type and its expiry |
-//! | `lua/` | the protocol: one script per operation, run atomically by the server |
+//! | `lua/` | the protocol: one script per operation, which the server runs atomically |
 //! | `script` | the scripts' text and digests |
-//! | `connection` | a connection: set up, kept driven, quit |
-//! | `wire` | the one for commands; errors sorted into not sent, unknown, and answered |
+//! | `connection` | a connection: configured, kept connected, closed |
+//! | `succession` | closing connections at the server that have been replaced |
+//! | `wire` | scripts sent on a connection; errors sorted into not sent, unknown, and answered |
 //! | `args` | the arguments of a script |
-//! | `operation` | a script and what it is asked, on its way into a call or a batch |
+//! | `operation` | a script with its key and arguments, before it becomes a call or a part of a batch |
 //! | `batch` | many operations in one call |
 //! | `transport` | a call, alone or in a batch, once or until it is answered |
-//! | `notifications` | the one that listens: what the server tells becomes events |
-//! | `url` | what a URL names, and how a server is called in errors |
+//! | `notifications` | the subscription: messages from the server become events |
+//! | `url` | parsing URLs, and the server's address in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
-//! | `reply` | what the scripts answer, read into types |
-//! | `calls` | which script a request is for |
+//! | `reply` | the scripts' answers, converted to types |
+//! | `calls` | which script an operation uses |
 //! | `renewals` | many renewals in one call of their own |
-//! | `verbs` | the contract's verbs in terms of these |
+//! | `verbs` | the operations of the contract, on top of these |
 
 mod args;
 mod batch;
@@ -64,8 +65,9 @@ use transport::Transport;
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
-/// It keeps three connections: one for commands and one that listens on the channel `leasehold:<client id>`, on the runtime of the
-/// caller, and one for renewals on a thread of the crate's own. If the runtime of the caller ends, the next caller connects again.
+/// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on the runtime of
+/// the caller, and one for renewals on the crate's own thread. If the runtime of the first two ends, the next call connects again
+/// from its own runtime.
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
@@ -77,14 +79,14 @@ pub struct RedisBackend {
     listener: Arc<Succession>,
     notifications: Arc<Notifications>,
     foreign: Foreign,
-    /// From when the hours are counted in which fences are kept.
+    /// The start of the hours in which the expiry of fences is extended once.
     opened: Instant,
     closing: Closing,
     background: Mutex<Option<Background>>,
     reviving: tokio::sync::Mutex<()>,
 }
 
-/// What runs for an open backend. The drivers end by themselves once it is closed, the rest when dropped.
+/// The tasks of an open backend. Those of the connections end when it is closed, that of the subscription when this is dropped.
 struct Background {
     commands: JoinHandle<()>,
     listener: JoinHandle<()>,
@@ -99,10 +101,10 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 ///
 /// | setting | default | why |
 /// |---|---|---|
-/// | [`connect_timeout`](Self::connect_timeout) | 2 s | an address nobody answers on should be reported soon |
-/// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; later means that something is wrong |
+/// | [`connect_timeout`](Self::connect_timeout) | 2 s | an unreachable address should be reported soon |
+/// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; a later answer means that something is wrong |
 /// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
-/// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be meant |
+/// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
@@ -111,7 +113,7 @@ pub struct RedisBuilder {
     foreign: Foreign,
 }
 
-/// What is done for the sake of holders that use another library.
+/// Settings for holders that use another library.
 #[derive(Clone, Copy, Debug, Default)]
 struct Foreign {
     poll_interval: Option<Duration>,
@@ -119,7 +121,7 @@ struct Foreign {
 }
 
 impl RedisBuilder {
-    /// How long connecting may take, in all.
+    /// How long connecting may take in total.
     ///
     /// Default: 2 s.
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -127,8 +129,8 @@ impl RedisBuilder {
         self
     }
 
-    /// How long one command may take before its outcome counts as unknown. A third of a lease is the limit in
-    /// any case.
+    /// How long one command may take before its outcome counts as unknown. For requests and renewals, a third of the TTL is the
+    /// limit in any case.
     ///
     /// Default: 2 s.
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
@@ -136,18 +138,18 @@ impl RedisBuilder {
         self
     }
 
-    /// Checks at least this often whether a lock has become free, for use with holders that use another
-    /// library, which delete the key without notifying anybody. 1 ms or more.
+    /// Checks at least this often whether a lock has become free, for use with holders that use another library, which delete the
+    /// key without notifying anybody. From 1 ms to 24 h.
     ///
-    /// Default: none. A waiter checks when the holder's remaining time is over, and every third of the TTL.
+    /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL.
     pub const fn poll_interval(mut self, interval: Duration) -> Self {
         self.foreign.poll_interval = Some(interval);
         self
     }
 
-    /// Sets this expiry on a lock key that has none, starting with the first request that finds it. Such keys
-    /// are left behind by clients that set the key and its expiry in two steps and die in between; nobody would
-    /// ever get the lock again. 1 ms or more. Only enable this if nobody locks without an expiry on purpose.
+    /// Sets this expiry on a lock key that has none, starting with the first request that finds it. Such keys are left behind by
+    /// clients that set the key and its expiry in two steps and die in between; nobody would ever get the lock again. From 1 ms
+    /// to 24 h. Only enable this if nobody locks without an expiry on purpose.
     ///
     /// Default: off.
     pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
@@ -155,14 +157,14 @@ impl RedisBuilder {
         self
     }
 
-    /// Connects, subscribes, and sees that both work.
+    /// Connects and subscribes, and checks that messages are delivered.
     ///
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, or another duration below 1 ms or above 24 h.
     /// * [`Error::Unsupported`] for clusters and sentinels.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached in time.
-    /// * [`Error::StoreRefused`] if it refuses the credentials, or does not let this user subscribe.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
+    /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
     ///
     /// # Cancel safety
     ///
@@ -199,7 +201,7 @@ fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Res
 }
 
 impl fmt::Debug for RedisBuilder {
-    /// Leaves the configuration out but for the address: it holds the password.
+    /// Prints only the address of the configuration, which contains the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBuilder")
             .field("store", &url::address(&self.config).ok())
@@ -222,8 +224,8 @@ impl RedisBackend {
         Self::builder(url::parse(url)?).connect().await
     }
 
-    /// Starts from an existing fred configuration: server, credentials, database and TLS are taken from it.
-    /// Protocol version, retries and timeouts are set here, since the promises depend on them.
+    /// Starts from an existing fred configuration: server, credentials, database and TLS are taken from it. Protocol version,
+    /// retries and timeouts are set by this crate, because its guarantees depend on them.
     pub const fn builder(config: Config) -> RedisBuilder {
         const DEFAULT: Duration = Duration::from_secs(2);
         RedisBuilder {
@@ -233,8 +235,8 @@ impl RedisBackend {
         }
     }
 
-    /// Boxed, so that what connecting takes, which is most of fred, is compiled here, and not once more in every crate that
-    /// calls an `async fn` on top of this.
+    /// Boxed, so that connecting, which involves most of fred, is compiled here and not again in every crate that calls an
+    /// `async fn` on top of this.
     fn open(
         config: &Config,
         timeouts: Timeouts,
@@ -304,7 +306,7 @@ impl RedisBackend {
         self.transport.succession().has_ended() || self.listener.has_ended()
     }
 
-    /// Connects again from this runtime, if the one has ended on which the connection for commands lived.
+    /// Connects again from the current runtime, if the one has ended on which the connections of the caller lived.
     async fn revive(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
@@ -330,7 +332,7 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Quits all connections and waits until they are closed.
+    /// Closes all connections and waits until they are closed.
     async fn close_connections(&self) {
         self.closing.close();
         let background = self.background.lock().take();
@@ -338,7 +340,7 @@ impl RedisBackend {
         drop(subscription);
         for ended in [commands.await, listener.await, renewals.await] {
             match ended {
-                // With its runtime.
+                // It ended with its runtime.
                 Err(error) if error.is_cancelled() => {}
                 Err(error) => tracing::warn!(%error, "a connection was not closed in good order"),
                 Ok(()) => {}

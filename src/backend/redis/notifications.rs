@@ -1,8 +1,8 @@
-//! One subscription per client: what the server tells becomes the client's events.
+//! One subscription per client: messages from the server become the client's events.
 //!
-//! Messages travel on another connection than answers, and may arrive late, or get lost on the way (a lagging buffer, a connection
-//! cut in between). So a grant names its place in the queue, and a revocation the token of the grant that it ends; and whenever
-//! messages may have been lost the client is told to ask again.
+//! Messages travel on another connection than answers, and may arrive late or get lost (in a buffer that overflows, or with a
+//! connection). So a grant contains the ticket of its place in the queue, and a revocation the token of the grant that it ends; and
+//! whenever messages may have been lost, the client is asked to repeat its waiting requests.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,19 +28,20 @@ use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef
 use crate::fence::FencingToken;
 use crate::sync::Mutex;
 
-/// How often the subscription is tried while somebody waits and nothing else tells that it works.
+/// How often the subscription is checked while leases of this client wait.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The pause before another attempt to subscribe.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What the server tells this client.
+/// Messages from the server to this client.
 #[derive(Debug)]
 pub(super) struct Notifications {
     client: Uuid,
-    /// What comes with answers, and what is found out on this side.
+    /// The channel for events that come with answers, or originate in this client.
     tell: Mutex<Option<UnboundedSender<Event>>>,
-    /// The leases that wait, by their numbers within this client: as long as there are any, the subscription is tried.
+    /// The leases that wait, by their numbers within this client: the subscription is only checked while there are any.
     queued: Mutex<HashSet<u64>>,
+    /// Notified when the subscription may have failed.
     suspect: Notify,
 }
 
@@ -49,7 +50,7 @@ impl Notifications {
         Self { client, tell: Mutex::default(), queued: Mutex::default(), suspect: Notify::new() }
     }
 
-    /// What is told from now on. Takes the place of what was returned before.
+    /// The events from now on. Replaces the stream that was returned before.
     pub(super) fn events(self: &Arc<Self>, subscriber: &Client) -> BoxStream<'static, Event> {
         let (tell, told) = unbounded();
         *self.tell.lock() = Some(tell);
@@ -57,20 +58,20 @@ impl Notifications {
         stream::select(messages, told).boxed()
     }
 
-    /// What came with an answer.
+    /// Handles a message that came with an answer.
     pub(super) fn tell(&self, message: &str) {
         if let Some(event) = self.read(message) {
             self.send(event);
         }
     }
 
-    /// Messages may have been lost: every waiting request is asked again.
+    /// Messages may have been lost: has every waiting request repeated.
     pub(super) fn resync(&self) {
         self.send(Event::Resync);
     }
 
-    /// Takes note of who waits. A grant that is found by asking should have been told before: perhaps the subscription does not
-    /// work any more.
+    /// Keeps track of which leases wait. A grant that is found by repeating a request should have been reported before: perhaps the
+    /// subscription has failed.
     pub(super) fn answered(&self, lease: LeaseId, answer: &Answer) {
         match answer {
             Answer::Queued(_) => drop(self.queued.lock().insert(lease.sequence())),
@@ -81,7 +82,7 @@ impl Notifications {
         }
     }
 
-    /// This lease does not wait any more. `false` if it did not.
+    /// This lease does not wait any more. Returns whether it did.
     pub(super) fn forget(&self, lease: LeaseId) -> bool {
         self.queued.lock().remove(&lease.sequence())
     }
@@ -92,7 +93,7 @@ impl Notifications {
 
     fn send(&self, event: Event) {
         if let Some(tell) = &*self.tell.lock() {
-            // Nobody listens once the client is closed.
+            // The receiver is gone once the client is closed.
             let _ = tell.unbounded_send(event);
         }
     }
@@ -139,7 +140,7 @@ async fn next_message(
     Some((event, (messages, notifications)))
 }
 
-/// What is told on the wake channel. The key comes last, because it may contain spaces.
+/// Parses a message of the client's channel. The key comes last, because it may contain spaces.
 fn read(message: &str) -> Option<Event> {
     let (verb, rest) = message.split_once(' ')?;
     let (lease, rest) = rest.split_once(' ')?;
@@ -150,7 +151,7 @@ fn read(message: &str) -> Option<Event> {
             let (ticket, rest) = rest.split_once(' ')?;
             let (kind, key) = rest.split_once(' ')?;
             let (token, ticket) = (FencingToken::new(token.parse().ok()?), Ticket::new(ticket.parse().ok()?));
-            // Of a semaphore: kind/limit/version.
+            // For a semaphore: kind/limit/version.
             let mut parts = kind.split('/');
             let kind = Kind::parse(parts.next()?)?;
             let limit = match (parts.next(), parts.next()) {
@@ -169,7 +170,7 @@ fn read(message: &str) -> Option<Event> {
     }
 }
 
-/// The channel of a client, and what is made of its messages.
+/// The channel of a client, and what is needed to listen to it.
 #[derive(Clone, Debug)]
 pub(super) struct Channel {
     pub(super) name: String,
@@ -177,15 +178,15 @@ pub(super) struct Channel {
     pub(super) timeouts: Timeouts,
 }
 
-/// The connection that listens.
+/// The subscription, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Subscription {
     _keeper: AbortOnDropHandle<()>,
 }
 
 impl Subscription {
-    /// Subscribes on `subscriber`, which carries no other commands, and keeps subscribed. `publisher` is used
-    /// once, to see that messages are delivered: a refused SUBSCRIBE looks like a granted one.
+    /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed. `publisher` is used once, to check that
+    /// messages are delivered: a rejected SUBSCRIBE looks like a successful one.
     pub(super) async fn open(
         subscriber: &Client,
         publisher: &Client,
@@ -209,8 +210,8 @@ impl Subscription {
     }
 }
 
-/// Subscribes and waits until the server has done so: SUBSCRIBE itself is not waited for by fred, but answers
-/// come in order.
+/// Subscribes and waits until the server has processed it: fred does not wait for the answer to SUBSCRIBE, but answers
+/// arrive in order.
 async fn subscribe(subscriber: &Client, channel: &Channel) -> Result<(), BackendError> {
     let steps = async {
         subscriber.subscribe(channel.name.as_str()).await?;
@@ -223,7 +224,7 @@ async fn subscribe(subscriber: &Client, channel: &Channel) -> Result<(), Backend
     }
 }
 
-/// Publishes a message to ourselves, and fails if nobody would receive it.
+/// Publishes a message on the client's own channel, and fails if nobody receives it.
 async fn prove(publisher: &Client, channel: &str) -> Result<(), BackendError> {
     match publisher.publish::<i64, _, _>(channel, "probe").await {
         Ok(0) => Err(BackendError::Refused { source: NOT_PERMITTED.into() }),
@@ -232,8 +233,8 @@ async fn prove(publisher: &Client, channel: &str) -> Result<(), BackendError> {
     }
 }
 
-/// What a server says to a user who may not use the channel, with a hint. The answer to SUBSCRIBE can reach
-/// whatever was asked next, since fred does not wait for it.
+/// The error of a server that does not allow the user to use the channel, with a hint. The answer to SUBSCRIBE may be taken for
+/// that of the next command, because fred does not wait for it.
 fn not_permitted(error: &FredError) -> Option<BackendError> {
     let denied = error.details().starts_with("NOPERM");
     denied.then(|| BackendError::Refused { source: format!("{}: {NOT_PERMITTED}", error.details()).into() })
@@ -242,7 +243,7 @@ fn not_permitted(error: &FredError) -> Option<BackendError> {
 const NOT_PERMITTED: &str =
     "the user must be allowed to publish and subscribe on channels `leasehold:*`, or it could not wait";
 
-/// Subscribes again after every reconnect, and reconnects a subscription that has gone quiet for good.
+/// Subscribes again after every reconnect, and reconnects a connection that does not answer any more.
 async fn keep(
     subscriber: Client,
     channel: Channel,

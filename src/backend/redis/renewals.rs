@@ -1,11 +1,12 @@
 //! Many renewals in one call.
 //!
-//! Mutexes of one term go together, in a script of their own and past the queue of other operations: what a renewal costs the
-//! client is then one key and a part of an argument. Whatever that script has no answer for is renewed by itself: other kinds,
-//! what is refused as a whole because this user may not use one of the keys, what is no lock any more.
+//! Mutexes with the same TTL are renewed together, by a script of their own that is never part of a batch: a renewal then costs the
+//! client one key and a part of an argument. Renewed separately are other kinds, leases for which that script has no answer
+//! because something else is stored under the key, and all leases of a call that was refused as a whole because this user may
+//! not use one of the keys.
 //!
-//! A fence lasts a day, and a lease is renewed at least once per TTL: a renewal keeps the fence as well in the last TTL of every
-//! hour.
+//! A fence lasts a day, and a lease is renewed at least once per TTL. So it is enough that renewals in the last TTL of every hour
+//! extend the fence.
 
 use std::time::Duration;
 
@@ -22,20 +23,20 @@ use super::transport::Transport;
 use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
 use crate::error::LossReason;
 
-/// Leases in one call: the server does nothing else meanwhile, for about an eighth of a millisecond.
+/// How many leases one call may take: the server does nothing else while it executes it, for about an eighth of a millisecond.
 const MAX_LEASES: usize = 32;
 
-/// For how long a fence may not be kept. Leases that last as long keep it every time, so that it outlasts them.
+/// How often the expiry of a fence is extended. Leases with this TTL or a longer one extend it every time; it must outlast them.
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// What leases have in common that go together.
+/// What leases have in common that are renewed together.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Alike {
     term: Duration,
     with_fence: bool,
 }
 
-/// A request and its index.
+/// A request with its index.
 type Numbered<'a> = (usize, &'a Renew);
 
 /// Renews many leases. Hours are counted from `opened`.
@@ -57,7 +58,7 @@ pub(super) fn renew_all<'a>(
     stream::select_all(calls).boxed()
 }
 
-/// Renews leases by one call if they are alike, and each by itself what that has not settled. No answer waits for another one.
+/// Renews leases in one call if they are alike, and separately those without an answer. No answer waits for another one.
 async fn renew_group<'a>(
     transport: &'a Transport,
     alike: Option<Alike>,
@@ -79,7 +80,7 @@ async fn renew_group<'a>(
     stream::iter(answers).chain(others)
 }
 
-/// The script's answer, a letter for each lease; nothing if the server has refused the call.
+/// The script's answer, a letter for each lease; empty if the server has refused the call.
 async fn renew_together(
     transport: &Transport,
     alike: Alike,
@@ -120,7 +121,7 @@ fn read(letter: u8) -> Option<Renewal> {
 }
 
 impl Alike {
-    /// `None` for a lease that goes by itself.
+    /// `None` for a lease that is renewed separately.
     fn of(renew: &Renew, opened: Instant, now: Instant) -> Option<Self> {
         let hour = now.saturating_duration_since(opened).as_millis() % HOUR.as_millis();
         let with_fence = hour + renew.ttl.as_millis() >= HOUR.as_millis();

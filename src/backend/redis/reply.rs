@@ -1,4 +1,4 @@
-//! What the scripts answer, read into types.
+//! The scripts' answers, converted to types.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use super::script::Script;
 use crate::backend::{Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Ticket, Waiter};
 use crate::fence::FencingToken;
 
-/// How much later each waiter looks for the end of the holder's lease than the one before it, up to a limit:
-/// the first one finds it, the others need not all ask at that moment.
+/// How much later than the waiter before it each waiter repeats its request when the holder's lease ends, up to a limit:
+/// the first one serves the queue, so the others need not all come at that moment.
 const STAGGER: Duration = Duration::from_millis(2);
 const MAX_STAGGER: Duration = Duration::from_millis(500);
 
@@ -17,7 +17,7 @@ pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// `-1` and `-2`, for "never" and "not there", are no durations.
+/// `None` for `-1` and `-2`, which mean "no expiry" and "no such key".
 pub(super) fn from_millis(value: &Value) -> Option<Duration> {
     value.as_i64().and_then(|millis| u64::try_from(millis).ok()).map(Duration::from_millis)
 }
@@ -30,7 +30,7 @@ pub(super) fn read_number(value: &Value) -> Option<u32> {
     value.as_i64().and_then(|number| u32::try_from(number).ok())
 }
 
-/// "Still queued", from the time until a holder's lease ends, the number of waiters before, and the ticket.
+/// "Queued", from the time until a holder's lease ends, the number of waiters before this one, and the ticket.
 pub(super) fn read_queued(
     remaining: &Value,
     before: &Value,
@@ -48,13 +48,13 @@ pub(super) fn read_granted(token: &Value, limit: Option<Limit>) -> Option<Answer
     Some(Answer::Granted(Grant::new(read_token(token)?, limit)))
 }
 
-/// "Granted before", from the token and the time until the lease ends; a lease that is over by now has no time left.
+/// "Granted before", from the token and the time until the lease ends, which is zero if it has ended by now.
 pub(super) fn read_held(token: &Value, remaining: &Value, limit: Option<Limit>) -> Option<Answer> {
     let remaining = from_millis(remaining).unwrap_or_default();
     Some(Answer::Granted(Grant::new(read_token(token)?, limit).lasting(remaining)))
 }
 
-/// Lease id, time and permits of each waiter.
+/// Lease id, remaining time and permits of each waiter.
 pub(super) fn read_waiters(waiters: &Value) -> Option<Vec<Waiter>> {
     let waiters = waiters.clone().into_array();
     let waiters = waiters.chunks_exact(3).map(|part| {
@@ -68,7 +68,7 @@ pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
     value.as_bytes_str().and_then(|id| LeaseId::parse(&id))
 }
 
-/// How much an inspection is asked to tell.
+/// The argument that says how much an inspection returns.
 pub(super) const fn wanted(detail: Detail) -> &'static str {
     match detail {
         Detail::Everybody => "everybody",

@@ -19,7 +19,7 @@ use crate::backend::{
 };
 use crate::error::LossReason;
 
-/// Asks for permits, once.
+/// Requests permits, once.
 pub(super) async fn acquire(
     transport: &Transport,
     request: &Request,
@@ -54,7 +54,7 @@ pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewa
     let args = about(&renew.lease).number(millis(renew.ttl));
     let operation = Operation { script: &RENEW_PERMITS, key: Arc::clone(&renew.lease.resource.key), args };
     match transport.call(operation, transport.patience(renew.ttl)).await {
-        // Somebody has put something else in the place of the semaphore.
+        // Somebody has stored something else under the key of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
             Some("renewed") => Ok(Renewal::Renewed),
@@ -64,7 +64,7 @@ pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewa
     }
 }
 
-/// Releases all permits of a lease but `kept`, until the server answers or two timeouts have passed.
+/// Releases all permits of a lease but `kept`, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn release(
     transport: &Transport,
     lease: &LeaseRef,
@@ -78,14 +78,14 @@ pub(super) async fn release(
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
-        // An earlier attempt may have released it, and its answer got lost.
+        // An earlier attempt, whose answer was lost, may have released it.
         Some(0) if repeated => Ok(Released::Unknown),
         Some(0) => Ok(Released::Absent),
         _ => Err(unreadable(&RELEASE_PERMITS)),
     }
 }
 
-/// Changes a limit, until the server answers or two timeouts have passed.
+/// Changes a limit, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn set_limit(
     transport: &Transport,
     resource: &Resource,
@@ -100,7 +100,7 @@ pub(super) async fn set_limit(
     Ok(Limit::new(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?))
 }
 
-/// Inspects, until the server answers or two timeouts have passed.
+/// Inspects, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn inspect(
     transport: &Transport,
     resource: &Resource,
@@ -112,7 +112,7 @@ pub(super) async fn inspect(
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 
-/// Which kind of semaphore the script is to serve, and a lease.
+/// The kind of semaphore and a lease, as arguments.
 fn about(lease: &LeaseRef) -> Args {
     Args::new().word(lease.resource.kind.as_str()).lease(lease.id)
 }

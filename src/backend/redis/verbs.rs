@@ -1,4 +1,4 @@
-//! The contract's verbs on one Redis server.
+//! The operations of the contract on one Redis server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::backend::{
 };
 use crate::background;
 
-/// How long a lease is released once more while the server does not answer.
+/// How long the second release of a lease is repeated while the server does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Backend for RedisBackend {
@@ -52,7 +52,7 @@ impl Backend for RedisBackend {
             self.notifications.forget(lease.id);
             let released = transport.release(lease, 0).await?;
             if !transport.is_settled() {
-                // Its request may still be carried out, from the connection on which it was sent.
+                // Its request may still be executed, from the connection on which it was sent.
                 let (transport, closed) = (Arc::clone(transport), self.closing.token());
                 tokio::spawn(release_again(transport, lease.clone(), closed));
             }
@@ -132,7 +132,7 @@ impl RedisBackend {
     }
 }
 
-/// Releases a lease once more when nothing can be carried out any more that was sent on an earlier connection.
+/// Releases a lease once more when nothing that was sent on an earlier connection can be executed any more.
 async fn release_again(transport: Arc<Transport>, lease: LeaseRef, closed: CancellationToken) {
     let give_up = Instant::now() + PATIENCE;
     while !closed.is_cancelled() {
