@@ -14,9 +14,14 @@ use crate::semaphore::CountingSemaphore;
 
 /// A connection to a store, shared by everything that is created from it. Cheap to clone.
 ///
-/// Each client has one background task for renewals and releases, and one subscription for wake-ups, no matter how
-/// many locks and waiters it has. The task runs on the tokio runtime of the first request, whose timer must be enabled
-/// (and its I/O, for Redis). A client of a Redis server is tied to the runtime on which it was connected.
+/// Each client has one background task, no matter how many locks and waiters it has. It repeats the requests of waiters and
+/// sends releases. It runs on the tokio runtime of the first request, whose timer must be enabled (and its I/O, for Redis). If that
+/// runtime ends, the next call from another runtime starts the task again there.
+///
+/// A client of a Redis server keeps three connections. The one for commands is on the runtime on which it was connected; if that
+/// ends, the next call connects again from its own. The other two, for renewals and for notifications, are on a thread of this
+/// crate, which all clients of the process share. So leases are renewed even while the threads of the application are blocked.
+/// The leases of the memory store are renewed by the background task.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
@@ -40,7 +45,7 @@ impl Client {
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build does not support its scheme.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached within 2 s, with its address.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to subscribe.
+    /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
     ///
     /// # Cancel safety
     ///
@@ -58,7 +63,7 @@ impl Client {
         {
             let scheme = url.split(':').next().unwrap_or_default().to_owned();
             match scheme.as_str() {
-                "redis" | "redis+unix" => Err(Error::Unsupported {
+                "redis" | "redis+unix" | "rediss" | "valkey" | "valkeys" => Err(Error::Unsupported {
                     store: scheme,
                     reason: "this build lacks the feature `redis`".to_owned(),
                 }),
@@ -174,8 +179,8 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; the remaining leases expire
-    /// on their own. The connections are closed in any case. A `lock()` future that still exists but is not polled
-    /// delays the shutdown as well: drop it first.
+    /// on their own. The connections are closed in any case. A [`release`](crate::Guard::release) future that was polled, but
+    /// still exists and is not polled any more, delays the shutdown as well: drop it first.
     ///
     /// # Cancel safety
     ///

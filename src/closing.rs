@@ -1,4 +1,4 @@
-//! The end of a client or of a store: every operation looks whether it has come, and whatever takes long waits for it.
+//! Whether a client or a store is closed: every operation checks it, and everything that takes long also waits for it.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -7,8 +7,8 @@ use std::task::Poll;
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-/// Whether this has been closed. To look costs a load, since every operation of every task does so several times; only who
-/// has to wait anyway lists itself with those who are told.
+/// Whether this has been closed. A check costs one atomic load, because every operation checks several times; only a future
+/// that has to wait anyway registers for the notification.
 #[derive(Debug, Default)]
 pub(crate) struct Closing {
     closed: AtomicBool,
@@ -35,9 +35,9 @@ impl Closing {
         self.told.clone()
     }
 
-    /// Does `work`. `None` if this is closed before that is done; then it is polled no more.
+    /// Runs `work`. `None` if this is closed first; then `work` is not polled any more.
     ///
-    /// Pinned by the caller, since a future that takes another one has room for it twice.
+    /// `work` is pinned by the caller: a future that takes another one by value has room for it twice.
     pub(crate) async fn unless<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         let mut closed = pin!(self.closed());
         poll_fn(|context| {

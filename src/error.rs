@@ -33,7 +33,7 @@ pub enum Error {
 
     /// The lease ended before its guard was released: somebody else may hold the resource by now. Stop, and
     /// do not rely on anything written since the last renewal unless the resource checks tokens.
-    #[error("the lease on `{name}` (token {token}) was lost: {reason}")]
+    #[error("the lease on `{name}` (token {token}) was lost: {reason}{}", said(.detail))]
     #[non_exhaustive]
     Lost {
         /// The resource.
@@ -42,6 +42,8 @@ pub enum Error {
         token: FencingToken,
         /// Why it was lost.
         reason: LossReason,
+        /// What the store said, if it refused to renew the lease.
+        detail: Option<String>,
     },
 
     /// The limit of a semaphore's handle is not the one in force; nothing was granted. Create all handles with the
@@ -118,6 +120,8 @@ pub enum LossReason {
     Taken,
     /// No renewal was confirmed before the lease expired, because the store did not answer.
     StoreUnreachable,
+    /// The store refused to renew it until it expired: a missing permission, or no memory left.
+    StoreRefused,
     /// Somebody called `force_release`.
     Revoked,
     /// The maximum hold time was reached.
@@ -129,9 +133,10 @@ pub enum LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Expired => "it expired",
+            Self::Expired => "it ran out, or the store no longer knows it",
             Self::Taken => "the store reports another holder",
             Self::StoreUnreachable => "the store did not confirm it in time",
+            Self::StoreRefused => "the store refused to renew it",
             Self::Revoked => "it was released by force",
             Self::HeldTooLong => "the maximum hold time was reached",
             Self::ClientClosed => "the client was shut down",
@@ -198,8 +203,7 @@ pub enum BackendError {
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl BackendError {
-    /// The same error once more, for another request that had the same answer.
-    #[cfg(feature = "redis")]
+    /// The same error again, for another request with the same answer.
     pub(crate) fn again(&self) -> Self {
         let same = |source: &BoxError| source.to_string().into();
         match self {
@@ -237,7 +241,7 @@ impl Error {
         Self::invalid("permits", format!("{permits} can never be granted, the limit is {limit}"))
     }
 
-    /// Puts a store's own error into words: which name, which operation, which store.
+    /// Adds the name, the operation and the store to a backend's error.
     pub(crate) fn from_backend(
         source: BackendError,
         operation: &'static str,
@@ -262,7 +266,12 @@ impl Error {
     }
 }
 
-/// ` of "name"`, or nothing.
+/// `: what the store said`, or nothing.
+fn said(detail: &Option<String>) -> String {
+    detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default()
+}
+
+/// A space and the name in backquotes, or nothing.
 fn about(name: &Option<String>) -> String {
     name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default()
 }

@@ -21,7 +21,7 @@ use crate::permits::Permits;
 /// Strictly the order in which requests arrive at the store. A request for many permits is never starved: everything behind
 /// it waits until it is served, including requests that would fit, and `try_acquire` fails. The price is that permits may be
 /// idle in the meantime. An unreachable waiter is skipped and keeps its place; a dead one is removed within
-/// one lease, and those behind it are served.
+/// one TTL, and those behind it are served.
 ///
 /// # The limit, tokens, clocks
 ///

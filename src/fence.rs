@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that increases with every grant of one name.
 ///
-/// Tokens of different names are not comparable. The store derives them from its clock in microseconds, or uses the last
-/// one plus 1, whichever is greater, so they keep increasing after the store has lost its data. They fit into an
-/// `i64`, and into a JavaScript number until the year 2255.
+/// Tokens of different names are not comparable. A new token is the store's time in microseconds, or the next number after all
+/// those reserved before, whichever is greater, so tokens keep increasing after the store has lost its data. They fit into
+/// an `i64`, and into a JavaScript number until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 

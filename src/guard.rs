@@ -15,17 +15,17 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
-use crate::lease::{Engine, Lease};
+use crate::lease::{Engine, Hold};
 
 /// A held lock or permit. It is renewed in the background for as long as this guard is alive.
 ///
 /// # Dropping
 ///
-/// Dropping the last guard of a lease stops the renewal and queues the release, which a background task of the client sends.
-/// Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance
-/// because the runtime is shutting down, the lease expires in the store on its own. To know when
-/// the resource is free, or whether the lease was held until the end, call
-/// [`release`](Self::release).
+/// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the client,
+/// if that is allowed; otherwise it is not renewed any more, and its release is queued, which a background task of the client
+/// sends. Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance because
+/// the runtime is shutting down, the lease expires in the store on its own. To know when the resource is free, or whether the
+/// lease was held until the end, call [`release`](Self::release).
 ///
 /// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
 /// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget`
@@ -40,22 +40,25 @@ use crate::lease::{Engine, Lease};
 ///
 /// # Losing the lease
 ///
-/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, the
-/// process was paused, somebody released it by force, or its maximum hold time is over. Then
-/// [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false, all
-/// before the store grants the lock to anybody else, provided that both clocks run at the same speed within 0.1 %. A process
-/// that is not running cannot be notified; to cover that case, let the resource check the [`token`](Self::token).
+/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, or it lost its data,
+/// the process was paused, somebody released the lease by force, or its maximum hold time is over. Then [`lost`](Self::lost)
+/// completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false.
+///
+/// If the store does not answer, or the maximum hold time is over, this happens before the store grants the resource to anybody
+/// else, provided that both clocks run at the same speed within 0.1 %. A process that is not running cannot be notified; to cover
+/// that case, let the resource check the [`token`](Self::token). Code that only blocks its thread does not lose a lease on Redis,
+/// because leases are renewed from a thread of this crate, but `lost` and `protect` notice nothing until they are polled again.
 #[must_use = "dropping the guard releases it at once"]
 pub struct Guard {
-    lease: Arc<Lease>,
+    hold: Hold,
     engine: Arc<Engine>,
-    /// What goes when this guard goes; 0 once it has gone.
+    /// The permits that are returned with this guard; 0 once they have been.
     permits: u32,
 }
 
 impl Guard {
-    pub(crate) const fn new(engine: Arc<Engine>, lease: Arc<Lease>, permits: u32) -> Self {
-        Self { lease, engine, permits }
+    pub(crate) const fn new(engine: Arc<Engine>, hold: Hold, permits: u32) -> Self {
+        Self { hold, engine, permits }
     }
 
     /// The fencing token: greater than that of every earlier grant of this name. Pass it to the protected
@@ -66,13 +69,13 @@ impl Guard {
     /// holders.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        self.lease.token()
+        self.hold.token
     }
 
     /// The name of the lock or semaphore, without prefix. No I/O.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.lease.name().as_str()
+        self.hold.name().as_str()
     }
 
     /// How many permits this guard holds; 1 for a lock. No I/O.
@@ -101,9 +104,9 @@ impl Guard {
         if permits == 0 || permits >= self.permits {
             return None;
         }
-        self.lease.split();
+        self.hold.split();
         self.permits -= permits;
-        Some(Self::new(Arc::clone(&self.engine), Arc::clone(&self.lease), permits))
+        Some(Self::new(Arc::clone(&self.engine), self.hold.clone(), permits))
     }
 
     /// Whether the lease can still be trusted, according to this process's clock. No I/O.
@@ -116,7 +119,7 @@ impl Guard {
     /// extends it. The value is slightly less than the time to live in the store. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.lease.remaining(Instant::now())
+        self.hold.remaining(Instant::now())
     }
 
     /// Waits until the lease ends: because it is lost, or because its last guard is released or dropped.
@@ -155,15 +158,11 @@ impl Guard {
     ///
     /// Cancel safe: the future holds no state that another call would not find again.
     pub fn lost(&self) -> Lost {
-        Lost { end: Box::pin(End { released: self.lease.released().cancelled_owned(), loss: self.loss() }) }
+        Lost { end: Box::pin(End { released: self.hold.released().cancelled_owned(), loss: self.loss() }) }
     }
 
     fn loss(&self) -> Loss {
-        Loss {
-            told: self.lease.lost().clone().cancelled_owned(),
-            timer: None,
-            lease: Arc::clone(&self.lease),
-        }
+        Loss { told: self.hold.lost().clone().cancelled_owned(), timer: None, hold: self.hold.clone() }
     }
 
     /// Runs `work` for as long as the lease is held. If the lease is lost first, `work` is dropped at its
@@ -199,8 +198,8 @@ impl Guard {
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease had been lost before; there was nothing left to release.
-    /// * [`Error::StoreUnavailable`] if the store did not confirm the release. It is retried in the background
-    ///   until the store confirms it or the lease has expired.
+    /// * [`Error::StoreUnavailable`] if the store did not confirm the release. It is retried in the background for a
+    ///   minute, or for the TTL if that is longer.
     /// * [`Error::StoreRefused`] if the store rejects the request. What this guard held becomes free when its lease expires.
     ///
     /// # Cancel safety
@@ -208,7 +207,7 @@ impl Guard {
     /// Dropping the future after it was polled does not keep the lease: the release continues in the background.
     pub async fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
-        self.engine.release(&self.lease, permits).await
+        self.engine.release(&self.hold, permits).await
     }
 }
 
@@ -226,7 +225,7 @@ impl fmt::Debug for Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.permits > 0 {
-            self.engine.abandon(&self.lease, self.permits);
+            self.engine.abandon(&self.hold, self.permits);
         }
     }
 }
@@ -274,7 +273,7 @@ impl PartialEq<LossReason> for LeaseEnd {
 /// Poll it on one runtime only: its timer belongs to the runtime on which it was first polled.
 ///
 /// Because it has its own timer, it completes at the deadline regardless of what the store or any task of the client
-/// is doing. Outside a tokio runtime it depends on the client's background task instead.
+/// is doing. Outside a tokio runtime it depends on the client's background work instead.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
     end: Pin<Box<End>>,
@@ -290,7 +289,7 @@ impl Future for Lost {
 
 impl fmt::Debug for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").field("name", &self.end.loss.lease.name().as_str()).finish_non_exhaustive()
+        f.debug_struct("Lost").field("name", &self.end.loss.hold.name().as_str()).finish_non_exhaustive()
     }
 }
 
@@ -307,7 +306,7 @@ impl Future for End {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LeaseEnd> {
         let this = self.project();
-        // First, so that whatever the release has found by then is seen below.
+        // Polled first, so that a loss that the release has found by then is seen below.
         let released = this.released.poll(cx);
         match this.loss.poll(cx) {
             Poll::Ready(reason) => Poll::Ready(LeaseEnd::Lost(reason)),
@@ -319,7 +318,7 @@ impl Future for End {
 /// Completes when the lease is lost, and never if it is released before.
 #[pin_project]
 struct Loss {
-    lease: Arc<Lease>,
+    hold: Hold,
     #[pin]
     told: WaitForCancellationFutureOwned,
     #[pin]
@@ -333,13 +332,11 @@ impl Future for Loss {
         let mut this = self.project();
         let told = this.told.poll(cx);
         loop {
-            if let Some(reason) = this.lease.loss(Instant::now()) {
+            if let Some(reason) = this.hold.loss(Instant::now()) {
                 return Poll::Ready(reason);
             }
-            if told.is_ready() || this.lease.is_released() {
-                return Poll::Pending;
-            }
-            let ends = this.lease.ends();
+            // Otherwise it was released or passed on.
+            let Some(ends) = this.hold.ends().filter(|_| !told.is_ready()) else { return Poll::Pending };
             match this.timer.as_mut().as_pin_mut() {
                 Some(timer) if timer.deadline() == ends => ready!(timer.poll(cx)),
                 Some(timer) => timer.reset(ends),
@@ -366,10 +363,10 @@ impl<F: Future> Future for Protected<'_, F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // The lease is asked first: no step of the work is taken without it.
+        // The lease is checked first: the work is not polled without it.
         if let Poll::Ready(reason) = this.loss.as_mut().poll(cx) {
             this.work.set(None);
-            return Poll::Ready(Err(this.loss.lease.loss_error(reason)));
+            return Poll::Ready(Err(this.loss.hold.loss_error(reason)));
         }
         let Some(work) = this.work.as_mut().as_pin_mut() else {
             return Poll::Pending;
@@ -377,15 +374,15 @@ impl<F: Future> Future for Protected<'_, F> {
         let output = ready!(work.poll(cx));
         this.work.set(None);
         // The last step itself may have taken too long.
-        Poll::Ready(match this.loss.lease.loss(Instant::now()) {
+        Poll::Ready(match this.loss.hold.loss(Instant::now()) {
             None => Ok(output),
-            Some(reason) => Err(this.loss.lease.loss_error(reason)),
+            Some(reason) => Err(this.loss.hold.loss_error(reason)),
         })
     }
 }
 
 impl<F> fmt::Debug for Protected<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Protected").field("name", &self.loss.lease.name().as_str()).finish_non_exhaustive()
+        f.debug_struct("Protected").field("name", &self.loss.hold.name().as_str()).finish_non_exhaustive()
     }
 }

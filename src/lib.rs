@@ -33,12 +33,14 @@
 #![cfg_attr(not(feature = "redis"), allow(rustdoc::broken_intra_doc_links))]
 
 pub mod backend;
+mod background;
 mod client;
 mod closing;
 mod error;
 mod fair_semaphore;
 mod fence;
 mod guard;
+mod handover;
 mod lease;
 mod mutex;
 mod name;

@@ -24,9 +24,9 @@ use crate::primitive::Primitive;
 /// skipped and keeps its place; a dead one is removed within one TTL. `try_lock` does not overtake
 /// waiters.
 ///
-/// Of the waiting tasks of one client, only the first is in the store's queue. The lock is then passed on among them, in
-/// order, for up to 16 holds or 30 ms in a row, before other waiting clients get their turn. If all tasks of all
-/// processes must be served strictly in order, turn that off with
+/// The waiting tasks of one client share one place in the store's queue. When the client is granted the lock, it is passed
+/// on among them, in order of arrival, for up to 16 holds or 30 ms in a row, before other waiting clients get their turn. If
+/// all tasks of all processes must be served strictly in order, turn that off with
 /// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
 ///
 /// # On Redis
@@ -53,7 +53,7 @@ pub struct DistMutex {
 impl DistMutex {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(), name, Kind::Mutex)?;
-        Ok(Self { primitive: Primitive { engine, name, settings: options.validate()? } })
+        Ok(Self { primitive: Primitive::new(engine, name, options.validate()?)? })
     }
 
     /// The name, without prefix.
@@ -78,9 +78,9 @@ impl DistMutex {
     /// # Cancel safety
     ///
     /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
-    /// and anything it was granted is released in the background.
+    /// and anything it was granted is passed on to another task or released in the background.
     pub async fn lock(&self) -> Result<Guard, Error> {
-        self.primitive.acquire(&Claim::Sole).await
+        self.primitive.acquire(&Claim::Sole, None).await
     }
 
     /// Locks the mutex if nobody holds it or waits for it.
@@ -96,7 +96,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
-        self.primitive.try_acquire(&Claim::Sole).await
+        self.primitive.try_acquire(&Claim::Sole, None).await
     }
 
     /// Locks the mutex, waiting for at most `timeout`.
@@ -111,7 +111,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_timeout(&Claim::Sole, timeout).await
+        self.primitive.acquire_timeout(&Claim::Sole, timeout, None).await
     }
 
     /// Returns who holds the lock and who waits for it. This is a snapshot and may already be out of date.

@@ -9,8 +9,8 @@ use crate::error::Error;
 /// The maximum length of a name, in bytes.
 pub const MAX_NAME_BYTES: usize = 512;
 
-/// How the keys beside a lock's own end. They start with `{`, so that only a prefix that is empty or starts so
-/// too could make a lock of the same key.
+/// The ends of the other keys of a lock. Those keys start with `{`, so only with a prefix that is empty or starts with `{`
+/// could they be the key of another lock.
 const RESERVED: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 
 /// A validated name together with the resource it names. The key is the prefix, then the name, nothing in between.
@@ -52,7 +52,7 @@ impl Name {
         &self.resource.key[self.prefix_len..]
     }
 
-    /// What is named, in the store's terms.
+    /// The resource that is named.
     pub(crate) const fn resource(&self) -> &Resource {
         &self.resource
     }
@@ -62,7 +62,7 @@ impl Name {
         &self.resource.key
     }
 
-    /// By which rules it is held.
+    /// The rules by which it is held.
     pub(crate) const fn kind(&self) -> Kind {
         self.resource.kind
     }

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use crate::backend::Kind;
+use crate::backend::{Capabilities, Kind};
 use crate::error::Error;
 
 /// The shortest TTL: with a shorter one, a single slow round trip would end it.
@@ -22,8 +22,6 @@ pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// | [`renewal_period`](Self::renewal_period) | a third of the TTL | two renewals in a row can fail |
 /// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
 /// | [`prefix`](Self::prefix) | `lock:` | used by most libraries |
-/// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand over the lock themselves |
-/// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
 /// | [`local_handover`](Self::local_handover) | on | tasks of one process need not ask the store to hand over a lock |
 ///
 /// ```
@@ -38,14 +36,12 @@ pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 #[must_use = "options do nothing until they are passed to `Client::mutex_with` or `Client::reentrant_lock_with`"]
 pub struct MutexOptions {
     hold: HoldOptions,
-    poll_interval: Option<Duration>,
-    repair: Option<Duration>,
     local_handover: bool,
 }
 
 impl Default for MutexOptions {
     fn default() -> Self {
-        Self { hold: HoldOptions::default(), poll_interval: None, repair: None, local_handover: true }
+        Self { hold: HoldOptions::default(), local_handover: true }
     }
 }
 
@@ -77,7 +73,8 @@ impl MutexOptions {
 
     /// The maximum time that one lease may last, from its grant. When it is over, the lease is released and the
     /// `lost` of its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is
-    /// alive. Re-entering does not extend it. 10 ms or more.
+    /// alive. Re-entering does not extend it. If the lease is passed on within the client, the time starts anew for the next
+    /// holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -94,33 +91,14 @@ impl MutexOptions {
         self
     }
 
-    /// Checks at least this often whether the lock has become free, for use with holders that use another
-    /// library, which delete the key without notifying anybody. 1 ms or more.
-    ///
-    /// Default: none. A waiter checks when the holder's remaining time is over, and every third of the TTL.
-    pub const fn poll_interval(mut self, interval: Duration) -> Self {
-        self.poll_interval = Some(interval);
-        self
-    }
-
-    /// Sets this expiry on a lock key that has none, starting with the first request that finds it. Such keys
-    /// are left behind by clients that set the key and its expiry in two steps and die in between; nobody would
-    /// ever get the lock again. 1 ms or more. Only enable this if nobody locks without an expiry on purpose.
-    ///
-    /// Default: off.
-    pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
-        self.repair = Some(expiry);
-        self
-    }
-
     /// Whether a task that releases the lock may pass it on to the next waiting task of the same client without asking the
     /// store: at most 15 times in a row and for at most 30 ms, then other clients get their turn. This makes a lock that is
     /// contended by many tasks of a process about ten times faster, and costs nothing otherwise.
     ///
     /// Every hold has its own token, greater than the one before. Tasks of one client are served in order of arrival,
     /// and so are clients, but a task may be served before a task of another client that arrived earlier. If
-    /// `release` passed the lock on, it was not confirmed by the store. Of the waiting tasks of a client, `inspect`
-    /// only shows the first.
+    /// `release` passed the lock on, it was not confirmed by the store. In `inspect`, tasks that pass the lock on to each
+    /// other appear as one waiter at most.
     ///
     /// Turn it off if you need strict order among all tasks of all processes. Mutexes that differ in this or any
     /// other option except the prefix do not pass the lock on to each other. No effect on reentrant locks.
@@ -136,9 +114,7 @@ impl MutexOptions {
     }
 
     pub(crate) fn validate(&self) -> Result<Settings, Error> {
-        at_least_a_millisecond("poll interval", self.poll_interval)?;
-        at_least_a_millisecond("expiry for repaired keys", self.repair)?;
-        Ok(Settings::new(self.hold.terms()?, self.poll_interval, self.repair, self.local_handover))
+        Ok(Settings::new(self.hold.terms()?, self.local_handover))
     }
 }
 
@@ -183,7 +159,8 @@ impl SemaphoreOptions {
     }
 
     /// The maximum time that one lease may last, from its grant. Then its permits are returned and the `lost` of its guards
-    /// completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). 10 ms or more.
+    /// completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If the lease is passed on within the client, the time starts
+    /// anew for the next holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -210,11 +187,10 @@ impl SemaphoreOptions {
     ///
     /// The price: a hold that received its permit this way has the next token after that of the previous hold. The
     /// token is unique, but not greater than those that the store has granted in the meantime, so tokens no longer
-    /// show the order of all grants. A task may be served before a task of another client that arrived earlier. Tasks
-    /// of one client are served in order of arrival, except for the first of the waiting ones (as many as the limit
-    /// plus one): these have places in the store's queue, which may come up in a different order. `inspect` shows
-    /// only those. If `release` passed the permit on, it was not confirmed by the store. A reduced limit takes effect
-    /// with the next turn.
+    /// show the order of all grants. Tasks of one client that wait for single permits are served in order of arrival, but a task
+    /// may be served before a task of another client that arrived earlier. A client requests at most one permit more than the
+    /// limit, including those that it holds, so `inspect` may not show all of its waiting tasks. If `release` passed the permit
+    /// on, it was not confirmed by the store. A reduced limit takes effect with the next turn.
     ///
     /// A [`FairSemaphore`](crate::FairSemaphore) is served in strict order and rejects this option.
     ///
@@ -237,17 +213,17 @@ impl SemaphoreOptions {
                 "a fair semaphore is served in order of arrival at the store",
             ));
         }
-        Ok(Settings::new(self.hold.terms()?, None, None, local_handover))
+        Ok(Settings::new(self.hold.terms()?, local_handover))
     }
 }
 
-/// What can be chosen for every primitive.
+/// The options that all primitives have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HoldOptions {
     ttl: Duration,
     renewal_period: Option<Duration>,
     max_hold: Option<Duration>,
-    /// `None` for the primitive's own.
+    /// `None` for the primitive's default.
     prefix: Option<String>,
 }
 
@@ -259,44 +235,32 @@ impl Default for HoldOptions {
 
 impl HoldOptions {
     fn terms(&self) -> Result<Terms, Error> {
-        let lease = whole_milliseconds(self.ttl);
-        if lease < MIN_TTL || lease > MAX_TTL {
-            let why = format!("{lease:?} is outside {MIN_TTL:?} to {MAX_TTL:?}");
+        let ttl = whole_milliseconds(self.ttl);
+        if ttl < MIN_TTL || ttl > MAX_TTL {
+            let why = format!("{ttl:?} is outside {MIN_TTL:?} to {MAX_TTL:?}");
             return Err(Error::invalid("ttl", why));
         }
-        let renewal_period = self.renewal_period.unwrap_or(lease / 3);
-        if renewal_period.is_zero() || renewal_period >= lease {
-            let why = format!("{renewal_period:?} is not between zero and the TTL of {lease:?}");
+        let renewal_period = self.renewal_period.unwrap_or(ttl / 3);
+        if renewal_period.is_zero() || renewal_period >= ttl {
+            let why = format!("{renewal_period:?} is not between zero and the TTL of {ttl:?}");
             return Err(Error::invalid("renewal period", why));
         }
         if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {
             return Err(Error::invalid("maximum hold time", format!("{hold:?} is below {MIN_HOLD:?}")));
         }
-        Ok(Terms { lease, renewal_period, max_hold: self.max_hold })
+        Ok(Terms { ttl, renewal_period, max_hold: self.max_hold })
     }
 }
 
-/// What the store counts in.
+/// Truncates a duration to whole milliseconds.
 const fn whole_milliseconds(duration: Duration) -> Duration {
     Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000)
-}
-
-fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Result<(), Error> {
-    match duration {
-        Some(duration) if duration < Duration::from_millis(1) => {
-            Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
-        }
-        Some(duration) if duration > MAX_TTL => {
-            Err(Error::invalid(what, format!("{duration:?} is above {MAX_TTL:?}")))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The durations a lease is held under, as validated by the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Terms {
-    pub(crate) lease: Duration,
+    pub(crate) ttl: Duration,
     pub(crate) renewal_period: Duration,
     pub(crate) max_hold: Option<Duration>,
 }
@@ -305,23 +269,31 @@ pub(crate) struct Terms {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) terms: Terms,
-    pub(crate) poll_interval: Option<Duration>,
-    pub(crate) repair: Option<Duration>,
     pub(crate) local_handover: bool,
-    /// Tells these from others. Made here, since every request of a task needs it that shares a lock with others.
+    /// Distinguishes these settings from others. Computed here, because every request that may share a lease needs it.
     pub(crate) fingerprint: u64,
 }
 
 impl Settings {
-    fn new(
-        terms: Terms,
-        poll_interval: Option<Duration>,
-        repair: Option<Duration>,
-        local_handover: bool,
-    ) -> Self {
+    fn new(terms: Terms, local_handover: bool) -> Self {
         let mut hasher = DefaultHasher::new();
-        (terms, poll_interval, repair, local_handover).hash(&mut hasher);
-        Self { terms, poll_interval, repair, local_handover, fingerprint: hasher.finish() }
+        (terms, local_handover).hash(&mut hasher);
+        Self { terms, local_handover, fingerprint: hasher.finish() }
+    }
+
+    /// Rounds the TTL up to the store's granularity.
+    pub(crate) fn fit(&mut self, capabilities: &Capabilities) -> Result<(), Error> {
+        let Capabilities { store, min_ttl, ttl_granularity: unit, .. } = capabilities;
+        if self.terms.ttl < *min_ttl {
+            return Err(Error::invalid(
+                "ttl",
+                format!("{:?} is below the {min_ttl:?} of {store}", self.terms.ttl),
+            ));
+        }
+        let units = self.terms.ttl.as_micros().div_ceil(unit.as_micros().max(1));
+        let micros = units.saturating_mul(unit.as_micros());
+        self.terms.ttl = self.terms.ttl.max(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)));
+        Ok(())
     }
 }
 
@@ -340,7 +312,7 @@ mod tests {
     #[test]
     fn the_defaults_are_as_documented() {
         let settings = MutexOptions::new().validate().unwrap();
-        assert_eq!(settings.terms.lease, ms(30_000));
+        assert_eq!(settings.terms.ttl, ms(30_000));
         assert_eq!(settings.terms.renewal_period, ms(10_000));
         assert_eq!(settings.terms.max_hold, None);
         assert_eq!(MutexOptions::new().key_prefix(), "lock:");
@@ -360,7 +332,22 @@ mod tests {
     #[test]
     fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
         let settings = MutexOptions::new().ttl(Duration::from_micros(100_999)).validate().unwrap();
-        assert_eq!(settings.terms.lease, ms(100));
+        assert_eq!(settings.terms.ttl, ms(100));
+    }
+
+    #[test]
+    fn a_ttl_is_what_the_store_can_keep() {
+        let mut store = Capabilities::new("etcd:");
+        (store.min_ttl, store.ttl_granularity) = (ms(2000), ms(1000));
+        let fit = |ttl| {
+            MutexOptions::new().ttl(ttl).validate().and_then(|mut settings| {
+                settings.fit(&store)?;
+                Ok(settings.terms.ttl)
+            })
+        };
+        assert!(fit(ms(1999)).unwrap_err().to_string().contains("etcd:"));
+        assert_eq!(fit(ms(2000)).unwrap(), ms(2000));
+        assert_eq!(fit(ms(2001)).unwrap(), ms(3000));
     }
 
     #[test]
@@ -375,8 +362,5 @@ mod tests {
     fn durations_of_nothing_are_refused() {
         assert!(MutexOptions::new().max_hold(ms(9)).validate().is_err());
         assert!(MutexOptions::new().max_hold(ms(10)).validate().is_ok());
-        assert!(MutexOptions::new().poll_interval(Duration::ZERO).validate().is_err());
-        assert!(MutexOptions::new().repair_keys_without_expiry(Duration::ZERO).validate().is_err());
-        assert!(MutexOptions::new().repair_keys_without_expiry(Duration::MAX).validate().is_err());
     }
 }

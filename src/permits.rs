@@ -1,4 +1,4 @@
-//! What both semaphores do alike; they differ in the order of service only.
+//! What both semaphores have in common; they differ only in the order of service.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,16 +7,37 @@ use std::time::Duration;
 use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::Engine;
+use crate::lease::{Engine, FollowsLimit};
 use crate::name::Name;
 use crate::options::SemaphoreOptions;
 use crate::primitive::Primitive;
+use crate::sync::Mutex;
 
-/// So many permits under one name.
+/// A semaphore: permits under one name.
 #[derive(Clone)]
 pub(crate) struct Permits {
     primitive: Primitive,
-    limit: Limit,
+    limit: Arc<Stated>,
+}
+
+/// The limit that a handle and its clones state. They follow a change together.
+#[derive(Debug)]
+struct Stated(Mutex<Limit>);
+
+impl Stated {
+    fn get(&self) -> Limit {
+        *self.0.lock()
+    }
+}
+
+impl FollowsLimit for Stated {
+    /// A late answer about an earlier version changes nothing.
+    fn follow(&self, limit: Limit) {
+        let mut stated = self.0.lock();
+        if limit.version >= stated.version {
+            *stated = limit;
+        }
+    }
 }
 
 impl Permits {
@@ -28,8 +49,9 @@ impl Permits {
         options: &SemaphoreOptions,
     ) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(kind), name, kind)?;
-        let primitive = Primitive { engine, name, settings: options.validate(kind)? };
-        Ok(Self { primitive, limit: Limit::new(at_least_one("limit", limit)?) })
+        let primitive = Primitive::new(engine, name, options.validate(kind)?)?;
+        let limit = Limit::stated(at_least_one("limit", limit)?);
+        Ok(Self { primitive, limit: Arc::new(Stated(Mutex::new(limit))) })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -37,19 +59,19 @@ impl Permits {
     }
 
     pub(crate) fn limit(&self) -> u32 {
-        self.limit.stated().permits
+        self.limit.get().permits
     }
 
     pub(crate) async fn acquire(&self, permits: u32) -> Result<Guard, Error> {
-        self.primitive.acquire(&self.claim(permits)?).await
+        self.primitive.acquire(&self.claim(permits)?, Some(&*self.limit)).await
     }
 
     pub(crate) async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>, Error> {
-        self.primitive.try_acquire(&self.claim(permits)?).await
+        self.primitive.try_acquire(&self.claim(permits)?, Some(&*self.limit)).await
     }
 
     pub(crate) async fn acquire_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_timeout(&self.claim(permits)?, timeout).await
+        self.primitive.acquire_timeout(&self.claim(permits)?, timeout, Some(&*self.limit)).await
     }
 
     pub(crate) async fn available(&self) -> Result<u32, Error> {
@@ -64,25 +86,25 @@ impl Permits {
     pub(crate) async fn resize(&self, limit: u32) -> Result<(), Error> {
         let limit = at_least_one("limit", limit)?;
         let Primitive { engine, name, settings } = &self.primitive;
-        let answer = engine.backend().resize(name.resource(), limit, settings.terms.lease, &self.limit).await;
-        answer.map_err(|error| engine.error(error, "resize", Some(name)))?;
+        let answer = engine.backend().set_limit(name.resource(), limit, settings.terms.ttl).await;
+        self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(name)))?);
         tracing::info!(%name, limit, "resized");
         Ok(())
     }
 
-    /// Prints what a handle of this type stands for.
+    /// Prints a handle of this type.
     pub(crate) fn debug(&self, handle: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.primitive.debug(handle, f).field("limit", &self.limit()).finish_non_exhaustive()
     }
 
-    /// A request that can never be granted is refused here, unless the store may know of a larger limit.
+    /// A request that can never be granted is rejected here, unless the store may know a larger limit.
     fn claim(&self, permits: u32) -> Result<Claim, Error> {
         let permits = at_least_one("permits", permits)?;
-        let stated = self.limit.stated();
-        if stated.reign == 0 && permits > stated.permits {
+        let stated = self.limit.get();
+        if stated.version == 0 && permits > stated.permits {
             return Err(Error::permits_above(permits, stated.permits));
         }
-        Ok(Claim::Permits(permits, self.limit.clone()))
+        Ok(Claim::Permits(permits, stated))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What all primitives do alike: a name, the terms of its leases, and the three ways of asking for it.
+//! What all primitives have in common: a name, the terms of its leases, and three methods to acquire one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{Claim, Detail, Inspection, Released, Wait, Whose};
+use crate::backend::{Claim, Detail, Inspection};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{self, Engine};
+use crate::lease::{self, Engine, FollowsLimit, Wait, Wanted};
 use crate::name::Name;
 use crate::options::Settings;
 
@@ -22,28 +22,53 @@ pub(crate) struct Primitive {
 }
 
 impl Primitive {
-    /// Waits in line for as long as it takes.
-    pub(crate) async fn acquire(&self, claim: &Claim) -> Result<Guard, Error> {
+    /// Rejects what the store does not support, before anything is sent.
+    pub(crate) fn new(engine: Arc<Engine>, name: Name, mut settings: Settings) -> Result<Self, Error> {
+        let capabilities = engine.backend().capabilities();
+        let kind = name.kind();
+        if !capabilities.kinds.contains(&kind) {
+            let reason = format!("this store has no resources of the kind `{}`", kind.as_str());
+            return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
+        }
+        settings.fit(capabilities)?;
+        Ok(Self { engine, name, settings })
+    }
+
+    /// Waits in the queue for as long as it takes.
+    pub(crate) async fn acquire(
+        &self,
+        claim: &Claim,
+        follower: Option<&dyn FollowsLimit>,
+    ) -> Result<Guard, Error> {
         let started = Instant::now();
-        self.ask(claim, Wait::Forever).await?.ok_or_else(|| self.timed_out(started))
+        self.ask(claim, Wait::Forever, follower).await?.ok_or_else(|| self.timed_out(started))
     }
 
     /// Does not wait.
-    pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Option<Guard>, Error> {
-        self.ask(claim, Wait::No).await
+    pub(crate) async fn try_acquire(
+        &self,
+        claim: &Claim,
+        follower: Option<&dyn FollowsLimit>,
+    ) -> Result<Option<Guard>, Error> {
+        self.ask(claim, Wait::No, follower).await
     }
 
-    /// Waits in line for at most `timeout`.
-    pub(crate) async fn acquire_timeout(&self, claim: &Claim, timeout: Duration) -> Result<Guard, Error> {
+    /// Waits in the queue for at most `timeout`.
+    pub(crate) async fn acquire_timeout(
+        &self,
+        claim: &Claim,
+        timeout: Duration,
+        follower: Option<&dyn FollowsLimit>,
+    ) -> Result<Guard, Error> {
         let started = Instant::now();
         let wait = started.checked_add(timeout).map_or(Wait::Forever, Wait::Until);
-        self.ask(claim, wait).await?.ok_or_else(|| self.timed_out(started))
+        self.ask(claim, wait, follower).await?.ok_or_else(|| self.timed_out(started))
     }
 
-    /// Comes in again where `owner` is in already, without asking the store.
+    /// Re-enters a lock that `owner` holds in this client, without a request to the store.
     pub(crate) fn reenter(&self, owner: &Arc<str>) -> Option<Guard> {
-        let lease = self.engine.owners().enter(&self.name, owner)?;
-        Some(Guard::new(Arc::clone(&self.engine), lease, 1))
+        let hold = self.engine.owners().enter(&self.name, owner)?;
+        Some(Guard::new(Arc::clone(&self.engine), hold, 1))
     }
 
     pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
@@ -53,19 +78,25 @@ impl Primitive {
 
     /// Ends whatever hold there is. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
-        let answer = self.engine.backend().release(self.name.resource(), Whose::Anyone).await;
+        let answer = self.engine.backend().force_release(self.name.resource()).await;
         let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;
-        tracing::warn!(name = %self.name, ?released, "released by force");
-        Ok(released == Released::Held)
+        tracing::warn!(name = %self.name, released, "released by force");
+        Ok(released)
     }
 
-    async fn ask(&self, claim: &Claim, wait: Wait) -> Result<Option<Guard>, Error> {
-        let lease = lease::acquire(&self.engine, &self.name, &self.settings, claim, wait).await?;
-        Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease, claim.permits())))
+    async fn ask(
+        &self,
+        claim: &Claim,
+        wait: Wait,
+        follower: Option<&dyn FollowsLimit>,
+    ) -> Result<Option<Guard>, Error> {
+        let wanted = Wanted { name: &self.name, settings: &self.settings, claim, follower };
+        let hold = lease::acquire(&self.engine, wanted, wait).await?;
+        Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
     }
 
-    /// Prints the name and the store as a handle of this type, for it to add to. Nothing of what the client has in hand, which
-    /// may be megabytes.
+    /// Prints the name and the store of a handle of this type, which may add fields. Leaves out the client's leases, which may be
+    /// megabytes.
     pub(crate) fn debug<'a, 'f>(
         &self,
         handle: &str,

@@ -69,7 +69,7 @@ pub struct ReentrantLock {
 impl ReentrantLock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
         let name = Name::new(options.key_prefix(), name, Kind::Reentrant)?;
-        let primitive = Primitive { engine, name, settings: options.validate()? };
+        let primitive = Primitive::new(engine, name, options.validate()?)?;
         Ok(Self::owned(primitive, Uuid::new_v4().to_string().into()))
     }
 
@@ -121,7 +121,7 @@ impl ReentrantLock {
     pub async fn lock(&self) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire(&self.claim).await,
+            None => self.primitive.acquire(&self.claim, None).await,
         }
     }
 
@@ -137,7 +137,7 @@ impl ReentrantLock {
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(Some(guard)),
-            None => self.primitive.try_acquire(&self.claim).await,
+            None => self.primitive.try_acquire(&self.claim, None).await,
         }
     }
 
@@ -153,7 +153,7 @@ impl ReentrantLock {
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire_timeout(&self.claim, timeout).await,
+            None => self.primitive.acquire_timeout(&self.claim, timeout, None).await,
         }
     }
 

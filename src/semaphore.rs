@@ -106,7 +106,7 @@ impl CountingSemaphore {
     /// # Cancel safety
     ///
     /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
-    /// and anything it was granted is released in the background.
+    /// and anything it was granted is passed on to another task or released in the background.
     pub async fn acquire(&self) -> Result<Guard, Error> {
         self.permits.acquire(1).await
     }

@@ -1,8 +1,10 @@
 //! A mutex without poisoning.
 
+use std::sync::PoisonError;
 #[cfg(feature = "redis")]
 use std::sync::TryLockError;
-use std::sync::{MutexGuard, PoisonError};
+
+pub(crate) use std::sync::MutexGuard;
 
 /// `std::sync::Mutex` whose state stays usable after a panic: every critical section in this crate leaves it
 /// consistent, and a guard dropped while panicking must still be able to release.

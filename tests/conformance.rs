@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use leasehold::backend::Kind;
-use leasehold::backend::conformance::{self, Harness, KINDS, ToldLate};
+use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
 #[cfg(feature = "redis")]
@@ -31,11 +31,14 @@ macro_rules! contract {
             point_1_every_verb_can_be_sent_again,
             point_2_release_forgets_a_lease_everywhere,
             point_3_tokens_grow_whatever_happens,
+            point_3_two_clients_in_turns_exclude_each_other,
             point_4_a_lease_is_counted_from_before_its_grant,
+            point_4_a_place_has_a_ticket_of_its_own,
             point_4_a_grant_told_late_is_not_believed,
             point_5_release_and_renew_touch_only_their_own_lease,
             point_6_renewal_tells_renewed_from_lost_from_unknown,
             point_7_a_dead_waiter_blocks_nobody,
+            point_7_all_places_of_a_dead_client_are_gone_within_one_ttl,
             point_8_requests_are_served_in_order_of_arrival,
             point_9_a_hand_over_costs_the_same_however_many_wait,
             point_10_the_store_decides_when_a_lease_is_over,
@@ -79,11 +82,6 @@ impl Harness for Memory {
     fn work(&self) -> BoxFuture<'_, u64> {
         async { self.0.waiters_visited() }.boxed()
     }
-
-    /// What is told is told at once, or found later with the time at which it was.
-    fn client_told_late(&self) -> BoxFuture<'_, ToldLate> {
-        async { ToldLate { backend: Arc::new(self.0.peer()), hold_back: Box::new(|_| {}) } }.boxed()
-    }
 }
 
 mod on_memory {
@@ -93,14 +91,14 @@ mod on_memory {
 
 #[cfg(feature = "redis")]
 mod on_redis {
-    use super::support::{Direction, Line, Proxy, RedisServer};
+    use super::support::{Proxy, RedisServer};
     use super::*;
     use leasehold::RedisBackend;
 
     struct Redis {
         server: RedisServer,
-        /// Whether the tickets get lost on the way to a client that is told late.
-        forgets_tickets: bool,
+        /// On the way through this, tickets get lost.
+        forgets_tickets: Option<Proxy>,
     }
 
     async fn redis(point: &str) -> Option<Redis> {
@@ -109,7 +107,7 @@ mod on_redis {
 
     impl Redis {
         const fn new(server: RedisServer) -> Self {
-            Self { server, forgets_tickets: false }
+            Self { server, forgets_tickets: None }
         }
 
         async fn connect(url: &str) -> Arc<dyn Backend> {
@@ -119,30 +117,17 @@ mod on_redis {
 
     impl Harness for Redis {
         fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async { Self::connect(&self.server.url()).await }.boxed()
+            async {
+                let proxied = self.forgets_tickets.as_ref().map(Proxy::url);
+                Self::connect(&proxied.unwrap_or_else(|| self.server.url())).await
+            }
+            .boxed()
         }
 
         fn lose_memory(&self) -> BoxFuture<'_, ()> {
             async {
                 self.server.raw().send(&["FLUSHALL"]);
                 self.server.raw().send(&["SCRIPT", "FLUSH"]);
-            }
-            .boxed()
-        }
-
-        /// Messages travel on a connection of their own.
-        fn client_told_late(&self) -> BoxFuture<'_, ToldLate> {
-            async {
-                let proxy = Proxy::start(self.server.port()).await;
-                if self.forgets_tickets {
-                    proxy.forget_tickets();
-                }
-                let backend = Self::connect(&proxy.url()).await;
-                let hold_back = move |late| match late {
-                    true => proxy.hold_line(Line::Messages, Direction::ToClient),
-                    false => proxy.resume_line(Line::Messages),
-                };
-                ToldLate { backend, hold_back: Box::new(hold_back) }
             }
             .boxed()
         }
@@ -159,16 +144,33 @@ mod on_redis {
 
     contract!(redis);
 
+    /// Why `check` fails on a store that gives every place the same ticket.
+    async fn found_out<C: Future<Output = ()> + Send + 'static>(
+        kind: Kind,
+        check: impl FnOnce(Redis, Kind) -> C,
+    ) -> Option<String> {
+        let server = RedisServer::start_or_skip("a store without tickets")?;
+        let proxy = Proxy::start(server.port()).await;
+        proxy.forget_tickets();
+        let store = Redis { forgets_tickets: Some(proxy), ..Redis::new(server) };
+        let panic = tokio::spawn(check(store, kind)).await.expect_err("found out").into_panic();
+        let why = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+        Some(why.or_else(|| panic.downcast_ref::<String>().cloned()).expect("a message"))
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_store_that_forgets_its_tickets_is_found_out() {
         for kind in KINDS {
-            let Some(server) = RedisServer::start_or_skip("a store without tickets") else { return };
-            let store = Redis { forgets_tickets: true, ..Redis::new(server) };
-            let check =
-                async move { conformance::point_4_a_grant_told_late_is_not_believed(&store, kind).await };
-            let panic = tokio::spawn(check).await.expect_err("found out").into_panic();
-            let why = panic.downcast_ref::<String>().expect("a message");
-            assert!(why.contains("believed beside the next holder"), "{kind:?}: {why}");
+            let ticket = found_out(kind, |store, kind| async move {
+                conformance::point_4_a_place_has_a_ticket_of_its_own(&store, kind).await;
+            });
+            let late = found_out(kind, |store, kind| async move {
+                conformance::point_4_a_grant_told_late_is_not_believed(&store, kind).await;
+            });
+            for why in [ticket.await, late.await] {
+                let Some(why) = why else { return };
+                assert!(why.contains("ticket"), "{kind:?}: {why}");
+            }
         }
     }
 }

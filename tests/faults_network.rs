@@ -118,7 +118,8 @@ async fn a_client_works_through_the_proxy() {
     for waiter in waiters {
         granted(waiter, SOON).await.release().await.expect("held");
     }
-    assert_eq!(stage.proxy.accepted(), 2, "one connection for commands, one that listens, and no reconnects");
+    let why = "one connection for commands, one for renewals, one that listens, and no reconnects";
+    assert_eq!(stage.proxy.accepted(), 3, "{why}");
     nothing_left(&stage.server, SECOND).await;
 }
 

@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt, join_all};
 use futures::poll;
+use futures::stream::{self, BoxStream, StreamExt};
 use leasehold::backend::{
-    AcquireRequest, Acquired, BackendError, Capabilities, Claim, Detail, Kind, LeaseId, Limit, Released,
-    RenewRequest, Renewal, Resource, Whose,
+    Answer, Answered, BackendError, Capabilities, Claim, Detail, Event, Kind, LeaseId, LeaseRef, Limit,
+    Released, Renew, Request, Resource,
 };
 use leasehold::{
     Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
@@ -450,9 +451,8 @@ async fn release_confirms_that_the_next_waiter_holds() -> Outcome {
     let mut waiter = pin!(other.lock());
     assert!(poll!(waiter.as_mut()).is_pending());
     guard.release().await?;
-    let Poll::Ready(next) = poll!(waiter) else { panic!("the waiter holds when release returns") };
-    let next = next?;
-    let holder = mutex.inspect().await?.holder().cloned().expect("a holder");
+    let holder = mutex.inspect().await?.holder().cloned().expect("the waiter holds when release returns");
+    let next = within(SOON, waiter).await?;
     assert_eq!(holder.token, Some(next.token()));
     assert!(next.token() > token);
     Ok(())
@@ -474,6 +474,7 @@ async fn release_after_a_loss_tells_the_reason_and_the_token() -> Outcome {
     let guard = mutex_of(&store).lock().await?;
     let token = guard.token();
     assert!(mutex_of(&store).force_release().await?);
+    within(SOON, guard.lost()).await;
     let outcome = guard.release().await;
     assert_lost(&outcome, LossReason::Revoked);
     assert!(matches!(outcome, Err(Error::Lost { token: told, .. }) if told == token));
@@ -518,7 +519,7 @@ async fn lost_fires_at_once_when_the_lock_is_released_by_force() -> Outcome {
     let mut lost = pin!(guard.lost());
     assert!(poll!(lost.as_mut()).is_pending());
     assert!(other.force_release().await?);
-    assert_eq!(poll!(lost), Poll::Ready(LeaseEnd::Lost(LossReason::Revoked)));
+    assert_eq!(within(ms(1), lost).await, LeaseEnd::Lost(LossReason::Revoked));
     assert_eq!((guard.is_held(), guard.remaining()), (false, Duration::ZERO));
     assert!(other.try_lock().await?.is_some_and(|next| next.token() > guard.token()));
     Ok(())
@@ -744,6 +745,7 @@ async fn protected_work_is_dropped_the_moment_the_lease_is_lost() -> Outcome {
     let mut protected = pin!(guard.protect(work));
     assert!(poll!(protected.as_mut()).is_pending());
     other.force_release().await?;
+    within(SOON, guard.lost()).await;
     let Poll::Ready(outcome) = poll!(protected.as_mut()) else { panic!("it goes on") };
     assert_lost(&outcome, LossReason::Revoked);
     assert_eq!(Arc::strong_count(&alive), 1, "the work was dropped before the error was returned");
@@ -755,6 +757,7 @@ async fn no_step_of_protected_work_is_taken_after_a_loss() -> Outcome {
     let store = MemoryBackend::new();
     let guard = mutex_of(&store).lock().await?;
     mutex_of(&store).force_release().await?;
+    within(SOON, guard.lost()).await;
     let outcome = guard.protect(async { panic!("the lease is lost") }).await;
     assert_lost(&outcome, LossReason::Revoked);
     Ok(())
@@ -1036,8 +1039,9 @@ async fn tokens_grow_whatever_ended_the_hold_before() -> Outcome {
                 store.flush();
                 let dead = store.peer();
                 let lock = Resource::new("lock:machine:42", Kind::Mutex);
-                let request = AcquireRequest::new(dead.lease_id(), lock, Claim::Sole, ms(100));
-                let Ok(Acquired::Granted(grant)) = dead.acquire(&request).await else { panic!("free") };
+                let lease = LeaseRef::new(dead.lease_id(), lock);
+                let request = Request::new(lease, Claim::Sole, ms(100));
+                let Ok(Answer::Granted(grant)) = dead.request(&request).await else { panic!("free") };
                 assert!(grant.token.get() > newest, "round {round}");
                 newest = grant.token.get();
             }
@@ -1077,7 +1081,6 @@ fn unusable_arguments_are_refused_when_the_mutex_is_made() {
     assert_invalid(with(options().ttl(SECOND).renewal_period(2 * SECOND)), "renewal period");
     assert_invalid(with(options().renewal_period(Duration::ZERO)), "renewal period");
     assert_invalid(with(options().max_hold(Duration::ZERO)), "maximum hold time");
-    assert_invalid(with(options().poll_interval(Duration::from_micros(999))), "poll interval");
 }
 
 #[tokio::test]
@@ -1199,41 +1202,48 @@ impl Backend for Reluctant {
         self.store.lease_id()
     }
 
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
-        self.store.acquire(request)
+    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
+        self.store.request(request)
     }
 
-    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
+    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         if self.hanging.load(Ordering::SeqCst) {
             self.asked.notify_one();
-            return std::future::pending().boxed();
+            return stream::pending().boxed();
         }
-        self.store.renew(request)
+        self.store.renew(renewals)
     }
 
-    fn release<'a>(
-        &'a self,
-        resource: &'a Resource,
-        whose: Whose,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
             if self.slow.load(Ordering::SeqCst) {
                 self.asked.notify_one();
                 sleep(ms(100)).await;
             }
-            self.store.release(resource, whose).await
+            self.store.release(lease).await
         }
         .boxed()
     }
 
-    fn resize<'a>(
+    fn release_permits<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        self.store.release_permits(lease, keep)
+    }
+
+    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+        self.store.force_release(resource)
+    }
+
+    fn set_limit<'a>(
         &'a self,
         resource: &'a Resource,
         permits: u32,
-        term: Duration,
-        limit: &'a Limit,
-    ) -> BoxFuture<'a, Result<(), BackendError>> {
-        self.store.resize(resource, permits, term, limit)
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
+        self.store.set_limit(resource, permits, ttl)
     }
 
     fn inspect<'a>(
@@ -1242,6 +1252,10 @@ impl Backend for Reluctant {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         self.store.inspect(resource, detail)
+    }
+
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.store.events()
     }
 
     fn capabilities(&self) -> &Capabilities {

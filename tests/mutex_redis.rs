@@ -18,6 +18,7 @@ use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
 use leasehold::{
     Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend,
+    RedisBuilder,
 };
 use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
 use tokio::task::{JoinHandle, JoinSet};
@@ -56,6 +57,12 @@ const fn ms(n: u64) -> Duration {
 
 async fn connect(server: &RedisServer) -> Client {
     Client::connect(&server.url()).await.expect("the server accepts clients")
+}
+
+async fn connect_with(server: &RedisServer, set: impl FnOnce(RedisBuilder) -> RedisBuilder) -> Client {
+    let config = Config::from_url(&server.url()).expect("a server's URL can be read");
+    let backend = set(RedisBackend::builder(config)).connect().await;
+    Client::with_backend(Arc::new(backend.expect("the server accepts clients")))
 }
 
 async fn connect_many<const N: usize>(server: &RedisServer) -> [Client; N] {
@@ -383,9 +390,10 @@ async fn a_bare_release_is_noticed_within_a_third_of_a_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_poll_interval_notices_a_bare_release_soon() {
     let Some(server) = RedisServer::start_or_skip("other libraries") else { return };
-    let (client, mut raw) = (connect(&server).await, server.raw());
+    let (client, mut raw) =
+        (connect_with(&server, |builder| builder.poll_interval(ms(20))).await, server.raw());
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
-    let waiter = waiter(&mutex_with(&client, options().poll_interval(ms(20))));
+    let waiter = waiter(&mutex_of(&client));
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_release(&mut raw, BARE_HOLDER));
     let _guard = within(SECOND, waiter).await.expect("no panic");
@@ -404,7 +412,8 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     let holder = plain.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.remaining), (BARE_HOLDER, None));
 
-    let repairing = mutex_with(&client, short.repair_keys_without_expiry(SECOND));
+    let client = connect_with(&server, |builder| builder.repair_keys_without_expiry(SECOND)).await;
+    let repairing = mutex_with(&client, short);
     let begun = Instant::now();
     assert!(repairing.try_lock().await.expect("answered").is_none());
     let rest = pttl(&mut raw, LOCK);
@@ -790,7 +799,7 @@ async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown() {
 // Connections
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_has_two_connections_however_many_locks_and_waiters() {
+async fn a_client_has_three_connections_however_many_locks_and_waiters() {
     let Some(server) = RedisServer::start_or_skip("connections") else { return };
     let mut raw = server.raw();
     let before = connections(&mut raw);
@@ -813,7 +822,7 @@ async fn a_client_has_two_connections_however_many_locks_and_waiters() {
     })
     .await;
     assert_eq!(guards.len(), 40);
-    assert_eq!(connections(&mut raw), before + 6);
+    assert_eq!(connections(&mut raw), before + 9);
     let channels = raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).array();
     assert_eq!(channels.len(), 3);
     for channel in &channels {
@@ -825,7 +834,7 @@ async fn a_client_has_two_connections_however_many_locks_and_waiters() {
     for served in within(SECOND * 20, waiters.join_all()).await {
         served.expect("granted");
     }
-    assert_eq!(connections(&mut raw), before + 6);
+    assert_eq!(connections(&mut raw), before + 9);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -851,7 +860,7 @@ async fn connections_close_on_shutdown_and_when_everything_is_dropped() {
     let client = connect(&server).await;
     let guard = mutex_of(&client).lock().await.expect("free");
     drop(client);
-    assert_eq!(connections(&mut raw), before + 2);
+    assert_eq!(connections(&mut raw), before + 3);
     assert!(guard.is_held());
     drop(guard);
     eventually(SOON, || ready(connections(&mut raw) == before)).await;
@@ -896,7 +905,7 @@ async fn a_client_works_over_a_unix_socket() {
     granted(waiter).await.release().await.expect("held to the end");
     let clients = server.raw().send(&["CLIENT", "LIST"]).text().expect("text");
     let over_socket = clients.lines().filter(|line| line.contains("redis.sock")).count();
-    assert_eq!((over_socket, tcp), (4, 5), "{clients}");
+    assert_eq!((over_socket, tcp), (6, 7), "{clients}");
     assert!(Path::new(server.dir()).join("redis.sock").exists());
 }
 

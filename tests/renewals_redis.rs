@@ -95,7 +95,7 @@ async fn a_lease_that_may_not_be_renewed_harms_no_other_that_is_renewed_with_it(
     let forbidden = forbidden.expect("free");
     raw.send(&["ACL", "SETUSER", "limited", "resetkeys", "~lock:*", "~{lock:*"]);
     let end = deadline(&forbidden) + SECOND / 2;
-    assert_eq!(within(SOON, forbidden.lost()).await, LossReason::StoreUnreachable);
+    assert_eq!(within(SOON, forbidden.lost()).await, LossReason::StoreRefused);
     assert!(Instant::now() < end + SLACK);
     sleep(2 * SECOND).await;
     give_back(guards).await;

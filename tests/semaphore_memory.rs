@@ -289,11 +289,13 @@ async fn hand_overs_take_no_time<S: Semaphore>(site: Site) {
     let mut second = pin!(two.acquire_many(2));
     assert!(poll!(first.as_mut()).is_pending() && poll!(second.as_mut()).is_pending());
     let part = guard.split(1).expect("of three");
+    let started = Instant::now();
     part.release().await.expect("held to the end");
-    let Poll::Ready(first) = poll!(first) else { panic!("the waiter holds when the release returns") };
+    let first = within(SOON, first).await;
     assert!(poll!(second.as_mut()).is_pending());
     guard.release().await.expect("held to the end");
-    let Poll::Ready(second) = poll!(second) else { panic!("the waiter holds when the release returns") };
+    let second = within(SOON, second).await;
+    assert_eq!(started.elapsed(), Duration::ZERO);
     give_back([first.expect("granted"), second.expect("granted")]).await;
 }
 

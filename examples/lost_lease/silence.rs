@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
 use leasehold::backend::{
-    AcquireRequest, Acquired, BackendError, Capabilities, Detail, LeaseId, Limit, Released, RenewRequest,
-    Renewal, Resource, Whose,
+    Answer, Answered, BackendError, Capabilities, Detail, Event, LeaseId, LeaseRef, Limit, Released, Renew,
+    Request, Resource,
 };
 use leasehold::{Backend, Inspection, MemoryBackend};
 use tokio::sync::watch;
@@ -36,30 +37,41 @@ impl Backend for Silent {
         self.store.lease_id()
     }
 
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
-        self.perhaps(self.store.acquire(request))
+    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
+        self.perhaps(self.store.request(request))
     }
 
-    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
-        self.perhaps(self.store.renew(request))
+    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+        if *self.silence.borrow() { Box::pin(stream::pending()) } else { self.store.renew(renewals) }
     }
 
-    fn release<'a>(
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
+        self.perhaps(self.store.release(lease))
+    }
+
+    fn release_permits<'a>(
         &'a self,
-        resource: &'a Resource,
-        whose: Whose,
+        lease: &'a LeaseRef,
+        keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.perhaps(self.store.release(resource, whose))
+        self.perhaps(self.store.release_permits(lease, keep))
     }
 
-    fn resize<'a>(
+    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+        self.perhaps(self.store.force_release(resource))
+    }
+
+    fn set_limit<'a>(
         &'a self,
         resource: &'a Resource,
         permits: u32,
-        term: Duration,
-        limit: &'a Limit,
-    ) -> BoxFuture<'a, Result<(), BackendError>> {
-        self.perhaps(self.store.resize(resource, permits, term, limit))
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
+        self.perhaps(self.store.set_limit(resource, permits, ttl))
+    }
+
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.store.events()
     }
 
     fn inspect<'a>(

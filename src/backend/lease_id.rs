@@ -1,4 +1,4 @@
-//! The names of acquisitions.
+//! The ids of acquisitions.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 /// Identifies one acquisition: the client that made it and a number of its own.
 ///
-/// Whoever knows a lease id can end the lease, so `Debug` shows only enough of it to tell two apart.
+/// Whoever knows a lease id can end the lease, so `Debug` prints only enough of it to tell two ids apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId {
     client: Uuid,
@@ -15,7 +15,7 @@ pub struct LeaseId {
 }
 
 impl LeaseId {
-    /// How long the text of an id is, unless the client has made very many.
+    /// The length of an id's text, unless the client has made very many.
     pub(crate) const USUAL_LENGTH: usize = uuid::fmt::Hyphenated::LENGTH + ".1234567890".len();
 
     /// The client that made the acquisition.
@@ -30,7 +30,7 @@ impl LeaseId {
         self.sequence
     }
 
-    /// Appends what `Display` writes, without the machinery of formatting: this is done for every command.
+    /// Appends the text that `Display` writes. Avoids the formatting machinery, because this is done for every command.
     pub(crate) fn write(self, text: &mut String) {
         let mut buffer = Uuid::encode_buffer();
         text.push_str(self.client.hyphenated().encode_lower(&mut buffer));
@@ -38,7 +38,7 @@ impl LeaseId {
         text.push_str(&self.sequence.to_string());
     }
 
-    /// Reads what `Display` wrote; `None` for anything else, such as another library's holder value.
+    /// Parses the text that `Display` writes; `None` for anything else, such as the value of another library.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (client, sequence) = text.split_once('.')?;

@@ -1,18 +1,30 @@
 //! How long a lease may be trusted locally. Pure: `now` is always an argument.
 //!
-//! The store counts a lease from the moment it carries the request out; the client counts it from the moment
-//! it sent that request, which is earlier. On top of that the client stops a little before the store does
-//! ([`margin`]), so that even with clocks of slightly different speed and a timer that fires late, the holder
-//! is told of its loss before anybody else is told of a grant. Counting from the send time is how Raft's
-//! leader leases do it as well.
+//! The store counts a lease from the moment it executes the request; the client counts it from the moment it sent
+//! that request, which is earlier. In addition, the client stops a little before the store does ([`margin`]). So even
+//! with clocks of slightly different speed and a timer that fires late, the holder is notified of its loss before the
+//! store grants the resource to anybody else. Leader leases in Raft are counted from the send time as well.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::options::Terms;
 
-/// What decides over one lease: its terms, and when the store last confirmed it.
+/// The number of shared moments per TTL at which waiting requests are repeated, so that those of one client travel together.
+const MOMENTS: u32 = 20;
+
+/// How long after `now` to repeat a waiting request: at the last shared moment within a third of the TTL.
+pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let third = ttl / 3;
+    let since = (now + third).saturating_duration_since(*START).as_nanos();
+    let past = since % (ttl / MOMENTS).as_nanos().max(1);
+    third - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
+}
+
+/// When a lease ends: from its terms, and from when the store last confirmed it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     terms: Terms,
@@ -21,32 +33,27 @@ pub(crate) struct Deadline {
     cap: Option<Instant>,
 }
 
-/// How much earlier than the store the client lets a lease end: 10 ms for timers and scheduling, and a
-/// thousandth of the lease for clocks that do not run at the same speed.
+/// How much earlier than the store the client regards a lease as ended: 10 ms for timers and scheduling, and a
+/// thousandth of the TTL for clocks that do not run at the same speed.
 pub(crate) fn margin(lease: Duration) -> Duration {
     Duration::from_millis(10) + lease / 1000
 }
 
 impl Deadline {
-    /// A lease granted just now, `counted_from` the given instant.
+    /// The deadline of a lease that was granted `now` and is counted from `counted_from`.
     pub(crate) fn new(terms: Terms, counted_from: Instant, now: Instant) -> Self {
         let cap = terms.max_hold.and_then(|hold| now.checked_add(hold));
         Self { terms, counted_from, cap }
     }
 
-    /// The same lease with a new holder, who has the whole of the maximum hold time.
+    /// The same lease for a new holder, whose maximum hold time starts now.
     pub(crate) fn for_next(&self, now: Instant) -> Self {
         Self::new(self.terms, self.counted_from, now)
     }
 
-    /// The store confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
+    /// Records that the store has confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
     pub(crate) fn extend(&mut self, counted_from: Instant) {
         self.counted_from = self.counted_from.max(counted_from);
-    }
-
-    /// How long the lease lasts from each confirmation, by the store's count.
-    pub(crate) const fn term(&self) -> Duration {
-        self.terms.lease
     }
 
     /// When the lease ends unless it is extended.
@@ -60,48 +67,37 @@ impl Deadline {
         now >= self.ends()
     }
 
-    /// Whether what has ended the lease, or will, is the maximum hold time.
+    /// Whether the maximum hold time ends the lease, rather than its TTL.
     pub(crate) fn ends_by_cap(&self) -> bool {
         self.cap.is_some_and(|cap| cap <= self.counted_from + self.trusted())
     }
 
-    /// For how long the lease may still be trusted.
-    pub(crate) fn remaining(&self, now: Instant) -> Duration {
-        self.ends().saturating_duration_since(now)
-    }
-
-    /// For how long the lease may still be trusted, whatever the maximum hold time says.
+    /// For how long the lease may still be trusted, regardless of the maximum hold time.
     pub(crate) fn uncapped(&self, now: Instant) -> Duration {
         (self.counted_from + self.trusted()).saturating_duration_since(now)
     }
 
     /// When to renew: one period after the last confirmation, and in any case before the lease ends.
-    /// `None` if the maximum hold time comes first, so that there is nothing to renew for.
+    /// `None` if the maximum hold time ends it first, so that renewing is pointless.
     pub(crate) fn renew_at(&self) -> Option<Instant> {
         let latest = self.trusted() * 9 / 10;
         let at = self.counted_from + self.terms.renewal_period.min(latest);
         (!self.ends_by_cap()).then_some(at)
     }
 
-    /// How much earlier a renewal may be made, to go together with others: a hundredth of the period, and never so much that a
-    /// retry loses its pause.
+    /// How much earlier a renewal may be sent in order to travel with others: a hundredth of the period, 100 ms at most.
     pub(crate) fn leeway(&self) -> Duration {
         (self.terms.renewal_period / 100).min(Duration::from_millis(100))
     }
 
-    /// When the store last confirmed the lease, or earlier.
-    pub(crate) const fn confirmed(&self) -> Instant {
-        self.counted_from
-    }
-
-    /// When to try again after a renewal at `now` that was not answered: soon, but never in a tight loop.
+    /// When to retry after a renewal that turned out unanswered at `now`: soon, but never in a tight loop.
     pub(crate) fn retry_at(&self, now: Instant) -> Instant {
         let pause = (self.terms.renewal_period / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         (now + pause).min(self.ends())
     }
 
     fn trusted(&self) -> Duration {
-        self.terms.lease.saturating_sub(margin(self.terms.lease))
+        self.terms.ttl.saturating_sub(margin(self.terms.ttl))
     }
 }
 
@@ -116,7 +112,7 @@ mod tests {
     }
 
     fn terms(lease: u64, renewal_period: u64, max_hold: Option<u64>) -> Terms {
-        Terms { lease: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) }
+        Terms { ttl: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) }
     }
 
     #[test]

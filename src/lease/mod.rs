@@ -1,45 +1,43 @@
-//! The engine: takes leases, keeps them, ends them. It knows no primitive and no store.
+//! The engine: acquires leases, keeps them and ends them. It knows no primitive and no store.
 //!
 //! ```text
-//!             request sent                 grant
-//!  (nothing) --------------> asked for --------------> held --------> released
-//!                               |                       |   guard dropped or released
-//!                               | future dropped,       |
-//!                               | timed out, failed     | deadline passed, store says so,
-//!                               v                       v revoked, held too long, client shut down
-//!                           given back                 lost
+//!    request ──> Queued ──> Held ──> Lost(reason)
+//!                   │         │           ^
+//!                   │         v           │ the release finds that the lease had ended before
+//!                   └────> Released ──────┘
 //! ```
 //!
-//! Invariants, each held by the file named:
+//! Invariants, with the files that maintain them:
 //!
-//! 1. From before a request is sent until its release is confirmed, exactly one [`Obligation`] exists for it:
-//!    with the waiting future, then with the lease, then with the reaper. Dropping it anywhere queues the
-//!    release (`reaper`). That is how nothing is left behind.
-//! 2. A lease is held only while its [`Deadline`](deadline::Deadline) lies ahead. Every question about it asks
-//!    the clock; no task has to run for a lease to end (`held`, `deadline`).
-//! 3. A lease ends once. Whoever sees the end first sets the reason, tells everybody, and gives the lease back
-//!    to the store; a renewal confirmed later does not bring it back (`held`).
-//! 4. One task per client renews every lease that is due, many in one request, and never waits for one request
-//!    before it looks at another lease (`watchdog`).
-//! 5. Several guards may share one lease: those of an owner that came in again, and those that were split off. It ends
-//!    with the last of them (`held`, `owners`).
-//! 6. A lease of a mutex, or of a single permit, may be passed on within the client, as a new lease object under the same id:
-//!    the obligation goes with it, and so does the right to say who is next (`cohort`). So may a place in the store's line,
-//!    with the request that stands there (`place`).
-//! 7. Nothing here blocks, and dropping a guard needs no runtime: what must reach the store waits in a queue
-//!    until a task of this client runs again (`reaper`, `engine`).
+//! 1. From before it is requested until its release is confirmed, a lease belongs to the client, never to a user's future:
+//!    it is in the keeper's table. Whatever ends it queues or sends its release, so nothing is left behind (`keeper`,
+//!    `release_queue`).
+//! 2. A user's future sends at most the first request itself (one that does not wait repeats it if the answer is lost), and
+//!    then waits for a message. Dropping it removes it from the client's queue and gives back a hold that it had just been
+//!    handed (`acquire`).
+//! 3. A lease is held only while its [`Deadline`](deadline::Deadline) is in the future. Every question about it reads the
+//!    clock; no task has to run for a lease to end (`lease`, `deadline`).
+//! 4. A lease ends once. Whoever notices the end first sets the reason and notifies everybody; the keeper releases it. A
+//!    renewal that is confirmed later does not bring it back (`lease`).
+//! 5. A pushed grant is accepted only if it names the ticket of the last answer from the store, and is counted from the
+//!    request that was answered. After any other pushed grant the client asks again (`lease`).
+//! 6. A grant that nobody has taken up is not renewed (`lease`).
+//! 7. Several guards may share one hold: guards of an owner that re-entered, and guards that were split off. It ends with the
+//!    last of them (`lease`, `reentry`). One lease may have several holds, one after another, when it is passed on within the
+//!    client (`keeper`, and [`handover`](crate::handover)).
+//! 8. Nothing here blocks, and dropping a guard needs no runtime: a release waits in a queue until the keeper's task runs
+//!    again (`release_queue`, `engine`).
 
 mod acquire;
-mod cohort;
 mod deadline;
 mod engine;
-mod held;
-mod owners;
-mod place;
-mod pulse;
-mod reaper;
-mod watchdog;
+mod keeper;
+#[expect(clippy::module_inception, reason = "it is about one of them")]
+mod lease;
+mod reentry;
+mod release_queue;
+mod schedule;
 
-pub(crate) use acquire::acquire;
+pub(crate) use acquire::{FollowsLimit, Wait, Wanted, acquire};
 pub(crate) use engine::Engine;
-pub(crate) use held::Lease;
+pub(crate) use lease::Hold;

@@ -1,27 +1,16 @@
 //! Both sides take the same steps, and what came of them is compared.
-//!
-//! The model sees at once when nobody listens for a request any more; a store that has only the network to go by does
-//! not. Where both keep the contract and differ all the same, for that reason, a comment says so:
-//!
-//! * the waiters of a dead client are listed for up to a lease ([`see`]);
-//! * they keep a limit in force for as long ([`Duel::pin_limits`]);
-//! * at the head of a line where nobody is passed they are in the way until somebody behind them asks (`Side::fault`);
-//! * the place of a request whose future is gone may be forgotten before it is given up ([`same_reply`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use leasehold::backend::{Detail, Inspection, Released};
+use leasehold::backend::{Detail, Inspection};
 
-use crate::memory::Memory;
-use crate::plan::{Label, Nature, Step, Term};
-use crate::reply::{Answers, Reply};
-use crate::side::{Failed, Lease, Side, Store};
+use crate::plan::{Label, Nature, Step};
+use crate::side::{Failed, Side, Told};
+use crate::stores::{Memory, Store};
 
 /// What two remaining times may differ by: the time that the steps take. Times that differ in truth do so by more.
 const SLACK: Duration = Duration::from_secs(60);
-/// How long a push may take.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The model and the store it is compared with.
 pub(crate) struct Duel<S> {
@@ -29,11 +18,11 @@ pub(crate) struct Duel<S> {
     store: Side<S>,
     sequences: usize,
     tokens: Pairs,
-    reigns: Pairs,
+    versions: Pairs,
 }
 
 /// Numbers of the model and what they correspond to, by site. Both grow.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Pairs(BTreeMap<usize, Vec<(u64, u64)>>);
 
 impl Pairs {
@@ -43,7 +32,7 @@ impl Pairs {
         if let Some(known) = pairs.iter().find(|pair| pair.0 == ours || pair.1 == theirs) {
             return *known == (ours, theirs);
         }
-        let grows = pairs.last().is_none_or(|last| last.0 < ours && last.1 < theirs);
+        let grows = pairs.iter().all(|pair| (pair.0 < ours) == (pair.1 < theirs));
         pairs.push((ours, theirs));
         grows
     }
@@ -75,7 +64,7 @@ impl<S: Store> Duel<S> {
             store: Side::new(store),
             sequences: 0,
             tokens: Pairs::default(),
-            reigns: Pairs::default(),
+            versions: Pairs::default(),
         }
     }
 
@@ -90,75 +79,122 @@ impl<S: Store> Duel<S> {
         let sequence = self.sequences.to_string();
         self.model.begin(&sequence, sites);
         self.store.begin(&sequence, sites);
-        (self.tokens, self.reigns) = (Pairs::default(), Pairs::default());
-        let mut taken = || {
-            for (number, step) in steps.iter().enumerate() {
-                on_step();
-                self.take(step).map_err(|why| format!("step {number}, {step:?}: {why}"))?;
-            }
-            self.end(&sequence, sites.len()).map_err(|why| format!("at the end: {why}"))
-        };
-        let outcome = taken();
-        if outcome.is_err() {
-            self.model.clean();
-            self.store.clean();
+        (self.tokens, self.versions) = (Pairs::default(), Pairs::default());
+        for (number, step) in steps.iter().enumerate() {
+            on_step();
+            self.take(step, sites.len()).map_err(|why| format!("step {number}, {step:?}: {why}"))?;
         }
-        outcome
+        self.end(&sequence, sites.len()).map_err(|why| format!("at the end: {why}"))
     }
 
-    fn take(&mut self, step: &Step) -> Result<(), Failed> {
+    fn take(&mut self, step: &Step, sites: usize) -> Result<(), Failed> {
         match step {
             // Whoever waits asks again before its lease is over.
             Step::Pass(ticks @ 3..) => {
-                self.take(&Step::Pass(2))?;
-                return self.take(&Step::Pass(ticks - 2));
+                self.take(&Step::Pass(2), sites)?;
+                return self.take(&Step::Pass(ticks - 2), sites);
             }
             Step::Idle => {
-                self.model.waiting().iter().try_for_each(|label| self.take(&Step::Release(*label)))?
+                for label in self.model.waiting() {
+                    self.take(&Step::Release(label), sites)?;
+                }
             }
-            Step::Crash(client) => self.pin_limits(*client)?,
             _ => {}
         }
-        self.strike(step)?;
-        self.model.site_of(step).map_or(Ok(()), |site| self.look(site))
+        let (ours, theirs) = (self.model.take(step), self.store.take(step));
+        if let Step::Ask(label, _) | Step::AskAgain(label) = step {
+            self.compare_grants(*label)?;
+        }
+        if !self.same(ours.as_ref(), theirs.as_ref()) {
+            return Err(format!("the model says {ours:?}, the store {theirs:?}"));
+        }
+        self.hear()?;
+        if matches!(step, Step::Pass(_) | Step::LoseMemory) {
+            for label in self.model.waiting() {
+                self.ask_again(label)?;
+            }
+        }
+        self.compare_limits()?;
+        if let Step::Look { client, site, numbers: true } = step {
+            let (ours, theirs) = (
+                self.model.look(*client, *site, Detail::Numbers)?,
+                self.store.look(*client, *site, Detail::Numbers)?,
+            );
+            if ours != theirs {
+                return Err(format!("the model shows {ours:?}, the store {theirs:?}"));
+            }
+        }
+        let touched = self.model.site_of(step);
+        (0..sites)
+            .filter(|site| touched.is_none_or(|touched| touched == *site))
+            .try_for_each(|site| self.look(site))
     }
 
-    /// Both sides take a step.
-    fn strike(&mut self, step: &Step) -> Result<(), Failed> {
-        let given_up = matches!(step, Step::Release(label) if self.model.waiting().contains(label));
-        let ours = self.model.take(step, &Answers::new())?;
-        let theirs = self.store.take(step, &ours.answers)?;
-        if !same_reply(ours.reply.as_ref(), theirs.reply.as_ref(), given_up) {
-            return Err(format!("the model says {:?}, the store {:?}", ours.reply, theirs.reply));
+    /// Both clients of a lease ask again.
+    fn ask_again(&mut self, label: Label) -> Result<(), Failed> {
+        let (ours, theirs) = (self.model.ask(label), self.store.ask(label));
+        self.compare_grants(label)?;
+        if !self.same(Some(&ours), Some(&theirs)) {
+            return Err(format!("lease {label} asks again: the model says {ours:?}, the store {theirs:?}"));
         }
-        self.compare_answers(&ours.answers, &theirs.answers)?;
-        self.compare_limits()?;
-        match step {
-            Step::Force { .. } => self.revocations_arrive()?,
-            Step::Look { site, numbers, .. } => {
-                let (ours, theirs) = (ours.seen.unwrap_or_default(), theirs.seen.unwrap_or_default());
-                self.compare_sights(*site, *numbers, &ours, &theirs)?;
+        self.hear()
+    }
+
+    /// What the model tells, the store tells as well. Whoever is told to ask does so.
+    fn hear(&mut self) -> Result<(), Failed> {
+        let ours = self.model.told(&BTreeSet::new())?;
+        let theirs = self.store.told(&ours)?;
+        for told in &theirs {
+            match told {
+                Told::Granted(label) if !ours.contains(told) => {
+                    return Err(format!("the store alone has granted to lease {label}"));
+                }
+                Told::Granted(label) => self.compare_grants(*label)?,
+                Told::AskAgain(_) | Told::Revoked(_) => {}
             }
-            _ => {}
+        }
+        for told in &ours {
+            if let Told::AskAgain(label) = told {
+                self.ask_again(*label)?;
+            }
         }
         Ok(())
     }
 
-    /// Releases everything, and sees that nothing is left: at once if nobody has died, else when time has passed.
-    fn end(&mut self, sequence: &str, sites: usize) -> Result<(), Failed> {
-        let alive = |(label, lease): (&Label, &Lease)| lease.crashed.is_none().then_some(*label);
-        let alive: Vec<_> = self.model.leases.iter().filter_map(alive).collect();
-        for label in &alive {
-            self.take(&Step::Release(*label))?;
-            if self.model.is_revoked(*label) != self.store.is_revoked(*label) {
-                return Err(format!("lease {label} was released by force on one side only"));
+    fn same(&self, ours: Option<&crate::side::Reply>, theirs: Option<&crate::side::Reply>) -> bool {
+        use crate::side::Reply::Granted;
+        // Tokens are compared apart.
+        matches!((ours, theirs), (Some(Granted(_)), Some(Granted(_)))) || ours == theirs
+    }
+
+    fn compare_grants(&mut self, label: Label) -> Result<(), Failed> {
+        match (self.model.token(label), self.store.token(label)) {
+            (Some(ours), Some(theirs)) => {
+                let site = self.model.leases[&label].site;
+                if !self.tokens.agree(site, ours, theirs) {
+                    let known = &self.tokens.0;
+                    return Err(format!(
+                        "token {theirs} for lease {label} does not fit {ours} after {known:?}"
+                    ));
+                }
+                Ok(())
             }
+            (None, None) => Ok(()),
+            (ours, theirs) => Err(format!("lease {label} has token {ours:?} and {theirs:?}")),
+        }
+    }
+
+    /// Releases everything, and sees that nothing is left.
+    fn end(&mut self, sequence: &str, sites: usize) -> Result<(), Failed> {
+        let alive = self.model.leases.iter().filter(|(_, lease)| lease.died.is_none());
+        let alive: Vec<_> = alive.map(|(label, _)| *label).collect();
+        for label in &alive {
+            self.take(&Step::Release(*label), sites)?;
         }
         if alive.len() == self.model.leases.len() {
             self.nothing_is_left(sequence)?;
         }
-        self.take(&Step::Idle)?;
-        (0..sites).try_for_each(|site| self.look(site))?;
+        self.take(&Step::Idle, sites)?;
         self.nothing_is_left(sequence)
     }
 
@@ -169,109 +205,39 @@ impl<S: Store> Duel<S> {
         }
     }
 
-    /// Those who wait keep a limit in force, the dead among them for as long as they count: not at all for the model, for a
-    /// lease or two for a store that cannot see their end. So where some are about to die, it is kept in force for long.
-    fn pin_limits(&mut self, client: usize) -> Result<(), Failed> {
-        let waiting = self.model.waiting();
-        let doomed =
-            waiting.iter().map(|label| &self.model.leases[label]).filter(|lease| lease.client == client);
-        let sites: BTreeSet<usize> = doomed.map(|lease| lease.site).collect();
-        for site in sites {
-            if let Some(permits) = self.model.look(client, site, Detail::Numbers)?.limit {
-                self.strike(&Step::Resize { client, site, handle: 0, permits, term: Term::HalfADay })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The same requests are answered, in the same way and in the same order.
-    fn compare_answers(&mut self, ours: &Answers, theirs: &Answers) -> Result<(), Failed> {
-        let differ = || format!("the model has answered {ours:?}, the store {theirs:?}");
-        if !ours.keys().eq(theirs.keys()) {
-            return Err(differ());
-        }
-        let mut grants = Vec::new();
-        for (label, answer) in ours {
-            match (answer, &theirs[label]) {
-                (Reply::Granted(ours), Reply::Granted(theirs)) => grants.push((*ours, *theirs, *label)),
-                (ours, theirs) if ours == theirs => {}
-                _ => return Err(differ()),
-            }
-        }
-        grants.sort_unstable();
-        for (ours, theirs, label) in grants {
-            if !self.tokens.agree(self.model.leases[&label].site, ours, theirs) {
-                return Err(format!(
-                    "token {theirs} for lease {label} does not fit {ours} after {:?}",
-                    self.tokens.0
-                ));
-            }
-        }
-        Ok(())
-    }
-
     /// The handles of both sides know the same of the limits.
     fn compare_limits(&mut self) -> Result<(), Failed> {
-        let (ours, theirs) = (self.model.stated(), self.store.stated());
+        let (ours, theirs) = (self.model.limits(), self.store.limits());
         for (handle, known) in &ours {
             let their = theirs[handle];
-            let same_reign = match (known.reign, their.reign) {
+            let same_version = match (known.version, their.version) {
                 (0, 0) => true,
                 (0, _) | (_, 0) => false,
-                (ours, theirs) => self.reigns.agree(handle.1, ours, theirs),
+                (ours, theirs) => self.versions.agree(handle.1, ours, theirs),
             };
-            if !same_reign || known.permits != their.permits {
+            if !same_version || known.permits != their.permits {
                 return Err(format!("the model's handles know {ours:?}, the store's {theirs:?}"));
             }
         }
         Ok(())
     }
 
-    /// Whoever was thrown out on one side hears of it on the other.
-    fn revocations_arrive(&mut self) -> Result<(), Failed> {
-        let told = |(label, lease): (&Label, &Lease)| {
-            (lease.crashed.is_none() && lease.request.revocation.is_revoked()).then_some(*label)
-        };
-        let end = Instant::now() + PATIENCE;
-        for label in self.model.leases.iter().filter_map(told).collect::<Vec<_>>() {
-            while !self.store.is_revoked(label) {
-                if Instant::now() >= end {
-                    return Err(format!("lease {label} is not told that it was released by force"));
-                }
-                self.store.breathe()?;
-            }
-        }
-        Ok(())
-    }
-
     fn look(&mut self, site: usize) -> Result<(), Failed> {
-        let ours = self.model.look(0, site, Detail::Everybody)?;
-        let theirs = self.store.look(0, site, Detail::Everybody)?;
-        self.compare_sights(site, false, &ours, &theirs)
-    }
-
-    fn compare_sights(
-        &self,
-        site: usize,
-        numbers: bool,
-        ours: &Inspection,
-        theirs: &Inspection,
-    ) -> Result<(), Failed> {
-        if numbers && !(theirs.holders.is_empty() && theirs.waiters.is_empty()) {
-            return Err("an inspection of numbers has told names".to_owned());
-        }
-        let (ours, theirs) = (see(&self.model, ours)?, see(&self.store, theirs)?);
+        let (ours, theirs) =
+            (self.model.look(0, site, Detail::Everybody)?, self.store.look(0, site, Detail::Everybody)?);
+        let (ours, theirs) = (see(&self.model, &ours)?, see(&self.store, &theirs)?);
         if self.is_same(site, &ours, &theirs) {
             return Ok(());
         }
         Err(format!("the model shows\n{ours:#?}\nand the store\n{theirs:#?}"))
     }
 
-    fn is_same(&self, site: usize, ours: &Seen, theirs: &Seen) -> bool {
-        let same_hold = |(a, b): (&Hold, &Hold)| {
+    fn is_same(&mut self, site: usize, ours: &Seen, theirs: &Seen) -> bool {
+        let tokens = &mut self.tokens;
+        let mut same_hold = |(a, b): (&Hold, &Hold)| {
             (a.permits, &a.owner) == (b.permits, &b.owner)
                 && a.remaining.abs_diff(b.remaining) < SLACK
-                && self.tokens.0.get(&site).is_some_and(|pairs| pairs.contains(&(a.token, b.token)))
+                && tokens.agree(site, a.token, b.token)
         };
         let same_waiter =
             |((a, wants, alive), (b, also_wants, also_alive)): (&(_, _, Duration), &(_, _, Duration))| {
@@ -279,22 +245,11 @@ impl<S: Store> Duel<S> {
             };
         (ours.limit, ours.in_use) == (theirs.limit, theirs.in_use)
             && ours.holders.keys().eq(theirs.holders.keys())
-            && ours.holders.values().zip(theirs.holders.values()).all(same_hold)
+            && ours.holders.values().zip(theirs.holders.values()).all(&mut same_hold)
             && theirs.in_order
             && ours.waiters.len() == theirs.waiters.len()
             && ours.waiters.iter().zip(&theirs.waiters).all(same_waiter)
     }
-}
-
-/// A place in line whose future is gone is `given_up`. The model may have forgotten it by then, since it sees that nobody
-/// listens; a store that cannot see that finds the place.
-fn same_reply(ours: Option<&Reply>, theirs: Option<&Reply>, given_up: bool) -> bool {
-    let found = |reply: Option<&Reply>| match reply {
-        Some(Reply::Released(released)) => Some(*released),
-        _ => None,
-    };
-    let forgotten = matches!(found(ours), Some(Released::Absent | Released::Taken));
-    ours == theirs || (given_up && forgotten && found(theirs) == Some(Released::Queued))
 }
 
 /// Puts an inspection into labels.
@@ -316,12 +271,11 @@ fn see<S: Store>(side: &Side<S>, seen: &Inspection) -> Result<Seen, Failed> {
     let mut waiters = Vec::new();
     for waiter in &seen.waiters {
         let label = label(&waiter.id.to_string())?;
-        match side.leases[&label].crashed {
-            None => waiters.push((label, waiter.permits, waiter.remaining)),
-            // A store that learns of a client's end by its silence goes on listing its waiters for up to a lease.
-            Some(at) if side.elapsed < at + side.leases[&label].request.term => {}
-            Some(_) => return Err(format!("{label} counts as waiting for more than a lease after its end")),
+        let lease = &side.leases[&label];
+        if lease.died.is_some_and(|at| side.elapsed >= at + lease.request.ttl) {
+            return Err(format!("{label} counts as waiting for more than a lease after its end"));
         }
+        waiters.push((label, waiter.permits, waiter.remaining));
     }
     let in_order = seen.limit.is_none() || seen.holders.is_sorted_by_key(|holder| holder.remaining);
     Ok(Seen { limit: seen.limit, in_use: seen.in_use, holders, in_order, waiters })

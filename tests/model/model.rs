@@ -7,40 +7,26 @@
 //! |---|---|
 //! | `plan` | the steps, and how sequences are made up |
 //! | `side` | one side: a store, its clients, its leases; carries out steps |
-//! | `line`, `reply` | its requests that are on their way; what is answered |
-//! | `memory`, `redis` | the stores as a side needs them |
-//! | `duel` | both sides, the comparison, and where they may differ |
+//! | `stores` | the stores as a side needs them |
+//! | `duel` | both sides, and the comparison |
 
 mod duel;
-mod line;
-mod memory;
 mod plan;
-#[cfg(feature = "redis")]
-mod redis;
-mod reply;
 mod side;
+mod stores;
 #[cfg(feature = "redis")]
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use futures::poll;
-use leasehold::MemoryBackend;
-use leasehold::backend::{AcquireRequest, Backend, Claim, Kind, Resource, Wait, Whose};
 use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestError, TestRunner};
 use proptest_state_machine::ReferenceStateMachine;
-use tokio::time::{Instant, advance};
 
 use duel::Duel;
-use memory::Memory;
 use plan::{LENGTH, Mix, Nature, Plan};
-use side::Store;
-
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
+use stores::{Memory, Store};
 
 #[derive(Debug)]
 struct Locks;
@@ -130,49 +116,12 @@ mod on_memory {
     fn all_of_them_agree_with_themselves_in_rough_times() {
         agree::<Rough>(Memory::new());
     }
-
-    fn request(store: &MemoryBackend, term: Duration) -> AcquireRequest {
-        let mut request =
-            AcquireRequest::new(store.lease_id(), Resource::new("m", Kind::Mutex), Claim::Sole, term);
-        request.wait = Wait::Forever;
-        request
-    }
-
-    /// Above, waiters ask when they are told to; that they do so by themselves is seen here.
-    #[tokio::test(start_paused = true)]
-    async fn a_waiter_finds_out_that_a_hold_of_which_it_did_not_know_has_run_out() {
-        let store = MemoryBackend::new();
-        let [long, short, usual] = [MINUTE, SECOND, 3 * SECOND].map(|term| request(&store, term));
-        store.acquire(&long).await.expect("free");
-        let (mut next, mut last) = (store.acquire(&short), store.acquire(&usual));
-        assert!(poll!(&mut next).is_pending() && poll!(&mut last).is_pending());
-        store.release(&long.resource, Whose::Lease(long.lease)).await.expect("held");
-        // The next one holds it, and dies at once.
-        next.await.expect("granted");
-        let asked = Instant::now();
-        last.await.expect("granted");
-        assert!(asked.elapsed() <= 4 * SECOND, "after {:?}", asked.elapsed());
-    }
-
-    /// Above, the first future is there until the second has asked; that it need not be is seen here.
-    #[tokio::test(start_paused = true)]
-    async fn a_request_sent_again_keeps_its_place_also_when_a_lease_has_just_ended() {
-        let store = MemoryBackend::new();
-        let [holder, first, second] = [SECOND, MINUTE, MINUTE].map(|term| request(&store, term));
-        store.acquire(&holder).await.expect("free");
-        let (mut waiting, mut behind) = (store.acquire(&first), store.acquire(&second));
-        assert!(poll!(&mut waiting).is_pending() && poll!(&mut behind).is_pending());
-        advance(2 * SECOND).await;
-        drop(waiting);
-        assert!(poll!(store.acquire(&first)).is_ready(), "it has lost its place");
-        assert!(poll!(&mut behind).is_pending());
-    }
 }
 
 #[cfg(feature = "redis")]
 mod on_redis {
     use super::*;
-    use crate::redis::Redis;
+    use crate::stores::Redis;
 
     #[test]
     fn locks_agree_with_the_model() {
@@ -207,7 +156,7 @@ mod found {
     use crate::plan::Term::*;
     use crate::plan::Wanted::*;
     use crate::plan::{Label, Request, Step};
-    use crate::redis::Redis;
+    use crate::stores::Redis;
 
     fn agree_on<M: Mix>(steps: &[Step]) {
         let Some(store) = Redis::start_or_skip("sequences that went wrong once") else { return };
@@ -238,7 +187,7 @@ mod found {
     }
 
     #[test]
-    fn a_limit_that_is_changed_after_it_lapsed_begins_a_reign() {
+    fn a_limit_that_is_changed_after_it_lapsed_begins_a_version() {
         let resize = Resize { client: 0, site: 0, handle: 0, permits: 2, term: Short };
         agree_on::<Fair>(&[ask(0, 0, 1), Pass(6), resize]);
     }

@@ -28,7 +28,6 @@ pub(crate) const LENGTH: Range<usize> = 10..40;
 pub(crate) const TICK: Duration = Duration::from_secs(400);
 const SHORT: Duration = Duration::from_secs(1_100);
 const LONG: Duration = Duration::from_secs(2_700);
-const HALF_A_DAY: Duration = Duration::from_secs(12 * 60 * 60);
 /// Longer than a fence is kept.
 pub(crate) const TWO_DAYS: Duration = Duration::from_secs(2 * 24 * 60 * 60);
 
@@ -102,8 +101,6 @@ pub(crate) enum Wanted {
 pub(crate) enum Term {
     Short,
     Long,
-    /// Longer than any sequence without an idle time; for limits only.
-    HalfADay,
 }
 
 impl Term {
@@ -111,7 +108,6 @@ impl Term {
         match self {
             Self::Short => SHORT,
             Self::Long => LONG,
-            Self::HalfADay => HALF_A_DAY,
         }
     }
 }

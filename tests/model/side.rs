@@ -1,90 +1,110 @@
-//! One of the two sides: a store, its clients, and the requests that wait. Carries out steps and reports what came of
+//! One of the two sides: a store, its clients and their leases. Carries out steps and reports what came of
 //! them, in labels instead of lease ids.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use leasehold::LossReason;
 use leasehold::backend::{
-    AcquireRequest, Backend, Claim, Detail, Inspection, Kind, LeaseId, Limit, RenewRequest, Resource, Stated,
-    Wait, Whose,
+    Answer, BackendError, Claim, Detail, Event, Inspection, Kind, LeaseId, LeaseRef, Limit, Released, Renew,
+    Renewal, Request, Resource, Ticket,
 };
+use tokio::time::timeout;
 
-use crate::line::{Line, Waiting};
-use crate::plan::{CLIENTS, LIMITS, Label, Nature, Request, Step, TICK, TWO_DAYS, Wanted};
-use crate::reply::{Answers, Reply, Report};
+use crate::plan::{self, CLIENTS, LIMITS, Label, Nature, Step, TICK, TWO_DAYS, Wanted};
+use crate::stores::{Client, Store};
 
-pub(crate) type Client = Arc<dyn Backend>;
 /// What a step failed with, other than by an answer: the sequence has failed.
 pub(crate) type Failed = String;
 /// A handle of a semaphore: client, site and number.
 pub(crate) type Handle = (usize, usize, usize);
 
-/// What differs from store to store besides [`Backend`].
-pub(crate) trait Store {
-    /// A new client.
-    fn connect(&mut self) -> Client;
+/// What a verb answered, in a form that can be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// With this token.
+    Granted(u64),
+    Queued,
+    Busy,
+    Renewed,
+    Lost(LossReason),
+    Released(Released),
+    Forced(bool),
+    Limit,
+    LimitDiffers(u32, u32),
+    AboveLimit(u32, u32),
+    Unsupported,
+    /// Any other error.
+    Error(String),
+}
 
-    /// Ends a client without a word, as when its process is killed.
-    fn crash(&mut self, client: Client);
+impl From<BackendError> for Reply {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::LimitDiffers { stated, in_force } => Self::LimitDiffers(stated, in_force),
+            BackendError::AboveLimit { permits, limit } => Self::AboveLimit(permits, limit),
+            BackendError::Unsupported { .. } => Self::Unsupported,
+            other => Self::Error(other.to_string()),
+        }
+    }
+}
 
-    fn lose_memory(&mut self);
-
-    fn pass(&mut self, time: Duration);
-
-    /// Carries out one verb.
-    fn run<T>(&mut self, verb: impl Future<Output = T>) -> T;
-
-    /// Lets those in line that are meant ask again, in order of arrival, as they do every third of a lease. Returns when
-    /// all have been answered.
-    fn ask_again(&mut self, line: &mut Line, meant: fn(&Waiting) -> bool) -> Result<Answers, Failed>;
-
-    /// Waits until every request is either answered or stands in line, those that were `expected` to be answered too.
-    /// Whatever is still to be noticed at what the last step has `touched` is noticed now.
-    fn settle(
-        &mut self,
-        line: &mut Line,
-        touched: Option<&Resource>,
-        expected: &Answers,
-    ) -> Result<Answers, Failed>;
-
-    /// The keys whose names contain `of`, other than fences.
-    fn leftovers(&mut self, of: &str) -> Vec<String>;
+/// What a store told of its own accord.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Told {
+    /// Of the place by which its last request was answered.
+    Granted(Label),
+    AskAgain(Label),
+    Revoked(Label),
 }
 
 /// A lease that was named.
 pub(crate) struct Lease {
-    pub(crate) request: Arc<AcquireRequest>,
+    pub(crate) request: Request,
     pub(crate) client: usize,
     pub(crate) site: usize,
-    /// When its client crashed, if it did.
-    pub(crate) crashed: Option<Duration>,
+    /// When its client died, if it did.
+    pub(crate) died: Option<Duration>,
+    handle: Option<Handle>,
+    /// The place by which its last request was answered, while it waits.
+    place: Option<Ticket>,
+    token: Option<u64>,
+}
+
+/// A client and what it is told.
+struct Seat {
+    client: Client,
+    events: BoxStream<'static, Event>,
 }
 
 /// One side.
 pub(crate) struct Side<S> {
-    store: S,
-    seats: Vec<Client>,
+    pub(crate) store: S,
+    seats: Vec<Seat>,
+    /// Those whose processes have died: they stay connected, and do nothing.
+    dead: Vec<Seat>,
     sites: Vec<(Arc<str>, Nature)>,
     limits: HashMap<Handle, Limit>,
     pub(crate) leases: BTreeMap<Label, Lease>,
     labels: HashMap<LeaseId, Label>,
-    line: Line,
     /// How much time has passed since the sequence began.
     pub(crate) elapsed: Duration,
 }
 
 impl<S: Store> Side<S> {
     pub(crate) fn new(mut store: S) -> Self {
-        let seats = (0..CLIENTS).map(|_| store.connect()).collect();
+        let seats = (0..CLIENTS).map(|_| Seat::of(store.connect())).collect();
         Self {
             store,
             seats,
+            dead: Vec::new(),
             sites: Vec::new(),
             limits: HashMap::new(),
             leases: BTreeMap::new(),
             labels: HashMap::new(),
-            line: Line::default(),
             elapsed: Duration::ZERO,
         }
     }
@@ -93,98 +113,141 @@ impl<S: Store> Side<S> {
     pub(crate) fn begin(&mut self, sequence: &str, sites: &[Nature]) {
         let key = |(number, nature): (usize, &Nature)| (format!("model:{sequence}:{number}").into(), *nature);
         self.sites = sites.iter().enumerate().map(key).collect();
-        self.line = Line::default();
+        for seat in std::mem::take(&mut self.dead) {
+            self.store.run(seat.client.close());
+        }
         self.limits.clear();
         self.leases.clear();
         self.labels.clear();
         self.elapsed = Duration::ZERO;
     }
 
-    /// Makes up for a sequence that was broken off.
-    pub(crate) fn clean(&mut self) {
-        self.line = Line::default();
-        for seat in 0..CLIENTS {
-            self.replace(seat);
-        }
-        self.store.lose_memory();
-    }
-
-    /// Carries out a step. What it is `expected` to bring about is waited for; whether it does is for others to see.
-    pub(crate) fn take(&mut self, step: &Step, expected: &Answers) -> Result<Report, Failed> {
-        self.request(step);
-        let reply = self.verb(step);
-        let mut answers = self.fault(step)?;
-        let seen = match step {
-            Step::Look { client, site, numbers: true } => Some(self.look(*client, *site, Detail::Numbers)?),
-            Step::Look { client, site, .. } => Some(self.look(*client, *site, Detail::Everybody)?),
-            _ => None,
-        };
-        let touched = self.site_of(step).map(|site| self.resource(site));
-        answers.extend(self.store.settle(&mut self.line, touched.as_ref(), expected)?);
-        Ok(Report { reply, answers, seen })
-    }
-
-    /// Sends a request, if the step is one.
-    fn request(&mut self, step: &Step) {
-        if let Step::Ask(label, request) | Step::Name(label, request) = step {
-            self.name(*label, request);
-        }
-        if let Step::Ask(label, _) | Step::AskAgain(label) = step {
-            let (client, request) = self.lease(*label);
-            self.line.send(*label, client, request);
-        }
-    }
-
-    /// Carries out a verb that is answered at once, if the step is one.
-    fn verb(&mut self, step: &Step) -> Option<Reply> {
-        Some(match step {
-            Step::Renew(label, term) => {
-                let (client, lease) = self.lease(*label);
-                let request = RenewRequest::new(lease.lease, lease.resource.clone(), term.duration());
-                self.store.run(client.renew(&request)).into()
+    /// Carries out a step.
+    pub(crate) fn take(&mut self, step: &Step) -> Option<Reply> {
+        match step {
+            Step::Ask(label, wanted) => {
+                self.name(*label, wanted);
+                return Some(self.ask(*label));
             }
-            Step::Release(label) => {
-                self.line.drop_where(|waiting| waiting.label == *label);
-                self.release(*label, Whose::Lease)
-            }
-            Step::Keep(label, permits) => self.release(*label, |lease| Whose::AllBut(lease, *permits)),
+            Step::Name(label, wanted) => self.name(*label, wanted),
+            Step::AskAgain(label) => return Some(self.ask(*label)),
+            Step::Renew(label, term) => return Some(self.renew(*label, term.duration())),
+            Step::Release(label) => return Some(self.release(*label, 0)),
+            Step::Keep(label, permits) => return Some(self.release(*label, *permits)),
             Step::Force { client, site } => {
-                let (client, resource) = (self.seat(*client), self.resource(*site));
-                self.store.run(client.release(&resource, Whose::Anyone)).into()
+                let (client, resource) = (self.client(*client), self.resource(*site));
+                let forced = self.store.run(client.force_release(&resource));
+                return Some(forced.map_or_else(Into::into, Reply::Forced));
             }
             Step::Resize { client, site, handle, permits, term } => {
-                let limit = self.limit(*client, *site, *handle);
-                let (client, resource) = (self.seat(*client), self.resource(*site));
-                self.store.run(client.resize(&resource, *permits, term.duration(), &limit)).into()
+                let (seat, resource) = (self.client(*client), self.resource(*site));
+                let limit = self.store.run(seat.set_limit(&resource, *permits, term.duration()));
+                return Some(match limit {
+                    Ok(limit) => {
+                        self.follow(Some((*client, *site, *handle)), Some(limit));
+                        Reply::Limit
+                    }
+                    Err(error) => error.into(),
+                });
             }
-            _ => return None,
-        })
+            Step::Crash(client) => self.crash(*client),
+            Step::LoseMemory => self.store.lose_memory(),
+            Step::Pass(ticks) => self.pass(TICK * *ticks),
+            Step::Idle => self.pass(TWO_DAYS),
+            Step::Look { .. } => {}
+        }
+        None
     }
 
-    /// Lets time pass or something go wrong, if the step is that, and those who wait ask again.
-    fn fault(&mut self, step: &Step) -> Result<Answers, Failed> {
-        match step {
-            Step::Crash(client) => {
-                self.crash(*client);
-                // Where nobody is passed, the dead may stand in the way of somebody who fits. When one of those behind
-                // them asks, it comes to light, at the latest after a third of a lease; here it does at once.
-                let behind = |waiting: &Waiting| waiting.request.resource.kind == Kind::Fair;
-                self.store.ask_again(&mut self.line, behind)
-            }
-            Step::LoseMemory => {
-                self.store.lose_memory();
-                self.store.ask_again(&mut self.line, |_| true)
-            }
-            Step::Pass(ticks) => {
-                self.pass(TICK * *ticks);
-                self.store.ask_again(&mut self.line, |_| true)
-            }
-            Step::Idle => {
-                self.pass(TWO_DAYS);
-                Ok(Answers::new())
-            }
-            _ => Ok(Answers::new()),
+    /// Those that wait, by their places in the queue.
+    pub(crate) fn waiting(&self) -> Vec<Label> {
+        let places = self.leases.iter().filter(|(_, lease)| lease.died.is_none());
+        let mut places: Vec<_> = places.filter_map(|(label, lease)| Some((lease.place?, *label))).collect();
+        places.sort_unstable();
+        places.into_iter().map(|(_, label)| label).collect()
+    }
+
+    pub(crate) fn ask(&mut self, label: Label) -> Reply {
+        let lease = &self.leases[&label];
+        let (client, mut request, handle) = (self.client(lease.client), lease.request.clone(), lease.handle);
+        if let (Claim::Permits(_, stated), Some(handle)) = (&mut request.claim, handle) {
+            *stated = self.stated(handle);
         }
+        let answer = self.store.run(client.request(&request));
+        let (place, token, reply) = match &answer {
+            Ok(Answer::Granted(grant)) => {
+                let token = grant.token.get();
+                (None, Some(token), Reply::Granted(token))
+            }
+            Ok(Answer::Queued(queued)) => (Some(queued.ticket), None, Reply::Queued),
+            Ok(Answer::Busy { .. }) => (None, None, Reply::Busy),
+            Err(_) => (None, None, Reply::Busy),
+        };
+        self.follow(handle, answer.as_ref().ok().and_then(Answer::limit));
+        if let Some(lease) = self.leases.get_mut(&label) {
+            (lease.place, lease.token) = (place, token);
+        }
+        answer.map_or_else(Into::into, |_| reply)
+    }
+
+    /// What the clients that live were told, once `expected` is among it.
+    pub(crate) fn told(&mut self, expected: &BTreeSet<Told>) -> Result<BTreeSet<Told>, Failed> {
+        let mut told = BTreeSet::new();
+        let mut patience = self.store.patience();
+        loop {
+            let heard: Vec<_> = self.hear();
+            for event in heard {
+                told.extend(self.read(&event)?);
+            }
+            if told.is_superset(expected) {
+                return Ok(told);
+            }
+            if patience.is_zero() {
+                return Err(format!("told {told:?} instead of {expected:?}"));
+            }
+            let pause = Duration::from_millis(1);
+            patience = patience.saturating_sub(pause);
+            self.store.run(async move { tokio::time::sleep(pause).await });
+        }
+    }
+
+    fn hear(&mut self) -> Vec<Event> {
+        let mut heard = Vec::new();
+        for seat in &mut self.seats {
+            let events = &mut seat.events;
+            let next = async {
+                let mut heard = Vec::new();
+                while let Ok(Some(event)) = timeout(Duration::ZERO, events.next()).await {
+                    heard.push(event);
+                }
+                heard
+            };
+            heard.extend(self.store.run(next));
+        }
+        heard
+    }
+
+    fn read(&mut self, event: &Event) -> Result<Option<Told>, Failed> {
+        let (id, told): (LeaseId, fn(Label) -> Told) = match event {
+            Event::Granted { lease, .. } => (lease.id, Told::Granted),
+            Event::Revoked { lease, .. } => (*lease, Told::Revoked),
+            Event::AskAgain(lease) => (*lease, Told::AskAgain),
+            _ => return Ok(None),
+        };
+        // Of an earlier sequence.
+        let Some(label) = self.labels.get(&id).copied() else { return Ok(None) };
+        let Some(lease) = self.leases.get_mut(&label).filter(|lease| lease.died.is_none()) else {
+            return Ok(None);
+        };
+        if let Event::Granted { ticket, grant, .. } = event {
+            if lease.place.take() != Some(*ticket) {
+                return Err(format!("{event:?} for lease {label} names another place"));
+            }
+            lease.token = Some(grant.token.get());
+            let (handle, limit) = (lease.handle, grant.limit);
+            self.follow(handle, limit);
+        }
+        Ok(Some(told(label)))
     }
 
     /// The site at which a step does something, if it does so at one.
@@ -206,73 +269,82 @@ impl<S: Store> Side<S> {
     }
 
     pub(crate) fn look(&mut self, client: usize, site: usize, detail: Detail) -> Result<Inspection, Failed> {
-        let (client, resource) = (self.seat(client), self.resource(site));
+        let (client, resource) = (self.client(client), self.resource(site));
         self.store.run(client.inspect(&resource, detail)).map_err(|error| format!("no inspection: {error}"))
     }
 
     /// What the handles know of the limits.
-    pub(crate) fn stated(&self) -> BTreeMap<Handle, Stated> {
-        self.limits.iter().map(|(handle, limit)| (*handle, limit.stated())).collect()
+    pub(crate) fn limits(&self) -> BTreeMap<Handle, Limit> {
+        self.limits.iter().map(|(handle, limit)| (*handle, *limit)).collect()
     }
 
-    /// Those on their way, in order of arrival.
-    pub(crate) fn waiting(&self) -> Vec<Label> {
-        self.line.labels()
-    }
-
-    pub(crate) fn is_revoked(&self, label: Label) -> bool {
-        self.leases[&label].request.revocation.is_revoked()
-    }
-
-    /// Gives what was pushed a chance to arrive.
-    pub(crate) fn breathe(&mut self) -> Result<(), Failed> {
-        self.look(0, 0, Detail::Numbers).map(drop)
+    pub(crate) fn token(&self, label: Label) -> Option<u64> {
+        self.leases[&label].token
     }
 
     pub(crate) fn label_of(&self, id: &str) -> Option<Label> {
         LeaseId::parse(id).and_then(|id| self.labels.get(&id)).copied()
     }
 
-    fn name(&mut self, label: Label, wanted: &Request) {
+    fn name(&mut self, label: Label, wanted: &plan::Request) {
+        let handle = match wanted.claim {
+            Wanted::Permits { handle, .. } => Some((wanted.client, wanted.site, handle)),
+            Wanted::Sole | Wanted::Owner(_) => None,
+        };
         let claim = match wanted.claim {
             Wanted::Sole => Claim::Sole,
             Wanted::Owner(owner) => Claim::Owner(owner.into()),
             Wanted::Permits { permits, handle } => {
-                Claim::Permits(permits, self.limit(wanted.client, wanted.site, handle))
+                Claim::Permits(permits, self.stated((wanted.client, wanted.site, handle)))
             }
         };
         let mut resource = self.resource(wanted.site);
         if claim.owner().is_some() {
             resource.kind = Kind::Reentrant;
         }
-        let id = self.seats[wanted.client].lease_id();
-        let mut request = AcquireRequest::new(id, resource, claim, wanted.term.duration());
-        request.wait = if wanted.waits { Wait::Forever } else { Wait::No };
-        let lease =
-            Lease { request: Arc::new(request), client: wanted.client, site: wanted.site, crashed: None };
+        let id = self.seats[wanted.client].client.lease_id();
+        let mut request = Request::new(LeaseRef::new(id, resource), claim, wanted.term.duration());
+        request.waits = wanted.waits;
+        let (client, site) = (wanted.client, wanted.site);
+        let lease = Lease { request, client, site, died: None, handle, place: None, token: None };
         self.leases.insert(label, lease);
         self.labels.insert(id, label);
     }
 
-    fn release(&mut self, label: Label, whose: impl FnOnce(LeaseId) -> Whose) -> Reply {
-        let (client, request) = self.lease(label);
-        self.store.run(client.release(&request.resource, whose(request.lease))).into()
+    fn renew(&mut self, label: Label, ttl: Duration) -> Reply {
+        let lease = &self.leases[&label];
+        let client = self.client(lease.client);
+        let renewals = [Renew::new(lease.request.lease.clone(), ttl)];
+        let answer = self.store.run(async { client.renew(&renewals).next().await });
+        match answer.expect("one answer").1 {
+            Ok(Renewal::Renewed) => Reply::Renewed,
+            Ok(Renewal::Lost(reason)) => Reply::Lost(reason),
+            Err(error) => error.into(),
+        }
+    }
+
+    fn release(&mut self, label: Label, keep: u32) -> Reply {
+        let Some(lease) = self.leases.get_mut(&label) else { return Reply::Busy };
+        if keep == 0 {
+            lease.place = None;
+        }
+        let (client, asked) = (lease.client, lease.request.lease.clone());
+        let client = self.client(client);
+        let released = match keep {
+            0 => self.store.run(client.release(&asked)),
+            keep => self.store.run(client.release_permits(&asked, keep)),
+        };
+        released.map_or_else(Into::into, Reply::Released)
     }
 
     fn crash(&mut self, client: usize) {
-        let leases = &mut self.leases;
-        for lease in leases.values_mut().filter(|lease| lease.client == client) {
-            lease.crashed.get_or_insert(self.elapsed);
+        let elapsed = self.elapsed;
+        for lease in self.leases.values_mut().filter(|lease| lease.client == client) {
+            lease.died.get_or_insert(elapsed);
         }
-        self.line.drop_where(|waiting| leases[&waiting.label].crashed.is_some());
         self.limits.retain(|(of, _, _), _| *of != client);
-        self.replace(client);
-    }
-
-    fn replace(&mut self, seat: usize) {
-        let new = self.store.connect();
-        let old = std::mem::replace(&mut self.seats[seat], new);
-        self.store.crash(old);
+        let new = Seat::of(self.store.connect());
+        self.dead.push(std::mem::replace(&mut self.seats[client], new));
     }
 
     fn pass(&mut self, time: Duration) {
@@ -280,8 +352,8 @@ impl<S: Store> Side<S> {
         self.elapsed += time;
     }
 
-    fn seat(&self, client: usize) -> Client {
-        Arc::clone(&self.seats[client])
+    fn client(&self, client: usize) -> Client {
+        Arc::clone(&self.seats[client].client)
     }
 
     fn resource(&self, site: usize) -> Resource {
@@ -294,12 +366,19 @@ impl<S: Store> Side<S> {
         Resource::new(Arc::clone(key), kind)
     }
 
-    fn lease(&self, label: Label) -> (Client, Arc<AcquireRequest>) {
-        let lease = &self.leases[&label];
-        (self.seat(lease.client), Arc::clone(&lease.request))
+    fn stated(&mut self, handle: Handle) -> Limit {
+        *self.limits.entry(handle).or_insert_with(|| Limit::stated(LIMITS[handle.2]))
     }
 
-    fn limit(&mut self, client: usize, site: usize, handle: usize) -> Limit {
-        self.limits.entry((client, site, handle)).or_insert_with(|| Limit::new(LIMITS[handle])).clone()
+    fn follow(&mut self, handle: Option<Handle>, limit: Option<Limit>) {
+        if let (Some(handle), Some(limit)) = (handle, limit) {
+            self.limits.insert(handle, limit);
+        }
+    }
+}
+
+impl Seat {
+    fn of(client: Client) -> Self {
+        Self { events: client.events(), client }
     }
 }

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{self, BoxStream, StreamExt};
 use leasehold::backend::{
-    AcquireRequest, Acquired, BackendError, Capabilities, Detail, LeaseId, Limit, Released, RenewRequest,
-    Renewal, Resource, Whose,
+    Answer, Answered, BackendError, Capabilities, Detail, Event, LeaseId, LeaseRef, Limit, Released, Renew,
+    Request, Resource,
 };
 use leasehold::{Backend, Inspection, MemoryBackend};
 use tokio::task::yield_now;
@@ -56,42 +57,55 @@ impl Backend for Deaf {
         self.store.lease_id()
     }
 
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
+    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         let panics = self.panics.swap(false, Ordering::SeqCst);
         async move {
             if panics {
                 yield_now().await;
                 panic!("as the test wants it");
             }
-            self.store.acquire(request).await
+            self.store.request(request).await
         }
         .boxed()
     }
 
-    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
-        if self.hangs.load(Ordering::SeqCst) || request.resource.key.ends_with(UNHEARD) {
-            return std::future::pending().boxed();
-        }
-        self.store.renew(request)
+    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+        let heard = |renew: &Renew| {
+            !self.hangs.load(Ordering::SeqCst) && !renew.lease.resource.key.ends_with(UNHEARD)
+        };
+        let renewals = renewals.iter().enumerate().filter(|(_, renew)| heard(renew));
+        let answers = renewals.map(|(n, renew)| {
+            let renewed = self.store.renew(std::slice::from_ref(renew));
+            renewed.map(move |(_, answer)| (n, answer)).boxed()
+        });
+        // Those that are not heard are never answered, so the stream never ends.
+        stream::select_all(answers).chain(stream::pending()).boxed()
     }
 
-    fn release<'a>(
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
+        self.released.lock().expect("no panic").push((Arc::clone(&lease.resource.key), Instant::now()));
+        self.store.release(lease)
+    }
+
+    fn release_permits<'a>(
         &'a self,
-        resource: &'a Resource,
-        whose: Whose,
+        lease: &'a LeaseRef,
+        keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.released.lock().expect("no panic").push((Arc::clone(&resource.key), Instant::now()));
-        self.store.release(resource, whose)
+        self.store.release_permits(lease, keep)
     }
 
-    fn resize<'a>(
+    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+        self.store.force_release(resource)
+    }
+
+    fn set_limit<'a>(
         &'a self,
         resource: &'a Resource,
         permits: u32,
-        term: Duration,
-        limit: &'a Limit,
-    ) -> BoxFuture<'a, Result<(), BackendError>> {
-        self.store.resize(resource, permits, term, limit)
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
+        self.store.set_limit(resource, permits, ttl)
     }
 
     fn inspect<'a>(
@@ -100,6 +114,10 @@ impl Backend for Deaf {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         self.store.inspect(resource, detail)
+    }
+
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.store.events()
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -4,10 +4,10 @@ use std::mem;
 
 use crate::backend::LeaseId;
 
-/// No script has more arguments.
+/// The maximum number of arguments of a script.
 const MAX_ARGS: usize = 7;
 
-/// Arguments as one text: an allocation for each would cost more than the rest.
+/// Arguments in one string: an allocation for each would cost more than everything else.
 #[derive(Clone, Debug)]
 pub(super) struct Args {
     text: String,
@@ -21,7 +21,7 @@ impl Args {
     }
 
     pub(super) fn lease(mut self, id: LeaseId) -> Self {
-        // What follows are a few small numbers.
+        // A few small numbers follow.
         self.text.reserve(LeaseId::USUAL_LENGTH + 16);
         id.write(&mut self.text);
         self.end()
@@ -46,7 +46,7 @@ impl Args {
         self.len
     }
 
-    /// All of them, one after another.
+    /// All arguments, concatenated.
     pub(super) fn text(&self) -> &str {
         &self.text
     }

@@ -1,16 +1,16 @@
-//! Many operations, one call.
+//! Many operations in one call.
 //!
-//! A client with nothing to do sends at once. While [`EAGER_CALLS`] calls are under way, whatever comes in waits for a moment,
-//! and goes together in the next call: a script that carries the operations out one after another, each answering for itself. So a client with
-//! thousands of tasks is bound neither by system calls nor by round trips, and one with a single task loses nothing.
+//! A client with little to do sends an operation at once. While [`EAGER_CALLS`] calls are in flight, further operations are queued
+//! for a moment and sent together in the next call: a script that executes them one after another and answers each separately.
+//! So a client with thousands of tasks is limited neither by system calls nor by round trips, and one with a single task loses
+//! nothing.
 //!
-//! * Calls with many operations are made by tasks of their own. No operation depends on whether
-//!   somebody else's future is polled.
-//! * Operations leave in the order in which they came in. Otherwise the release of a request that was given up could
+//! * Queued operations are sent by tasks of their own. No operation depends on whether another caller's future is polled.
+//! * Operations are sent in the order in which they were called. Otherwise the release of a request that was given up could
 //!   reach the server before the request.
-//! * A task that gives up while its operation is queued takes it back.
-//! * What a release grants to another request of this client comes with the answer, which saves a message. Should the answer
-//!   get lost, whoever waits asks again as soon as the server answers.
+//! * An operation whose future is dropped while it is queued is not sent.
+//! * If a release grants permits to another request of this client, the grant is part of the answer, which saves a message. If the
+//!   answer is lost, all waiting requests of the client are repeated as soon as the server answers again.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -22,47 +22,44 @@ use fred::error::{Error as FredError, ErrorKind};
 use fred::types::Value;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, join_all, ready};
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::notifications::Notifications;
 use super::operation::Operation;
 use super::script::{BATCH, Call};
-use super::wake::Wake;
 use super::wire::{Wire, is_unknown_script, sort};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
-/// Calls that are under way at once however little is queued.
+/// How many calls may be in flight however little is queued.
 const EAGER_CALLS: usize = 2;
-/// Calls that are under way at once if each of the others takes [`WORTH_A_CALL`] operations or more: while the server works on
-/// one, others are on their way there and back.
+/// How many calls may be in flight if each further one takes [`WORTH_A_CALL`] operations or more: while the server executes one,
+/// others are in transit.
 const MAX_CALLS: usize = 4;
 const WORTH_A_CALL: usize = 16;
-/// Operations in one call: the server does nothing else meanwhile, for about half a millisecond.
+/// How many operations one call may take: the server does nothing else while it executes them, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
-/// Bytes that one of them takes, more or less.
+/// The usual size of an operation, in bytes.
 const USUAL_SIZE: usize = 128;
 
-/// What is under way, and what waits for its turn.
+/// The calls in flight, and the queue of operations.
 #[derive(Debug)]
 pub(super) struct Batches {
     wire: Arc<Wire>,
-    wake: Arc<Wake>,
-    /// An answer that may have told of grants got lost.
+    notifications: Arc<Notifications>,
+    /// Whether an answer was lost that may have contained grants.
     unheard: AtomicBool,
-    /// Where calls are made that nobody waits for alone.
-    runtime: Handle,
     state: Mutex<State>,
-    /// Held from when operations are taken out of the queue until they are on their way.
+    /// Held from when operations are taken out of the queue until they have been passed to fred.
     sending: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Queued>,
-    /// Callers that send their own operation.
+    /// How many callers send their own operation at the moment.
     direct: usize,
-    /// Tasks that work the queue off. There is one whenever something is queued.
+    /// How many tasks send what is queued. There is at least one whenever something is queued.
     drains: usize,
 }
 
@@ -76,7 +73,7 @@ impl State {
     }
 }
 
-/// An operation that waits for its turn.
+/// An operation in the queue.
 #[derive(Debug)]
 struct Queued {
     letter: u8,
@@ -84,26 +81,24 @@ struct Queued {
     answer: oneshot::Sender<Result<Value, FredError>>,
 }
 
-/// Operations that have left.
+/// Operations that have been sent.
 struct UnderWay<'a> {
     operations: Vec<Queued>,
     answer: BoxFuture<'a, Result<Value, FredError>>,
 }
 
 impl Batches {
-    /// Must be called within the runtime on which the connection lives.
-    pub(super) fn new(wire: Arc<Wire>, wake: Arc<Wake>) -> Arc<Self> {
+    pub(super) fn new(wire: Arc<Wire>, notifications: Arc<Notifications>) -> Arc<Self> {
         Arc::new(Self {
             wire,
-            wake,
+            notifications,
             unheard: AtomicBool::new(false),
-            runtime: Handle::current(),
             state: Mutex::default(),
             sending: Mutex::default(),
         })
     }
 
-    /// Runs a script, at once or with others. What is returned is small, since many wait at a time.
+    /// Runs a script, at once or together with others. The returned future is small, because many may wait at a time.
     pub(super) fn run(
         self: &Arc<Self>,
         operation: Operation,
@@ -111,7 +106,7 @@ impl Batches {
         let letter = operation.script.letter();
         let direct = letter.and_then(|_| self.go_direct());
         match letter {
-            // Not in vain: the calls before it have a timeout, after which the queue is turned away.
+            // It does not wait for ever: the calls before it have a timeout, and then the queue is rejected.
             Some(letter) if direct.is_none() => {
                 let answered = self.enqueue(letter, operation);
                 Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
@@ -130,7 +125,7 @@ impl Batches {
         answer
     }
 
-    /// Allows to send at once, if little is under way and nothing could be overtaken.
+    /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken.
     fn go_direct(&self) -> Option<Direct<'_>> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
@@ -156,13 +151,13 @@ impl Batches {
         drop(state);
         if start {
             let drain = Drain { batches: Arc::clone(self), working: true };
-            self.runtime.spawn(drain.work_off());
+            tokio::spawn(drain.work_off());
         }
         answered
     }
 
-    /// Sends what goes in the next call, if there is anything. The answer may be there before this returns, so nothing is done
-    /// with it here.
+    /// Sends the next call, if there is anything to send. The answer may already be available when this returns, but it is not
+    /// processed here.
     fn send(&self) -> Option<UnderWay<'_>> {
         let _sending = self.sending.lock();
         let operations = self.next()?;
@@ -170,11 +165,11 @@ impl Batches {
         Some(UnderWay { operations, answer })
     }
 
-    /// What goes in the next call. If there is nothing, there is one drain less.
+    /// Takes the operations of the next call out of the queue. If there are none, the calling drain counts as finished.
     fn next(&self) -> Option<Vec<Queued>> {
         let mut state = self.state.lock();
         let mut operations = Vec::new();
-        // One that is not needed any more leaves what there is to the others.
+        // A drain that is not needed any more leaves the rest to the others.
         let needed = state.drains == 1 || state.calls() <= EAGER_CALLS || state.queue.len() >= WORTH_A_CALL;
         while needed && operations.len() < MAX_OPERATIONS {
             match state.queue.pop_front() {
@@ -190,7 +185,7 @@ impl Batches {
         Some(operations)
     }
 
-    /// Waits for the answers, and tells them to those who wait for them. If one gave up meanwhile, nobody listens.
+    /// Waits for the answers and passes them to the callers. A caller may have given up in the meantime.
     async fn hear(&self, UnderWay { mut operations, answer }: UnderWay<'_>) {
         let mut answer = answer.await;
         if is_unknown_script(&answer) {
@@ -207,7 +202,8 @@ impl Batches {
                 self.unheard.store(true, Ordering::Relaxed);
                 tell_all(operations, &FredError::new(ErrorKind::Protocol, "a batch gave no list of answers"))
             }
-            // Refused as a whole, with nothing carried out: this user may not use one of the keys, say. Each on its own, then.
+            // The whole call was refused and nothing was executed, for instance because this user may not use one of the keys. So
+            // each operation is sent on its own.
             Err(error) if operations.len() > 1 && is_refusal(&error) => {
                 join_all(operations.into_iter().map(|operation| self.call_alone(operation))).await;
             }
@@ -223,8 +219,8 @@ impl Batches {
         }
     }
 
-    /// Sends the text of a script that the server does not know. What was given up meanwhile is left out: its release may
-    /// have been carried out by now.
+    /// Sends the text of a script that the server does not know. Operations that were given up in the meantime are left out: their
+    /// releases may have been executed by now.
     fn send_text(&self, operations: &mut Vec<Queued>) -> Option<BoxFuture<'_, Result<Value, FredError>>> {
         let _sending = self.sending.lock();
         operations.retain(|operation| !operation.answer.is_closed());
@@ -242,24 +238,24 @@ impl Batches {
                 Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
             }
             (Some(b"+"), [_, _, grant]) => {
-                self.wake.tell(&grant.as_bytes_str().unwrap_or_default());
+                self.notifications.tell(&grant.as_bytes_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))
             }
             _ => Ok(Value::Array(parts)),
         }
     }
 
-    /// If grants were not heard of and the server answers again, now is the time to ask.
+    /// If grants may have been lost and the server answers again, has all waiting requests repeated.
     fn make_up(&self, answer: &Result<Value, FredError>) {
         if answer.is_ok()
             && self.unheard.load(Ordering::Relaxed)
             && self.unheard.swap(false, Ordering::Relaxed)
         {
-            self.wake.lapse();
+            self.notifications.resync();
         }
     }
 
-    /// What was given up meanwhile is left out, as in `send_text`.
+    /// Sends one operation on its own, unless it was given up in the meantime, as in `send_text`.
     async fn call_alone(&self, Queued { operation, answer, .. }: Queued) {
         if answer.is_closed() {
             return;
@@ -267,7 +263,7 @@ impl Batches {
         let _ = answer.send(self.wire.run(|| operation.call()).await);
     }
 
-    /// The server does not answer: what is queued need not wait for its own call to find that out.
+    /// The server does not answer: rejects what is queued, so that it need not wait for a timeout of its own.
     fn turn_away(&self) {
         let queue = mem::take(&mut self.state.lock().queue);
         tell_all(
@@ -277,7 +273,7 @@ impl Batches {
     }
 }
 
-/// A task that works the queue off.
+/// A task that sends what is queued.
 struct Drain {
     batches: Arc<Batches>,
     working: bool,
@@ -294,7 +290,7 @@ impl Drain {
 }
 
 impl Drop for Drain {
-    /// Stopped in the middle, with its runtime: if it was the last one, nobody else comes for what is queued.
+    /// If the task ended with its runtime and was the last one, nobody else would send what is queued, so that is dropped.
     fn drop(&mut self) {
         if !self.working {
             return;
@@ -308,7 +304,7 @@ impl Drop for Drain {
     }
 }
 
-/// Counts a caller that sends its own operation.
+/// Counts a caller that sends its own operation, until it is dropped.
 struct Direct<'a>(&'a Batches);
 
 impl Drop for Direct<'_> {
@@ -317,7 +313,7 @@ impl Drop for Direct<'_> {
     }
 }
 
-/// One operation as it is, or several as a batch.
+/// The call for these operations: that of a single one, or a batch.
 fn together(operations: &[Queued]) -> Call {
     if let [only] = operations {
         return only.operation.call();
@@ -325,7 +321,7 @@ fn together(operations: &[Queued]) -> Call {
     let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
     let mut last: Option<&str> = None;
     for Queued { letter, operation, .. } in operations {
-        // Many tasks that want the same come here one after another.
+        // Operations of many tasks on the same key often follow each other.
         let key = Some(&*operation.key);
         operation.pack(*letter, mem::replace(&mut last, key) == key, &mut packed);
     }
@@ -344,7 +340,7 @@ fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &FredError) {
     }
 }
 
-/// Polls a call once: that is when fred passes a command on.
+/// Polls a call once, which is when fred queues the command on its connection.
 fn started<'a, T: Send + 'a>(mut call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
     match (&mut call).now_or_never() {
         Some(output) => ready(output).boxed(),
@@ -352,12 +348,12 @@ fn started<'a, T: Send + 'a>(mut call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
     }
 }
 
-/// Whether the server itself has said no.
+/// Whether the server has rejected the call.
 fn is_refusal(error: &FredError) -> bool {
     matches!(sort(error.clone()), BackendError::Refused { .. } | BackendError::WrongType { .. })
 }
 
-/// Whether the call may have been carried out.
+/// Whether the call may have been executed.
 fn is_unknown(error: &FredError) -> bool {
     matches!(sort(error.clone()), BackendError::Unanswered { .. })
 }

@@ -1,55 +1,67 @@
-//! The scripts as calls: which of them a request is for.
+//! Which script an operation uses.
 
 use std::time::Duration;
 
-use super::reply::Answer;
 use super::transport::Transport;
 use super::{lock, semaphore};
 use crate::backend::{
-    AcquireRequest, BackendError, Claim, Detail, Inspection, Limit, Released, RenewRequest, Renewal,
-    Resource, Whose,
+    Answer, BackendError, Claim, Detail, Inspection, LeaseRef, Limit, Released, Renew, Renewal, Request,
+    Resource,
 };
 
 impl Transport {
-    /// Asks for a lock or for permits, once.
-    pub(super) async fn acquire(&self, request: &AcquireRequest) -> Result<Answer, BackendError> {
+    /// Requests a lock or permits, once.
+    pub(super) async fn request(
+        &self,
+        request: &Request,
+        repair: Option<Duration>,
+    ) -> Result<Answer, BackendError> {
         match &request.claim {
-            Claim::Permits(permits, limit) => semaphore::acquire(self, request, *permits, limit).await,
-            Claim::Sole | Claim::Owner(_) => lock::acquire(self, request).await,
+            Claim::Permits(permits, limit) => semaphore::acquire(self, request, *permits, *limit).await,
+            Claim::Sole | Claim::Owner(_) => lock::acquire(self, request, repair).await,
         }
     }
 
     /// Renews a lease, once.
-    pub(super) async fn renew(&self, request: &RenewRequest) -> Result<Renewal, BackendError> {
-        if request.resource.kind.is_semaphore() {
-            semaphore::renew(self, request).await
+    pub(super) async fn renew(&self, renew: &Renew) -> Result<Renewal, BackendError> {
+        if renew.lease.resource.kind.is_semaphore() {
+            semaphore::renew(self, renew).await
         } else {
-            lock::renew(self, request).await
+            lock::renew(self, renew).await
         }
     }
 
-    /// Releases, until the server answers or two timeouts have passed. A release of whoever holds the lock is not
-    /// idempotent, and not sent again once it may have been carried out.
-    pub(super) async fn release(&self, resource: &Resource, whose: Whose) -> Result<Released, BackendError> {
+    /// Releases, repeatedly until the server answers or two timeouts have passed. A lock is not divisible: whoever keeps a permit
+    /// keeps all of it.
+    pub(super) async fn release(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+        if lease.resource.kind.is_semaphore() {
+            semaphore::release(self, lease, keep).await
+        } else if keep > 0 {
+            Ok(Released::Held)
+        } else {
+            lock::release(self, lease).await
+        }
+    }
+
+    /// Ends all holds of a lock. Not repeated once it may have been executed.
+    pub(super) async fn force_release(&self, resource: &Resource) -> Result<bool, BackendError> {
         if resource.kind.is_semaphore() {
-            semaphore::release(self, resource, whose).await
-        } else {
-            lock::release(self, resource, whose).await
+            return Err(BackendError::many_holders());
         }
+        lock::force(self, resource).await
     }
 
-    /// Changes a limit, until the server answers or two timeouts have passed.
-    pub(super) async fn resize(
+    /// Changes a limit, repeatedly until the server answers or two timeouts have passed.
+    pub(super) async fn set_limit(
         &self,
         resource: &Resource,
         permits: u32,
-        term: Duration,
-        limit: &Limit,
-    ) -> Result<(), BackendError> {
-        semaphore::resize(self, resource, permits, term, limit).await
+        ttl: Duration,
+    ) -> Result<Limit, BackendError> {
+        semaphore::set_limit(self, resource, permits, ttl).await
     }
 
-    /// Inspects, until the server answers or two timeouts have passed.
+    /// Inspects, repeatedly until the server answers or two timeouts have passed.
     pub(super) async fn inspect(
         &self,
         resource: &Resource,

@@ -1,13 +1,13 @@
-//! One connection to the server: set up as this crate needs it, kept driven, and quit in the end.
+//! One connection to the server: configured as this crate needs it, kept connected, and closed in the end.
 //!
-//! What fred does, and what is done about it here:
+//! Properties of fred, and how they are dealt with here:
 //!
-//! * Its driving task can end while it claims to be connected, and then commands hang: one task of ours per
-//!   connection watches it and starts it again.
-//! * Dropping its clients leaks the connection, and so does dropping `init` half way, or quitting a client that
-//!   is not connected yet: that same task connects, never gives up half way, and quits when it is told to.
-//! * It waits 10 s, repeats commands three times and queues without limit by default: set below. It waits for up to 2 s
-//!   between attempts to connect in most examples: a lease of 3 s would not survive an outage of 2 s, so here it is 200 ms.
+//! * Its driver task can end while the client reports that it is connected, and then commands hang: one task per connection
+//!   watches the driver and starts it again.
+//! * Dropping its clients leaks the connection, and so does dropping `init` before it is done, or quitting a client that is
+//!   not connected yet: the same task connects, never gives up before that is done, and quits on request.
+//! * By default it waits for 10 s, repeats commands three times and queues without limit: changed below. In most examples it waits
+//!   for up to 2 s between attempts to connect; a lease of 3 s would not survive an outage of 2 s, so here it is 200 ms.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,17 +24,17 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::succession::Succession;
+use super::succession::{Driven, Succession};
 use crate::backend::BackendError;
 
-/// Commands that may wait in fred's queue.
+/// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
-/// Messages that may wait for the subscription's task; a lag beyond that is noticed and made up for.
+/// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
 const MESSAGE_BUFFER: usize = 4096;
 /// The pause before a driver that ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long things may take.
+/// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     pub(super) connect: Duration,
@@ -69,7 +69,7 @@ pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
     Client::new(config, Some(performance), Some(connection), Some(policy))
 }
 
-/// Connects `client`. The returned task keeps it connected until `closed`, then quits it and ends.
+/// Connects `client`. The returned task keeps it connected until `closed` is cancelled, then quits it and ends.
 ///
 /// If the returned future is dropped or fails, `closed` must be cancelled; the task then ends all the same.
 pub(super) async fn connect(
@@ -80,7 +80,8 @@ pub(super) async fn connect(
 ) -> Result<JoinHandle<()>, BackendError> {
     let (tell, connected) = oneshot::channel();
     let reconnects = client.reconnect_rx();
-    let task = tokio::spawn(drive(client.clone(), timeouts, closed.clone(), tell));
+    let driven = succession.driven();
+    let task = tokio::spawn(drive(client.clone(), timeouts, closed.clone(), tell, driven));
     match timeout(timeouts.connect, connected).await {
         Ok(Ok(Ok(()))) => {
             let (client, succession) = (client.clone(), Arc::clone(succession));
@@ -99,10 +100,11 @@ async fn drive(
     timeouts: Timeouts,
     closed: CancellationToken,
     tell: oneshot::Sender<Result<(), FredError>>,
+    _driven: Driven,
 ) {
     let mut driver = match client.init().await {
         Ok(driver) => driver,
-        // Nobody listens if connecting was given up.
+        // The receiver is gone if connecting was given up.
         Err(error) => return drop(tell.send(Err(error))),
     };
     let _ = tell.send(Ok(()));
@@ -118,13 +120,13 @@ async fn drive(
         }
     }
     quit(&client, timeouts.reply).await;
-    // QUIT is sent; the connection is closed when its driver has ended.
+    // QUIT has been sent; the connection is closed when its driver has ended.
     if timeout(timeouts.reply, &mut driver).await.is_err() {
         driver.abort();
     }
 }
 
-/// Connects again; `None` if `closed` meanwhile.
+/// Connects again. `None` if `closed` is cancelled first.
 async fn start_again(client: &Client, closed: &CancellationToken) -> Option<ConnectHandle> {
     while !closed.is_cancelled() {
         sleep(RESTART_PAUSE).await;
@@ -144,7 +146,7 @@ async fn quit(client: &Client, patience: Duration) {
     }
 }
 
-/// Whether the server itself said so: its errors start with a word in capitals.
+/// Whether the error comes from the server: its errors start with a word in capitals.
 fn is_server_text(error: &FredError) -> bool {
     let word = error.details().split(' ').next().unwrap_or_default();
     *error.kind() == ErrorKind::Auth || (word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase()))

@@ -1,25 +1,27 @@
 //! Every key of a lock and of a semaphore, and the channel of a client.
 //!
-//! | key | type | what | expires |
+//! | key | type | content | expires |
 //! |---|---|---|---|
-//! | `lock:N` | string | the holder's lease id, and nothing else: the canonical recipe; `/owner` follows for a reentrant lock | with the lease |
-//! | `{lock:N}:queue` | sorted set | waiting lease ids by place in line | two leases after the last request |
-//! | `{lock:N}:waiters` | hash | what is known of each of them | likewise |
-//! | `{lock:N}:fence` | string | the last fencing token | a day, or up to an hour less, after the last grant or renewal |
-//! | `{lock:N}:holds` | sorted set | the leases of an owner that holds under several, by the time they end | with the lock |
+//! | `lock:N` | string | the holder's lease id, followed by `/owner` for a reentrant lock | with the lease |
+//! | `{lock:N}:queue` | sorted set | the waiting lease ids, in the order of their places | within two TTLs after the last request |
+//! | `{lock:N}:waiters` | hash | a record of each of them | likewise |
+//! | `{lock:N}:fence` | string | the last fencing token | a day, or up to an hour and 100 s less, after the last grant or renewal |
+//! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, by the time they end | with the lock |
 //!
-//! | key | type | what | expires |
+//! | key | type | content | expires |
 //! |---|---|---|---|
-//! | `semaphore:N` | sorted set | the holders' lease ids by the time their leases end | with the last holder, or two leases after the last grant or renewal |
+//! | `semaphore:N` | sorted set | the holders' lease ids by the time their leases end | with the last holder (1) |
 //! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
-//! | `{semaphore:N}:fence` | string | what every operation has to know: the last fencing token, the limit, the permits in use | a day, or up to 100 s less, after the last grant or renewal |
-//! | `{semaphore:N}:holds` | hash | permits and token of each holder | as the first |
+//! | `{semaphore:N}:fence` | string | the last fencing token, the limit, the permits in use, and more | a day (2) |
+//! | `{semaphore:N}:holds` | hash | permits and token of each holder | with the last holder (1) |
 //!
-//! `lock:` and `semaphore:` stand for the prefix. The others live in the cluster slot of the first. A key that brings a
-//! hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. A key with a `}` that closes no tag
-//! cannot be a tag itself; it gets the smallest number that hashes to its slot.
+//! (1) Within two TTLs after the last grant or renewal in any case. (2) Or up to 100 s less, after the last grant or renewal.
 //!
-//! Because the whole first key is part of the others, different names never share one.
+//! `lock:` and `semaphore:` stand for the prefix. The key of a mutex follows the canonical recipe. The other keys are in the
+//! cluster slot of the first. A key with a hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. A key with a `}`
+//! that closes no tag cannot be a tag itself; its other keys have as their tag the smallest number that hashes to its slot.
+//!
+//! Because the whole first key is part of the others, different names never share a key.
 
 use std::mem;
 use std::sync::LazyLock;
@@ -31,10 +33,10 @@ use uuid::Uuid;
 use super::args::Args;
 use crate::backend::LeaseId;
 
-/// What wake-up channels start with; a user with restricted rights needs `&leasehold:*`.
+/// The prefix of the clients' channels; a user with restricted rights needs `&leasehold:*`.
 pub(super) const CHANNEL_PREFIX: &str = "leasehold:";
 
-/// What is put behind the stem, in the order in which the scripts expect it.
+/// What follows the stem, in the order in which the scripts expect the keys.
 const SUFFIXES: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 
 /// Which keys of a resource a script uses, in the order in which it expects them.
@@ -45,7 +47,7 @@ pub(super) const ALL: Used = &[0, 1, 2, 3, 4];
 pub(super) const WITHOUT_HOLDS: Used = &[0, 1, 2, 3];
 pub(super) const LOCK_AND_FENCE: Used = &[0, 3];
 
-/// All keys of a resource as one text, and where each ends: this is done for every command.
+/// All keys of a resource in one string, and where each of them ends. One allocation, because this is done for every command.
 struct Layout {
     text: String,
     ends: [usize; 5],
@@ -67,14 +69,14 @@ impl Layout {
         Self { text, ends }
     }
 
-    /// Keys, which are pieces of `text`.
+    /// The keys that a script uses, as slices of `text`.
     fn keys(ends: [usize; 5], text: &Bytes, used: Used) -> Vec<Key> {
         let start = |n: usize| if n == 0 { 0 } else { ends[n - 1] };
         used.iter().map(|n| Key::from(text.slice(start(*n)..ends[*n]))).collect()
     }
 }
 
-/// The pieces of a text that end at `ends`.
+/// The slices of a text that end at `ends`.
 fn pieces<T: From<Bytes>>(text: &Bytes, ends: &[usize]) -> Vec<T> {
     let mut start = 0;
     ends.iter().map(|end| T::from(text.slice(mem::replace(&mut start, *end)..*end))).collect()
@@ -104,18 +106,18 @@ pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Key>
     pieces(&text, &ends.collect::<Vec<_>>())
 }
 
-/// The channel on which the client `client` hears of its grants.
+/// The channel on which the client `client` gets its messages.
 pub(super) fn channel(client: Uuid) -> String {
     format!("{CHANNEL_PREFIX}{}", client.hyphenated())
 }
 
-/// What the keys beside a lock's own start with.
+/// The start of a resource's other keys.
 pub(super) enum Stem<'a> {
-    /// The key itself as the tag.
+    /// The key itself, as a hash tag.
     Whole,
-    /// The tag that the key brings.
+    /// The hash tag that the key contains.
     Tag(&'a str),
-    /// A number that hashes to the key's slot.
+    /// A number that hashes to the key's slot, as a hash tag.
     Number(u32),
 }
 
@@ -143,7 +145,7 @@ impl<'a> Stem<'a> {
     }
 }
 
-/// The part of a key that decides its slot: what stands between the first `{` and the next `}`, if anything.
+/// The part of a key that determines its slot: the text between the first `{` and the next `}`, unless that is empty.
 fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (tag, _) = rest.split_once('}')?;
@@ -217,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Every text of at most so many of these characters.
+    /// All texts of at most this many of these characters.
     fn texts(alphabet: &str, longest: usize) -> Vec<String> {
         let mut texts = vec![String::new()];
         for length in 0..longest {

@@ -1,56 +1,60 @@
 //! The scripts for mutexes and reentrant locks as calls.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fred::types::Value;
-use tokio::time::Instant;
 
 use super::args::Args;
 use super::operation::Operation;
 use super::reply::{
-    Answer, from_millis, millis, read_held, read_lease, read_queued, read_token, read_waiters, unreadable,
-    wanted,
+    from_millis, millis, read_granted, read_held, read_lease, read_queued, read_token, read_waiters,
+    unreadable, wanted,
 };
 use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
 use super::transport::Transport;
 use crate::backend::{
-    AcquireRequest, BackendError, Detail, Holder, Inspection, Kind, LeaseId, Released, RenewRequest, Renewal,
-    Resource, Wait, Whose,
+    Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, Released, Renew, Renewal,
+    Request, Resource,
 };
 use crate::error::LossReason;
 
-/// Asks for a lock, once.
-pub(super) async fn acquire(transport: &Transport, request: &AcquireRequest) -> Result<Answer, BackendError> {
-    let operation = to_acquire(request);
+/// Requests a lock, once. A lock key without an expiry gets that of `repair`.
+pub(super) async fn acquire(
+    transport: &Transport,
+    request: &Request,
+    repair: Option<Duration>,
+) -> Result<Answer, BackendError> {
+    let operation = to_acquire(request, repair);
     let script = operation.script;
-    let answer = transport.call(operation, transport.patience(request.term)).await?;
+    let answer = transport.call(operation, transport.patience(request.ttl)).await?;
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
-// Apart from the future that waits for the answer, which would carry all of this with it.
-fn to_acquire(request: &AcquireRequest) -> Operation {
-    let mut args = Args::new().lease(request.lease).number(millis(request.term));
+// A function of its own, so that the future that waits for the answer does not contain these variables.
+fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
+    let mut args = Args::new().lease(request.lease.id).number(millis(request.ttl));
     let owner = request.claim.owner();
-    // Every argument costs a microsecond on its way: the frequent case goes without the last two.
-    if request.wait == Wait::No || request.repair.is_some() || owner.is_some() {
-        args = args.number(u8::from(request.wait != Wait::No)).number(request.repair.map_or(0, millis));
+    // Every argument costs a microsecond, so the frequent case omits the last two.
+    if !request.waits || repair.is_some() || owner.is_some() {
+        args = args.number(u8::from(request.waits)).number(repair.map_or(0, millis));
     }
     let (script, args) = match owner {
         Some(owner) => (&ACQUIRE_OWNED, args.word(owner)),
         None => (&ACQUIRE, args),
     };
-    Operation { script, key: Arc::clone(&request.resource.key), args }
+    Operation { script, key: Arc::clone(&request.lease.resource.key), args }
 }
 
 /// Renews a lease, once.
-pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
-    let operation = to_renew(request);
-    let (script, sent) = (operation.script, Instant::now());
-    match transport.call(operation, transport.patience(request.term)).await {
-        // Somebody has put something else in the place of the lock.
+pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewal, BackendError> {
+    let operation = to_renew(renew);
+    let script = operation.script;
+    match transport.call(operation, transport.patience(renew.ttl)).await {
+        // Somebody has stored something else under the key of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
-            Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
+            Some("renewed") => Ok(Renewal::Renewed),
             Some("taken") => Ok(Renewal::Lost(LossReason::Taken)),
             Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
             _ => Err(unreadable(script)),
@@ -58,30 +62,21 @@ pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Resu
     }
 }
 
-fn to_renew(request: &RenewRequest) -> Operation {
-    let args = Args::new().lease(request.lease).number(millis(request.term));
-    let owned = request.resource.kind == Kind::Reentrant;
+fn to_renew(renew: &Renew) -> Operation {
+    let args = Args::new().lease(renew.lease.id).number(millis(renew.ttl));
+    let owned = renew.lease.resource.kind == Kind::Reentrant;
     let script = if owned { &RENEW_OWNED } else { &RENEW };
-    Operation { script, key: Arc::clone(&request.resource.key), args }
+    Operation { script, key: Arc::clone(&renew.lease.resource.key), args }
 }
 
-/// Releases, until the server answers or two timeouts have passed. A lock has no parts: what keeps one keeps all.
-pub(super) async fn release(
-    transport: &Transport,
-    resource: &Resource,
-    whose: Whose,
-) -> Result<Released, BackendError> {
-    let lease = match whose {
-        Whose::Anyone => return force(transport, resource).await,
-        Whose::AllBut(_, kept) if kept > 0 => return Ok(Released::Held),
-        Whose::AllBut(lease, _) | Whose::Lease(lease) => lease,
-    };
-    let release = || to_release(resource, lease);
+/// Releases, repeatedly until the server answers or two timeouts have passed.
+pub(super) async fn release(transport: &Transport, lease: &LeaseRef) -> Result<Released, BackendError> {
+    let release = || to_release(lease);
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
-        // An earlier attempt may have released it, and its answer got lost.
+        // An earlier attempt, whose answer was lost, may have released it.
         Some(0 | 3) if repeated => Ok(Released::Unknown),
         Some(3) => Ok(Released::Taken),
         Some(0) => Ok(Released::Absent),
@@ -89,24 +84,24 @@ pub(super) async fn release(
     }
 }
 
-fn to_release(resource: &Resource, lease: LeaseId) -> Operation {
-    let script = if resource.kind == Kind::Reentrant { &RELEASE_OWNED } else { &RELEASE };
-    Operation { script, key: Arc::clone(&resource.key), args: Args::new().lease(lease) }
+fn to_release(lease: &LeaseRef) -> Operation {
+    let script = if lease.resource.kind == Kind::Reentrant { &RELEASE_OWNED } else { &RELEASE };
+    Operation { script, key: Arc::clone(&lease.resource.key), args: Args::new().lease(lease.id) }
 }
 
-/// Releases whoever holds the lock. Not sent again once it may have been carried out.
-async fn force(transport: &Transport, resource: &Resource) -> Result<Released, BackendError> {
+/// Ends all holds of the lock. Not repeated once it may have been executed.
+pub(super) async fn force(transport: &Transport, resource: &Resource) -> Result<bool, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
     let force = || Operation { script: &FORCE, key: Arc::clone(&resource.key), args: Args::new() };
     let (answer, _) = transport.insist(force, not_sent).await?;
     match answer.as_i64() {
-        Some(1) => Ok(Released::Held),
-        Some(0) => Ok(Released::Absent),
+        Some(1) => Ok(true),
+        Some(0) => Ok(false),
         _ => Err(unreadable(&FORCE)),
     }
 }
 
-/// Inspects, until the server answers or two timeouts have passed.
+/// Inspects, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn inspect(
     transport: &Transport,
     resource: &Resource,
@@ -121,14 +116,14 @@ pub(super) async fn inspect(
 fn read_answer(answer: &Value) -> Option<Answer> {
     if let Value::Array(parts) = answer {
         return match &parts[..] {
-            [remaining, before, ticket] => read_queued(remaining, before, ticket),
-            [token, remaining] => read_held(token, remaining),
+            [remaining, before, ticket] => read_queued(remaining, before, ticket, None),
+            [token, remaining] => read_held(token, remaining, None),
             _ => None,
         };
     }
     match read_token(answer)? {
-        token if token.get() == 0 => Some(Answer::Busy),
-        token => Some(Answer::Granted(token)),
+        token if token.get() == 0 => Some(Answer::Busy { limit: None }),
+        _ => read_granted(answer, None),
     }
 }
 

@@ -1,24 +1,24 @@
-//! One Redis or Valkey server. The only place that knows fred.
+//! One Redis or Valkey server. The only module that uses fred.
 //!
-//! | file | what |
+//! | file | what is in it |
 //! |---|---|
 //! | `keys` | every key, its type and its expiry |
-//! | `lua/` | the protocol: one script per operation, run atomically by the server |
+//! | `lua/` | the protocol: one script per operation, which the server runs atomically |
 //! | `script` | the scripts' text and digests |
-//! | `connection` | a connection: set up, kept driven, quit |
-//! | `wire` | the one for commands; errors sorted into not sent, unknown, and answered |
+//! | `connection` | a connection: configured, kept connected, closed |
+//! | `succession` | closing connections at the server that have been replaced |
+//! | `wire` | scripts sent on a connection; errors sorted into not sent, unknown, and answered |
 //! | `args` | the arguments of a script |
-//! | `operation` | a script and what it is asked, on its way into a call or a batch |
+//! | `operation` | a script with its key and arguments, before it becomes a call or a part of a batch |
 //! | `batch` | many operations in one call |
 //! | `transport` | a call, alone or in a batch, once or until it is answered |
-//! | `wake` | the one that listens; grants and revocations pushed to those concerned |
-//! | `url` | what a URL names, and how a server is called in errors |
+//! | `notifications` | the subscription: messages from the server become events |
+//! | `url` | parsing URLs, and the server's address in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
-//! | `reply` | what the scripts answer, read into types |
-//! | `calls` | which script a request is for |
+//! | `reply` | the scripts' answers, converted to types |
+//! | `calls` | which script an operation uses |
 //! | `renewals` | many renewals in one call of their own |
-//! | `waiting` | a request that stands in line |
-//! | `verbs` | the contract's verbs in terms of these |
+//! | `verbs` | the operations of the contract, on top of these |
 
 mod args;
 mod batch;
@@ -26,6 +26,7 @@ mod calls;
 mod connection;
 mod keys;
 mod lock;
+mod notifications;
 mod operation;
 mod renewals;
 mod reply;
@@ -35,8 +36,6 @@ mod succession;
 mod transport;
 mod url;
 mod verbs;
-mod waiting;
-mod wake;
 mod wire;
 
 /// The Redis client this crate is built on, in the version whose `Config` [`RedisBackend::builder`] takes.
@@ -50,41 +49,49 @@ use fred::clients::Client;
 use fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::{BackendError, Capabilities, LeaseIds};
+use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
+use crate::options::MAX_TTL;
 use crate::sync::Mutex;
 use connection::Timeouts;
+use notifications::{Channel, Notifications, Subscription};
 use succession::Succession;
 use transport::Transport;
-use wake::{Subscription, Wake};
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
-/// It keeps two connections: one for commands, one that listens on the channel `leasehold:<client id>`.
+/// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on the runtime of
+/// the caller, and one for renewals on the crate's own thread. If the runtime of the first two ends, the next call connects again
+/// from its own runtime.
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
     timeouts: Timeouts,
     transport: Arc<Transport>,
+    renewals: Arc<Transport>,
     subscriber: Client,
-    wake: Arc<Wake>,
-    /// From when the hours are counted in which fences are kept.
+    /// Tells whether somebody drives the subscriber.
+    listener: Arc<Succession>,
+    notifications: Arc<Notifications>,
+    foreign: Foreign,
+    /// The start of the hours in which the expiry of fences is extended once.
     opened: Instant,
     closing: Closing,
     background: Mutex<Option<Background>>,
+    reviving: tokio::sync::Mutex<()>,
 }
 
-/// What runs for an open backend. The drivers end by themselves once it is closed, the rest when dropped.
+/// The tasks of an open backend. Those of the connections end when it is closed, that of the subscription when this is dropped.
 struct Background {
-    drivers: [JoinHandle<()>; 2],
-    _subscription: Subscription,
-    _strays: AbortOnDropHandle<()>,
+    commands: JoinHandle<()>,
+    listener: JoinHandle<()>,
+    renewals: JoinHandle<()>,
+    subscription: Subscription,
 }
 
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
@@ -94,17 +101,27 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 ///
 /// | setting | default | why |
 /// |---|---|---|
-/// | [`connect_timeout`](Self::connect_timeout) | 2 s | an address nobody answers on should be reported soon |
-/// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; later means that something is wrong |
+/// | [`connect_timeout`](Self::connect_timeout) | 2 s | an unreachable address should be reported soon |
+/// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; a later answer means that something is wrong |
+/// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
+/// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
     config: Config,
     timeouts: Timeouts,
+    foreign: Foreign,
+}
+
+/// Settings for holders that use another library.
+#[derive(Clone, Copy, Debug, Default)]
+struct Foreign {
+    poll_interval: Option<Duration>,
+    repair: Option<Duration>,
 }
 
 impl RedisBuilder {
-    /// How long connecting may take, in all.
+    /// How long connecting may take in total.
     ///
     /// Default: 2 s.
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -112,8 +129,8 @@ impl RedisBuilder {
         self
     }
 
-    /// How long one command may take before its outcome counts as unknown. A third of a lease is the limit in
-    /// any case.
+    /// How long one command may take before its outcome counts as unknown. For requests and renewals, a third of the TTL is the
+    /// limit in any case.
     ///
     /// Default: 2 s.
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
@@ -121,38 +138,70 @@ impl RedisBuilder {
         self
     }
 
-    /// Connects, subscribes, and sees that both work.
+    /// Checks at least this often whether a lock has become free, for use with holders that use another library, which delete the
+    /// key without notifying anybody. From 1 ms to 24 h.
+    ///
+    /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL.
+    pub const fn poll_interval(mut self, interval: Duration) -> Self {
+        self.foreign.poll_interval = Some(interval);
+        self
+    }
+
+    /// Sets this expiry on a lock key that has none, starting with the first request that finds it. Such keys are left behind by
+    /// clients that set the key and its expiry in two steps and die in between; nobody would ever get the lock again. From 1 ms
+    /// to 24 h. Only enable this if nobody locks without an expiry on purpose.
+    ///
+    /// Default: off.
+    pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
+        self.foreign.repair = Some(expiry);
+        self
+    }
+
+    /// Connects and subscribes, and checks that messages are delivered.
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h.
+    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, or another duration below 1 ms or above 24 h.
     /// * [`Error::Unsupported`] for clusters and sentinels.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached in time.
-    /// * [`Error::StoreRefused`] if it refuses the credentials, or does not let this user subscribe.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
+    /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedisBackend, Error> {
-        let Self { config, timeouts } = self;
+        let Self { config, timeouts, foreign } = self;
         for timeout in [timeouts.connect, timeouts.reply] {
             if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
                 let why = format!("{timeout:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}");
                 return Err(Error::invalid("timeout", why));
             }
         }
+        at_least_a_millisecond("poll interval", foreign.poll_interval)?;
+        at_least_a_millisecond("expiry for repaired keys", foreign.repair)?;
         let store = url::address(&config)?;
-        let opened =
-            tokio::time::timeout(timeouts.connect, RedisBackend::open(&config, timeouts, store.clone()))
-                .await;
+        let opened = RedisBackend::open(&config, timeouts, foreign, store.clone());
+        let opened = tokio::time::timeout(timeouts.connect, opened).await;
         opened
             .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
     }
 }
 
+fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Result<(), Error> {
+    match duration {
+        Some(duration) if duration < MIN_TIMEOUT => {
+            Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
+        }
+        Some(duration) if duration > MAX_TTL => {
+            Err(Error::invalid(what, format!("{duration:?} is above {MAX_TTL:?}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl fmt::Debug for RedisBuilder {
-    /// Leaves the configuration out but for the address: it holds the password.
+    /// Prints only the address of the configuration, which contains the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBuilder")
             .field("store", &url::address(&self.config).ok())
@@ -175,61 +224,126 @@ impl RedisBackend {
         Self::builder(url::parse(url)?).connect().await
     }
 
-    /// Starts from an existing fred configuration: server, credentials, database and TLS are taken from it.
-    /// Protocol version, retries and timeouts are set here, since the promises depend on them.
+    /// Starts from an existing fred configuration: server, credentials, database and TLS are taken from it. Protocol version,
+    /// retries and timeouts are set by this crate, because its guarantees depend on them.
     pub const fn builder(config: Config) -> RedisBuilder {
         const DEFAULT: Duration = Duration::from_secs(2);
-        RedisBuilder { config, timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT } }
+        RedisBuilder {
+            config,
+            timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT },
+            foreign: Foreign { poll_interval: None, repair: None },
+        }
     }
 
-    /// Boxed, so that what connecting takes, which is most of fred, is compiled here, and not once more in every crate that
-    /// calls an `async fn` on top of this.
-    fn open(config: &Config, timeouts: Timeouts, store: String) -> BoxFuture<'_, Result<Self, BackendError>> {
-        Self::open_unboxed(config, timeouts, store).boxed()
+    /// Boxed, so that connecting, which involves most of fred, is compiled here and not again in every crate that calls an
+    /// `async fn` on top of this.
+    fn open(
+        config: &Config,
+        timeouts: Timeouts,
+        foreign: Foreign,
+        store: String,
+    ) -> BoxFuture<'_, Result<Self, BackendError>> {
+        Self::open_unboxed(config, timeouts, foreign, store).boxed()
     }
 
-    async fn open_unboxed(config: &Config, timeouts: Timeouts, store: String) -> Result<Self, BackendError> {
-        let (strays, stray) = mpsc::unbounded_channel();
+    async fn open_unboxed(
+        config: &Config,
+        timeouts: Timeouts,
+        foreign: Foreign,
+        store: String,
+    ) -> Result<Self, BackendError> {
+        let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
         let ids = LeaseIds::new();
-        let wake = Arc::new(Wake::new(ids.client(), strays));
-        let client = connection::client(config, timeouts);
+        let notifications = Arc::new(Notifications::new(ids.client()));
+        let transport =
+            || Transport::new(connection::client(config, timeouts), timeouts, Arc::clone(&notifications));
         let backend = Self {
-            capabilities: Capabilities::new(store, true),
+            capabilities: Capabilities::new(store),
             timeouts,
-            transport: Arc::new(Transport::new(client, timeouts, Arc::clone(&wake))),
+            transport: Arc::new(transport()),
+            renewals: Arc::new(transport()),
             subscriber: connection::client(config, timeouts),
-            wake,
+            listener: Arc::default(),
+            notifications: Arc::clone(&notifications),
+            foreign,
             ids,
             opened: Instant::now(),
             closing: Closing::default(),
             background: Mutex::default(),
+            reviving: tokio::sync::Mutex::default(),
         };
-        let (commands, subscriber) = (backend.transport.client(), &backend.subscriber);
-        let closed = || backend.closing.token();
-        let drivers = [
-            connection::connect(commands, backend.transport.succession(), timeouts, closed()).await?,
-            connection::connect(subscriber, &Arc::new(Succession::default()), timeouts, closed()).await?,
-        ];
-        let (channel, wake) = (keys::channel(backend.ids.client()), Arc::clone(&backend.wake));
-        let subscription = Subscription::open(subscriber, commands, channel, wake, timeouts).await?;
-        let strays = tokio::spawn(verbs::release_strays(Arc::clone(&backend.transport), stray));
-        *backend.background.lock() = Some(Background {
-            drivers,
-            _subscription: subscription,
-            _strays: AbortOnDropHandle::new(strays),
-        });
+        let (client, succession) =
+            (backend.renewals.client().clone(), Arc::clone(backend.renewals.succession()));
+        let closed = backend.closing.token();
+        // If connecting is given up, `closed` is cancelled, which ends this as well.
+        let renewals =
+            own.spawn(async move { connection::connect(&client, &succession, timeouts, closed).await });
+        let commands = backend.connect_commands().await?;
+        let listener = backend.connect_listener().await?;
+        let subscription =
+            Subscription::open(&backend.subscriber, backend.transport.client(), backend.channel());
+        let subscription = subscription.await?;
+        let renewals = renewals.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
+        *backend.background.lock() = Some(Background { commands, listener, renewals, subscription });
         Ok(backend)
     }
 
-    /// Quits both connections and waits until they are closed.
+    async fn connect_commands(&self) -> Result<JoinHandle<()>, BackendError> {
+        let succession = self.transport.succession();
+        connection::connect(self.transport.client(), succession, self.timeouts, self.closing.token()).await
+    }
+
+    async fn connect_listener(&self) -> Result<JoinHandle<()>, BackendError> {
+        connection::connect(&self.subscriber, &self.listener, self.timeouts, self.closing.token()).await
+    }
+
+    fn channel(&self) -> Channel {
+        let (name, notifications) = (keys::channel(self.ids.client()), Arc::clone(&self.notifications));
+        Channel { name, notifications, timeouts: self.timeouts }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.transport.succession().has_ended() || self.listener.has_ended()
+    }
+
+    /// Connects again from the current runtime, if the one has ended on which the connections of the caller lived.
+    async fn revive(&self) -> Result<(), BackendError> {
+        if self.closing.is_closed() {
+            return Err(BackendError::Closed);
+        }
+        if !self.has_ended() {
+            return Ok(());
+        }
+        let _one_at_a_time = self.reviving.lock().await;
+        if self.transport.succession().has_ended() {
+            tracing::debug!("the runtime of the connections has ended, connecting again from this one");
+            let commands = self.connect_commands().await?;
+            if let Some(background) = &mut *self.background.lock() {
+                background.commands = commands;
+            }
+        }
+        if self.listener.has_ended() {
+            let listener = self.connect_listener().await?;
+            let subscription = Subscription::reopen(&self.subscriber, self.channel());
+            if let Some(background) = &mut *self.background.lock() {
+                (background.listener, background.subscription) = (listener, subscription);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes all connections and waits until they are closed.
     async fn close_connections(&self) {
         self.closing.close();
         let background = self.background.lock().take();
-        if let Some(Background { drivers: [commands, subscriber], .. }) = background {
-            for ended in [commands.await, subscriber.await] {
-                if let Err(error) = ended {
-                    tracing::warn!(%error, "a connection was not closed in good order");
-                }
+        let Some(Background { commands, listener, renewals, subscription }) = background else { return };
+        drop(subscription);
+        for ended in [commands.await, listener.await, renewals.await] {
+            match ended {
+                // It ended with its runtime.
+                Err(error) if error.is_cancelled() => {}
+                Err(error) => tracing::warn!(%error, "a connection was not closed in good order"),
+                Ok(()) => {}
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Many renewals in one call.
 //!
-//! Mutexes of one term go together, in a script of their own and past the queue of other operations: what a renewal costs the
-//! client is then one key and a part of an argument. Whatever that script has no answer for is renewed by itself: other kinds,
-//! what is refused as a whole because this user may not use one of the keys, what is no lock any more.
+//! Mutexes with the same TTL are renewed together, by a script of their own that is never part of a batch: a renewal then costs the
+//! client one key and a part of an argument. Renewed separately are other kinds, leases for which that script has no answer
+//! because something else is stored under the key, and all leases of a call that was refused as a whole because this user may
+//! not use one of the keys.
 //!
-//! A fence lasts a day, and a lease is renewed every few seconds: a renewal keeps the fence as well if the lease was last
-//! confirmed in another hour.
+//! A fence lasts a day, and a lease is renewed at least once per TTL. So it is enough that renewals in the last TTL of every hour
+//! extend the fence.
 
 use std::time::Duration;
 
@@ -19,29 +20,29 @@ use super::keys::{LOCK_AND_FENCE, keys, locks};
 use super::reply::millis;
 use super::script::{Call, RENEW_ALL};
 use super::transport::Transport;
-use crate::backend::{Answered, BackendError, Kind, LeaseId, RenewRequest, Renewal};
+use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
 use crate::error::LossReason;
 
-/// Leases in one call: the server does nothing else meanwhile, for about an eighth of a millisecond.
+/// How many leases one call may take: the server does nothing else while it executes it, for about an eighth of a millisecond.
 const MAX_LEASES: usize = 32;
 
-/// For how long a fence may not be kept. Leases that last as long keep it every time, so that it outlasts them.
+/// How often the expiry of a fence is extended. Leases with this TTL or a longer one extend it every time; it must outlast them.
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// What leases have in common that go together.
+/// What leases have in common that are renewed together.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Alike {
     term: Duration,
     with_fence: bool,
 }
 
-/// A request and its index.
-type Numbered<'a> = (usize, &'a RenewRequest);
+/// A request with its index.
+type Numbered<'a> = (usize, &'a Renew);
 
 /// Renews many leases. Hours are counted from `opened`.
 pub(super) fn renew_all<'a>(
     transport: &'a Transport,
-    requests: &'a [RenewRequest],
+    requests: &'a [Renew],
     opened: Instant,
 ) -> BoxStream<'a, Answered> {
     let now = Instant::now();
@@ -57,21 +58,19 @@ pub(super) fn renew_all<'a>(
     stream::select_all(calls).boxed()
 }
 
-/// Renews leases by one call if they are alike, and each by itself what that has not settled. No answer waits for another one.
+/// Renews leases in one call if they are alike, and separately those without an answer. No answer waits for another one.
 async fn renew_group<'a>(
     transport: &'a Transport,
     alike: Option<Alike>,
     group: Vec<Numbered<'a>>,
 ) -> impl Stream<Item = Answered> + use<'a> {
-    let sent = Instant::now();
     let letters = match alike {
         Some(alike) if group.len() > 1 => renew_together(transport, alike, &group).await,
         _ => Ok(Bytes::new()),
     };
     let (mut answers, others) = (Vec::with_capacity(group.len()), FuturesUnordered::new());
     for (position, (n, request)) in group.into_iter().enumerate() {
-        let letter =
-            letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter, sent)));
+        let letter = letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter)));
         match letter {
             Ok(Some(renewal)) => answers.push((n, Ok(renewal))),
             Ok(None) => others.push(async move { (n, transport.renew(request).await) }),
@@ -81,7 +80,7 @@ async fn renew_group<'a>(
     stream::iter(answers).chain(others)
 }
 
-/// The script's answer, a letter for each lease; nothing if the server has refused the call.
+/// The script's answer, a letter for each lease; empty if the server has refused the call.
 async fn renew_together(
     transport: &Transport,
     alike: Alike,
@@ -96,7 +95,7 @@ async fn renew_together(
 }
 
 fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
-    let resources = group.iter().map(|(_, request)| &*request.resource.key);
+    let resources = group.iter().map(|(_, request)| &*request.lease.resource.key);
     let keys = if alike.with_fence {
         resources.flat_map(|key| keys(key, LOCK_AND_FENCE)).collect()
     } else {
@@ -104,7 +103,7 @@ fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
     };
     let mut ids = String::with_capacity(group.len() * (LeaseId::USUAL_LENGTH + 1));
     for (_, request) in group {
-        request.lease.write(&mut ids);
+        request.lease.id.write(&mut ids);
         ids.push(' ');
     }
     let width = 1 + i64::from(alike.with_fence);
@@ -112,9 +111,9 @@ fn to_renew(alike: Alike, group: &[Numbered<'_>]) -> Call {
     Call { script: &RENEW_ALL, keys, args }
 }
 
-fn read(letter: u8, sent: Instant) -> Option<Renewal> {
+fn read(letter: u8) -> Option<Renewal> {
     match letter {
-        b'r' => Some(Renewal::Renewed { counted_from: sent }),
+        b'r' => Some(Renewal::Renewed),
         b't' => Some(Renewal::Lost(LossReason::Taken)),
         b'e' => Some(Renewal::Lost(LossReason::Expired)),
         _ => None,
@@ -122,34 +121,31 @@ fn read(letter: u8, sent: Instant) -> Option<Renewal> {
 }
 
 impl Alike {
-    /// `None` for a lease that goes by itself.
-    fn of(request: &RenewRequest, opened: Instant, now: Instant) -> Option<Self> {
-        let hour = |instant: Instant| instant.saturating_duration_since(opened).as_secs() / HOUR.as_secs();
-        let kept = request.confirmed.is_some_and(|confirmed| hour(confirmed) == hour(now));
-        let alike = Self { term: request.term, with_fence: request.term >= HOUR || !kept };
-        (request.resource.kind == Kind::Mutex).then_some(alike)
+    /// `None` for a lease that is renewed separately.
+    fn of(renew: &Renew, opened: Instant, now: Instant) -> Option<Self> {
+        let hour = now.saturating_duration_since(opened).as_millis() % HOUR.as_millis();
+        let with_fence = hour + renew.ttl.as_millis() >= HOUR.as_millis();
+        (renew.lease.resource.kind == Kind::Mutex).then_some(Self { term: renew.ttl, with_fence })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{LeaseIds, Resource};
+    use crate::backend::{LeaseIds, LeaseRef, Resource};
 
     #[test]
     fn a_fence_is_kept_once_an_hour_and_always_for_long_leases() {
         let opened = Instant::now();
-        let at = |minutes: u64| opened + Duration::from_secs(60 * minutes);
-        let with_fence = |term: Duration, confirmed: Option<Instant>, now: Instant| {
-            let request =
-                RenewRequest::new(LeaseIds::new().next(), Resource::new("lock:a", Kind::Mutex), term);
-            Alike::of(&RenewRequest { confirmed, ..request }, opened, now).unwrap().with_fence
+        let at = |seconds: u64| opened + Duration::from_secs(seconds);
+        let with_fence = |ttl: Duration, now: Instant| {
+            let lease = LeaseRef::new(LeaseIds::new().next(), Resource::new("lock:a", Kind::Mutex));
+            Alike::of(&Renew::new(lease, ttl), opened, now).unwrap().with_fence
         };
-        let term = Duration::from_secs(30);
-        assert!(!with_fence(term, Some(at(0)), at(59)));
-        assert!(with_fence(term, Some(at(59)), at(60)));
-        assert!(!with_fence(term, Some(at(60)), at(61)));
-        assert!(with_fence(term, None, at(61)));
-        assert!(with_fence(HOUR, Some(at(60)), at(61)));
+        let ttl = Duration::from_secs(30);
+        assert!(!with_fence(ttl, at(0)) && !with_fence(ttl, at(3569)));
+        assert!(with_fence(ttl, at(3570)) && with_fence(ttl, at(3599)));
+        assert!(!with_fence(ttl, at(3600)));
+        assert!(with_fence(HOUR, at(1800)));
     }
 }

@@ -1,4 +1,4 @@
-//! The scripts, each with the digest by which the server remembers it.
+//! The scripts, each with the digest under which the server caches it.
 
 use std::sync::LazyLock;
 
@@ -14,11 +14,11 @@ pub(super) struct Script {
     source: Str,
     hash: Str,
     keys: Used,
-    /// By which letter it is called in a batch, if it can be part of one.
+    /// The letter that stands for it in a batch, if it can be part of one.
     letter: Option<u8>,
 }
 
-/// A script with what it is called with.
+/// A script with its keys and arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) script: &'static Script,
@@ -48,12 +48,12 @@ impl Script {
     }
 }
 
-/// The text of a script made of parts, in this order.
+/// The text of a script, from parts in this order.
 macro_rules! parts {
     ($($part:literal),+) => { concat!($(include_str!(concat!("lua/", $part))),+) };
 }
 
-/// The short way with which a script begins: its parameters are given their values, and it returns if the case is its own.
+/// The fast path at the start of a script: its parameters get their values, and it returns if it applies.
 macro_rules! short_way {
     ($file:literal, $params:literal = $values:literal) => {
         concat!("do local ", $params, " = ", $values, "\n", parts!($file), "\nend\n")
@@ -61,8 +61,8 @@ macro_rules! short_way {
     ($($file:literal),+) => { concat!("do\n", parts!($($file),+), "\nend\n") };
 }
 
-/// Scripts by name and by the letter that calls them in a batch, each with its short way, if it has one; and the batch. That has
-/// the short ways as functions of their parameters, and the rest of each script as a function of its part of the keys and
+/// Scripts by name and by the letter that stands for them in a batch, each with its fast path, if it has one; and the batch. The
+/// batch contains the fast paths as functions of their parameters, and the rest of each script as a function of its keys and
 /// arguments.
 macro_rules! scripts {
     (batch: $($batch_part:literal),+;
@@ -108,7 +108,7 @@ scripts! {
     RELEASE(WITHOUT_HOLDS) = "r":
         [release_alone in "lock/release_alone.lua": "lock, queue, id" = "KEYS[1], KEYS[2], ARGV[1]"]
         "line.lua", "lock/lock.lua", "lock/release.lua";
-    /// By an owner.
+    /// For the owner of a reentrant lock.
     ACQUIRE_OWNED(ALL) = "A": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
     RENEW_OWNED(ALL) = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
     RELEASE_OWNED(ALL) = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
@@ -121,7 +121,7 @@ scripts! {
         "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
 }
 
-/// Scripts that are never part of a batch: called now and then, or for many leases anyway.
+/// Scripts that are never part of a batch: they are rarely called, or handle many leases anyway.
 macro_rules! single_scripts {
     ($($name:ident($keys:expr): $($part:literal),+;)+) => {
         $(pub(super) static $name: LazyLock<Script> =

@@ -4,32 +4,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
-use tokio::time::Instant;
 
 use super::args::Args;
 use super::operation::Operation;
 use super::reply::{
-    Answer, from_millis, millis, read_held, read_lease, read_number, read_queued, read_token, read_waiters,
-    unreadable, wanted,
+    from_millis, millis, read_granted, read_held, read_lease, read_number, read_queued, read_token,
+    read_waiters, unreadable, wanted,
 };
 use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
 use super::transport::Transport;
 use crate::backend::{
-    AcquireRequest, BackendError, Detail, Holder, Inspection, LeaseId, Limit, Released, RenewRequest,
-    Renewal, Resource, Stated, Wait, Whose,
+    Answer, BackendError, Detail, Holder, Inspection, LeaseRef, Limit, Released, Renew, Renewal, Request,
+    Resource,
 };
 use crate::error::LossReason;
 
-/// Asks for permits, once.
+/// Requests permits, once.
 pub(super) async fn acquire(
     transport: &Transport,
-    request: &AcquireRequest,
+    request: &Request,
     permits: u32,
-    limit: &Limit,
+    stated: Limit,
 ) -> Result<Answer, BackendError> {
-    let stated = limit.stated();
     let operation = to_acquire(request, permits, stated);
-    let answer = transport.call(operation, transport.patience(request.term)).await?;
+    let answer = transport.call(operation, transport.patience(request.ttl)).await?;
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
@@ -37,80 +35,72 @@ pub(super) async fn acquire(
             Err(BackendError::LimitDiffers { stated: stated.permits, in_force })
         }
         (Some("above"), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
-        _ => read_answer(&answer, limit).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
+        _ => read_answer(&answer).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
     }
 }
 
-fn to_acquire(request: &AcquireRequest, permits: u32, stated: Stated) -> Operation {
-    let args = about(&request.resource, request.lease)
-        .number(millis(request.term))
-        .number(u8::from(request.wait != Wait::No))
+fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
+    let args = about(&request.lease)
+        .number(millis(request.ttl))
+        .number(u8::from(request.waits))
         .number(permits)
         .number(stated.permits)
-        .number(stated.reign);
-    Operation { script: &ACQUIRE_PERMITS, key: Arc::clone(&request.resource.key), args }
+        .number(stated.version);
+    Operation { script: &ACQUIRE_PERMITS, key: Arc::clone(&request.lease.resource.key), args }
 }
 
 /// Renews a lease, once.
-pub(super) async fn renew(transport: &Transport, request: &RenewRequest) -> Result<Renewal, BackendError> {
-    let args = about(&request.resource, request.lease).number(millis(request.term));
-    let operation = Operation { script: &RENEW_PERMITS, key: Arc::clone(&request.resource.key), args };
-    let sent = Instant::now();
-    match transport.call(operation, transport.patience(request.term)).await {
-        // Somebody has put something else in the place of the semaphore.
+pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewal, BackendError> {
+    let args = about(&renew.lease).number(millis(renew.ttl));
+    let operation = Operation { script: &RENEW_PERMITS, key: Arc::clone(&renew.lease.resource.key), args };
+    match transport.call(operation, transport.patience(renew.ttl)).await {
+        // Somebody has stored something else under the key of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
-            Some("renewed") => Ok(Renewal::Renewed { counted_from: sent }),
+            Some("renewed") => Ok(Renewal::Renewed),
             Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
             _ => Err(unreadable(&RENEW_PERMITS)),
         },
     }
 }
 
-/// Releases, until the server answers or two timeouts have passed.
+/// Releases all permits of a lease but `kept`, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn release(
     transport: &Transport,
-    resource: &Resource,
-    whose: Whose,
+    lease: &LeaseRef,
+    kept: u32,
 ) -> Result<Released, BackendError> {
-    let (lease, kept) = match whose {
-        Whose::Lease(lease) => (lease, 0),
-        Whose::AllBut(lease, kept) => (lease, kept),
-        Whose::Anyone => return Err(BackendError::many_holders()),
-    };
     let release = || {
-        let args = about(resource, lease).number(kept);
-        Operation { script: &RELEASE_PERMITS, key: Arc::clone(&resource.key), args }
+        let args = about(lease).number(kept);
+        Operation { script: &RELEASE_PERMITS, key: Arc::clone(&lease.resource.key), args }
     };
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(1) => Ok(Released::Held),
         Some(2) => Ok(Released::Queued),
-        // An earlier attempt may have released it, and its answer got lost.
+        // An earlier attempt, whose answer was lost, may have released it.
         Some(0) if repeated => Ok(Released::Unknown),
         Some(0) => Ok(Released::Absent),
         _ => Err(unreadable(&RELEASE_PERMITS)),
     }
 }
 
-/// Changes a limit, until the server answers or two timeouts have passed.
-pub(super) async fn resize(
+/// Changes a limit, repeatedly until the server answers or two timeouts have passed.
+pub(super) async fn set_limit(
     transport: &Transport,
     resource: &Resource,
     permits: u32,
-    term: Duration,
-    limit: &Limit,
-) -> Result<(), BackendError> {
+    ttl: Duration,
+) -> Result<Limit, BackendError> {
     let resize = || {
-        let args = Args::new().word(resource.kind.as_str()).number(permits).number(millis(term));
+        let args = Args::new().word(resource.kind.as_str()).number(permits).number(millis(ttl));
         Operation { script: &RESIZE, key: Arc::clone(&resource.key), args }
     };
-    let (reign, _) = transport.insist(resize, BackendError::is_transient).await?;
-    limit.follow(permits, reign.as_u64().ok_or_else(|| unreadable(&RESIZE))?);
-    Ok(())
+    let (version, _) = transport.insist(resize, BackendError::is_transient).await?;
+    Ok(Limit::new(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?))
 }
 
-/// Inspects, until the server answers or two timeouts have passed.
+/// Inspects, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn inspect(
     transport: &Transport,
     resource: &Resource,
@@ -122,19 +112,19 @@ pub(super) async fn inspect(
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 
-/// Which kind of semaphore the script is to serve, and a lease.
-fn about(resource: &Resource, lease: LeaseId) -> Args {
-    Args::new().word(resource.kind.as_str()).lease(lease)
+/// The kind of semaphore and a lease, as arguments.
+fn about(lease: &LeaseRef) -> Args {
+    Args::new().word(lease.resource.kind.as_str()).lease(lease.id)
 }
 
-fn read_answer(answer: &[Value], limit: &Limit) -> Option<Answer> {
-    let [said, in_force, reign, rest @ ..] = answer else { return None };
-    limit.follow(read_number(in_force)?, reign.as_u64()?);
+fn read_answer(answer: &[Value]) -> Option<Answer> {
+    let [said, in_force, version, rest @ ..] = answer else { return None };
+    let limit = Some(Limit::new(read_number(in_force)?, version.as_u64()?));
     match (said.as_bytes_str().as_deref()?, rest) {
-        ("granted", [token]) => Some(Answer::Granted(read_token(token)?)),
-        ("granted", [token, remaining]) => read_held(token, remaining),
-        ("queued", [remaining, before, ticket]) => read_queued(remaining, before, ticket),
-        ("busy", []) => Some(Answer::Busy),
+        ("granted", [token]) => read_granted(token, limit),
+        ("granted", [token, remaining]) => read_held(token, remaining, limit),
+        ("queued", [remaining, before, ticket]) => read_queued(remaining, before, ticket, limit),
+        ("busy", []) => Some(Answer::Busy { limit }),
         _ => None,
     }
 }

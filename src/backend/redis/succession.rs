@@ -1,10 +1,12 @@
-//! The end of connections that were replaced.
+//! Closing connections that were replaced.
 //!
-//! A connection that was given up may still carry requests, in a buffer of the network or of a server that has stood still.
-//! Carried out after their own release, they would hold a lock for nobody. So whenever a client has connected again, the server is
-//! told to close the connection before: what that one still carries is not carried out then. A release that finds nothing says
-//! so only after that.
+//! A connection that was given up may still carry requests, in a buffer of the network or of a server that did not run for a
+//! while. If one were executed after the release of its lease, it would hold a lock for nobody. So whenever a client has connected
+//! again, it has the server close the previous connection; requests that are still on it are then not executed. A lease that
+//! was released before that is certain is released once more afterwards (`verbs`).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fred::clients::Client;
@@ -21,17 +23,40 @@ use uuid::Uuid;
 /// The pause before another attempt.
 const RETRY: Duration = Duration::from_millis(25);
 
-/// Tells whether every connection before the present one has been closed by the server.
+/// Whether every connection before the current one has been closed by the server.
 #[derive(Debug)]
 pub(super) struct Succession {
-    /// What the connections are called at the server, and no others: a server that was restarted gives the same ids again.
+    /// The name of these connections at the server, unlike that of any other: a restarted server assigns the same ids again.
     name: String,
-    /// The connection of which that is known.
+    /// The id of the connection for which all earlier ones are closed.
     settled: watch::Sender<Option<i64>>,
+    /// Whether no task drives the connection any more.
+    ended: AtomicBool,
+}
+
+/// A task drives the connection until this is dropped, perhaps together with its runtime.
+#[derive(Debug)]
+pub(super) struct Driven(Arc<Succession>);
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+    }
 }
 
 impl Succession {
-    /// Waits until every connection before the present one is closed.
+    /// Records that a task drives the connection from now on.
+    pub(super) fn driven(self: &Arc<Self>) -> Driven {
+        self.ended.store(false, Ordering::Release);
+        Driven(Arc::clone(self))
+    }
+
+    /// Whether no task drives the connection any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Waits until every connection before the current one is closed.
     pub(super) async fn settled(&self, client: &Client) {
         let mut settled = self.settled.subscribe();
         // The sender is in `self`, so this cannot fail.
@@ -42,7 +67,7 @@ impl Succession {
         *self.settled.borrow() == present(client)
     }
 
-    /// Has the server close each connection of `client` that was replaced, until `closed`.
+    /// Has the server close each connection of `client` that was replaced, until `closed` is cancelled.
     pub(super) async fn run(
         &self,
         client: Client,
@@ -64,7 +89,7 @@ impl Succession {
         }
     }
 
-    /// Closes the connections `before`, and leaves the present one there in their place.
+    /// Closes the connections `before`, and replaces them in the list by the current one.
     async fn succeed(&self, client: &Client, before: &mut Vec<i64>) {
         loop {
             let now = present(client);
@@ -72,7 +97,7 @@ impl Succession {
             let replaced = now != present(client);
             match closed {
                 Ok(()) if !replaced => before.clear(),
-                // This user may not close connections. What is released is so all the same, a little less surely.
+                // This user may not close connections. Releases go on without this safeguard.
                 Err(error) if !replaced && is_refusal(&error) => {
                     tracing::debug!(%error, "a connection that was replaced is not closed by the server");
                 }
@@ -83,7 +108,7 @@ impl Succession {
                 }
             }
             before.extend(now);
-            // A server that does not tell which connection this is cannot be asked to close it later.
+            // If the server has not reported the id of this connection, it cannot be closed later.
             self.settled.send_replace(now);
             return;
         }
@@ -94,7 +119,7 @@ impl Succession {
         for id in before.iter().filter(|id| Some(**id) != now) {
             let found = client.client_list::<String, String>(None, Some(vec![id.to_string()])).await?;
             if let Some(address) = address_of(&found, &self.name) {
-                // The address as well: should the server be restarted at this moment, the id may be somebody else's.
+                // The address as well: if the server is restarted at this moment, the id may belong to another client.
                 let filters = vec![ClientKillFilter::ID(id.to_string()), ClientKillFilter::Addr(address)];
                 client.client_kill::<i64>(filters).await?;
                 tracing::debug!("the connection before was still open at the server, and is closed");
@@ -107,23 +132,23 @@ impl Succession {
 impl Default for Succession {
     fn default() -> Self {
         let name = format!("leasehold-{}", Uuid::new_v4().simple());
-        Self { name, settled: watch::Sender::default() }
+        Self { name, settled: watch::Sender::default(), ended: AtomicBool::default() }
     }
 }
 
-/// The present connection, if there is one and the server has told its id.
+/// The id of the current connection, if there is one and the server has reported its id.
 fn present(client: &Client) -> Option<i64> {
     client.connection_ids().into_values().next()
 }
 
-/// The address in a line of `CLIENT LIST`, if that is of a connection of this name.
+/// The address in a line of `CLIENT LIST`, if the connection has this name.
 fn address_of(line: &str, name: &str) -> Option<String> {
     let field = |field: &str| line.split_whitespace().find_map(|part| part.strip_prefix(field));
     field("name=").filter(|found| *found == name)?;
     field("addr=").map(str::to_owned)
 }
 
-/// Whether this user may not do that, or the server cannot. Whatever else goes wrong passes.
+/// Whether this user may not do that, or the server does not support it. Other errors are temporary.
 fn is_refusal(error: &FredError) -> bool {
     error.details().starts_with("NOPERM") || error.details().to_ascii_lowercase().contains("unknown")
 }

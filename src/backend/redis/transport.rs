@@ -1,5 +1,5 @@
-//! The one narrow path to the server: a script, its keys and arguments in, a sorted answer out. What is called while others
-//! are under way goes together with them (`batch`); what goes out at all goes through `wire`.
+//! Calling scripts: a script, its keys and arguments in, a classified answer out. Operations that are called while others are in
+//! flight are sent together (`batch`); everything is sent through `wire`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batches;
 use super::connection::Timeouts;
+use super::notifications::Notifications;
 use super::operation::Operation;
 use super::script::Call;
 use super::succession::Succession;
-use super::wake::Wake;
 use super::wire::{Wire, sort};
 use crate::backend::BackendError;
 
@@ -30,10 +30,9 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// Must be called within the runtime on which the connection lives.
-    pub(super) fn new(client: Client, timeouts: Timeouts, wake: Arc<Wake>) -> Self {
+    pub(super) fn new(client: Client, timeouts: Timeouts, notifications: Arc<Notifications>) -> Self {
         let wire = Arc::new(Wire::new(client, timeouts.reply));
-        Self { succession: Arc::default(), batches: Batches::new(Arc::clone(&wire), wake), wire }
+        Self { succession: Arc::default(), batches: Batches::new(Arc::clone(&wire), notifications), wire }
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -44,24 +43,24 @@ impl Transport {
         &self.succession
     }
 
-    /// Whether nothing can be carried out any more that was sent on an earlier connection.
+    /// Whether nothing that was sent on an earlier connection can be executed any more.
     pub(super) fn is_settled(&self) -> bool {
         self.succession.is_settled(self.client())
     }
 
-    /// Waits until nothing can be carried out any more that was sent on an earlier connection.
+    /// Waits until nothing that was sent on an earlier connection can be executed any more.
     pub(super) async fn outlive_earlier_connections(&self) -> Result<(), BackendError> {
         let settled = timeout(self.wire.reply_timeout(), self.succession.settled(self.client()));
         settled.await.map_err(|late| BackendError::Unanswered { source: late.into() })
     }
 
-    /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`, or, if that is not
-    /// shorter than the reply timeout, until fred's own timeouts are over: that of the calls before it, and that of its own.
+    /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`; if that is not shorter
+    /// than the reply timeout, until fred's timeouts have passed, those of the calls before it and its own.
     pub(super) async fn call(&self, operation: Operation, patience: Duration) -> Result<Value, BackendError> {
         self.call_patiently(self.batches.run(operation), patience).await
     }
 
-    /// Runs a script that is about many resources.
+    /// Runs a script that is never part of a batch.
     pub(super) async fn call_apart(&self, call: Call, patience: Duration) -> Result<Value, BackendError> {
         self.call_patiently(self.batches.run_apart(|| call.clone()), patience).await
     }
@@ -72,7 +71,7 @@ impl Transport {
         patience: Duration,
     ) -> Result<Value, BackendError> {
         if patience >= self.wire.reply_timeout() {
-            // fred's own timeout comes first. A second timer would wake the runtime's driver once more per call.
+            // fred's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
             return call.await.map_err(sort);
         }
         let sent = Instant::now();
@@ -83,13 +82,13 @@ impl Transport {
         answer.map_err(sort)
     }
 
-    /// How long one command for a lease of `term` may take.
+    /// How long one command for a lease with the TTL `term` may take.
     pub(super) fn patience(&self, term: Duration) -> Duration {
         self.wire.reply_timeout().min(term / 3)
     }
 
-    /// Calls a script again while it fails in a way for which `again` allows that. Tells whether an attempt before
-    /// the one that was answered may have been carried out.
+    /// Calls a script, repeatedly while it fails with an error that `again` accepts, for up to two reply timeouts. Also returns
+    /// whether an earlier attempt may have been executed.
     pub(super) async fn insist(
         &self,
         operation: impl Fn() -> Operation,

@@ -1,10 +1,10 @@
-//! What a URL names, and how a server is called where people read it.
+//! Parsing URLs, and the address of a server in errors.
 
 use fred::types::config::{Config, ServerConfig};
 
 use crate::error::Error;
 
-/// Reads a URL of one server. Errors never repeat the URL, which may contain a password.
+/// Parses the URL of one server. Errors never repeat the URL, which may contain a password.
 pub(super) fn parse(url: &str) -> Result<Config, Error> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(Error::invalid("url", "it has no scheme, such as `redis://`"));
@@ -21,7 +21,7 @@ pub(super) fn parse(url: &str) -> Result<Config, Error> {
             return Err(Error::Unsupported { store: format!("{scheme}://"), reason: what.to_owned() });
         }
         _ => {
-            let why = "its scheme is none of `memory:`, `redis://`, `redis+unix://`";
+            let why = "its scheme is none of `memory:`, `redis://`, `valkey://`, `redis+unix://`";
             return Err(Error::invalid("url", why));
         }
     };

@@ -1,23 +1,23 @@
-//! The contract's verbs on one Redis server.
+//! The operations of the contract on one Redis server.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::stream::{self, BoxStream, FuturesUnordered};
+use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use super::transport::{RETRY, Transport};
-use super::waiting::Waiting;
 use super::{RedisBackend, renewals};
 use crate::backend::{
-    AcquireRequest, Acquired, Answered, Backend, BackendError, Capabilities, Detail, Inspection, LeaseId,
-    Limit, Released, RenewRequest, Renewal, Resource, Wait, Whose,
+    Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Inspection, LeaseId, LeaseRef,
+    Limit, Released, Renew, Request, Resource,
 };
+use crate::background;
 
-/// How long a grant to nobody is given back again while the server does not answer.
+/// How long the second release of a lease is repeated while the server does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Backend for RedisBackend {
@@ -25,65 +25,67 @@ impl Backend for RedisBackend {
         self.ids.next()
     }
 
-    fn acquire<'a>(&'a self, request: &'a AcquireRequest) -> BoxFuture<'a, Result<Acquired, BackendError>> {
+    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
-            self.open_or_closed()?;
-            match request.wait {
-                Wait::No => self.ask_once(request).await,
-                Wait::Until(_) | Wait::Forever => {
-                    Waiting::new(&self.transport, &self.wake, request).wait().await
-                }
+            self.revive().await?;
+            let mut answer = self.transport.request(request, self.foreign.repair).await?;
+            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.foreign.poll_interval) {
+                let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
+                queued.ask_again_in = Some(pause);
             }
+            self.notifications.answered(request.lease.id, &answer);
+            Ok(answer)
         }
         .boxed()
     }
 
-    fn renew<'a>(&'a self, request: &'a RenewRequest) -> BoxFuture<'a, Result<Renewal, BackendError>> {
-        async move {
-            self.open_or_closed()?;
-            self.transport.renew(request).await
-        }
-        .boxed()
-    }
-
-    fn renew_all<'a>(&'a self, requests: &'a [RenewRequest]) -> BoxStream<'a, Answered> {
+    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         match self.open_or_closed() {
-            Ok(()) => renewals::renew_all(&self.transport, requests, self.opened),
-            Err(_) => stream::iter((0..requests.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
+            Ok(()) => renewals::renew_all(&self.renewals, renewals, self.opened),
+            Err(_) => stream::iter((0..renewals.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
     }
 
-    fn release<'a>(
-        &'a self,
-        resource: &'a Resource,
-        whose: Whose,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            self.open_or_closed()?;
-            let Whose::Lease(lease) = whose else { return self.transport.release(resource, whose).await };
-            let leaving = self.wake.leave(lease);
-            let released = self.transport.release(resource, whose).await?;
-            // Its request may still be carried out, from the connection on which it was sent.
-            let unsettled = released != Released::Held && !self.transport.is_settled();
-            if leaving.end() || unsettled {
-                // Perhaps of a request that was carried out after its release. If not, there is nothing to be found.
-                self.wake.stray(lease, resource.clone());
+            let transport = self.transport_of_releases().await?;
+            self.notifications.forget(lease.id);
+            let released = transport.release(lease, 0).await?;
+            if !transport.is_settled() {
+                // Its request may still be executed, from the connection on which it was sent.
+                let (transport, closed) = (Arc::clone(transport), self.closing.token());
+                tokio::spawn(release_again(transport, lease.clone(), closed));
             }
             Ok(released)
         }
         .boxed()
     }
 
-    fn resize<'a>(
+    fn release_permits<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        async move { self.transport_of_releases().await?.release(lease, keep).await }.boxed()
+    }
+
+    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+        async move {
+            self.revive().await?;
+            self.transport.force_release(resource).await
+        }
+        .boxed()
+    }
+
+    fn set_limit<'a>(
         &'a self,
         resource: &'a Resource,
         permits: u32,
-        term: Duration,
-        limit: &'a Limit,
-    ) -> BoxFuture<'a, Result<(), BackendError>> {
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
-            self.open_or_closed()?;
-            self.transport.resize(resource, permits, term, limit).await
+            self.revive().await?;
+            self.transport.set_limit(resource, permits, ttl).await
         }
         .boxed()
     }
@@ -94,10 +96,14 @@ impl Backend for RedisBackend {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         async move {
-            self.open_or_closed()?;
+            self.revive().await?;
             self.transport.inspect(resource, detail).await
         }
         .boxed()
+    }
+
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.notifications.events(&self.subscriber)
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -110,61 +116,35 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
+    /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the
+    /// connection for commands lived.
+    async fn transport_of_releases(&self) -> Result<&Arc<Transport>, BackendError> {
+        if background::is_current() {
+            self.open_or_closed()?;
+            return Ok(&self.renewals);
+        }
+        self.revive().await?;
+        Ok(&self.transport)
+    }
+
     fn open_or_closed(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
     }
-
-    /// A request that does not wait: sent again only while it is not answered.
-    async fn ask_once(&self, request: &AcquireRequest) -> Result<Acquired, BackendError> {
-        self.wake.register(request.lease, request.revocation.clone());
-        let give_up = Instant::now() + self.timeouts.reply * 2;
-        loop {
-            let sent = Instant::now();
-            match self.transport.acquire(request).await {
-                Ok(answer) => {
-                    let Some(grant) = answer.grant(sent, request.term) else {
-                        self.wake.forget(request.lease);
-                        return Ok(Acquired::Busy);
-                    };
-                    return grant.map(|grant| self.wake.hold(request.lease, grant));
-                }
-                Err(error) if error.is_transient() && Instant::now() < give_up => sleep(RETRY).await,
-                Err(error) => return Err(error),
-            }
-        }
-    }
 }
 
-/// Gives back what was granted to requests that had been given up by then.
-pub(super) async fn release_strays(
-    transport: Arc<Transport>,
-    mut strays: mpsc::UnboundedReceiver<(LeaseId, Resource)>,
-) {
-    let mut releases = FuturesUnordered::new();
-    loop {
-        tokio::select! {
-            stray = strays.recv() => match stray {
-                Some((lease, resource)) => releases.push(release_stray(&transport, lease, resource)),
-                None => return,
-            },
-            Some(()) = releases.next() => {}
-        }
-    }
-}
-
-/// Releases a lease when nothing can be carried out any more that was sent on an earlier connection.
-async fn release_stray(transport: &Transport, lease: LeaseId, resource: Resource) {
+/// Releases a lease once more when nothing that was sent on an earlier connection can be executed any more.
+async fn release_again(transport: Arc<Transport>, lease: LeaseRef, closed: CancellationToken) {
     let give_up = Instant::now() + PATIENCE;
-    loop {
+    while !closed.is_cancelled() {
         let released = async {
             transport.outlive_earlier_connections().await?;
-            transport.release(&resource, Whose::Lease(lease)).await
+            transport.release(&lease, 0).await
         };
         match released.await {
             Ok(_) => return,
             Err(error) if error.is_transient() && Instant::now() < give_up => sleep(RETRY).await,
             Err(error) => {
-                let key = &*resource.key;
+                let key = &*lease.resource.key;
                 tracing::warn!(key, %error, "a grant to nobody was not given back: it runs out by itself");
                 return;
             }

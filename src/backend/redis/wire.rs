@@ -1,12 +1,12 @@
-//! The connection that carries all commands, and what becomes of them there.
+//! Scripts sent on a connection, and what happens to them there.
 //!
-//! What fred does, and what is done about it here:
+//! Properties of fred, and how they are dealt with here:
 //!
-//! * It repeats a command whose reply was lost: switched off, so that an unknown outcome is seen as one. The
-//!   scripts are idempotent per lease id, and whoever called decides whether to send again.
-//! * A dropped future does not take its command back: every command has a timeout of fred's own as well.
-//! * It does not notice a server that hangs while commands are still being written: when nothing is answered
-//!   for two timeouts the connection is made anew.
+//! * It repeats a command whose reply was lost: switched off, so that an unknown outcome is reported as such. The scripts are
+//!   idempotent per lease id, and the caller decides whether to repeat a call.
+//! * Dropping a future does not withdraw its command: every command also has a timeout within fred.
+//! * It does not notice a server that hangs while commands are still being written: if nothing is answered for two timeouts, the
+//!   connection is replaced.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use super::script::Call;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
-/// For how many reply timeouts nothing is answered before the connection is given up.
+/// After how many reply timeouts without any answer the connection is replaced.
 const SILENT_TIMEOUTS: u32 = 2;
 
-/// What goes through it goes as it is.
+/// Sends single calls, and replaces a connection that does not answer.
 #[derive(Debug)]
 pub(super) struct Wire {
     client: Client,
@@ -49,8 +49,8 @@ impl Wire {
         self.reply_timeout
     }
 
-    /// Runs a script once, until it is answered or fred's timeout is over; with its text if the server does not know it: after a
-    /// restart or SCRIPT FLUSH.
+    /// Runs a script once, until it is answered or fred's timeout has passed. It is sent with its text if the server does not know
+    /// it, after a restart or SCRIPT FLUSH.
     pub(super) async fn run(&self, call: impl Fn() -> Call) -> Result<Value, FredError> {
         let answer = self.evalsha(call()).await;
         if is_unknown_script(&answer) { self.eval(call()).await } else { answer }
@@ -77,8 +77,8 @@ impl Wire {
         })
     }
 
-    /// Remembers since when nothing has been answered; if that is too long ago, the connection is made anew. How
-    /// many calls time out says nothing: they may have been sent together, and be impatient.
+    /// Records since when nothing has been answered; if that is too long ago, the connection is replaced. The number of timeouts
+    /// does not matter: the calls may have been sent together, or have had short timeouts.
     pub(super) fn note(&self, answer: &Result<Value, FredError>, sent: Instant) {
         let mut silent_since = self.silent_since.lock();
         if !matches!(answer, Err(error) if *error.kind() == ErrorKind::Timeout) {
@@ -106,19 +106,19 @@ impl Wire {
     }
 }
 
-/// Makes a future where it stays. fred's have 5 KB: `Box::pin` would make them on the stack and copy them, since they must be
-/// dropped there should the allocation fail, and what one task needs would be in no cache any more.
+/// Creates a future directly on the heap. Those of fred take 5 KB: `Box::pin` would create them on the stack and copy them, which
+/// would evict what the task needs from the cache.
 fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     let place = Box::new_uninit();
     Box::into_pin(Box::write(place, make()))
 }
 
-/// Whether the server has forgotten a script, or never knew it.
+/// Whether the server does not know a script, or not any more.
 pub(super) fn is_unknown_script(answer: &Result<Value, FredError>) -> bool {
     matches!(answer, Err(error) if error.details().starts_with("NOSCRIPT"))
 }
 
-/// Sorts fred's errors by what they say about the command: not sent, unknown, or a definite answer.
+/// Classifies fred's errors by what they say about the command: not sent, unknown, or a definite answer.
 pub(super) fn sort(error: FredError) -> BackendError {
     let source = |error: FredError| error.into();
     let text = error.details();
@@ -136,8 +136,8 @@ pub(super) fn sort(error: FredError) -> BackendError {
     }
 }
 
-/// What stands in errors after which the command has certainly not been carried out: fred's own words, then
-/// answers of a server that is on its way up, down, or behind a script that runs for too long.
+/// Texts of errors after which the command has certainly not been executed: fred's own, then answers of a server that is starting,
+/// stopping, or busy with a script that runs for too long.
 const NOT_SENT: [&str; 10] = [
     "Failed to send command to router",
     "Failed to route command",

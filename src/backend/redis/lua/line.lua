@@ -287,10 +287,13 @@ local function serve(asker)
       local grant = 'grant ' .. id .. ' ' .. token .. ' ' .. request.ticket .. ' ' .. kind_of(request)
       if id == asker or (request.permits <= free and not silent[client] and tell(id, grant)) then
         forget(id, request)
-        admit(id, request, token)
         if id == asker then
           answer = token
+        else
+          -- It ends when the place would have ended: whoever waits there counts it from its last request.
+          request.lease_ms = request.alive_until - now_ms
         end
+        admit(id, request, token)
       else
         silent[client] = true
         redis.call('ZADD', QUEUE, '-' .. in_full(request.alive_until), place)

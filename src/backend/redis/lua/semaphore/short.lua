@@ -153,9 +153,11 @@ local function hand_over(s, kind, id, place, used)
   s.waiting = s.waiting and s.waiting - 1
   -- Before the other goes, since with the last one goes the key and its expiry.
   redis.call('HSET', s.holds, next, '1 ' .. token)
-  redis.call('ZADD', s.holders, end_of_lease(s, lease_ms), next)
+  -- It ends when the place would have ended: whoever waits there counts it from its last request.
+  local ends = string.sub(record, -15, -3)
+  redis.call('ZADD', s.holders, ends, next)
   redis.call('HDEL', s.holds, id)
-  grant(s, lease_ms, number, used + 1)
+  grant(s, tonumber(ends) - s.now_ms, number, used + 1)
   local found = redis.call('ZREM', s.holders, id)
   if found == 0 then
     -- Somebody has deleted the holders: they have just been made anew.

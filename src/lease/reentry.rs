@@ -1,44 +1,44 @@
-//! Coming in again: the leases under which owners hold reentrant locks in this client.
+//! Re-entering: the leases under which owners hold reentrant locks in this client.
 //!
-//! An owner that holds a lock comes in again by sharing the lease it has, without a word to the store. Only if it holds
-//! nothing here does it ask the store, which lets it in if it holds the lock elsewhere; that is a lease of its own. Two
-//! requests of one owner that are under way at once may end up with a lease each; either will do for the next one.
+//! An owner that holds a lock re-enters by sharing its lease, without a request to the store. Only if it has no lease in this
+//! client does it send a request, which the store grants at once, as a separate lease, if the owner holds the lock elsewhere.
+//! Two requests of one owner that are in flight at once may get a lease each; later guards may share either of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::held::Lease;
+use super::lease::{Hold, Lease};
 use crate::name::Name;
 use crate::sync::Mutex;
 
 /// Lock key and owner.
 type Identity = (Arc<str>, Arc<str>);
 
-/// Who holds what.
+/// The leases of each owner, by lock.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
     leases: Mutex<HashMap<Identity, Vec<Arc<Lease>>>>,
 }
 
 impl Owners {
-    /// The lease under which `owner` holds `name`, shared with one guard more.
-    pub(crate) fn enter(&self, name: &Name, owner: &Arc<str>) -> Option<Arc<Lease>> {
+    /// Adds a guard to the lease under which `owner` holds `name`, if there is one.
+    pub(crate) fn enter(&self, name: &Name, owner: &Arc<str>) -> Option<Hold> {
         let now = Instant::now();
         let leases = self.leases.lock();
         let held = leases.get(&(Arc::clone(name.key()), Arc::clone(owner)))?;
-        held.iter().find(|lease| lease.enter(now)).map(Arc::clone)
+        held.iter().find_map(|lease| lease.enter(now))
     }
 
-    /// From now on the owner of this lease, if it has one, comes in by it.
+    /// From now on the owner of this lease, if it has one, re-enters by it.
     pub(crate) fn remember(&self, lease: &Arc<Lease>) {
         if let Some(identity) = identity(lease) {
             self.leases.lock().entry(identity).or_default().push(Arc::clone(lease));
         }
     }
 
-    /// Nobody holds this lease any more.
+    /// The lease is no longer held.
     pub(crate) fn forget(&self, lease: &Lease) {
         let Some(identity) = identity(lease) else { return };
         let mut leases = self.leases.lock();

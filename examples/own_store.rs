@@ -1,0 +1,155 @@
+//! A store of one's own: a directory of files, which processes of one machine share. Nothing needs to be installed.
+//!
+//! ```text
+//! cargo run --release --example own_store
+//! cargo run --release --example own_store -- --directory /tmp/leases --processes 8 --rounds 200
+//! ```
+//!
+//! Several processes add one to a number in a file, again and again: they read it, and write it back. Without a lock most of
+//! that would be lost. You will see how long it took, and last the line `own_store: OK: ...`; the exit status is 1 if the number
+//! is wrong.
+//!
+//! A store has to do little: [`LedgerStore`](leasehold::backend::LedgerStore) asks it to change one record as a whole. What the
+//! record says and how it changes is the [`Ledger`](leasehold::backend::Ledger)'s business, and
+//! [`LedgerBackend`](leasehold::backend::LedgerBackend) makes a full store of the two: queues, owners, permits, tokens. To write
+//! one for your database, read `own_store/directory.rs`, and run the contract's tests on it as at the end of this file.
+
+#[path = "own_store/directory.rs"]
+mod directory;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Instant;
+use std::{env, fs, process};
+
+use clap::Parser;
+use leasehold::Client;
+use leasehold::backend::{BoxError, LedgerBackend};
+
+use crate::directory::Directory;
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Where the leases are kept; a new directory that is removed at the end by default
+    #[arg(long)]
+    directory: Option<PathBuf>,
+    /// How many processes share it
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    processes: u32,
+    /// How often each of them adds one
+    #[arg(long, default_value_t = 50)]
+    rounds: u32,
+    /// The file with the number, for one of the processes
+    #[arg(long, hide = true)]
+    add_to: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let outcome = match &options.add_to {
+        Some(number) => add(&options, number),
+        None => share(&options),
+    };
+    outcome.map_or_else(
+        |error| {
+            eprintln!("own_store: {error}");
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
+/// Starts the processes, and looks at what they have made of the number.
+fn share(options: &Options) -> Result<(), BoxError> {
+    let own = env::temp_dir().join(format!("own_store-{}", process::id()));
+    let directory = options.directory.as_deref().unwrap_or(&own);
+    fs::create_dir_all(directory)?;
+    let number = directory.join("number");
+    fs::write(&number, "0")?;
+    let began = Instant::now();
+    let start = |_| {
+        let mut process = Command::new(env::current_exe()?);
+        process.arg("--directory").arg(directory).arg("--add-to").arg(&number);
+        process.args(["--rounds", &options.rounds.to_string()]).spawn()
+    };
+    let processes: Vec<_> = (0..options.processes).map(start).collect::<Result<_, _>>()?;
+    let mut failed = 0;
+    for mut process in processes {
+        failed += u32::from(!process.wait()?.success());
+    }
+    let (found, expected) = (read(&number)?, u64::from(options.processes) * u64::from(options.rounds));
+    fs::remove_file(&number)?;
+    if options.directory.is_none() {
+        fs::remove_dir_all(&own)?;
+    }
+    if failed > 0 || found != expected {
+        return Err(
+            format!("{failed} processes failed, and the number is {found} instead of {expected}").into()
+        );
+    }
+    println!("own_store: OK: {} processes counted to {found} in {:.1?}", options.processes, began.elapsed());
+    Ok(())
+}
+
+/// Adds one again and again, under a lock.
+#[tokio::main]
+async fn add(options: &Options, number: &Path) -> Result<(), BoxError> {
+    let directory = options.directory.as_deref().ok_or("--directory is missing")?;
+    let client = Client::with_backend(Arc::new(LedgerBackend::on(Directory::open(directory)?)));
+    let mutex = client.mutex("number")?;
+    for _ in 0..options.rounds {
+        let guard = mutex.lock().await?;
+        fs::write(number, (read(number)? + 1).to_string())?;
+        guard.release().await?;
+    }
+    Ok(client.shutdown().await?)
+}
+
+fn read(number: &Path) -> Result<u64, BoxError> {
+    Ok(fs::read_to_string(number)?.parse()?)
+}
+
+#[cfg(all(test, feature = "conformance"))]
+mod tests {
+    use futures::FutureExt;
+    use futures::future::BoxFuture;
+    use leasehold::Backend;
+    use leasehold::backend::conformance::{self, Harness};
+
+    use super::*;
+
+    struct InDirectory(PathBuf);
+
+    impl Harness for InDirectory {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            let store = Directory::open(&self.0).expect("the directory can be used");
+            async { Arc::new(LedgerBackend::on(store)) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            for file in fs::read_dir(&self.0).expect("the directory can be read") {
+                fs::remove_file(file.expect("an entry").path()).expect("a file");
+            }
+            async {}.boxed()
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_keeps_the_contract() {
+        let directory = env::temp_dir().join(format!("own_store-test-{}", process::id()));
+        conformance::run_all(&InDirectory(directory.clone())).await;
+        // The limits of semaphores stay in force for two TTLs, and the longest are two of these.
+        tokio::time::sleep(InDirectory(directory.clone()).ttl() * 4).await;
+        directory::remove_unused(&directory).expect("the directory can be read");
+        let left = fs::read_dir(&directory).expect("the directory can be read");
+        let left: Vec<_> = left.map(|file| file.expect("an entry").file_name()).collect();
+        let is_lock = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".lock");
+        assert!(left.iter().all(is_lock), "left behind: {left:?}");
+        fs::remove_dir_all(directory).expect("nobody uses it any more");
+    }
+}

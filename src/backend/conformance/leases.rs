@@ -1,0 +1,123 @@
+//! How long a lease lasts, and who decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::time::{Instant, sleep};
+
+use super::site::Site;
+use super::{Harness, KINDS};
+use crate::backend::{BackendError, Kind, Released, Renew, Renewal};
+use crate::error::LossReason;
+
+/// 4. A client stops trusting a lease before the store ends it: after a granted request, a pushed grant, and a renewal.
+pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harness, kind: Kind) {
+    let site = Site::new(store, kind, "count").await;
+    let holder = site.request();
+    let sent = Instant::now();
+    site.grant(&holder).await;
+    site.assert_not_trusted_beyond_the_store(sent).await;
+
+    let waiter = site.request_waiting();
+    let waiting = site.wait(waiter.clone());
+    site.until_waiting(1).await;
+    sleep(site.ttl / 6).await;
+    site.release(holder.lease.id).await;
+    let (_, counted_from) = site.within(site.slack, "the waiter", waiting).await;
+    site.assert_not_trusted_beyond_the_store(counted_from).await;
+
+    let sent = Instant::now();
+    assert_eq!(site.renew(waiter.lease.id).await, Renewal::Renewed);
+    site.assert_not_trusted_beyond_the_store(sent).await;
+    site.release(waiter.lease.id).await;
+}
+
+/// 6. Renewal answers renewed, lost, or unknown.
+pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Harness, kind: Kind) {
+    let (site, watcher) = Site::pair(store, kind, "renew").await;
+    let request = site.request();
+    site.grant(&request).await;
+    let until = Instant::now() + site.ttl * 2;
+    while Instant::now() < until {
+        assert_eq!(site.renew(request.lease.id).await, Renewal::Renewed);
+        sleep(site.ttl / 6).await;
+    }
+    site.release(request.lease.id).await;
+    assert_eq!(site.renew(request.lease.id).await, Renewal::Lost(LossReason::Expired));
+    site.assert_empty().await;
+
+    let request = site.request();
+    site.grant(&request).await;
+    site.backend.close().await;
+    let unknown = site.try_renew(request.lease.id).await;
+    assert!(
+        matches!(unknown, Err(BackendError::Closed)),
+        "a renewal that cannot be sent is not lost: {unknown:?}"
+    );
+    assert!(watcher.inspect().await.holder().is_some(), "an unknown renewal ended the lease");
+}
+
+/// 6. Leases that are renewed together, of all kinds that the store supports and of several TTLs, are each answered separately:
+///    held, expired, or taken by another lease.
+pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harness) {
+    let (backend, other) = (store.client().await, store.client().await);
+    let kinds = KINDS.into_iter().filter(|kind| backend.capabilities().kinds.contains(kind));
+    let mut renewals = Vec::new();
+    for (kind, part) in kinds.flat_map(|kind| [(kind, 1), (kind, 2)]) {
+        let taken = if kind.is_semaphore() { LossReason::Expired } else { LossReason::Taken };
+        for (lost, again) in [(None, false), (Some(LossReason::Expired), false), (Some(taken), true)] {
+            let site = Site::new(store, kind, "together").await;
+            let site = Site { backend: Arc::clone(&backend), ttl: site.ttl * part, ..site };
+            let request = site.request();
+            site.grant(&request).await;
+            renewals.push((Renew::new(request.lease, site.ttl), site, lost, again));
+        }
+    }
+    for (renew, site, lost, again) in &renewals {
+        if lost.is_some() {
+            site.release(renew.lease.id).await;
+        }
+        if *again {
+            let site = Site { backend: Arc::clone(&other), ..site.clone() };
+            site.grant(&site.request()).await;
+        }
+    }
+    let sent = Instant::now();
+    let requests: Vec<_> = renewals.iter().map(|(renew, ..)| renew.clone()).collect();
+    let mut answers: Vec<_> = backend.renew(&requests).collect().await;
+    answers.sort_by_key(|(n, _)| *n);
+    assert!(answers.iter().map(|(n, _)| *n).eq(0..requests.len()), "each is answered once: {answers:?}");
+    for ((n, answer), (renew, site, lost, _)) in answers.into_iter().zip(&renewals) {
+        match (answer.expect("the store answers"), lost) {
+            (Renewal::Renewed, None) => {
+                site.assert_not_trusted_beyond_the_store(sent).await;
+                assert_eq!(site.release(renew.lease.id).await, Released::Held);
+            }
+            (answer, lost) => assert_eq!(Some(answer), lost.map(Renewal::Lost), "{n}: {renew:?}"),
+        }
+    }
+    assert!(backend.renew(&[]).next().await.is_none());
+    backend.close().await;
+    let unknown: Vec<_> = backend.renew(&requests).collect().await;
+    assert_eq!(unknown.len(), requests.len());
+    assert!(unknown.iter().all(|(_, answer)| matches!(answer, Err(BackendError::Closed))), "{unknown:?}");
+}
+
+/// 10. A lease that nobody renews ends when the store says so: not before its TTL, and soon after.
+pub async fn point_10_the_store_decides_when_a_lease_is_over(store: &dyn Harness, kind: Kind) {
+    let (one, other) = Site::pair(store, kind, "expiry").await;
+    let asked = Instant::now();
+    one.grant(&one.request()).await;
+    let answered = Instant::now();
+    one.within(one.ttl + one.slack, "expiry", other.wait(other.request_waiting())).await;
+    let took_over = Instant::now();
+    // Timers and stores count in milliseconds.
+    let least = one.ttl - Duration::from_millis(2);
+    assert!(took_over >= asked + least, "taken over {:?} after the request", took_over - asked);
+    assert!(
+        took_over <= answered + one.ttl + one.slack,
+        "taken over {:?} after the grant",
+        took_over - answered
+    );
+}

@@ -1,0 +1,96 @@
+//! The [contract](super) as functions, by topic. Each of them panics if a store breaks it.
+//!
+//! A store's tests implement [`Harness`] and call every function, or [`run_all`]. What a store does not claim in its
+//! [`Capabilities`](super::Capabilities) is not checked. Points 1 to 10 are checked for one [`Kind`] at a time, semaphores with a
+//! limit of one. Every function uses keys of its own, so they may run concurrently on one store, except those of point 3, which
+//! erase its data, and of point 9, which measure its work.
+//!
+//! | file | points |
+//! |---|---|
+//! | `requests` | 1 idempotency, 2 release, 5 other holders' leases |
+//! | `tokens` | 3 tokens, and two clients that alternate |
+//! | `leases` | 4 from when a lease is counted, 6 renewal, 10 expiry |
+//! | `delayed` | 4 a grant that is told late |
+//! | `queue` | 4 places and their tickets, 7 dead waiters, 8 order, 9 work |
+//! | `owners` | 11 owners |
+//! | `permits` | 12 permits, 13 limits |
+
+mod delayed;
+mod leases;
+mod owners;
+mod permits;
+mod queue;
+mod requests;
+mod site;
+mod tokens;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+
+use super::{Backend, Kind};
+
+pub use delayed::*;
+pub use leases::*;
+pub use owners::*;
+pub use permits::*;
+pub use queue::*;
+pub use requests::*;
+pub use tokens::*;
+
+/// All kinds of resources.
+pub const KINDS: [Kind; 4] = Kind::ALL;
+
+/// A store under test.
+pub trait Harness: Send + Sync {
+    /// A new client of the store, as another process would be.
+    fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>>;
+    /// Erases the store's data, as a restart without persistence does.
+    fn lose_memory(&self) -> BoxFuture<'_, ()>;
+    /// A measure of the work that the store has done so far, in any unit.
+    fn work(&self) -> BoxFuture<'_, u64>;
+
+    /// The TTL of the leases: much longer than a round trip, and short enough for a test.
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(600)
+    }
+
+    /// The delay that timers, scheduling and a round trip may add.
+    fn slack(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+}
+
+/// Checks every point for everything that the store supports.
+///
+/// # Panics
+///
+/// If the store breaks the contract.
+pub async fn run_all(store: &dyn Harness) {
+    let kinds = store.client().await.capabilities().kinds.clone();
+    for kind in kinds.iter().copied() {
+        point_1_every_verb_can_be_sent_again(store, kind).await;
+        point_2_release_forgets_a_lease_everywhere(store, kind).await;
+        point_3_tokens_grow_whatever_happens(store, kind).await;
+        point_3_two_clients_in_turns_exclude_each_other(store, kind).await;
+        point_4_a_lease_is_counted_from_before_its_grant(store, kind).await;
+        point_4_a_place_has_a_ticket_of_its_own(store, kind).await;
+        point_4_a_grant_told_late_is_not_believed(store, kind).await;
+        point_5_release_and_renew_touch_only_their_own_lease(store, kind).await;
+        point_6_renewal_tells_renewed_from_lost_from_unknown(store, kind).await;
+        point_7_a_dead_waiter_blocks_nobody(store, kind).await;
+        point_7_all_places_of_a_dead_client_are_gone_within_one_ttl(store, kind).await;
+        point_8_requests_are_served_in_order_of_arrival(store, kind).await;
+        point_9_a_hand_over_costs_the_same_however_many_wait(store, kind).await;
+        point_10_the_store_decides_when_a_lease_is_over(store, kind).await;
+    }
+    point_6_many_renewals_are_answered_each_for_itself(store).await;
+    if kinds.contains(&Kind::Reentrant) {
+        point_11_an_owner_comes_in_again(store).await;
+    }
+    for kind in kinds.into_iter().filter(|kind| kind.is_semaphore()) {
+        point_12_a_release_serves_exactly_those_that_fit(store, kind).await;
+        point_13_one_limit_is_in_force(store, kind).await;
+    }
+}

@@ -1,0 +1,1072 @@
+//! The reference implementation: what is held under one key, who waits for it, and what each operation does to that.
+//!
+//! It does no I/O and reads no clock: the store's time is passed in as a [`Stamp`], and messages to other clients are returned as
+//! [`Event`]s. So the same algorithm serves every store that can change one record atomically
+//! ([`LedgerStore`](super::LedgerStore)), and other stores are compared with it.
+//!
+//! * A lock is a semaphore with one permit, except that its owner may be admitted again without taking another permit.
+//! * Every change first removes holds and places that have ended. What is free is granted to the next places in the queue
+//!   when a client sends a request, releases, or changes a limit; waiting requests are repeated, so this happens soon enough.
+//! * Tokens, tickets and the versions of limits come from one increasing sequence, so none of them is ever used twice.
+//! * A grant to a waiting place ends when the place would have ended, not a TTL later: its client counts the lease from the last
+//!   request that it sent for that place. So all places of a client that has died are gone within one TTL, however many there
+//!   are.
+//! * A place that has ended is gone; if its request is repeated after that, it joins the queue at the end, under another ticket.
+//!   A grant that was reported for the old ticket can then be recognized as void.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Write};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::types::*;
+use super::{BackendError, LeaseId};
+use crate::error::LossReason;
+use crate::fence::FencingToken;
+
+/// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
+/// serves the queue, so the others need not all come at that moment. In microseconds.
+const STAGGER: u64 = 2_000;
+/// How many places are staggered; all behind them come together.
+const STAGGERED: usize = 250;
+
+/// The store's time, in microseconds since a fixed instant, and its token floor.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Stamp {
+    /// Certainly not later than the current time: what ends by then has ended.
+    pub now: u64,
+    /// Certainly not earlier than the current time: a lease that begins now is counted from here.
+    pub late: u64,
+    /// No number below this is issued. If it only ever increases, tokens keep increasing even if the record is lost. The time of
+    /// day in microseconds is one such number, the revision of a database another.
+    pub floor: u64,
+}
+
+impl Stamp {
+    /// A time that is known to be between `now` and `late`.
+    #[must_use]
+    pub const fn new(now: u64, late: u64, floor: u64) -> Self {
+        Self { now, late, floor }
+    }
+
+    fn after(self, ttl: Duration) -> u64 {
+        self.late.saturating_add(micros(ttl))
+    }
+}
+
+/// What is held under one key, and who waits for it.
+///
+/// `Display` and `FromStr` convert it to a compact text and back, for stores that keep it as a record.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    kind: Kind,
+    /// The last number issued.
+    last: u64,
+    limit: Option<Limit>,
+    /// Until when the limit stays in force if nobody holds or waits.
+    lapses: u64,
+    holds: BTreeMap<LeaseId, Hold>,
+    queue: BTreeMap<Ticket, Place>,
+
+    // The fields below are not stored: all but `served` are derived from those above.
+    places: HashMap<LeaseId, Ticket>,
+    permits_held: u32,
+    /// No hold and no place ends before this.
+    next_end: u64,
+    served: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hold {
+    permits: u32,
+    token: FencingToken,
+    ends: u64,
+    owner: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    lease: LeaseId,
+    permits: u32,
+    tokens: u32,
+    ends: u64,
+    owner: Option<Arc<str>>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            kind: Kind::Mutex,
+            last: 0,
+            limit: None,
+            lapses: 0,
+            holds: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            places: HashMap::new(),
+            permits_held: 0,
+            next_end: u64::MAX,
+            served: 0,
+        }
+    }
+}
+
+// The operations
+
+impl Ledger {
+    /// Requests what is claimed, for the first time or again. A repeated request keeps its place, for a full TTL from now; if it
+    /// was granted before, the answer is that grant, which ends when it would have ended anyway.
+    ///
+    /// # Errors
+    ///
+    /// If the key is in use as a semaphore and a lock is requested, or the other way round; if the limit stated is not the one in
+    /// force; or if more permits are requested than the limit.
+    pub fn request(
+        &mut self,
+        request: &Request,
+        stamp: Stamp,
+        told: &mut Vec<Event>,
+    ) -> Result<Answer, BackendError> {
+        let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
+        self.open(&request.lease.resource, stamp)?;
+        self.prune(stamp);
+        // Extend its place before anybody is served.
+        if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
+            place.ends = ends;
+        }
+        self.settle(&request.lease.resource, stamp, told);
+        if let Some(hold) = self.holds.get(&lease) {
+            // Granted before, perhaps just now: the answer says so, and the event is superfluous.
+            told.retain(
+                |event| !matches!(event, Event::Granted { lease, .. } if lease.id == request.lease.id),
+            );
+            let left = Duration::from_micros(hold.ends.saturating_sub(stamp.late));
+            return Ok(Answer::Granted(Grant::new(hold.token, self.limit).lasting(left)));
+        }
+        self.agree(request, stamp)?;
+        if let Some(token) = self.token_of_owner(&request.claim) {
+            self.withdraw(lease);
+            self.admit(lease, Hold::of(&request.claim, token, ends), request.ttl, stamp);
+            return Ok(Answer::Granted(Grant::new(token, self.limit)));
+        }
+        if let Some(ticket) = self.places.get(&lease).copied().filter(|_| request.waits) {
+            return Ok(self.queued(ticket, stamp));
+        }
+        self.withdraw(lease);
+        if self.has_room_for(&request.claim) {
+            let token = FencingToken::new(self.issue(request.tokens, stamp));
+            self.admit(lease, Hold::of(&request.claim, token, ends), request.ttl, stamp);
+            return Ok(Answer::Granted(Grant::new(token, self.limit)));
+        }
+        if !request.waits {
+            return Ok(Answer::Busy { limit: self.limit });
+        }
+        let ticket = self.join(request, stamp);
+        Ok(self.queued(ticket, stamp))
+    }
+
+    /// Renews a hold.
+    pub fn renew(&mut self, renew: &Renew, stamp: Stamp) -> Renewal {
+        self.prune(stamp);
+        if self.extend(renew.lease.id, renew.ttl, stamp).is_some() {
+            Renewal::Renewed
+        } else if self.holds.is_empty() || self.kind.is_semaphore() {
+            Renewal::Lost(LossReason::Expired)
+        } else {
+            Renewal::Lost(LossReason::Taken)
+        }
+    }
+
+    /// Ends a lease, whether it is held or queued, or all of it but `keep` permits.
+    ///
+    /// # Errors
+    ///
+    /// If the key is in use as a semaphore and the lease is for a lock, or the other way round.
+    pub fn release(
+        &mut self,
+        lease: &LeaseRef,
+        keep: u32,
+        stamp: Stamp,
+        told: &mut Vec<Event>,
+    ) -> Result<Released, BackendError> {
+        self.check(&lease.resource, stamp)?;
+        self.prune(stamp);
+        let released = if keep > 0 && self.shrink(lease.id, keep) || keep == 0 && self.end(lease.id) {
+            Released::Held
+        } else if keep == 0 && self.withdraw(lease.id) {
+            Released::Queued
+        } else if self.holds.is_empty() || self.kind.is_semaphore() {
+            Released::Absent
+        } else {
+            Released::Taken
+        };
+        if matches!(released, Released::Held | Released::Queued) || self.kind.is_semaphore() {
+            self.settle(&lease.resource, stamp, told);
+        }
+        Ok(released)
+    }
+
+    /// Ends all holds of a lock. Returns whether there were any.
+    ///
+    /// # Errors
+    ///
+    /// If it is a semaphore.
+    pub fn force_release(
+        &mut self,
+        resource: &Resource,
+        stamp: Stamp,
+        told: &mut Vec<Event>,
+    ) -> Result<bool, BackendError> {
+        self.check(resource, stamp)?;
+        if resource.kind.is_semaphore() {
+            return Err(BackendError::many_holders());
+        }
+        self.prune(stamp);
+        let holds = std::mem::take(&mut self.holds);
+        told.extend(holds.iter().map(|(lease, hold)| Event::Revoked { lease: *lease, token: hold.token }));
+        self.permits_held = 0;
+        self.settle(resource, stamp, told);
+        Ok(!holds.is_empty())
+    }
+
+    /// Changes the limit for everybody. It stays in force for twice `ttl` if nobody uses the semaphore. Nothing is revoked.
+    ///
+    /// # Errors
+    ///
+    /// If the key is in use as a lock.
+    pub fn set_limit(
+        &mut self,
+        resource: &Resource,
+        permits: u32,
+        ttl: Duration,
+        stamp: Stamp,
+        told: &mut Vec<Event>,
+    ) -> Result<Limit, BackendError> {
+        self.open(resource, stamp)?;
+        self.prune(stamp);
+        let version = self.limit.map_or_else(|| self.issue(1, stamp), |limit| limit.version);
+        let limit = Limit::new(permits, version);
+        self.limit = Some(limit);
+        self.touch(ttl, stamp);
+        // A waiter for more permits than the limit leaves the queue; it learns why when it repeats its request.
+        let too_many: Vec<_> =
+            self.queue.values().filter(|place| place.permits > permits).map(|place| place.lease).collect();
+        for lease in too_many {
+            self.withdraw(lease);
+            told.push(Event::AskAgain(lease));
+        }
+        self.settle(resource, stamp, told);
+        Ok(limit)
+    }
+
+    /// Returns who holds and who waits. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the key is in use as a semaphore and this is about a lock, or the other way round.
+    pub fn inspect(
+        &self,
+        resource: &Resource,
+        detail: Detail,
+        stamp: Stamp,
+    ) -> Result<Inspection, BackendError> {
+        self.check(resource, stamp)?;
+        let holds = || self.holds.iter().filter(|(_, hold)| hold.ends > stamp.now);
+        let permits = holds().map(|(_, hold)| hold.permits).sum();
+        let in_use = if self.kind.is_semaphore() { permits } else { holds().count().min(1) as u32 };
+        let limit = self.limit.filter(|_| self.is_in_use(stamp)).map(|limit| limit.permits);
+        if detail == Detail::Numbers {
+            return Ok(Inspection::new(Vec::new(), Vec::new(), limit, in_use));
+        }
+        let left = |ends: u64| Duration::from_micros(ends.saturating_sub(stamp.now));
+        let mut holders: Vec<_> = holds()
+            .map(|(lease, hold)| {
+                let holder = Holder::new(lease.to_string(), Some(hold.token), Some(left(hold.ends)));
+                let owner = hold.owner.as_ref().map(ToString::to_string);
+                Holder { permits: hold.permits, owner, ..holder }
+            })
+            .collect();
+        holders.sort_by_key(|holder| holder.remaining);
+        let places = self.queue.values().filter(|place| place.ends > stamp.now);
+        let waiter =
+            |place: &Place| Waiter { permits: place.permits, ..Waiter::new(place.lease, left(place.ends)) };
+        Ok(Inspection::new(holders, places.map(waiter).collect(), limit, in_use))
+    }
+
+    /// Whether anybody holds or waits, or a limit is in force.
+    ///
+    /// A record that is not in use only says which numbers were issued. A store may delete it only if two things are certain: that
+    /// [`Stamp::floor`] is above those numbers from now on, and that no change based on an older state of the record can still be
+    /// written. The latter matters for stores that compare versions when they write: if "there is no record" counts as a version,
+    /// it must not recur, or a client that read it the first time could overwrite everything that has happened since.
+    #[must_use]
+    pub fn is_in_use(&self, stamp: Stamp) -> bool {
+        self.holds.values().any(|hold| hold.ends > stamp.now)
+            || self.queue.values().any(|place| place.ends > stamp.now)
+            || (self.limit.is_some() && stamp.now < self.lapses)
+    }
+
+    /// The last number issued: every later token is greater.
+    #[must_use]
+    pub const fn last_number(&self) -> u64 {
+        self.last
+    }
+
+    /// How many places have been served since this record was created or parsed.
+    pub(super) const fn served(&self) -> u64 {
+        self.served
+    }
+}
+
+// Common parts
+
+impl Ledger {
+    /// As `check`; a record that is not in use takes the kind of the resource.
+    fn open(&mut self, resource: &Resource, stamp: Stamp) -> Result<(), BackendError> {
+        self.check(resource, stamp)?;
+        if self.kind.is_semaphore() != resource.kind.is_semaphore() || !self.is_in_use(stamp) {
+            self.prune(stamp);
+            (self.kind, self.limit) = (resource.kind, None);
+        }
+        Ok(())
+    }
+
+    /// A lock and a semaphore cannot share a key.
+    fn check(&self, resource: &Resource, stamp: Stamp) -> Result<(), BackendError> {
+        if self.kind.is_semaphore() == resource.kind.is_semaphore() || !self.is_in_use(stamp) {
+            return Ok(());
+        }
+        Err(BackendError::WrongType { source: format!("it is in use as {}", self.kind.as_str()).into() })
+    }
+
+    /// Removes what has ended, and grants what is free to the next places in the queue.
+    fn settle(&mut self, resource: &Resource, stamp: Stamp, told: &mut Vec<Event>) {
+        self.prune(stamp);
+        while let Some(ticket) = self.next_served() {
+            let Some(place) = self.take(ticket) else { return };
+            let token = FencingToken::new(self.issue(place.tokens, stamp));
+            self.touch(Duration::from_micros(place.ends.saturating_sub(stamp.late)), stamp);
+            self.serve(ticket, place, token, resource, told);
+        }
+    }
+
+    /// Removes holds and places that have ended. Scans them only if one may have ended since the last scan.
+    fn prune(&mut self, stamp: Stamp) {
+        if stamp.now >= self.next_end {
+            self.holds.retain(|_, hold| hold.ends > stamp.now);
+            self.queue.retain(|_, place| place.ends > stamp.now);
+            self.derive();
+        }
+        if !self.is_in_use(stamp) {
+            self.limit = None;
+        }
+    }
+
+    /// The place to be served next: the first one, or for a counting semaphore the first one that fits. `None` if it does not fit.
+    fn next_served(&self) -> Option<Ticket> {
+        let free = self.free();
+        if free == 0 {
+            return None;
+        }
+        let fits = |place: &Place| place.permits <= free;
+        match self.kind {
+            Kind::Counting => self.queue.iter().find(|(_, place)| fits(place)).map(|(ticket, _)| *ticket),
+            _ => self.queue.first_key_value().filter(|(_, place)| fits(place)).map(|(ticket, _)| *ticket),
+        }
+    }
+
+    /// Turns a place into a hold. Other waiters for the same owner can be admitted with it, and are asked to repeat their requests.
+    fn serve(
+        &mut self,
+        ticket: Ticket,
+        place: Place,
+        token: FencingToken,
+        resource: &Resource,
+        told: &mut Vec<Event>,
+    ) {
+        self.served += 1;
+        let Place { lease, permits, ends, owner, .. } = place;
+        let kind = match (&owner, resource.kind) {
+            (Some(_), _) => Kind::Reentrant,
+            (None, Kind::Reentrant) => Kind::Mutex,
+            (None, kind) => kind,
+        };
+        if owner.is_some() {
+            let same = self.queue.values().filter(|place| place.owner == owner);
+            told.extend(same.map(|place| Event::AskAgain(place.lease)));
+        }
+        let granted = LeaseRef::new(lease, Resource::new(Arc::clone(&resource.key), kind));
+        told.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
+        self.hold(lease, Hold { permits, token, ends, owner });
+    }
+
+    /// Issues `count` new numbers and returns the first.
+    fn issue(&mut self, count: u32, stamp: Stamp) -> u64 {
+        let first = stamp.floor.max(self.last.saturating_add(1));
+        self.last = first.saturating_add(u64::from(count.max(1)) - 1);
+        first
+    }
+
+    /// Checks a request's limit: the first request states it, later ones must state the same or know its version.
+    fn agree(&mut self, request: &Request, stamp: Stamp) -> Result<(), BackendError> {
+        let Claim::Permits(permits, stated) = request.claim else { return Ok(()) };
+        let waits = self.places.contains_key(&request.lease.id);
+        if let Some(in_force) = self.limit.filter(|in_force| !stated.agrees_with(*in_force) && !waits) {
+            return Err(BackendError::LimitDiffers { stated: stated.permits, in_force: in_force.permits });
+        }
+        let limit = self.limit.unwrap_or(stated).permits;
+        if permits > limit {
+            return Err(BackendError::AboveLimit { permits, limit });
+        }
+        if self.limit.is_none() {
+            let version = self.issue(1, stamp);
+            self.limit = Some(Limit::new(limit, version));
+            self.touch(request.ttl, stamp);
+        }
+        Ok(())
+    }
+
+    /// Keeps the limit in force for two TTLs from now.
+    fn touch(&mut self, ttl: Duration, stamp: Stamp) {
+        self.lapses = self.lapses.max(stamp.late.saturating_add(micros(ttl).saturating_mul(2)));
+    }
+
+    fn free(&self) -> u32 {
+        let limit = if self.kind.is_semaphore() { self.limit.map_or(0, |limit| limit.permits) } else { 1 };
+        limit.saturating_sub(self.permits_held)
+    }
+
+    /// Whether a request without a place in the queue may be granted now. In a counting semaphore it overtakes nobody who fits:
+    /// such a place would have been served before.
+    fn has_room_for(&self, claim: &Claim) -> bool {
+        claim.permits() <= self.free() && (self.kind == Kind::Counting || self.queue.is_empty())
+    }
+
+    /// The token of the lock if the claiming owner holds it already.
+    fn token_of_owner(&self, claim: &Claim) -> Option<FencingToken> {
+        let owner = claim.owner()?;
+        self.holds.values().next().filter(|hold| hold.owner.as_ref() == Some(owner)).map(|hold| hold.token)
+    }
+
+    fn queued(&self, ticket: Ticket, stamp: Stamp) -> Answer {
+        let ends = self.holds.values().map(|hold| hold.ends).min();
+        let before = self.queue.range(..ticket).take(STAGGERED).count() as u64;
+        let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
+        Answer::Queued(Queued::new(ticket, ends.map(|ends| Duration::from_micros(wait(ends))), self.limit))
+    }
+
+    fn join(&mut self, request: &Request, stamp: Stamp) -> Ticket {
+        let ticket = Ticket::new(self.issue(1, stamp));
+        let place = Place {
+            lease: request.lease.id,
+            permits: request.claim.permits(),
+            tokens: request.tokens,
+            ends: stamp.after(request.ttl),
+            owner: request.claim.owner().cloned(),
+        };
+        self.next_end = self.next_end.min(place.ends);
+        self.places.insert(place.lease, ticket);
+        self.queue.insert(ticket, place);
+        ticket
+    }
+
+    fn take(&mut self, ticket: Ticket) -> Option<Place> {
+        let place = self.queue.remove(&ticket)?;
+        self.places.remove(&place.lease);
+        Some(place)
+    }
+
+    /// Removes a place. `false` if there is none.
+    fn withdraw(&mut self, lease: LeaseId) -> bool {
+        self.places.get(&lease).copied().and_then(|ticket| self.take(ticket)).is_some()
+    }
+
+    fn admit(&mut self, lease: LeaseId, hold: Hold, ttl: Duration, stamp: Stamp) {
+        self.touch(ttl, stamp);
+        self.hold(lease, hold);
+    }
+
+    fn hold(&mut self, lease: LeaseId, hold: Hold) {
+        // An owner that is admitted again takes no further permit.
+        if hold.owner.is_none() || self.holds.is_empty() {
+            self.permits_held += hold.permits;
+        }
+        self.next_end = self.next_end.min(hold.ends);
+        self.holds.insert(lease, hold);
+    }
+
+    /// Renews a hold and returns its token. `None` if there is none.
+    fn extend(&mut self, lease: LeaseId, ttl: Duration, stamp: Stamp) -> Option<FencingToken> {
+        let hold = self.holds.get_mut(&lease)?;
+        hold.ends = stamp.after(ttl);
+        let (token, ends) = (hold.token, hold.ends);
+        self.next_end = self.next_end.min(ends);
+        self.touch(ttl, stamp);
+        Some(token)
+    }
+
+    /// Reduces a hold to at most `keep` permits. `false` if there is none. A lock is not divisible, so it stays as it is.
+    fn shrink(&mut self, lease: LeaseId, keep: u32) -> bool {
+        let Some(hold) = self.holds.get_mut(&lease) else { return false };
+        let surplus = hold.permits.saturating_sub(keep);
+        hold.permits -= surplus;
+        self.permits_held -= surplus;
+        true
+    }
+
+    /// Ends a hold. `false` if there is none.
+    fn end(&mut self, lease: LeaseId) -> bool {
+        let Some(hold) = self.holds.remove(&lease) else { return false };
+        if hold.owner.is_none() || self.holds.is_empty() {
+            self.permits_held -= hold.permits;
+        }
+        true
+    }
+
+    /// Computes the derived fields.
+    fn derive(&mut self) {
+        self.places = self.queue.iter().map(|(ticket, place)| (place.lease, *ticket)).collect();
+        let permits = self.holds.values().map(|hold| hold.permits).sum();
+        self.permits_held =
+            if self.kind.is_semaphore() { permits } else { u32::from(!self.holds.is_empty()) };
+        let ends =
+            self.holds.values().map(|hold| hold.ends).chain(self.queue.values().map(|place| place.ends));
+        self.next_end = ends.min().unwrap_or(u64::MAX);
+    }
+}
+
+impl Hold {
+    fn of(claim: &Claim, token: FencingToken, ends: u64) -> Self {
+        Self { permits: claim.permits(), token, ends, owner: claim.owner().cloned() }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+// The text form: one line for the whole, one for each hold, one for each place. An owner comes last, because it may contain spaces.
+
+const FORM: &str = "leasehold/1";
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
+        let kind = self.kind.as_str();
+        write!(f, "{FORM} {kind} {} {permits} {version} {}", self.last, self.lapses)?;
+        for (lease, Hold { permits, token, ends, owner }) in &self.holds {
+            write!(f, "\nh {lease} {permits} {token} {ends}")?;
+            write_owner(f, owner.as_deref())?;
+        }
+        for (ticket, Place { lease, permits, tokens, ends, owner }) in &self.queue {
+            write!(f, "\nq {} {lease} {permits} {tokens} {ends}", ticket.get())?;
+            write_owner(f, owner.as_deref())?;
+        }
+        Ok(())
+    }
+}
+
+fn write_owner(f: &mut fmt::Formatter<'_>, owner: Option<&str>) -> fmt::Result {
+    let Some(owner) = owner else { return Ok(()) };
+    f.write_char(' ')?;
+    for character in owner.chars() {
+        match character {
+            '\n' => f.write_str("%n")?,
+            '%' => f.write_str("%%")?,
+            other => f.write_char(other)?,
+        }
+    }
+    Ok(())
+}
+
+fn read_owner(text: &str) -> Arc<str> {
+    let mut owner = String::with_capacity(text.len());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '%' if characters.next() == Some('n') => owner.push('\n'),
+            other => owner.push(other),
+        }
+    }
+    owner.into()
+}
+
+impl FromStr for Ledger {
+    type Err = BackendError;
+
+    fn from_str(text: &str) -> Result<Self, BackendError> {
+        read(text).ok_or_else(|| BackendError::WrongType { source: "it is no record of this crate".into() })
+    }
+}
+
+fn read(text: &str) -> Option<Ledger> {
+    let mut lines = text.split('\n');
+    let mut words = lines.next()?.split(' ');
+    if words.next()? != FORM {
+        return None;
+    }
+    let mut ledger = Ledger { kind: Kind::parse(words.next()?)?, ..Ledger::default() };
+    ledger.last = words.next()?.parse().ok()?;
+    let limit = Limit::new(words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    ledger.limit = (limit.version > 0).then_some(limit);
+    ledger.lapses = words.next()?.parse().ok()?;
+    for line in lines {
+        if let Some(hold) = line.strip_prefix("h ") {
+            let mut words = hold.splitn(5, ' ');
+            let lease = LeaseId::parse(words.next()?)?;
+            let permits = words.next()?.parse().ok()?;
+            let token = FencingToken::new(words.next()?.parse().ok()?);
+            let ends = words.next()?.parse().ok()?;
+            ledger.holds.insert(lease, Hold { permits, token, ends, owner: words.next().map(read_owner) });
+        } else {
+            let mut words = line.strip_prefix("q ")?.splitn(6, ' ');
+            let ticket = Ticket::new(words.next()?.parse().ok()?);
+            let lease = LeaseId::parse(words.next()?)?;
+            let permits = words.next()?.parse().ok()?;
+            let tokens = words.next()?.parse().ok()?;
+            let ends = words.next()?.parse().ok()?;
+            let owner = words.next().map(read_owner);
+            ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, owner });
+        }
+    }
+    ledger.derive();
+    Some(ledger)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter::successors;
+
+    use super::*;
+    use crate::backend::LeaseIds;
+
+    const TTL: Duration = Duration::from_secs(10);
+    const SECOND: u64 = 1_000_000;
+
+    /// A record, the leases of its clients, and the time.
+    struct Site {
+        ledger: Ledger,
+        ids: LeaseIds,
+        resource: Resource,
+        limit: Limit,
+        now: u64,
+        told: Vec<Event>,
+    }
+
+    impl Site {
+        fn new(kind: Kind, limit: u32) -> Self {
+            Self {
+                ledger: Ledger::default(),
+                ids: LeaseIds::new(),
+                resource: Resource::new("key", kind),
+                limit: Limit::stated(limit),
+                now: SECOND,
+                told: Vec::new(),
+            }
+        }
+
+        fn stamp(&self) -> Stamp {
+            Stamp::new(self.now, self.now, 0)
+        }
+
+        fn pass(&mut self, seconds: u64) {
+            self.now += seconds * SECOND;
+        }
+
+        fn lease(&self) -> LeaseRef {
+            LeaseRef::new(self.ids.next(), self.resource.clone())
+        }
+
+        fn claim(&self, permits: u32) -> Claim {
+            if self.resource.kind.is_semaphore() { Claim::Permits(permits, self.limit) } else { Claim::Sole }
+        }
+
+        fn request(&mut self, request: &Request) -> Answer {
+            let stamp = self.stamp();
+            self.ledger.request(request, stamp, &mut self.told).unwrap()
+        }
+
+        fn ask(&mut self, permits: u32) -> (Request, Answer) {
+            let request = Request::new(self.lease(), self.claim(permits), TTL).waiting();
+            let answer = self.request(&request);
+            (request, answer)
+        }
+
+        fn hold(&mut self, permits: u32) -> (Request, FencingToken) {
+            let (request, answer) = self.ask(permits);
+            (request, token(answer))
+        }
+
+        fn queue(&mut self, permits: u32) -> (Request, Ticket) {
+            let (request, answer) = self.ask(permits);
+            (request, ticket(answer))
+        }
+
+        fn release(&mut self, request: &Request) -> Released {
+            self.give_back(request, 0)
+        }
+
+        fn give_back(&mut self, request: &Request, keep: u32) -> Released {
+            let stamp = self.stamp();
+            self.ledger.release(&request.lease, keep, stamp, &mut self.told).unwrap()
+        }
+
+        fn renew(&mut self, request: &Request) -> Renewal {
+            let stamp = self.stamp();
+            self.ledger.renew(&Renew::new(request.lease.clone(), TTL), stamp)
+        }
+
+        fn set_limit(&mut self, permits: u32) -> Limit {
+            let (stamp, resource) = (self.stamp(), self.resource.clone());
+            self.ledger.set_limit(&resource, permits, TTL, stamp, &mut self.told).unwrap()
+        }
+
+        fn inspect(&self) -> Inspection {
+            self.ledger.inspect(&self.resource, Detail::Everybody, self.stamp()).unwrap()
+        }
+
+        /// The grants reported since the last call.
+        fn granted(&mut self) -> Vec<(LeaseId, Ticket, FencingToken)> {
+            let grant = |event| match event {
+                Event::Granted { lease, ticket, grant } => (lease.id, ticket, grant.token),
+                other => panic!("{other:?}"),
+            };
+            std::mem::take(&mut self.told).into_iter().map(grant).collect()
+        }
+    }
+
+    fn token(answer: Answer) -> FencingToken {
+        match answer {
+            Answer::Granted(grant) => grant.token,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ticket(answer: Answer) -> Ticket {
+        match answer {
+            Answer::Queued(queued) => queued.ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_release_grants_to_the_first_place_and_says_which() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let (holder, first) = site.hold(1);
+        let (next, place) = site.queue(1);
+        let (last, _) = site.queue(1);
+        assert_eq!(site.release(&holder), Released::Held);
+        let granted = site.granted();
+        assert_eq!(granted.len(), 1);
+        assert_eq!((granted[0].0, granted[0].1), (next.lease.id, place));
+        assert!(granted[0].2 > first);
+        assert_eq!(token(site.request(&next)), granted[0].2, "and again, if it asks");
+        assert_eq!(site.release(&last), Released::Queued);
+        assert_eq!(site.release(&last), Released::Taken);
+        assert_eq!(site.release(&next), Released::Held);
+        assert_eq!(site.release(&next), Released::Absent);
+    }
+
+    #[test]
+    fn asking_again_keeps_the_place_and_its_ticket() {
+        let mut site = Site::new(Kind::Fair, 1);
+        let (holder, _) = site.hold(1);
+        let (one, place) = site.queue(1);
+        site.queue(1);
+        for _ in 0..5 {
+            site.pass(6);
+            assert_eq!(ticket(site.request(&one)), place);
+            assert_eq!(site.renew(&holder), Renewal::Renewed);
+        }
+        assert_eq!(site.inspect().waiters.len(), 1, "the other one did not ask");
+    }
+
+    #[test]
+    fn a_place_that_has_lapsed_goes_to_the_end_under_another_ticket() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let (holder, _) = site.hold(1);
+        let (lapsed, old) = site.queue(1);
+        site.pass(9);
+        let (behind, _) = site.queue(1);
+        site.renew(&holder);
+        site.pass(2);
+        let new = ticket(site.request(&lapsed));
+        assert!(new > old);
+        site.release(&holder);
+        assert_eq!(site.granted()[0].0, behind.lease.id);
+    }
+
+    #[test]
+    fn a_pushed_grant_ends_when_the_place_would_have() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let (holder, _) = site.hold(1);
+        let (waiter, _) = site.queue(1);
+        site.pass(7);
+        site.release(&holder);
+        assert_eq!(site.inspect().holder().unwrap().remaining, Some(Duration::from_secs(3)));
+        site.pass(3);
+        assert_eq!(site.renew(&waiter), Renewal::Lost(LossReason::Expired));
+    }
+
+    #[test]
+    fn all_places_of_a_dead_client_are_gone_within_one_ttl() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let (holder, _) = site.hold(1);
+        for _ in 0..5 {
+            site.queue(1);
+        }
+        site.pass(1);
+        let (alive, _) = site.queue(1);
+        site.release(&holder);
+        site.pass(9);
+        site.request(&alive);
+        assert_eq!(site.inspect().holder().unwrap().id, alive.lease.id.to_string());
+    }
+
+    #[test]
+    fn no_ticket_and_no_token_is_used_twice() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let mut last = 0;
+        for _ in 0..10 {
+            let (holder, token) = site.hold(1);
+            let (waiter, place) = site.queue(1);
+            assert!(last < token.get() && token.get() < place.get());
+            site.release(&waiter);
+            site.release(&holder);
+            last = place.get();
+        }
+    }
+
+    #[test]
+    fn a_grant_takes_up_as_many_tokens_as_it_asks_for() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let many = Request { tokens: 16, ..Request::new(site.lease(), Claim::Sole, TTL) };
+        let first = token(site.request(&many));
+        site.release(&many);
+        assert_eq!(site.hold(1).1.get(), first.get() + 16);
+    }
+
+    #[test]
+    fn tokens_are_never_below_the_floor() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let request = Request::new(site.lease(), Claim::Sole, TTL);
+        let stamp = Stamp { floor: 5000, ..site.stamp() };
+        let answer = site.ledger.request(&request, stamp, &mut site.told).unwrap();
+        assert_eq!(token(answer).get(), 5000);
+    }
+
+    #[test]
+    fn a_request_that_does_not_wait_overtakes_nobody_and_leaves_nothing() {
+        for kind in [Kind::Mutex, Kind::Fair] {
+            let mut site = Site::new(kind, 1);
+            let (holder, _) = site.hold(1);
+            let hasty = Request::new(site.lease(), site.claim(1), TTL);
+            assert!(matches!(site.request(&hasty), Answer::Busy { .. }));
+            assert_eq!(site.inspect().waiters.len(), 0);
+            site.queue(1);
+            site.release(&holder);
+            assert!(matches!(site.request(&hasty), Answer::Busy { .. }));
+        }
+    }
+
+    #[test]
+    fn an_owner_comes_in_again_past_those_who_wait() {
+        let mut site = Site::new(Kind::Reentrant, 1);
+        let owned =
+            |site: &Site, owner: &str| Request::new(site.lease(), Claim::Owner(owner.into()), TTL).waiting();
+        let (first, second, third) = (owned(&site, "a"), owned(&site, "a"), owned(&site, "b"));
+        let outer = token(site.request(&first));
+        let waits = ticket(site.request(&third));
+        assert_eq!(token(site.request(&second)), outer);
+        assert_eq!(site.inspect().in_use, 1);
+        assert_eq!(site.release(&first), Released::Held);
+        assert_eq!(site.renew(&first), Renewal::Lost(LossReason::Taken));
+        assert!(site.granted().is_empty());
+        assert_eq!(site.release(&second), Released::Held);
+        let granted = site.granted();
+        assert_eq!((granted[0].0, granted[0].1), (third.lease.id, waits));
+        assert!(granted[0].2 > outer);
+    }
+
+    #[test]
+    fn whoever_waits_for_an_owner_that_is_served_comes_in_with_it() {
+        let mut site = Site::new(Kind::Reentrant, 1);
+        let owned =
+            |site: &Site, owner: &str| Request::new(site.lease(), Claim::Owner(owner.into()), TTL).waiting();
+        let holder = owned(&site, "holder");
+        site.request(&holder);
+        let waiting = [owned(&site, "a"), owned(&site, "b"), owned(&site, "a")];
+        for request in &waiting {
+            site.request(request);
+        }
+        site.release(&holder);
+        let told = std::mem::take(&mut site.told);
+        assert_eq!(told[0], Event::AskAgain(waiting[2].lease.id));
+        let Event::Granted { lease, grant, .. } = &told[1] else { panic!("{told:?}") };
+        assert_eq!((lease.id, told.len()), (waiting[0].lease.id, 2));
+        assert_eq!(token(site.request(&waiting[2])), grant.token);
+    }
+
+    #[test]
+    fn force_ends_all_holds_and_names_their_grants() {
+        let mut site = Site::new(Kind::Reentrant, 1);
+        let (one, first) = site.hold(1);
+        let (next, _) = site.queue(1);
+        let (stamp, resource) = (site.stamp(), site.resource.clone());
+        assert!(site.ledger.force_release(&resource, stamp, &mut site.told).unwrap());
+        assert_eq!(site.told[0], Event::Revoked { lease: one.lease.id, token: first });
+        assert!(matches!(&site.told[1], Event::Granted { lease, .. } if lease.id == next.lease.id));
+        let mut site = Site::new(Kind::Fair, 1);
+        let resource = site.resource.clone();
+        assert!(site.ledger.force_release(&resource, Stamp::new(0, 0, 0), &mut site.told).is_err());
+    }
+
+    #[test]
+    fn permits_go_to_those_that_fit_and_in_strict_order_to_nobody_behind() {
+        for (kind, served) in [(Kind::Counting, 2), (Kind::Fair, 0)] {
+            let mut site = Site::new(kind, 4);
+            let (holder, _) = site.hold(4);
+            let waiting = [site.queue(3).0, site.queue(2).0, site.queue(1).0];
+            assert_eq!(site.give_back(&holder, 2), Released::Held);
+            assert_eq!(site.inspect().in_use, 2 + served);
+            assert_eq!(site.release(&holder), Released::Held);
+            let now = site.inspect();
+            let sum: u32 = now.holders.iter().map(|holder| holder.permits).sum();
+            assert_eq!((now.in_use, sum), (3, 3));
+            assert_eq!(now.waiters.len(), if kind == Kind::Counting { 1 } else { 2 });
+            drop(waiting);
+        }
+    }
+
+    #[test]
+    fn the_first_to_come_states_the_limit_and_a_change_is_for_those_who_met_it() {
+        let mut site = Site::new(Kind::Counting, 1);
+        let (holder, _) = site.hold(1);
+        let other = Request::new(site.lease(), Claim::Permits(1, Limit::stated(2)), TTL);
+        let stamp = site.stamp();
+        let refused = site.ledger.request(&other, stamp, &mut site.told);
+        assert!(matches!(refused, Err(BackendError::LimitDiffers { stated: 2, in_force: 1 })));
+        let met = site.request(&holder).limit().unwrap();
+        site.queue(1);
+        let changed = site.set_limit(3);
+        assert_eq!((changed.permits, changed.version), (3, met.version));
+        assert_eq!(site.granted().len(), 1, "the limit grew");
+        site.limit = met;
+        site.hold(1);
+        site.set_limit(1);
+        assert_eq!(site.inspect().in_use, 3, "nothing is taken away");
+    }
+
+    #[test]
+    fn a_limit_lapses_when_nobody_uses_it_for_two_ttls() {
+        let mut site = Site::new(Kind::Fair, 3);
+        let (holder, _) = site.hold(1);
+        site.release(&holder);
+        site.pass(19);
+        assert_eq!(site.inspect().limit, Some(3));
+        site.pass(1);
+        assert_eq!(site.inspect().limit, None);
+        site.limit = Limit::stated(5);
+        let version = site.ask(1).1.limit().unwrap();
+        assert_eq!(version.permits, 5);
+    }
+
+    #[test]
+    fn those_who_wait_for_more_than_there_can_be_are_told_to_ask() {
+        let mut site = Site::new(Kind::Fair, 3);
+        let (_holder, _) = site.hold(3);
+        let (big, _) = site.queue(3);
+        site.set_limit(2);
+        assert_eq!(std::mem::take(&mut site.told), [Event::AskAgain(big.lease.id)]);
+        let stamp = site.stamp();
+        let refused = site.ledger.request(&big, stamp, &mut site.told);
+        assert!(matches!(refused, Err(BackendError::LimitDiffers { .. } | BackendError::AboveLimit { .. })));
+    }
+
+    #[test]
+    fn a_lock_and_a_semaphore_do_not_share_a_key_while_one_is_in_use() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let (holder, _) = site.hold(1);
+        site.resource.kind = Kind::Fair;
+        let request = Request::new(site.lease(), site.claim(1), TTL);
+        let stamp = site.stamp();
+        assert!(site.ledger.request(&request, stamp, &mut site.told).is_err());
+        site.resource.kind = Kind::Mutex;
+        site.release(&holder);
+        site.resource.kind = Kind::Fair;
+        site.hold(1);
+    }
+
+    #[test]
+    fn an_uncertain_clock_ends_nothing_early() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        let request = Request::new(site.lease(), Claim::Sole, TTL);
+        let early = Stamp::new(SECOND, 3 * SECOND, 0);
+        site.ledger.request(&request, early, &mut site.told).unwrap();
+        let late = Stamp::new(12 * SECOND, 20 * SECOND, 0);
+        let renew = Renew::new(request.lease, TTL);
+        assert_eq!(site.ledger.renew(&renew, late), Renewal::Renewed);
+    }
+
+    /// Always the same ones: the upper halves of a linear congruential generator (Knuth's MMIX).
+    fn random_numbers() -> impl Iterator<Item = u64> {
+        let next =
+            |n: &u64| Some(n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+        successors(Some(1), next).map(|n| n >> 32)
+    }
+
+    /// Whatever happens: no more permits than the limit, numbers increase, and a record and its text behave the same.
+    #[test]
+    fn a_ledger_and_its_text_behave_alike() {
+        let mut random = random_numbers();
+        let mut below = |end: u64| random.next().unwrap() % end;
+        for sequence in 0..1000 {
+            let kind = Kind::ALL[sequence % 4];
+            let mut site = Site::new(kind, 3);
+            let mut requests: Vec<Request> = Vec::new();
+            let mut last = 0;
+            for _ in 0..below(80) {
+                let (verb, which, permits) = (below(7), below(12), below(3) as u32 + 1);
+                site.pass(below(5));
+                let picked = requests.get(which as usize % requests.len().max(1)).cloned();
+                match (verb, picked) {
+                    (0 | 1, _) => {
+                        let owner = Claim::Owner(format!("o {}\n%n", which % 3).into());
+                        let claim = if kind == Kind::Reentrant { owner } else { site.claim(permits) };
+                        let mut request = Request::new(site.lease(), claim, TTL);
+                        (request.waits, request.tokens) = (verb == 0, permits);
+                        site.request(&request);
+                        requests.push(request);
+                    }
+                    (2, Some(request)) => drop(site.request(&request)),
+                    (3, Some(request)) => drop(site.release(&request)),
+                    (4, Some(request)) => drop(site.renew(&request)),
+                    (5, Some(request)) => drop(site.give_back(&request, 1)),
+                    _ => assert_eq!(site.inspect(), site.inspect(), "to look changes nothing"),
+                }
+                let text = site.ledger.to_string();
+                let again: Ledger = text.parse().unwrap();
+                assert_eq!(again.to_string(), text);
+                assert_eq!(again.permits_held, site.ledger.permits_held, "{text}");
+                assert_eq!(again.places, site.ledger.places);
+                assert!(again.next_end >= site.ledger.next_end);
+                let now = site.inspect();
+                assert!(now.in_use <= if kind.is_semaphore() { 3 } else { 1 });
+                assert!(now.waiters.is_sorted_by_key(|waiter| again.places[&waiter.id]));
+                assert!(site.ledger.last_number() >= last);
+                last = site.ledger.last_number();
+                site.ledger = again;
+                site.told.clear();
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_not_read() {
+        for text in ["", "x", "leasehold/1", "leasehold/1 mutex 1 0 0", "leasehold/1 mutex 1 0 0 0\nz 1"] {
+            assert!(text.parse::<Ledger>().is_err(), "{text}");
+        }
+        assert!("leasehold/1 mutex 1 0 0 0".parse::<Ledger>().is_ok());
+    }
+}

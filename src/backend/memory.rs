@@ -1,0 +1,153 @@
+//! The store inside the process: [ledgers](super::Ledger) in a map.
+//!
+//! They are behind one mutex, which is never held across an await. Time is tokio's, so a test can pause it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::BoxStream;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::BackendError;
+use super::ledger::{Ledger, Stamp};
+use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::types::{Capabilities, Event};
+use crate::sync::Mutex;
+
+/// Locks and semaphores for the tasks of one process, and a substitute for Redis in tests.
+///
+/// Everything is forgotten when the last client of the store is gone. The tokens of a later store are greater nevertheless,
+/// because they follow the clock.
+pub type MemoryBackend = LedgerBackend<MemoryStore>;
+
+/// The records of a [`MemoryBackend`].
+#[derive(Clone)]
+pub struct MemoryStore {
+    records: Arc<Mutex<Records>>,
+    start: Instant,
+}
+
+#[derive(Default)]
+struct Records {
+    ledgers: HashMap<Arc<str>, Ledger>,
+    /// The greatest number issued so far: records that nobody uses are deleted, and their numbers with them.
+    newest: u64,
+    listeners: HashMap<Uuid, UnboundedSender<Event>>,
+    served: u64,
+    /// The number of records above which unused ones are searched for and deleted.
+    sweep_at: usize,
+}
+
+impl LedgerBackend<MemoryStore> {
+    /// A new, empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::on(MemoryStore { records: Arc::default(), start: Instant::now() })
+    }
+
+    /// Another client of the same store, as another process would be to Redis.
+    #[must_use]
+    pub fn peer(&self) -> Self {
+        Self::on(self.store().clone())
+    }
+
+    /// Forgets everything but the newest token, as a server does that restarts without persistence. (A server's clock is ahead of
+    /// all its tokens by then, but a loop in one process may use up numbers faster than microseconds pass.) Waiters notice it
+    /// when they repeat their requests.
+    pub fn flush(&self) {
+        self.store().records.lock().ledgers.clear();
+    }
+
+    /// How many waiters have been granted a lease by hand-overs so far, as a measure for point 9 of the contract.
+    #[must_use]
+    pub fn waiters_visited(&self) -> u64 {
+        self.store().records.lock().served
+    }
+}
+
+impl Default for LedgerBackend<MemoryStore> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LedgerStore for MemoryStore {
+    async fn transact<T: Send + 'static>(
+        &self,
+        key: &Arc<str>,
+        mut change: impl FnMut(&mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let mut records = self.records.lock();
+        let stamp = self.stamp(&records);
+        records.sweep(stamp);
+        let ledger = records.ledgers.entry(Arc::clone(key)).or_default();
+        let before = ledger.served();
+        let (outcome, told) = change(ledger, stamp);
+        let (served, last, in_use) =
+            (ledger.served() - before, ledger.last_number(), ledger.is_in_use(stamp));
+        records.served += served;
+        records.newest = records.newest.max(last);
+        if !in_use {
+            records.ledgers.remove(key);
+        }
+        records.tell(told);
+        Ok(outcome)
+    }
+
+    fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
+        let (tell, told) = unbounded();
+        self.records.lock().listeners.insert(client, tell);
+        told.boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        // It uses the clock of the caller's runtime, which a test may pause.
+        Capabilities { own_thread: false, ..Capabilities::new("memory:") }
+    }
+}
+
+impl MemoryStore {
+    fn stamp(&self, records: &Records) -> Stamp {
+        let now = micros(self.start.elapsed().as_micros());
+        let clock = micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros());
+        Stamp::new(now, now, clock.max(records.newest + 1))
+    }
+}
+
+impl Records {
+    fn sweep(&mut self, stamp: Stamp) {
+        if self.ledgers.len() > self.sweep_at {
+            self.ledgers.retain(|_, ledger| ledger.is_in_use(stamp));
+            self.sweep_at = self.ledgers.len() * 2 + 64;
+        }
+    }
+
+    fn tell(&mut self, told: Vec<Event>) {
+        for event in told {
+            let client = match &event {
+                Event::Granted { lease, .. } => lease.id.client(),
+                Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client(),
+                Event::Changed(_) | Event::Resync => continue,
+            };
+            let gone = self.listeners.get(&client).is_some_and(|tell| tell.unbounded_send(event).is_err());
+            if gone {
+                self.listeners.remove(&client);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+fn micros(micros: u128) -> u64 {
+    u64::try_from(micros).unwrap_or(u64::MAX)
+}

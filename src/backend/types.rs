@@ -1,0 +1,533 @@
+//! Requests to a store, its answers, and its events.
+//!
+//! Stores outside this crate create answers and events too: structs that may gain a field have a constructor, and enums that a
+//! store has to match on are exhaustive on purpose.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{BackendError, LeaseId};
+use crate::error::LossReason;
+use crate::fence::FencingToken;
+
+/// Something that can be held: a key, and the rules for holding it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Resource {
+    /// Prefix and name.
+    pub key: Arc<str>,
+    /// The rules.
+    pub kind: Kind,
+}
+
+impl Resource {
+    /// The resource `key`, held by the rules of `kind`.
+    #[must_use]
+    pub fn new(key: impl Into<Arc<str>>, kind: Kind) -> Self {
+        Self { key: key.into(), kind }
+    }
+}
+
+/// The rules under which a key is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
+pub enum Kind {
+    /// One lease at a time.
+    Mutex,
+    /// One owner at a time, under any number of leases. The same lock as a mutex of the same key.
+    Reentrant,
+    /// As many permits as the limit says; a request that fits may overtake those that do not.
+    Counting,
+    /// As many permits as the limit says; nobody overtakes anybody.
+    Fair,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::Mutex, Self::Reentrant, Self::Counting, Self::Fair];
+
+    /// The name of the kind in messages and in the store.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::Reentrant => "reentrant",
+            Self::Counting => "counting",
+            Self::Fair => "fair",
+        }
+    }
+
+    /// Parses the result of [`as_str`](Self::as_str).
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
+    }
+
+    /// Whether it has permits and a limit.
+    #[must_use]
+    pub const fn is_semaphore(self) -> bool {
+        matches!(self, Self::Counting | Self::Fair)
+    }
+}
+
+/// A lease and its resource.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct LeaseRef {
+    /// The lease.
+    pub id: LeaseId,
+    /// What it holds or waits for.
+    pub resource: Resource,
+}
+
+impl LeaseRef {
+    /// The lease `id` on `resource`.
+    #[must_use]
+    pub const fn new(id: LeaseId, resource: Resource) -> Self {
+        Self { id, resource }
+    }
+}
+
+/// How much of a resource a request wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
+pub enum Claim {
+    /// All of a lock, for this lease alone.
+    Sole,
+    /// All of a lock, shared with the other leases of the same owner.
+    Owner(Arc<str>),
+    /// This many permits of a semaphore, and the limit that the client believes to be in force.
+    Permits(u32, Limit),
+}
+
+impl Claim {
+    /// How many permits are claimed; a lock counts as one.
+    #[must_use]
+    pub const fn permits(&self) -> u32 {
+        match self {
+            Self::Permits(permits, _) => *permits,
+            Self::Sole | Self::Owner(_) => 1,
+        }
+    }
+
+    /// The owner that claims the lock, if it is a reentrant one.
+    #[must_use]
+    pub const fn owner(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Owner(owner) => Some(owner),
+            Self::Sole | Self::Permits(..) => None,
+        }
+    }
+
+    /// The limit that a claim of permits states.
+    #[must_use]
+    pub const fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Permits(_, limit) => Some(*limit),
+            Self::Sole | Self::Owner(_) => None,
+        }
+    }
+}
+
+/// The limit of a semaphore.
+///
+/// A limit comes into force when a request first states it, and gets a version, which stays the same when the limit is changed. A
+/// new version begins when the limit has lapsed. Handles that know the version follow its changes; all others must state the
+/// limit that is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Limit {
+    /// How many permits there are.
+    pub permits: u32,
+    /// The version in which it was in force, or 0 if no store has confirmed it.
+    pub version: u64,
+}
+
+impl Limit {
+    /// A limit in force, with its version.
+    #[must_use]
+    pub const fn new(permits: u32, version: u64) -> Self {
+        Self { permits, version }
+    }
+
+    /// A limit that no store has confirmed.
+    #[must_use]
+    pub const fn stated(permits: u32) -> Self {
+        Self { permits, version: 0 }
+    }
+
+    /// Whether a request may state this limit while `in_force` is in force: they are equal, or of the same version.
+    #[must_use]
+    pub const fn agrees_with(self, in_force: Self) -> bool {
+        self.version == in_force.version || self.permits == in_force.permits
+    }
+}
+
+/// A request for a resource. It is repeated as long as its lease waits; only the limit that it states may change.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Request {
+    /// This acquisition, and the resource.
+    pub lease: LeaseRef,
+    /// How much of it.
+    pub claim: Claim,
+    /// How long the lease lasts without a renewal, and its place in the queue without a repetition.
+    pub ttl: Duration,
+    /// Whether it joins the queue if it cannot be granted at once.
+    pub waits: bool,
+    /// How many tokens its grant reserves: one for each hold that the lease may have within the client.
+    pub tokens: u32,
+}
+
+impl Request {
+    /// A request that does not wait, for a grant that reserves one token.
+    #[must_use]
+    pub const fn new(lease: LeaseRef, claim: Claim, ttl: Duration) -> Self {
+        Self { lease, claim, ttl, waits: false, tokens: 1 }
+    }
+
+    /// The same request, which waits in the queue.
+    #[must_use]
+    pub const fn waiting(mut self) -> Self {
+        self.waits = true;
+        self
+    }
+}
+
+/// The number of a place in the queue. It is never used again for that key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+impl Ticket {
+    /// The ticket with this number.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "whoever asks has to tell all of them apart")]
+pub enum Answer {
+    /// The lease holds what was claimed. Repeating the request does not extend it: a client whose requests arrive, but which
+    /// receives no answers, must not keep the lease alive.
+    Granted(Grant),
+    /// It has a place in the queue, which lasts for a full TTL from now.
+    Queued(Queued),
+    /// It is not available, and the request does not wait. The store keeps no record of this lease.
+    Busy {
+        /// The limit in force, of a semaphore.
+        limit: Option<Limit>,
+    },
+}
+
+impl Answer {
+    /// The limit in force, of a semaphore.
+    #[must_use]
+    pub const fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Granted(Grant { limit, .. })
+            | Self::Queued(Queued { limit, .. })
+            | Self::Busy { limit } => *limit,
+        }
+    }
+}
+
+/// The grant of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Grant {
+    /// Greater than every earlier token for this key; an owner that is admitted again gets the same one.
+    pub token: FencingToken,
+    /// The limit in force, of a semaphore.
+    pub limit: Option<Limit>,
+    /// How long the lease still lasts if it was granted before this request; `None` for a full TTL from now.
+    pub remaining: Option<Duration>,
+}
+
+impl Grant {
+    /// A grant under `token`; for permits, with the limit in force.
+    #[must_use]
+    pub const fn new(token: FencingToken, limit: Option<Limit>) -> Self {
+        Self { token, limit, remaining: None }
+    }
+
+    /// The same grant, made before this request: it lasts for `remaining`.
+    #[must_use]
+    pub const fn lasting(mut self, remaining: Duration) -> Self {
+        self.remaining = Some(remaining);
+        self
+    }
+}
+
+/// A place in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Queued {
+    /// Which place. It stays the same when the request is repeated, until the place has ended; then there is a new one.
+    pub ticket: Ticket,
+    /// When it is useful to repeat the request, if that is known: when the holder's lease ends, or when this store is to be
+    /// polled. The client repeats it after a third of the TTL at the latest.
+    pub ask_again_in: Option<Duration>,
+    /// The limit in force, of a semaphore.
+    pub limit: Option<Limit>,
+}
+
+impl Queued {
+    /// The place with this ticket.
+    #[must_use]
+    pub const fn new(ticket: Ticket, ask_again_in: Option<Duration>, limit: Option<Limit>) -> Self {
+        Self { ticket, ask_again_in, limit }
+    }
+}
+
+/// A message from a store that is not an answer.
+///
+/// A client only gets events for its own leases. Correctness does not depend on their delivery, because every waiting request is
+/// repeated; and because an event may be old, none is trusted on its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The lease was granted at the place `ticket`. The grant ends when the place would have ended.
+    Granted {
+        /// Which lease.
+        lease: LeaseRef,
+        /// Its place.
+        ticket: Ticket,
+        /// The grant.
+        grant: Grant,
+    },
+    /// The grant of this lease under `token` was released by force.
+    Revoked {
+        /// Which lease.
+        lease: LeaseId,
+        /// Which grant; 0 if the store does not know.
+        token: FencingToken,
+    },
+    /// The request of this lease should be repeated now.
+    AskAgain(LeaseId),
+    /// The requests of all waiting leases of this key should be repeated now.
+    Changed(Arc<str>),
+    /// Events may have been lost: the requests of all waiting leases should be repeated now.
+    Resync,
+}
+
+/// A request to renew a lease.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Renew {
+    /// The lease.
+    pub lease: LeaseRef,
+    /// How long it is to last from now.
+    pub ttl: Duration,
+}
+
+impl Renew {
+    /// A request to renew `lease` for `ttl` from now.
+    #[must_use]
+    pub const fn new(lease: LeaseRef, ttl: Duration) -> Self {
+        Self { lease, ttl }
+    }
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "a lease is held or it is not")]
+pub enum Renewal {
+    /// The lease lasts a full TTL from now.
+    Renewed,
+    /// The lease does not hold the key any more.
+    Lost(LossReason),
+}
+
+/// The answer to one of many renewals, with the index of its request.
+pub type Answered = (usize, Result<Renewal, BackendError>);
+
+/// What a release found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "whoever releases has to tell all of them apart")]
+pub enum Released {
+    /// A hold, which has ended or has been reduced as requested.
+    Held,
+    /// Nothing, but an earlier attempt of the same call, whose answer was lost, may have ended a hold.
+    Unknown,
+    /// A place in the queue, which has been removed.
+    Queued,
+    /// Nothing of this lease; another one holds the key.
+    Taken,
+    /// Nothing of this lease. If the key is a lock, nobody holds it.
+    Absent,
+}
+
+/// How much an inspection returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
+pub enum Detail {
+    /// All holders and all waiters.
+    Everybody,
+    /// The numbers only, at a cost that does not depend on how many holders and waiters there are.
+    Numbers,
+}
+
+/// Who holds a lock or permits, and who waits, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The holders. A mutex has one at most; a reentrant lock has one per lease, in no guaranteed order; those of a semaphore are
+    /// sorted by the time their leases end.
+    pub holders: Vec<Holder>,
+    /// The waiters whose places have not ended, in order of arrival.
+    pub waiters: Vec<Waiter>,
+    /// The limit of a semaphore, while one is in force.
+    pub limit: Option<u32>,
+    /// How many permits are held; 1 for a lock that is held.
+    pub in_use: u32,
+}
+
+impl Inspection {
+    /// An inspection with these values.
+    #[must_use]
+    pub fn new(holders: Vec<Holder>, waiters: Vec<Waiter>, limit: Option<u32>, in_use: u32) -> Self {
+        Self { holders, waiters, limit, in_use }
+    }
+
+    /// The holder of a lock, if there is one.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        self.holders.first()
+    }
+}
+
+/// A holder of a lock or of permits.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The lease id, or the value that a client of another library has stored.
+    pub id: String,
+    /// The fencing token of the grant; `None` for a client of another library. If the lease was passed on within its client, the
+    /// token of the current guard is greater by up to 15.
+    pub token: Option<FencingToken>,
+    /// When the hold ends unless it is renewed; `None` if it has no expiry.
+    pub remaining: Option<Duration>,
+    /// How many permits are held; 1 for a lock.
+    pub permits: u32,
+    /// The owner for which a reentrant lock is held.
+    pub owner: Option<String>,
+}
+
+impl Holder {
+    /// A holder with this id, token and remaining time, of one permit and no owner.
+    #[must_use]
+    pub fn new(id: impl Into<String>, token: Option<FencingToken>, remaining: Option<Duration>) -> Self {
+        Self { id: id.into(), token, remaining, permits: 1, owner: None }
+    }
+}
+
+impl fmt::Debug for Holder {
+    /// Prints the id as [`LeaseId`] does, and nothing of the value of another library, which is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = LeaseId::parse(&self.id);
+        f.debug_struct("Holder")
+            .field("id", &id.as_ref().map_or(&"another library's" as &dyn fmt::Debug, |id| id))
+            .field("token", &self.token)
+            .field("remaining", &self.remaining)
+            .field("permits", &self.permits)
+            .field("owner", &self.owner)
+            .finish()
+    }
+}
+
+/// A waiter whose place has not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// The waiting acquisition.
+    pub id: LeaseId,
+    /// How long its place lasts unless the request is repeated.
+    pub remaining: Duration,
+    /// How many permits it waits for; 1 for a lock.
+    pub permits: u32,
+}
+
+impl Waiter {
+    /// A waiter with this id for one permit, whose place lasts for `remaining`.
+    #[must_use]
+    pub const fn new(id: LeaseId, remaining: Duration) -> Self {
+        Self { id, remaining, permits: 1 }
+    }
+}
+
+/// A store's address and what it supports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The store's address as shown in errors: a URL without its password.
+    pub store: String,
+    /// The kinds of resources that it supports. Others are rejected before anything is sent.
+    pub kinds: Vec<Kind>,
+    /// How a waiting client learns that its lease is granted.
+    pub wakes: Wakes,
+    /// Shorter TTLs are rejected before anything is sent.
+    pub min_ttl: Duration,
+    /// TTLs are rounded up to a multiple of this.
+    pub ttl_granularity: Duration,
+    /// Whether tokens keep increasing after the store has lost its data.
+    pub tokens_survive_memory_loss: bool,
+    /// Whether the work of a hand-over is independent of the number of waiters.
+    pub constant_work: bool,
+    /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose its lease.
+    /// Turn this off for a store that must be used from the caller's runtime, or that uses its clock.
+    pub own_thread: bool,
+}
+
+/// How a waiting client learns that its lease is granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wakes {
+    /// The store sends an event.
+    Pushed,
+    /// The client repeats its request at this interval.
+    Polled(Duration),
+}
+
+impl Capabilities {
+    /// A store at the address `store` that supports everything, with TTLs of 100 ms or more in whole milliseconds.
+    #[must_use]
+    pub fn new(store: impl Into<String>) -> Self {
+        Self {
+            store: store.into(),
+            kinds: Kind::ALL.to_vec(),
+            wakes: Wakes::Pushed,
+            min_ttl: Duration::from_millis(100),
+            ttl_granularity: Duration::from_millis(1),
+            tokens_survive_memory_loss: true,
+            constant_work: true,
+            own_thread: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::LeaseIds;
+
+    #[test]
+    fn debug_does_not_tell_the_whole_id() {
+        let id = LeaseIds::new().next();
+        let tail = &id.client().to_string()[9..];
+        assert!(!format!("{id:?}").contains(tail));
+        let holder = Holder::new(id.to_string(), None, None);
+        assert!(!format!("{holder:?}").contains(tail));
+        let foreign = Holder::new("secret", None, None);
+        assert!(!format!("{foreign:?}").contains("secret"));
+    }
+}

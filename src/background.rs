@@ -1,0 +1,41 @@
+//! The crate's own thread, one per process, for work that must go on while the threads of the application are busy.
+//!
+//! A runtime whose thread is blocked runs neither timers nor sockets, and a task that was woken by a blocked worker may have to
+//! wait for that worker. So leases are renewed and their deadlines watched here, through connections that live here.
+
+use std::cell::Cell;
+use std::io;
+use std::thread;
+
+use tokio::runtime::{Builder, Handle};
+
+use crate::sync::Mutex;
+
+thread_local! {
+    static IS_CURRENT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is called on that thread.
+pub(crate) fn is_current() -> bool {
+    IS_CURRENT.get()
+}
+
+/// The runtime of that thread, which is started by the first client and ends with the process.
+///
+/// # Errors
+///
+/// If the thread or its runtime cannot be started.
+pub(crate) fn handle() -> io::Result<Handle> {
+    static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
+    let mut started = HANDLE.lock();
+    if let Some(handle) = &*started {
+        return Ok(handle.clone());
+    }
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new().name("leasehold".to_owned()).spawn(move || {
+        IS_CURRENT.set(true);
+        runtime.block_on(std::future::pending::<()>())
+    })?;
+    Ok(started.insert(handle).clone())
+}

@@ -1,0 +1,354 @@
+//! The queue of a client's tasks that wait for leases on one key: first in, first out. No I/O, no clock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use crate::backend::LeaseId;
+use crate::sync::{Mutex, MutexGuard};
+
+/// The number of a waiter in its queue, in order of arrival.
+pub(crate) type Number = u64;
+
+/// The waiters and leases of one key on the same terms: these leases are passed on among these waiters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Group {
+    key: Arc<str>,
+    terms: u64,
+}
+
+impl Group {
+    pub(crate) const fn new(key: Arc<str>, terms: u64) -> Self {
+        Self { key, terms }
+    }
+}
+
+/// The queue of one group. `W` is the channel to a waiter.
+#[derive(Debug)]
+pub(crate) struct Queue<W> {
+    waiting: BTreeMap<Number, W>,
+    arrivals: Number,
+    /// The leases that are requested or held, in the order of their requests.
+    leases: Vec<(LeaseId, State)>,
+    held: u32,
+    in_place: u32,
+    /// The limit of a semaphore.
+    limit: Option<u32>,
+}
+
+/// The state of a lease of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Requested by a waiter itself.
+    InPlace,
+    /// Requested by the keeper.
+    Asked,
+    /// Held, or granted and not taken up yet.
+    Held,
+}
+
+impl<W> Queue<W> {
+    const fn new(limit: Option<u32>) -> Self {
+        Self { waiting: BTreeMap::new(), arrivals: 0, leases: Vec::new(), held: 0, in_place: 0, limit }
+    }
+
+    /// Adds a waiter and returns its number. `None` if it states another limit than the queue's; then it is not added.
+    pub(crate) fn join(&mut self, limit: Option<u32>, waiter: W) -> Option<Number> {
+        if limit != self.limit {
+            return None;
+        }
+        let number = self.arrivals;
+        self.arrivals += 1;
+        self.waiting.insert(number, waiter);
+        Some(number)
+    }
+
+    /// Removes a waiter. `false` if it is no longer in the queue, because it has been sent a message.
+    pub(crate) fn leave(&mut self, number: Number) -> bool {
+        self.waiting.remove(&number).is_some()
+    }
+
+    /// Removes a waiter if it is the first in the queue. `false` otherwise.
+    pub(crate) fn leave_first(&mut self, number: Number) -> bool {
+        let first = self.waiting.first_entry().filter(|first| *first.key() == number);
+        first.map(|first| first.remove()).is_some()
+    }
+
+    /// How many more leases should be requested.
+    pub(crate) fn wanted(&self) -> usize {
+        self.waiting.len().min(self.room()).saturating_sub(self.asked())
+    }
+
+    fn asked(&self) -> usize {
+        self.leases.len() - self.held as usize
+    }
+
+    /// How many leases may be requested besides those that are held. A semaphore may have one lease more than permits, so that a
+    /// permit that becomes free at the store is used, and a limit that grows is noticed.
+    fn room(&self) -> usize {
+        let most = self.limit.map_or(1, |permits| permits.saturating_add(1));
+        most.saturating_sub(self.held) as usize
+    }
+
+    /// Adds a lease that the keeper requests.
+    pub(crate) fn ask(&mut self, lease: LeaseId) {
+        self.leases.push((lease, State::Asked));
+    }
+
+    /// Adds a lease that a waiter requests itself.
+    pub(crate) fn ask_in_place(&mut self, lease: LeaseId) {
+        self.leases.push((lease, State::InPlace));
+        self.in_place += 1;
+    }
+
+    /// The leases that waiters request themselves. From here on they count as requested by the keeper.
+    pub(crate) fn take_in_place(&mut self) -> Vec<LeaseId> {
+        if self.in_place == 0 {
+            return Vec::new();
+        }
+        self.in_place = 0;
+        let in_place = self.leases.iter_mut().filter(|(_, state)| *state == State::InPlace);
+        in_place.map(|(lease, state)| (*state = State::Asked, *lease).1).collect()
+    }
+
+    /// Whether more leases are requested than there are waiters.
+    pub(crate) fn has_surplus(&self) -> bool {
+        self.asked() > self.waiting.len()
+    }
+
+    /// Removes the lease that was requested last, if more are requested than there are waiters.
+    pub(crate) fn surplus(&mut self) -> Option<LeaseId> {
+        if !self.has_surplus() {
+            return None;
+        }
+        let place = self.leases.iter().rposition(|(_, state)| *state != State::Held)?;
+        Some(self.remove(place))
+    }
+
+    /// Marks a requested lease as held. `false` if it had been given up before.
+    pub(crate) fn hold(&mut self, lease: LeaseId) -> bool {
+        let asked = self.leases.iter_mut().find(|(asked, state)| *asked == lease && *state != State::Held);
+        let Some((_, state)) = asked else { return false };
+        self.in_place -= u32::from(*state == State::InPlace);
+        self.held += 1;
+        *state = State::Held;
+        true
+    }
+
+    /// Removes a lease that is neither requested nor held any more.
+    pub(crate) fn end(&mut self, lease: LeaseId) {
+        if let Some(place) = self.leases.iter().position(|(known, _)| *known == lease) {
+            self.remove(place);
+        }
+    }
+
+    fn remove(&mut self, place: usize) -> LeaseId {
+        let (lease, state) = self.leases.remove(place);
+        self.held -= u32::from(state == State::Held);
+        self.in_place -= u32::from(state == State::InPlace);
+        lease
+    }
+
+    /// Removes and returns the waiter that has waited longest.
+    pub(crate) fn next(&mut self) -> Option<W> {
+        self.waiting.pop_first().map(|(_, waiter)| waiter)
+    }
+
+    /// The same, if the lease is passed on by `pass_on`.
+    pub(crate) fn next_if<T>(&mut self, pass_on: impl FnOnce() -> Option<T>) -> Option<(W, T)> {
+        let first = self.waiting.first_entry()?;
+        let passed = pass_on()?;
+        Some((first.remove(), passed))
+    }
+
+    /// Removes and returns all waiters.
+    pub(crate) fn dismiss(&mut self) -> Vec<W> {
+        mem::take(&mut self.waiting).into_values().collect()
+    }
+
+    /// Takes over the limit that the store has reported.
+    pub(crate) const fn follow(&mut self, limit: u32) {
+        self.limit = Some(limit);
+    }
+
+    /// The leases that are requested or held.
+    pub(crate) fn leases(&self) -> Vec<LeaseId> {
+        self.leases.iter().map(|(lease, _)| *lease).collect()
+    }
+
+    fn is_over(&self) -> bool {
+        self.waiting.is_empty() && self.leases.is_empty()
+    }
+}
+
+/// The queues of a client. Every group with a lease that is requested or held has one, even if nobody waits.
+pub(crate) struct Queues<W>(Mutex<HashMap<Group, Queue<W>>>);
+
+impl<W> Queues<W> {
+    /// Runs `change` on the queue of a group. The queue is created if there is none, and removed if it is empty afterwards.
+    pub(crate) fn with<T>(
+        &self,
+        group: &Group,
+        limit: Option<u32>,
+        change: impl FnOnce(&mut Queue<W>) -> T,
+    ) -> T {
+        let mut queues: MutexGuard<'_, HashMap<Group, Queue<W>>> = self.0.lock();
+        let queue = match queues.get_mut(group) {
+            Some(queue) => queue,
+            None => queues.entry(group.clone()).or_insert_with(|| Queue::new(limit)),
+        };
+        let outcome = change(queue);
+        if queue.is_over() {
+            queues.remove(group);
+        }
+        outcome
+    }
+
+    /// Removes and returns all waiters of all queues.
+    pub(crate) fn dismiss_all(&self) -> Vec<W> {
+        self.0.lock().values_mut().flat_map(Queue::dismiss).collect()
+    }
+}
+
+impl<W> Default for Queues<W> {
+    fn default() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<W> fmt::Debug for Queues<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queues").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::LeaseIds;
+
+    fn lock() -> Queue<&'static str> {
+        Queue::new(None)
+    }
+
+    fn waits(queue: &mut Queue<&'static str>, waiter: &'static str) -> Number {
+        queue.join(queue.limit, waiter).expect("the limit in force")
+    }
+
+    /// A waiter arrives, requests `lease`, and gets it.
+    fn holds(queue: &mut Queue<&'static str>, lease: LeaseId) {
+        let number = waits(queue, "holder");
+        assert_eq!(queue.wanted(), 1);
+        queue.ask_in_place(lease);
+        assert!(queue.hold(lease) && queue.leave_first(number));
+    }
+
+    #[test]
+    fn the_first_asks_the_store_and_those_behind_it_wait_in_order() {
+        let (mut queue, ids) = (lock(), LeaseIds::new());
+        holds(&mut queue, ids.next());
+        for waiter in ["a", "b", "c"] {
+            waits(&mut queue, waiter);
+        }
+        assert_eq!(queue.wanted(), 0, "one lease at a time");
+        assert_eq!(
+            [queue.next(), queue.next(), queue.next(), queue.next()],
+            [Some("a"), Some("b"), Some("c"), None]
+        );
+    }
+
+    #[test]
+    fn when_a_lease_goes_back_another_is_wanted_for_those_who_wait() {
+        let (mut queue, ids) = (lock(), LeaseIds::new());
+        let first = ids.next();
+        holds(&mut queue, first);
+        waits(&mut queue, "a");
+        waits(&mut queue, "b");
+        queue.end(first);
+        assert_eq!(queue.wanted(), 1);
+        let lease = ids.next();
+        queue.ask(lease);
+        assert_eq!(queue.wanted(), 0);
+        assert!(queue.hold(lease));
+        assert_eq!(queue.next(), Some("a"));
+        assert!(!queue.is_over());
+    }
+
+    #[test]
+    fn one_who_gives_up_leaves_the_lease_to_the_next_and_the_last_one_to_nobody() {
+        let (mut queue, ids) = (lock(), LeaseIds::new());
+        let first = waits(&mut queue, "first");
+        let lease = ids.next();
+        queue.ask_in_place(lease);
+        let second = waits(&mut queue, "second");
+        assert!(queue.leave(first));
+        assert_eq!(queue.surplus(), None);
+        assert!(queue.leave(second) && !queue.leave(second));
+        assert_eq!(queue.surplus(), Some(lease));
+        assert!(!queue.hold(lease) && queue.is_over());
+    }
+
+    #[test]
+    fn whoever_asks_the_store_itself_is_served_before_those_who_came_later() {
+        let (mut queue, ids) = (Queue::new(Some(1)), LeaseIds::new());
+        holds(&mut queue, ids.next());
+        let first = waits(&mut queue, "first");
+        queue.ask_in_place(ids.next());
+        let second = waits(&mut queue, "second");
+        assert!(!queue.leave_first(second));
+        assert_eq!(queue.next(), Some("first"));
+        assert!(!queue.leave_first(first), "it was told");
+        assert!(queue.leave_first(second));
+    }
+
+    #[test]
+    fn the_keeper_takes_on_what_is_asked_for_in_place_once() {
+        let (mut queue, ids) = (lock(), LeaseIds::new());
+        waits(&mut queue, "first");
+        let lease = ids.next();
+        queue.ask_in_place(lease);
+        assert_eq!((queue.take_in_place(), queue.take_in_place()), (vec![lease], vec![]));
+        assert!(queue.hold(lease) && queue.take_in_place().is_empty());
+    }
+
+    #[test]
+    fn for_permits_one_lease_more_is_asked_for_than_there_are() {
+        let (mut queue, ids) = (Queue::new(Some(2)), LeaseIds::new());
+        let held = [ids.next(), ids.next()];
+        for lease in held {
+            holds(&mut queue, lease);
+        }
+        waits(&mut queue, "a");
+        assert_eq!(queue.wanted(), 1, "its place is in the store's queue");
+        queue.ask_in_place(ids.next());
+        waits(&mut queue, "b");
+        assert_eq!(queue.wanted(), 0);
+        queue.follow(4);
+        assert_eq!(queue.wanted(), 1, "the limit grew, and there are two who wait");
+        queue.follow(1);
+        assert_eq!(queue.wanted(), 0);
+        for lease in held {
+            queue.end(lease);
+        }
+        assert_eq!(queue.wanted(), 1);
+    }
+
+    #[test]
+    fn whoever_states_another_limit_does_not_join() {
+        let mut queue = Queue::<()>::new(Some(2));
+        assert_eq!(queue.join(Some(3), ()), None);
+        assert!(queue.is_over());
+    }
+
+    #[test]
+    fn a_queue_is_forgotten_when_it_is_over() {
+        let (queues, ids) = (Queues::default(), LeaseIds::new());
+        let group = Group::new("key".into(), 1);
+        let lease = ids.next();
+        queues.with(&group, None, |queue| holds(queue, lease));
+        assert_eq!(queues.0.lock().len(), 1);
+        queues.with(&group, None, |queue| queue.end(lease));
+        assert!(queues.0.lock().is_empty());
+    }
+}

@@ -1,0 +1,1024 @@
+//! One lease: its states and the transitions between them.
+//!
+//! Every transition happens under the lease's mutex and returns what follows from it; the caller does that. A lease may have
+//! several holds, one after another: it is passed on within the client, each time under the next token. A hold is identified by
+//! its token and only asks the lease about itself.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::deadline::{Deadline, moment_within};
+use crate::backend::{
+    Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Ticket,
+};
+use crate::error::{Error, LossReason};
+use crate::fence::FencingToken;
+use crate::handover::{Group, Turn};
+use crate::name::Name;
+use crate::options::Terms;
+use crate::sync::Mutex;
+
+/// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
+const OUTAGE: Duration = Duration::from_secs(30);
+/// The pause before a request that was not answered is sent again.
+pub(super) const RETRY: Duration = Duration::from_millis(25);
+
+/// One acquisition at the store, from before it is requested until its release is confirmed.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    name: Name,
+    request: Request,
+    terms: Terms,
+    /// The group within which the lease may be passed on, if it may be.
+    group: Option<Group>,
+    /// Cancelled when the lease is lost. Created by the first who asks for it.
+    lost: OnceLock<CancellationToken>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// The limit of a semaphore, as last reported to this lease by the store.
+    limit: Option<Limit>,
+    /// Cancelled when the hold of that token has been released.
+    endings: Vec<(FencingToken, CancellationToken)>,
+    /// The channel to the waiter for this lease, if it has no group.
+    waiter: Option<oneshot::Sender<Told>>,
+    /// The instant under which the lease is filed in a schedule.
+    filed_at: Instant,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Queued(Queued),
+    Held(Held),
+    /// Given up, or released.
+    Released {
+        /// Whether a grant was reported since.
+        granted_since: bool,
+    },
+    Lost {
+        token: FencingToken,
+        reason: LossReason,
+        /// The store's message, if it refused to renew the lease.
+        detail: Option<String>,
+        /// Whether somebody has taken charge of its release.
+        seen_to: bool,
+    },
+}
+
+/// A lease that is requested.
+#[derive(Debug)]
+struct Queued {
+    /// When the store answered last, or the lease was created.
+    heard: Instant,
+    /// The ticket of the last answer, and when the request was sent that it answers.
+    place: Option<(Ticket, Instant)>,
+    /// A pushed grant that is not accepted yet.
+    told: Option<(Ticket, Grant)>,
+    /// The token of a grant that was released by force.
+    revoked: Option<FencingToken>,
+    /// The error of the last request, if it was not answered.
+    silence: Option<BackendError>,
+    /// Whether the keeper has it in its schedule and repeats the request.
+    kept: bool,
+    /// Whether a request of the keeper is in flight.
+    asking: bool,
+    /// When the keeper repeats the request.
+    ask_at: Instant,
+}
+
+/// A lease that is held.
+#[derive(Debug)]
+struct Held {
+    deadline: Deadline,
+    /// The store's grant.
+    grant: Grant,
+    /// The token of the current hold.
+    token: FencingToken,
+    turn: Turn,
+    /// Whether the current hold has been handed to a waiter.
+    handed: bool,
+    /// Whether that waiter has taken it up. Until then it is not renewed.
+    taken: bool,
+    /// How many guards share the hold: re-entering and splitting add one.
+    guards: u32,
+    /// How many permits they have together.
+    permits: u32,
+    /// Whether it is scheduled for its renewal, and not only for its end.
+    filed_to_renew: bool,
+    /// Whether a renewal is due or in flight.
+    renewing: bool,
+    /// Set after a renewal that was not answered: when to try again, and why.
+    unanswered: Option<(Instant, BackendError)>,
+}
+
+/// A message to a waiter.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// It has this hold.
+    Granted(Hold),
+    /// The request has failed.
+    Failed(BackendError),
+}
+
+/// What follows from the answer to a request.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The lease is held, and nobody has taken it up yet.
+    Granted,
+    /// It waits, and the request is to be repeated.
+    Queued,
+    /// It is not available without waiting.
+    Busy,
+    /// The request has failed for good.
+    Failed(BackendError),
+    /// It had been granted or given up before.
+    Over,
+}
+
+/// What follows from a pushed grant.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// The lease is held, and nobody has taken it up yet.
+    Granted,
+    /// It is not accepted: the client has to ask the store.
+    Doubtful,
+    /// There is nothing to do.
+    Known,
+}
+
+/// What the keeper has to do for a lease now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Send its request.
+    Ask,
+    /// Renew it.
+    Renew,
+    /// Nothing yet: schedule it again.
+    Wait,
+    /// It is lost: release it.
+    Release,
+    /// Nothing any more.
+    Forget,
+}
+
+/// What follows when a guard is released.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// It was the last one: the hold has ended.
+    Last,
+    /// Other guards keep this many permits; the rest is returned.
+    Keeping(u32),
+    /// Other guards keep the lock.
+    Sharing,
+    /// The lease had been lost before.
+    Ended(LossReason),
+}
+
+/// A lease as one holder has it. Its token distinguishes it from earlier and later holds of the same lease.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) token: FencingToken,
+}
+
+impl Lease {
+    /// A lease that is about to be requested.
+    pub(super) fn new(name: &Name, request: Request, terms: Terms, group: Option<Group>) -> Arc<Self> {
+        let now = Instant::now();
+        let queued = Queued {
+            heard: now,
+            place: None,
+            told: None,
+            revoked: None,
+            silence: None,
+            kept: false,
+            asking: false,
+            ask_at: now + terms.ttl / 3,
+        };
+        let state = State {
+            phase: Phase::Queued(queued),
+            limit: None,
+            endings: Vec::new(),
+            waiter: None,
+            filed_at: now,
+        };
+        let (name, lost) = (name.clone(), OnceLock::new());
+        Arc::new(Self { name, request, terms, group, lost, state: Mutex::new(state) })
+    }
+
+    pub(crate) const fn id(&self) -> LeaseId {
+        self.request.lease.id
+    }
+
+    pub(crate) const fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(super) const fn lease_ref(&self) -> &LeaseRef {
+        &self.request.lease
+    }
+
+    pub(super) const fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
+    }
+
+    pub(super) const fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    pub(super) const fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// The owner for which a reentrant lock is held.
+    pub(super) const fn owner(&self) -> Option<&Arc<str>> {
+        self.request.claim.owner()
+    }
+
+    /// What is claimed, with the limit that the store reported last.
+    pub(super) fn claim(&self) -> Claim {
+        match (&self.request.claim, self.limit()) {
+            (Claim::Permits(permits, _), Some(limit)) => Claim::Permits(*permits, limit),
+            (claim, _) => claim.clone(),
+        }
+    }
+
+    /// Whether there is a maximum hold time, which starts anew with each hold.
+    pub(super) const fn is_capped(&self) -> bool {
+        self.terms.max_hold.is_some()
+    }
+
+    /// Whether it is requested by a request that waits in the store's queue.
+    pub(super) fn waits(&self) -> bool {
+        self.request.waits && matches!(self.state.lock().phase, Phase::Queued(_))
+    }
+
+    pub(super) fn is_released(&self) -> bool {
+        matches!(self.state.lock().phase, Phase::Released { .. })
+    }
+
+    /// The limit of a semaphore, as last reported to this lease by the store.
+    pub(super) fn limit(&self) -> Option<Limit> {
+        self.state.lock().limit
+    }
+}
+
+// Requested leases
+
+impl Lease {
+    /// Handles the answer to a request that was sent at `sent`.
+    pub(super) fn answered(
+        &self,
+        answer: Result<Answer, BackendError>,
+        sent: Instant,
+        now: Instant,
+    ) -> Outcome {
+        let mut state = self.state.lock();
+        if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
+            state.limit = Some(limit);
+        }
+        let queued = match &mut state.phase {
+            Phase::Queued(queued) => queued,
+            Phase::Held(_) | Phase::Released { .. } | Phase::Lost { .. } => return Outcome::Over,
+        };
+        queued.asking = false;
+        match answer {
+            Ok(Answer::Granted(grant)) => match self.counted_from(grant, sent, now) {
+                Some(counted_from) => self.hold(&mut state, grant, counted_from, now),
+                // Its time is over, or nearly. Nobody would ask again: whoever asked is told, and asks for another lease.
+                None if !self.request.waits => {
+                    let outcome = self.hold(&mut state, grant, sent, now);
+                    self.lose_in(&mut state, LossReason::Expired);
+                    outcome
+                }
+                None => {
+                    // Its time is over, or nearly: ask again when it has ended at the store, too.
+                    (queued.heard, queued.silence) = (now, None);
+                    queued.ask_at = now + grant.remaining.unwrap_or_default().max(RETRY);
+                    Outcome::Queued
+                }
+            },
+            Ok(Answer::Queued(place)) => {
+                queued.answered(place.ticket, sent, now);
+                let alive = moment_within(now, self.terms.ttl);
+                queued.ask_at = now + place.ask_again_in.map_or(alive, |pause| pause.min(alive));
+                match queued.told.take() {
+                    Some((ticket, grant)) if ticket == place.ticket && self.is_fresh(sent, now) => {
+                        return self.hold(&mut state, grant, sent, now);
+                    }
+                    // The grant is for this place and comes too late, or for a later place: this answer is out of date.
+                    Some((ticket, _)) if ticket >= place.ticket => queued.ask_at = now,
+                    _ => {}
+                }
+                Outcome::Queued
+            }
+            Ok(Answer::Busy { .. }) => {
+                state.phase = Phase::Released { granted_since: false };
+                Outcome::Busy
+            }
+            Err(error) if error.is_transient() && !self.bears_no_more(queued.heard, now) => {
+                queued.silence = Some(error);
+                queued.ask_at = now + RETRY;
+                Outcome::Queued
+            }
+            Err(error) => {
+                state.phase = Phase::Released { granted_since: false };
+                Outcome::Failed(error)
+            }
+        }
+    }
+
+    /// Handles a pushed grant to the place `ticket`. It is accepted only for the ticket of the store's last answer: events and
+    /// answers travel on different connections, and an event may be old. The lease is then counted from the request that was
+    /// answered with that ticket, because the grant ends when the place would have ended.
+    pub(super) fn told(&self, ticket: Ticket, grant: Grant, now: Instant) -> Heard {
+        let mut state = self.state.lock();
+        match &mut state.phase {
+            Phase::Queued(queued) => match queued.place {
+                Some((place, sent)) if place == ticket && self.is_fresh(sent, now) => {
+                    self.hold(&mut state, grant, sent, now);
+                    Heard::Granted
+                }
+                _ => {
+                    queued.told = Some((ticket, grant));
+                    queued.ask_at = now;
+                    Heard::Doubtful
+                }
+            },
+            Phase::Released { granted_since } => {
+                *granted_since = true;
+                Heard::Known
+            }
+            Phase::Held(_) | Phase::Lost { .. } => Heard::Known,
+        }
+    }
+
+    /// Whether a lease counted from `sent` has at least half of its time left. If not, the grant was late or this process was
+    /// paused, and the store is asked instead.
+    fn is_fresh(&self, sent: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(sent) < self.terms.ttl / 2
+    }
+
+    /// The instant from which a grant is counted that answers a request sent at `sent`. `None` if it has ended by now.
+    fn counted_from(&self, grant: Grant, sent: Instant, now: Instant) -> Option<Instant> {
+        // A grant that was made earlier ends `remaining` after the store looked, which was not before `sent`.
+        let before = grant.remaining.map_or(Duration::ZERO, |left| self.terms.ttl.saturating_sub(left));
+        let from = sent.checked_sub(before)?;
+        (grant.remaining.is_none() || !Deadline::new(self.terms, from, now).has_passed(now)).then_some(from)
+    }
+
+    fn bears_no_more(&self, heard: Instant, now: Instant) -> bool {
+        !self.request.waits || now.saturating_duration_since(heard) >= OUTAGE.max(self.terms.ttl * 4)
+    }
+
+    fn hold(&self, state: &mut State, grant: Grant, sent: Instant, now: Instant) -> Outcome {
+        let Phase::Queued(queued) = &state.phase else { return Outcome::Over };
+        let revoked = queued.revoked.is_some_and(|revoked| revoked == grant.token || revoked.get() == 0);
+        state.limit = grant.limit.or(state.limit);
+        state.phase = Phase::Held(Held {
+            deadline: Deadline::new(self.terms, sent, now),
+            grant,
+            token: grant.token,
+            turn: Turn::new(self.request.tokens, now),
+            handed: false,
+            taken: false,
+            guards: 1,
+            permits: self.request.claim.permits(),
+            filed_to_renew: false,
+            renewing: false,
+            unanswered: None,
+        });
+        if revoked {
+            self.lose_in(state, LossReason::Revoked);
+        }
+        Outcome::Granted
+    }
+
+    /// Makes a repetition of the request due now.
+    pub(super) fn ask_soon(&self, now: Instant) {
+        if let Phase::Queued(queued) = &mut self.state.lock().phase {
+            queued.ask_at = now;
+        }
+    }
+
+    /// The request as it is repeated. `None` if the lease does not wait any more.
+    pub(super) fn request_again(&self) -> Option<Request> {
+        if !self.waits() {
+            return None;
+        }
+        Some(Request { claim: self.claim(), ..self.request.clone() })
+    }
+
+    /// The keeper sends the request now. If its runtime ends before the answer, the next one sends it again.
+    pub(super) fn start_asking(&self) {
+        if let Phase::Queued(queued) = &mut self.state.lock().phase {
+            (queued.kept, queued.asking) = (true, true);
+        }
+    }
+
+    /// Makes a request or a renewal due again that was in flight on a runtime that has ended. `false` if the keeper has nothing
+    /// to do for this lease.
+    pub(super) fn take_over(&self, now: Instant) -> bool {
+        match &mut self.state.lock().phase {
+            Phase::Queued(queued) => {
+                (queued.asking, queued.ask_at) = (false, now);
+                queued.kept
+            }
+            Phase::Held(held) => {
+                held.renewing = false;
+                true
+            }
+            Phase::Released { .. } => false,
+            Phase::Lost { seen_to, .. } => !*seen_to,
+        }
+    }
+
+    /// Why the last request or renewal was not answered, if it was not.
+    pub(super) fn silence(&self) -> Option<BackendError> {
+        match &self.state.lock().phase {
+            Phase::Queued(queued) => queued.silence.as_ref().map(BackendError::again),
+            Phase::Held(held) => held.unanswered.as_ref().map(|(_, error)| error.again()),
+            Phase::Released { .. } | Phase::Lost { .. } => None,
+        }
+    }
+
+    /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime.
+    pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Told>) -> Option<Hold> {
+        let mut state = self.state.lock();
+        let hold = self.hand_in(&mut state);
+        if hold.is_none() {
+            state.waiter = Some(waiter);
+        }
+        hold
+    }
+
+    /// Takes the channel to the waiter of a lease without a group.
+    pub(super) fn waiter(&self) -> Option<oneshot::Sender<Told>> {
+        self.state.lock().waiter.take()
+    }
+
+    /// Gives up a lease that waits. `false` if it is held or has ended.
+    pub(super) fn give_up(&self) -> bool {
+        let mut state = self.state.lock();
+        let waits = matches!(state.phase, Phase::Queued(_));
+        if waits {
+            state.phase = Phase::Released { granted_since: false };
+        }
+        let waiter = state.waiter.take();
+        drop(state);
+        drop(waiter);
+        waits
+    }
+}
+
+impl Queued {
+    fn answered(&mut self, ticket: Ticket, sent: Instant, now: Instant) {
+        (self.heard, self.silence) = (now, None);
+        // Answers to requests that were in flight together may arrive in any order.
+        match self.place {
+            Some((place, last)) if place > ticket || (place == ticket && last > sent) => {}
+            _ => self.place = Some((ticket, sent)),
+        }
+    }
+}
+
+// Held leases
+
+impl Lease {
+    /// The current hold, for the waiter that gets it; it may have been lost since it was granted. `None` if another waiter has
+    /// it, or there is none.
+    pub(super) fn hand(self: &Arc<Self>) -> Option<Hold> {
+        self.hand_in(&mut self.state.lock())
+    }
+
+    fn hand_in(self: &Arc<Self>, state: &mut State) -> Option<Hold> {
+        let token = match &mut state.phase {
+            Phase::Held(held) if !held.handed => {
+                held.handed = true;
+                held.token
+            }
+            Phase::Lost { token, .. } => *token,
+            _ => return None,
+        };
+        Some(Hold { lease: Arc::clone(self), token })
+    }
+
+    /// The waiter to which the hold was handed has gone: it may be handed to another one.
+    pub(super) fn take_back(&self, token: FencingToken) {
+        if let Phase::Held(held) = &mut self.state.lock().phase
+            && held.token == token
+        {
+            held.handed = false;
+        }
+    }
+
+    /// The waiter has taken up its hold: from now on it is renewed, and the maximum hold time runs. Tells whether the lease must be
+    /// scheduled for that.
+    pub(super) fn take(&self, token: FencingToken, now: Instant) -> bool {
+        match &mut self.state.lock().phase {
+            Phase::Held(held) if held.token == token => {
+                (held.handed, held.taken) = (true, true);
+                held.deadline = held.deadline.for_next(now);
+                !held.filed_to_renew || self.is_capped()
+            }
+            _ => true,
+        }
+    }
+
+    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease has to be returned to
+    /// the store: its turn is over, less than half of its time is left, or it is lost.
+    pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
+        let mut state = self.state.lock();
+        let Phase::Held(held) = &mut state.phase else { return None };
+        let goes_on = held.turn.goes_on(now)
+            && !held.deadline.has_passed(now)
+            && held.deadline.uncapped(now) >= self.terms.ttl / 2;
+        if !goes_on {
+            return None;
+        }
+        held.turn.pass();
+        held.token = FencingToken::new(held.token.get() + 1);
+        (held.handed, held.taken, held.guards, held.permits) = (true, false, 1, 1);
+        held.deadline = held.deadline.for_next(now);
+        Some(Hold { lease: Arc::clone(self), token: held.token })
+    }
+
+    /// Ends the lease as released. `false` if it has ended before.
+    pub(super) fn end(&self) -> bool {
+        let mut state = self.state.lock();
+        let held = matches!(state.phase, Phase::Held(_));
+        if held {
+            state.phase = Phase::Released { granted_since: false };
+        }
+        held
+    }
+
+    /// Removes a guard and its permits. If it was the last one, the caller ends the lease or passes it on.
+    pub(super) fn leave(&self, token: FencingToken, permits: u32, now: Instant) -> Leaving {
+        let mut state = self.state.lock();
+        if let Some(reason) = self.loss_in(&mut state, token, now) {
+            return Leaving::Ended(reason);
+        }
+        let Phase::Held(held) = &mut state.phase else { return Leaving::Ended(LossReason::Expired) };
+        held.guards -= 1;
+        if held.guards == 0 {
+            return Leaving::Last;
+        }
+        if !self.name.kind().is_semaphore() {
+            return Leaving::Sharing;
+        }
+        held.permits -= permits;
+        Leaving::Keeping(held.permits)
+    }
+
+    /// Adds a guard of an owner that re-enters, if the lease is still held.
+    pub(super) fn enter(self: &Arc<Self>, now: Instant) -> Option<Hold> {
+        let mut state = self.state.lock();
+        let Phase::Held(held) = &mut state.phase else { return None };
+        if !held.taken || held.guards == 0 || held.deadline.has_passed(now) {
+            return None;
+        }
+        held.guards += 1;
+        Some(Hold { lease: Arc::clone(self), token: held.token })
+    }
+
+    /// Marks the lease as lost because its release has found that it had ended before.
+    pub(super) fn found_lost(&self, token: FencingToken, reason: LossReason) {
+        let mut state = self.state.lock();
+        state.phase = Phase::Lost { token, reason, detail: None, seen_to: true };
+        drop(state);
+        tracing::warn!(name = %self.name, token = token.get(), %reason, "lease lost before its release");
+        self.tell_lost();
+    }
+
+    /// The grant of this token was released by force. `false` if it is not the grant that is held.
+    pub(super) fn revoke(&self, token: FencingToken) -> bool {
+        let mut state = self.state.lock();
+        match &mut state.phase {
+            Phase::Held(held) if held.grant.token == token || token.get() == 0 => {
+                self.lose_in(&mut state, LossReason::Revoked);
+                true
+            }
+            Phase::Queued(queued) => {
+                queued.revoked = Some(token);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends the lease as lost, if it is held.
+    pub(super) fn lose(&self, reason: LossReason) {
+        self.lose_in(&mut self.state.lock(), reason);
+    }
+
+    /// Why the hold of this token is lost, if it is. A passed deadline is noticed here: by the keeper, by a poll of `lost`, or by
+    /// any other question to the guard, whichever comes first.
+    fn loss(&self, token: FencingToken, now: Instant) -> Option<LossReason> {
+        self.loss_in(&mut self.state.lock(), token, now)
+    }
+
+    fn loss_in(&self, state: &mut State, token: FencingToken, now: Instant) -> Option<LossReason> {
+        match &state.phase {
+            Phase::Lost { token: lost, reason, .. } if *lost == token => Some(*reason),
+            Phase::Held(held) if held.token == token && held.deadline.has_passed(now) => {
+                let reason = held.passed();
+                self.lose_in(state, reason);
+                Some(reason)
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends the lease as lost and notifies everybody in this client. The keeper releases it at the store.
+    fn lose_in(&self, state: &mut State, reason: LossReason) {
+        let Phase::Held(held) = &state.phase else { return };
+        let token = held.token;
+        let refusal = held.unanswered.as_ref().filter(|_| reason == LossReason::StoreRefused);
+        let detail = refusal.map(|(_, error)| error.to_string());
+        tracing::warn!(name = %self.name, token = token.get(), %reason, ?detail, "lease lost");
+        state.phase = Phase::Lost { token, reason, detail, seen_to: false };
+        self.tell_lost();
+    }
+
+    fn tell_lost(&self) {
+        if let Some(lost) = self.lost.get() {
+            lost.cancel();
+        }
+    }
+}
+
+impl Held {
+    /// The reason for the loss once the deadline has passed.
+    fn passed(&self) -> LossReason {
+        if self.deadline.ends_by_cap() {
+            LossReason::HeldTooLong
+        } else if self.unanswered.as_ref().is_some_and(|(_, error)| !error.is_transient()) {
+            LossReason::StoreRefused
+        } else if self.renewing || self.unanswered.is_some() {
+            LossReason::StoreUnreachable
+        } else {
+            LossReason::Expired
+        }
+    }
+
+    fn extend(&mut self, counted_from: Instant, now: Instant) {
+        // Too late if the deadline has passed, even if nobody has noticed yet.
+        if !self.deadline.has_passed(now) {
+            self.deadline.extend(counted_from);
+        }
+        self.unanswered = None;
+    }
+
+    /// When the next renewal is due, if there is one and none is in flight.
+    fn next_renewal(&self) -> Option<Instant> {
+        if self.renewing || !self.taken {
+            return None;
+        }
+        let due = self.deadline.renew_at()?;
+        Some(self.unanswered.as_ref().map_or(due, |(retry, _)| due.max(*retry)))
+    }
+
+    fn may_renew(&self, now: Instant) -> bool {
+        self.next_renewal().is_some_and(|at| at <= now + self.deadline.leeway())
+    }
+}
+
+// In the keeper's schedule
+
+impl Lease {
+    /// The instant under which to file the lease: when something is due for it next. `None` if nothing is.
+    pub(super) fn file(&self) -> Option<Instant> {
+        let mut state = self.state.lock();
+        let at = match &mut state.phase {
+            Phase::Queued(queued) if queued.asking => return None,
+            Phase::Queued(queued) => {
+                queued.kept = true;
+                queued.ask_at
+            }
+            Phase::Held(held) => {
+                let renewal = held.next_renewal();
+                held.filed_to_renew = renewal.is_some();
+                renewal.unwrap_or_else(|| held.deadline.ends())
+            }
+            Phase::Lost { seen_to: false, .. } => Instant::now(),
+            Phase::Released { .. } | Phase::Lost { .. } => return None,
+        };
+        state.filed_at = at;
+        Some(at)
+    }
+
+    pub(super) fn filed_at(&self) -> Instant {
+        self.state.lock().filed_at
+    }
+
+    /// Whether the lease may be renewed at `now`, a little early, in order to travel with others.
+    pub(super) fn may_renew(&self, now: Instant) -> bool {
+        matches!(&self.state.lock().phase, Phase::Held(held) if held.may_renew(now))
+    }
+
+    /// What the keeper has to do at `now`. A request, a renewal or a release is returned once and counts as begun from then on.
+    pub(super) fn step(&self, now: Instant) -> Step {
+        let mut state = self.state.lock();
+        if let Phase::Held(held) = &state.phase {
+            let token = held.token;
+            self.loss_in(&mut state, token, now);
+        }
+        match &mut state.phase {
+            Phase::Queued(queued) if queued.asking => Step::Forget,
+            Phase::Queued(queued) if queued.ask_at <= now => {
+                queued.asking = true;
+                Step::Ask
+            }
+            Phase::Held(held) if held.may_renew(now) => {
+                held.renewing = true;
+                Step::Renew
+            }
+            Phase::Queued(_) | Phase::Held(_) => Step::Wait,
+            Phase::Lost { seen_to: seen_to @ false, .. } => {
+                *seen_to = true;
+                Step::Release
+            }
+            Phase::Released { .. } | Phase::Lost { .. } => Step::Forget,
+        }
+    }
+
+    /// The renewal request. `None` if the lease has ended.
+    pub(super) fn renewal(&self) -> Option<Renew> {
+        let held = matches!(self.state.lock().phase, Phase::Held(_));
+        held.then(|| Renew::new(self.request.lease.clone(), self.terms.ttl))
+    }
+
+    /// Handles the answer to a renewal that was sent at `sent`. An error neither extends nor ends the lease.
+    pub(super) fn renewed(&self, answer: Result<Renewal, BackendError>, sent: Instant, now: Instant) {
+        let mut state = self.state.lock();
+        let Phase::Held(held) = &mut state.phase else { return };
+        held.renewing = false;
+        match answer {
+            Ok(Renewal::Renewed) => {
+                held.extend(sent, now);
+                tracing::debug!(name = %self.name, token = held.token.get(), "lease renewed");
+            }
+            // A revocation whose event was lost looks the same.
+            Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason),
+            Err(error) => {
+                tracing::debug!(name = %self.name, token = held.token.get(), %error, "renewal not answered");
+                held.unanswered = Some((held.deadline.retry_at(now), error));
+            }
+        }
+    }
+
+    /// The deadline of a held lease; now for any other.
+    pub(super) fn ends(&self) -> Instant {
+        match &self.state.lock().phase {
+            Phase::Held(held) => held.deadline.ends(),
+            _ => Instant::now(),
+        }
+    }
+
+    /// Notes that the store may have granted the lease after it was given up.
+    pub(super) fn note_grant(&self) {
+        if let Phase::Released { granted_since } = &mut self.state.lock().phase {
+            *granted_since = true;
+        }
+    }
+
+    /// Whether a grant was noted after the lease was given up. Clears the note.
+    pub(super) fn granted_since(&self) -> bool {
+        match &mut self.state.lock().phase {
+            Phase::Released { granted_since } => std::mem::take(granted_since),
+            _ => false,
+        }
+    }
+}
+
+// Holds
+
+impl Hold {
+    pub(crate) fn name(&self) -> &Name {
+        &self.lease.name
+    }
+
+    /// Why it is lost, if it is.
+    pub(crate) fn loss(&self, now: Instant) -> Option<LossReason> {
+        self.lease.loss(self.token, now)
+    }
+
+    /// The loss as an error.
+    pub(crate) fn loss_error(&self, reason: LossReason) -> Error {
+        let detail = match &self.lease.state.lock().phase {
+            Phase::Lost { token, detail, .. } if *token == self.token => detail.clone(),
+            _ => None,
+        };
+        Error::Lost { name: self.name().as_str().to_owned(), token: self.token, reason, detail }
+    }
+
+    /// When it ends unless it is renewed. `None` if it has ended.
+    pub(crate) fn ends(&self) -> Option<Instant> {
+        match &self.lease.state.lock().phase {
+            Phase::Held(held) if held.token == self.token => Some(held.deadline.ends()),
+            _ => None,
+        }
+    }
+
+    /// For how long it may still be trusted; zero if it has ended.
+    pub(crate) fn remaining(&self, now: Instant) -> Duration {
+        if self.loss(now).is_some() {
+            return Duration::ZERO;
+        }
+        self.ends().map_or(Duration::ZERO, |ends| ends.saturating_duration_since(now))
+    }
+
+    /// Cancelled when the lease is found lost. A deadline that passes may be noticed late: see [`ends`](Self::ends).
+    pub(crate) fn lost(&self) -> &CancellationToken {
+        self.lease.lost.get_or_init(CancellationToken::new)
+    }
+
+    /// Cancelled when the hold has been released, and it is known whether it had been lost before.
+    pub(crate) fn released(&self) -> CancellationToken {
+        let mut state = self.lease.state.lock();
+        let known = state.endings.iter().find(|(token, _)| *token == self.token);
+        if let Some((_, released)) = known {
+            return released.clone();
+        }
+        let released = CancellationToken::new();
+        state.endings.push((self.token, released.clone()));
+        released
+    }
+
+    /// Its last guard has gone and the release has finished, with whatever result.
+    pub(super) fn give_back(&self) {
+        let mut state = self.lease.state.lock();
+        let place = state.endings.iter().position(|(token, _)| *token == self.token);
+        let ending = place.map(|place| state.endings.swap_remove(place));
+        drop(state);
+        if let Some((_, released)) = ending {
+            released.cancel();
+        }
+    }
+
+    /// Adds a guard, which shares the permits of an existing one.
+    pub(crate) fn split(&self) {
+        if let Phase::Held(held) = &mut self.lease.state.lock().phase
+            && held.token == self.token
+        {
+            held.guards += 1;
+        }
+    }
+
+    /// Why a hold that has ended without a release was lost.
+    pub(super) fn reason(&self) -> LossReason {
+        self.loss(Instant::now()).unwrap_or(LossReason::Expired)
+    }
+
+    /// The waiter has taken it up. Tells whether the lease must be scheduled for that.
+    pub(super) fn begin(&self, now: Instant) -> bool {
+        self.lease.take(self.token, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Kind, LeaseIds, Queued as Place};
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn lease() -> Arc<Lease> {
+        let name = Name::new("lock:", "a", Kind::Mutex).unwrap();
+        let asked = LeaseRef::new(LeaseIds::new().next(), name.resource().clone());
+        let terms = Terms { ttl: TTL, renewal_period: TTL / 3, max_hold: None };
+        Lease::new(&name, Request::new(asked, Claim::Sole, TTL).waiting(), terms, None)
+    }
+
+    fn queued(ticket: u64) -> Result<Answer, BackendError> {
+        Ok(Answer::Queued(Place::new(Ticket::new(ticket), None, None)))
+    }
+
+    fn grant(token: u64) -> Grant {
+        Grant::new(FencingToken::new(token), None)
+    }
+
+    fn told(lease: &Lease, ticket: u64, token: u64, now: Instant) -> Heard {
+        lease.told(Ticket::new(ticket), grant(token), now)
+    }
+
+    fn ends(lease: &Arc<Lease>) -> Option<Instant> {
+        lease.hand().and_then(|hold| hold.ends())
+    }
+
+    #[test]
+    fn a_grant_is_believed_for_the_place_that_was_answered_last_and_counted_from_that_request() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(queued(7), start, start);
+        lease.answered(queued(7), start + TTL / 4, start + TTL / 4);
+        assert_eq!(told(&lease, 7, 42, start + TTL / 3), Heard::Granted);
+        let ends = ends(&lease).unwrap();
+        assert!(ends < start + TTL / 4 + TTL && ends > start + TTL, "from the last request");
+    }
+
+    #[test]
+    fn a_grant_of_an_earlier_place_is_not_believed_and_the_store_is_asked() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(queued(7), start, start);
+        lease.answered(queued(9), start + TTL, start + TTL);
+        assert_eq!(told(&lease, 7, 42, start + TTL), Heard::Doubtful);
+        assert_eq!(lease.file(), Some(start + TTL), "at once");
+        assert_eq!(lease.step(start + TTL), Step::Ask);
+        assert!(matches!(lease.answered(queued(9), start + TTL, start + TTL), Outcome::Queued));
+        assert!(ends(&lease).is_none());
+    }
+
+    #[test]
+    fn a_grant_that_overtakes_the_answer_is_believed_when_the_answer_names_its_place() {
+        for (answered, believed) in [(7, true), (8, false), (6, false)] {
+            let (lease, start) = (lease(), Instant::now());
+            assert_eq!(told(&lease, 7, 42, start), Heard::Doubtful);
+            let outcome = lease.answered(queued(answered), start, start);
+            assert_eq!(matches!(outcome, Outcome::Granted), believed, "{answered}");
+            assert_eq!(ends(&lease).is_some(), believed);
+        }
+    }
+
+    #[test]
+    fn a_grant_that_comes_when_half_its_time_is_over_is_not_believed() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(queued(7), start, start);
+        assert_eq!(told(&lease, 7, 42, start + TTL / 2), Heard::Doubtful);
+    }
+
+    #[test]
+    fn a_grant_found_by_asking_ends_when_the_store_says() {
+        let (lease, start) = (lease(), Instant::now());
+        let found = Ok(Answer::Granted(grant(42).lasting(TTL / 2)));
+        assert!(matches!(lease.answered(found, start, start), Outcome::Granted));
+        assert!(ends(&lease).unwrap() < start + TTL / 2);
+        // Found with next to no time left.
+        let lease = self::lease();
+        let found = Ok(Answer::Granted(grant(42).lasting(Duration::from_millis(1))));
+        assert!(matches!(lease.answered(found, start, start), Outcome::Queued));
+    }
+
+    #[test]
+    fn a_revocation_ends_the_grant_that_it_names_and_no_other() {
+        let now = Instant::now();
+        for (revoked, lost) in [(42, true), (41, false), (0, true)] {
+            let lease = lease();
+            lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+            lease.hand().unwrap().begin(now);
+            lease.revoke(FencingToken::new(revoked));
+            assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
+        }
+        // The revocation arrives before the answer that grants.
+        for (revoked, lost) in [(42, true), (41, false), (0, true)] {
+            let lease = lease();
+            lease.revoke(FencingToken::new(revoked));
+            lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+            assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
+        }
+    }
+
+    #[test]
+    fn a_grant_that_nobody_takes_up_is_not_renewed() {
+        let (lease, now) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+        let hold = lease.hand().unwrap();
+        assert!(lease.file().unwrap() > now + TTL * 9 / 10, "not before it ends");
+        hold.begin(now);
+        assert!(lease.file().unwrap() < now + TTL / 2);
+    }
+
+    #[test]
+    fn a_hold_hears_of_its_own_loss_only() {
+        let (lease, now) = (lease(), Instant::now());
+        let many = Request { tokens: 16, ..lease.request.clone() };
+        let lease = Lease::new(lease.name(), many, lease.terms(), None);
+        lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+        let first = lease.hand().unwrap();
+        first.begin(now);
+        let second = lease.pass_on(now).unwrap();
+        second.begin(now);
+        assert_eq!(second.token.get(), 43);
+        lease.lose(LossReason::Taken);
+        assert_eq!((first.loss(now), second.loss(now)), (None, Some(LossReason::Taken)));
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_is_borne_for_thirty_seconds_or_four_ttls() {
+        let (lease, start) = (lease(), Instant::now());
+        let unanswered = || Err(BackendError::Unanswered { source: "silence".into() });
+        lease.answered(queued(7), start, start);
+        let mut now = start + TTL * 4 - Duration::from_millis(1);
+        assert!(matches!(lease.answered(unanswered(), now, now), Outcome::Queued));
+        assert!(lease.silence().is_some());
+        now += Duration::from_millis(1);
+        assert!(matches!(lease.answered(unanswered(), now, now), Outcome::Failed(_)));
+    }
+}

@@ -1,0 +1,231 @@
+//! Releases that the keeper's task sends.
+//!
+//! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that ends: the
+//! task that sends them can be started again on another one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+
+use super::lease::Lease;
+use crate::backend::{BackendError, LeaseRef, Released};
+use crate::sync::Mutex;
+
+/// The queue of pending releases.
+#[derive(Debug, Default)]
+pub(super) struct ReleaseQueue {
+    queue: Mutex<Queue>,
+    /// Something was queued.
+    queued: Notify,
+    /// A release is no longer pending, or something else has changed for which a shutdown waits.
+    settled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    pending: VecDeque<PendingRelease>,
+    /// The keys for which a release is queued or in flight.
+    unsettled: HashMap<Arc<str>, Progress>,
+}
+
+/// How many releases of a key have been queued, and how many of them are done, since the key had none.
+#[derive(Debug, Default)]
+struct Progress {
+    queued: usize,
+    settled: usize,
+}
+
+/// A release that must reach the store.
+#[derive(Debug)]
+pub(super) struct PendingRelease {
+    pub(super) target: Target,
+    /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
+    /// the store executes the release.
+    pub(super) next: Vec<Arc<Lease>>,
+    /// The channel for the first answer, if somebody waits for it.
+    pub(super) confirm: Option<oneshot::Sender<Result<Released, BackendError>>>,
+}
+
+/// What is to be released.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    Lease(Arc<Lease>),
+    /// All but this many permits.
+    Permits(Arc<Lease>, u32),
+    /// A grant to a lease that has ended: its request may have been executed after its release.
+    Orphan(LeaseRef),
+}
+
+impl Target {
+    pub(super) fn lease_ref(&self) -> &LeaseRef {
+        match self {
+            Self::Lease(lease) | Self::Permits(lease, _) => lease.lease_ref(),
+            Self::Orphan(lease) => lease,
+        }
+    }
+
+    /// How long the store keeps the lease without a renewal, if that is known.
+    pub(super) fn ttl(&self) -> Option<Duration> {
+        match self {
+            Self::Lease(lease) | Self::Permits(lease, _) => Some(lease.terms().ttl),
+            Self::Orphan(_) => None,
+        }
+    }
+
+    fn key(&self) -> &Arc<str> {
+        &self.lease_ref().resource.key
+    }
+}
+
+impl PendingRelease {
+    pub(super) const fn of(target: Target) -> Self {
+        Self { target, next: Vec::new(), confirm: None }
+    }
+}
+
+impl ReleaseQueue {
+    pub(super) fn push(&self, pending: PendingRelease) {
+        let mut queue = self.queue.lock();
+        queue.unsettled.entry(Arc::clone(pending.target.key())).or_default().queued += 1;
+        queue.pending.push_back(pending);
+        drop(queue);
+        self.queued.notify_one();
+    }
+
+    /// Takes out the oldest release. If the result is dropped before it is settled, the release is pending again.
+    pub(super) fn pop(&self) -> Option<UnderWay<'_>> {
+        let pending = self.queue.lock().pending.pop_front()?;
+        Some(UnderWay { queue: self, pending: Some(pending) })
+    }
+
+    /// Waits until something is queued.
+    pub(super) async fn queued(&self) {
+        self.queued.notified().await;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.lock().unsettled.is_empty()
+    }
+
+    /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then
+    /// finds released what was dropped before. Releases that are queued later are not waited for.
+    pub(super) async fn settled(&self, key: &str) {
+        let progress = |queue: &Queue| queue.unsettled.get(key).map(|p| (p.queued, p.settled));
+        let Some((goal, _)) = progress(&self.queue.lock()) else { return };
+        self.until(|queue| progress(queue).is_none_or(|(_, settled)| settled >= goal)).await;
+    }
+
+    /// Waits until no release is pending and `done` returns true.
+    pub(super) async fn drained(&self, done: impl Fn() -> bool + Send + Sync) {
+        self.until(|queue| queue.unsettled.is_empty() && done()).await;
+    }
+
+    /// Has [`drained`](Self::drained) evaluate its condition again.
+    pub(super) fn look(&self) {
+        self.settled.notify_waiters();
+    }
+
+    async fn until(&self, reached: impl Fn(&Queue) -> bool + Send + Sync) {
+        loop {
+            let settled = self.settled.notified();
+            if reached(&self.queue.lock()) {
+                return;
+            }
+            settled.await;
+        }
+    }
+
+    fn mark_settled(&self, key: &Arc<str>) {
+        let mut queue = self.queue.lock();
+        if let Some(progress) = queue.unsettled.get_mut(key) {
+            progress.settled += 1;
+            if progress.settled == progress.queued {
+                queue.unsettled.remove(key);
+            }
+        }
+        drop(queue);
+        self.settled.notify_waiters();
+    }
+}
+
+/// A release that is being sent.
+#[derive(Debug)]
+pub(super) struct UnderWay<'a> {
+    queue: &'a ReleaseQueue,
+    pending: Option<PendingRelease>,
+}
+
+impl UnderWay<'_> {
+    /// Takes the leases that are to be requested first.
+    pub(super) fn take_next(&mut self) -> Vec<Arc<Lease>> {
+        self.pending.as_mut().map(|pending| std::mem::take(&mut pending.next)).unwrap_or_default()
+    }
+
+    pub(super) fn target(&self) -> Option<Target> {
+        self.pending.as_ref().map(|pending| pending.target.clone())
+    }
+
+    /// Sends the first answer to whoever waits for it.
+    pub(super) fn confirm(&mut self, answer: impl FnOnce() -> Result<Released, BackendError>) {
+        if let Some(confirm) = self.pending.as_mut().and_then(|pending| pending.confirm.take()) {
+            // Nobody waits any more if the `release` future was dropped.
+            let _ = confirm.send(answer());
+        }
+    }
+
+    /// Marks it as done.
+    pub(super) fn settle(mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.queue.mark_settled(pending.target.key());
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.queue.queue.lock().pending.push_front(pending);
+            self.queue.queued.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::poll;
+
+    use super::*;
+    use crate::backend::{Kind, LeaseIds, Resource};
+
+    fn orphan(ids: &LeaseIds) -> PendingRelease {
+        PendingRelease::of(Target::Orphan(LeaseRef::new(ids.next(), Resource::new("a", Kind::Mutex))))
+    }
+
+    #[tokio::test]
+    async fn a_release_that_is_interrupted_is_pending_again() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.push(orphan(&ids));
+        drop(queue.pop());
+        let mut settled = pin!(queue.settled("a"));
+        assert!(poll!(&mut settled).is_pending());
+        queue.pop().unwrap().settle();
+        assert!(poll!(&mut settled).is_ready() && queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn those_queued_later_are_not_waited_for() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.settled("a").await;
+        queue.push(orphan(&ids));
+        let mut settled = pin!(queue.settled("a"));
+        assert!(poll!(&mut settled).is_pending());
+        queue.push(orphan(&ids));
+        queue.pop().unwrap().settle();
+        assert!(poll!(&mut settled).is_ready());
+        assert!(poll!(pin!(queue.drained(|| true))).is_pending());
+    }
+}

@@ -1,0 +1,259 @@
+//! When something is due for which lease.
+//!
+//! Leases are filed by the instant at which something is due for them; the keeper sleeps until the earliest one. Leases that
+//! are to be renewed leave the schedule in *rounds*: one round is one request to the store, and its leases are filed again when
+//! they are answered. In the meantime the round keeps the earliest of their deadlines, and the keeper wakes for that too. So a
+//! store that hangs delays no deadline, and a renewal moves a lease only twice: out of the schedule and back.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use super::lease::Lease;
+use crate::backend::{Answered, Backend, BackendError, Renew};
+use crate::sync::Mutex;
+
+/// Leases in one round: enough to make the fixed cost of a request negligible, few enough not to hold up the store noticeably.
+const ROUND: usize = 32;
+
+/// No round is started while this many renewals are in flight: one round's worth, so that a burst of renewals does not hold up
+/// other requests at the store. If more of them wait because the store is far away, the limit is one for every
+/// [`WAITING_PER_UNDER_WAY`] that wait, up to [`MAX_UNDER_WAY`]. This bounds by how many round trips a renewal is late.
+const UNDER_WAY: usize = ROUND;
+const MAX_UNDER_WAY: usize = 1024;
+const WAITING_PER_UNDER_WAY: usize = 16;
+
+/// How long the keeper sleeps while nothing is filed.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Leases of a client, by the instant at which something is due for them.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    filed: Mutex<Filed>,
+    rescheduled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Filed {
+    leases: BTreeMap<(Instant, usize), Arc<Lease>>,
+    /// The leases that are being renewed, by the number of their round.
+    rounds: BTreeMap<u64, Round>,
+    next_round: u64,
+    /// When the keeper will wake next.
+    alarm: Option<Instant>,
+}
+
+/// Leases that are renewed together.
+#[derive(Debug)]
+struct Round {
+    /// In the order of the requests; `None` once answered or ended.
+    leases: Vec<Option<Arc<Lease>>>,
+    /// The earliest deadline among them.
+    ends: Instant,
+    /// Present once the request is sent. Dropping it gives the request up.
+    under_way: Option<oneshot::Sender<Infallible>>,
+}
+
+/// A round that is to be sent.
+pub(super) struct Started {
+    number: u64,
+    requests: Vec<Renew>,
+    given_up: oneshot::Receiver<Infallible>,
+}
+
+impl Schedule {
+    /// Files leases by what is due for them next. A lease for which nothing is due is dropped from the schedule.
+    pub(super) fn file(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
+        let mut filed = self.filed.lock();
+        let mut earliest = None;
+        for lease in leases {
+            // It is filed once at most.
+            filed.leases.remove(&(lease.filed_at(), address(&lease)));
+            let Some(at) = lease.file() else { continue };
+            earliest = earliest.map_or(Some(at), |earliest: Instant| Some(earliest.min(at)));
+            filed.leases.insert((at, address(&lease)), lease);
+        }
+        // Most leases are due after the alarm that is set already, and need not wake the keeper.
+        let wake = filed.alarm.zip(earliest).is_some_and(|(alarm, earliest)| earliest < alarm);
+        if wake {
+            filed.alarm = earliest;
+        }
+        drop(filed);
+        if wake {
+            self.rescheduled.notify_one();
+        }
+    }
+
+    /// Removes a lease.
+    pub(super) fn forget(&self, lease: &Lease) {
+        self.filed.lock().leases.remove(&(lease.filed_at(), address(lease)));
+    }
+
+    /// Waits until something is due before the alarm that was set, or there may be room for another round.
+    pub(super) async fn rescheduled(&self) {
+        self.rescheduled.notified().await;
+    }
+
+    pub(super) fn wake(&self) {
+        self.rescheduled.notify_one();
+    }
+
+    /// Takes out the leases for which something is due, and those in rounds whose deadline has passed. Room that is left in the
+    /// last round is filled with leases whose renewal is due soon.
+    pub(super) fn take_due(&self, now: Instant) -> Vec<Arc<Lease>> {
+        let mut filed = self.filed.lock();
+        filed.alarm = filed.alarm.filter(|alarm| *alarm > now);
+        let mut due = Vec::new();
+        filed.rounds.retain(|_, round| round.ends > now || round.keep_others(now, &mut due));
+        while let Some(first) = filed.leases.first_entry() {
+            let fits = || due.len() % ROUND != 0 && first.get().may_renew(now);
+            if first.key().0 > now && !fits() {
+                break;
+            }
+            due.push(first.remove());
+        }
+        due
+    }
+
+    /// Forms rounds of leases that are to be renewed.
+    pub(super) fn renew(&self, leases: &[Arc<Lease>]) {
+        let mut filed = self.filed.lock();
+        for leases in leases.chunks(ROUND) {
+            let number = filed.next_round;
+            filed.next_round += 1;
+            filed.rounds.insert(number, Round::new(leases));
+        }
+    }
+
+    /// Starts as many rounds as may be in flight, in the order in which they were formed.
+    pub(super) fn start_rounds(&self) -> Vec<Started> {
+        let mut filed = self.filed.lock();
+        if filed.rounds.is_empty() {
+            return Vec::new();
+        }
+        let (under_way, waiting): (Vec<_>, Vec<_>) =
+            filed.rounds.iter_mut().partition(|(_, round)| round.under_way.is_some());
+        let limit = (waiting.len() * ROUND / WAITING_PER_UNDER_WAY).clamp(UNDER_WAY, MAX_UNDER_WAY);
+        let unanswered = |round: &Round| round.leases.iter().flatten().count();
+        let mut room = limit.saturating_sub(under_way.iter().map(|(_, round)| unanswered(round)).sum());
+        let mut started = Vec::new();
+        for (number, round) in waiting {
+            if room == 0 {
+                break;
+            }
+            started.push(round.start(*number));
+            room = room.saturating_sub(unanswered(round));
+        }
+        started
+    }
+
+    /// Sends the renewals of a round and handles the answers, until all of its leases have been answered or have ended.
+    pub(super) async fn ask(&self, backend: &dyn Backend, Started { number, requests, given_up }: Started) {
+        let answered = async {
+            let sent = Instant::now();
+            let mut answers = backend.renew(&requests).ready_chunks(ROUND);
+            while let Some(answers) = answers.next().await {
+                self.take_in(number, answers, sent);
+            }
+        };
+        tokio::select! {
+            () = answered => self.close(number),
+            _ = given_up => {}
+        }
+    }
+
+    /// Handles the answers to some leases of a round.
+    fn take_in(&self, number: u64, answers: Vec<Answered>, sent: Instant) {
+        let mut filed = self.filed.lock();
+        let Some(round) = filed.rounds.get_mut(&number) else { return };
+        let mut lease_at = |n: usize| round.leases.get_mut(n)?.take();
+        let (leases, answers): (Vec<_>, Vec<_>) =
+            answers.into_iter().filter_map(|(n, answer)| Some((lease_at(n)?, answer))).unzip();
+        drop(filed);
+        let now = Instant::now();
+        for (lease, answer) in leases.iter().zip(answers) {
+            lease.renewed(answer, sent, now);
+        }
+        self.file(leases);
+        // There may be room for another round.
+        self.rescheduled.notify_one();
+    }
+
+    /// Ends a round. Leases for which the store gave no answer count as not answered.
+    fn close(&self, number: u64) {
+        let round = self.filed.lock().rounds.remove(&number);
+        let (leases, now) = (in_rounds(round), Instant::now());
+        for lease in &leases {
+            let source = "the store has left this renewal out".into();
+            lease.renewed(Err(BackendError::Unanswered { source }), now, now);
+        }
+        self.file(leases);
+    }
+
+    /// Forgets everything, including rounds that were in flight on a runtime that has ended.
+    pub(super) fn clear(&self) {
+        let mut filed = self.filed.lock();
+        filed.rounds.clear();
+        filed.leases.clear();
+        filed.alarm = None;
+    }
+
+    /// Sets the alarm and returns it. From here on, a lease that is due before it wakes the keeper.
+    pub(super) fn set_alarm(&self) -> Instant {
+        let mut filed = self.filed.lock();
+        let due = filed.leases.first_key_value().map(|((at, _), _)| *at);
+        let ends = filed.rounds.values().map(|round| round.ends).min();
+        // An alarm stays set until it fires, even if its lease has been released: otherwise every lease that is held only
+        // briefly would wake the keeper.
+        let alarm = due.into_iter().chain(ends).chain(filed.alarm).min();
+        let alarm = alarm.unwrap_or_else(|| Instant::now() + IDLE);
+        filed.alarm = Some(alarm);
+        alarm
+    }
+}
+
+impl Round {
+    fn new(leases: &[Arc<Lease>]) -> Self {
+        let ends = leases.iter().map(|lease| lease.ends()).min().unwrap_or_else(Instant::now);
+        Self { leases: leases.iter().cloned().map(Some).collect(), ends, under_way: None }
+    }
+
+    /// Builds the requests. Leases that have ended in the meantime are left out.
+    fn start(&mut self, number: u64) -> Started {
+        let mut requests = Vec::with_capacity(self.leases.len());
+        self.leases.retain(|lease| {
+            let request = lease.as_ref().and_then(|lease| lease.renewal());
+            let live = request.is_some();
+            requests.extend(request);
+            live
+        });
+        let (under_way, given_up) = oneshot::channel();
+        self.under_way = Some(under_way);
+        Started { number, requests, given_up }
+    }
+
+    /// Moves the leases that have ended to `ended`. Returns whether others are left.
+    fn keep_others(&mut self, now: Instant, ended: &mut Vec<Arc<Lease>>) -> bool {
+        for lease in &mut self.leases {
+            ended.extend(lease.take_if(|lease| lease.ends() <= now));
+        }
+        let ends = self.leases.iter().flatten().map(|lease| lease.ends()).min();
+        self.ends = ends.unwrap_or(now);
+        ends.is_some()
+    }
+}
+
+/// The leases of rounds, in order.
+fn in_rounds(rounds: impl IntoIterator<Item = Round>) -> Vec<Arc<Lease>> {
+    rounds.into_iter().flat_map(|round| round.leases).flatten().collect()
+}
+
+fn address(lease: &Lease) -> usize {
+    ptr::from_ref(lease).addr()
+}

@@ -1,0 +1,140 @@
+//! The two stores that are compared, as a side needs them.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::MemoryBackend;
+use leasehold::backend::Backend;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::advance;
+
+pub(crate) type Client = Arc<dyn Backend>;
+
+/// What differs from store to store besides [`Backend`].
+pub(crate) trait Store {
+    /// A new client.
+    fn connect(&mut self) -> Client;
+
+    fn lose_memory(&mut self);
+
+    fn pass(&mut self, time: Duration);
+
+    /// Carries out what needs a runtime, for at most so long.
+    fn run<T>(&mut self, verb: impl Future<Output = T>) -> T;
+
+    /// How long what is told may take.
+    fn patience(&self) -> Duration;
+
+    /// The keys whose names contain `of`, other than fences.
+    fn leftovers(&mut self, of: &str) -> Vec<String>;
+}
+
+/// The model: the ledger in memory. Time passes when it is told to.
+pub(crate) struct Memory {
+    store: MemoryBackend,
+    runtime: Runtime,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime = runtime.expect("a runtime needs nothing that may be missing");
+        let store = runtime.block_on(async { MemoryBackend::new() });
+        Self { store, runtime }
+    }
+}
+
+impl Store for Memory {
+    fn connect(&mut self) -> Client {
+        Arc::new(self.store.peer())
+    }
+
+    fn lose_memory(&mut self) {
+        self.store.flush();
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.runtime.block_on(advance(time));
+    }
+
+    fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
+        self.runtime.block_on(verb)
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// It has no keys; what it holds and who waits there is seen by inspection.
+    fn leftovers(&mut self, _: &str) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[cfg(feature = "redis")]
+pub(crate) use redis::Redis;
+
+#[cfg(feature = "redis")]
+mod redis {
+    use leasehold::RedisBackend;
+    use leasehold::fred::types::config::Config;
+
+    use super::*;
+    use crate::support::{Clock, Raw, RedisServer, Setup};
+
+    /// How long the server may take.
+    const SLOW: Duration = Duration::from_secs(30);
+
+    /// A real server that lives by a shifted clock, and the runtime of its clients.
+    pub(crate) struct Redis {
+        raw: Raw,
+        runtime: Runtime,
+        clock: Clock,
+        server: RedisServer,
+    }
+
+    impl Redis {
+        /// A server under a clock of its own, or `None` where there can be none of either.
+        #[track_caller]
+        pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+            let clock = Clock::new_or_skip(left_out)?;
+            let server = RedisServer::start_with_or_skip(left_out, Setup::under(&clock))?;
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("the system has room for a runtime");
+            Some(Self { raw: server.raw(), runtime, clock, server })
+        }
+    }
+
+    impl Store for Redis {
+        fn connect(&mut self) -> Client {
+            let config = Config::from_url(&self.server.url()).expect("a server's URL can be read");
+            // What is slow here is the machine, and nothing is to be sent twice for that.
+            let builder = RedisBackend::builder(config).connect_timeout(SLOW).reply_timeout(SLOW);
+            Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
+        }
+
+        fn lose_memory(&mut self) {
+            self.raw.send(&["FLUSHALL"]);
+            self.raw.send(&["SCRIPT", "FLUSH"]);
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.clock.shift(time);
+        }
+
+        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
+            self.runtime.block_on(verb)
+        }
+
+        fn patience(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+
+        fn leftovers(&mut self, of: &str) -> Vec<String> {
+            let mut keys = self.raw.keys(&format!("*{of}*"));
+            keys.retain(|key| !key.ends_with(":fence"));
+            keys
+        }
+    }
+}
