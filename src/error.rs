@@ -114,8 +114,10 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease expired: the holder was paused, or the store reports that it no longer knows the lease.
+    /// The lease expired: the holder was paused for too long.
     Expired,
+    /// The store no longer has the lease, although it should not have expired yet: its key was deleted, or the store lost its data.
+    Missing,
     /// The store reports another holder, or something else is stored under the key.
     Taken,
     /// No renewal was confirmed before the lease expired, because the store did not answer.
@@ -133,7 +135,8 @@ pub enum LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Expired => "it ran out, or the store no longer knows it",
+            Self::Expired => "it expired",
+            Self::Missing => "the store no longer has it, although it should not have expired yet",
             Self::Taken => "the store reports another holder",
             Self::StoreUnreachable => "the store did not confirm it in time",
             Self::StoreRefused => "the store refused to renew it",

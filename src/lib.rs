@@ -51,7 +51,7 @@ mod reentrant;
 mod semaphore;
 mod sync;
 
-pub use backend::{Backend, Holder, Inspection, MemoryBackend, Waiter};
+pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, Waiter};
 #[cfg(feature = "redis")]
 pub use backend::{RedisBackend, RedisBuilder, fred};
 pub use client::Client;
@@ -61,7 +61,7 @@ pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Guard, LeaseEnd, Lost, Protected};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
-pub use options::{MAX_TTL, MIN_TTL, MutexOptions, SemaphoreOptions};
+pub use options::{MutexOptions, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use semaphore::CountingSemaphore;
 

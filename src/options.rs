@@ -3,16 +3,11 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use crate::backend::{Capabilities, Kind};
+use crate::backend::{Capabilities, Kind, MAX_TTL, MIN_TTL};
 use crate::error::Error;
 
-/// The shortest TTL: with a shorter one, a single slow round trip would end it.
-pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
-/// The longest TTL: a store remembers the last token of an idle name for a day, and must not forget it
-/// during a lease.
-pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Options of a [`DistMutex`](crate::DistMutex) or a [`ReentrantLock`](crate::ReentrantLock).
 ///

@@ -214,7 +214,7 @@ async fn a_server_restarted_without_memory_tells_the_holder_and_serves_the_waite
     distinct.dedup();
     assert_eq!(distinct.len(), tokens.len());
     let reason = within(lease, lost).await.expect("no panic");
-    assert!(matches!(reason, LeaseEnd::Lost(LossReason::Taken | LossReason::Expired)), "{reason:?}");
+    assert!(matches!(reason, LeaseEnd::Lost(LossReason::Taken | LossReason::Missing)), "{reason:?}");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     nothing_left(&stage.server, SLACK).await;
 }

@@ -551,7 +551,7 @@ async fn lost_fires_within_a_renewal_period_when_the_store_has_forgotten_the_lea
         let guard = lease_of(&client_of(&store), 3 * SECOND).lock().await?;
         store.flush();
         let next = if taken { Some(mutex_of(&store).lock().await?) } else { None };
-        let expected = if taken { LossReason::Taken } else { LossReason::Expired };
+        let expected = if taken { LossReason::Taken } else { LossReason::Missing };
         assert_eq!(within(ms(1010), guard.lost()).await, expected);
         assert!(!guard.is_held());
         assert_lost(&guard.release().await, expected);
@@ -644,7 +644,7 @@ async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Ou
         }
         let released = within(10 * SECOND, release).await;
         assert_eq!(released.is_err(), forgotten);
-        let end = if forgotten { LeaseEnd::Lost(LossReason::Expired) } else { LeaseEnd::Released };
+        let end = if forgotten { LeaseEnd::Lost(LossReason::Missing) } else { LeaseEnd::Released };
         assert_eq!(within(SOON, lost).await, end);
     }
     Ok(())
@@ -1275,8 +1275,8 @@ async fn lost_is_told_when_a_release_finds_that_the_lease_was_lost() -> Outcome 
     let guard = mutex_of(&store).lock().await?;
     let lost = tokio::spawn(guard.lost());
     store.flush();
-    assert!(matches!(guard.release().await, Err(Error::Lost { reason: LossReason::Expired, .. })));
-    assert_eq!(within(SECOND, lost).await.expect("no panic"), LossReason::Expired);
+    assert!(matches!(guard.release().await, Err(Error::Lost { reason: LossReason::Missing, .. })));
+    assert_eq!(within(SECOND, lost).await.expect("no panic"), LossReason::Missing);
     Ok(())
 }
 

@@ -506,10 +506,10 @@ async fn a_deleted_key_is_a_loss_and_other_names_are_unharmed() {
     let mut lost = pin!(guard.lost());
     assert_pending(ms(200), &mut lost).await;
     server.raw().send(&["DEL", LOCK]);
-    assert_eq!(within(SOON, lost).await, LossReason::Expired);
+    assert_eq!(within(SOON, lost).await, LossReason::Missing);
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), Duration::ZERO);
-    assert_lost(guard.release().await, LossReason::Expired);
+    assert_lost(guard.release().await, LossReason::Missing);
     assert_pending(ms(200), other.lost()).await;
     other.release().await.expect("held to the end");
 }
@@ -567,7 +567,7 @@ async fn protected_work_ends_with_the_lease() {
     }));
     assert_pending(ms(100), &mut work).await;
     server.raw().send(&["DEL", LOCK]);
-    assert_lost(within(SOON, &mut work).await, LossReason::Expired);
+    assert_lost(within(SOON, &mut work).await, LossReason::Missing);
     assert!(dropped.load(Ordering::SeqCst), "the work is dropped when the loss is told, not later");
 }
 
@@ -702,7 +702,7 @@ async fn tokens_grow_over_a_restart_without_disk() {
         within(SECOND * 15, two.mutex_with("idle", options()).expect("valid").lock()).await.expect("granted");
     assert!(again.token() > idle_token);
     let reason = within(SOON, held.lost()).await.loss().expect("not released");
-    assert!(matches!(reason, LossReason::Expired | LossReason::Taken | LossReason::StoreUnreachable));
+    assert!(matches!(reason, LossReason::Missing | LossReason::Taken | LossReason::StoreUnreachable));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -635,7 +635,7 @@ async fn a_loss_is_told_to_every_guard() -> Outcome {
         assert!(mutex_of(&other).force_release().await.expect("answered"));
     })
     .await?;
-    lose_all(lock.clone(), LossReason::Expired, async || store.flush()).await?;
+    lose_all(lock.clone(), LossReason::Missing, async || store.flush()).await?;
     lose_all(lock.clone(), LossReason::Taken, async || {
         store.flush();
         die_holding(&store, STRANGER, 5 * SECOND).await;
@@ -1022,7 +1022,7 @@ async fn a_store_that_forgets_everything_tells_the_holds_of_all_clients_and_toke
         let token = guards[0].token();
         store.flush();
         let next = if taken { Some(soon(owned(&other, STRANGER).lock()).await?) } else { None };
-        let reason = if taken { LossReason::Taken } else { LossReason::Expired };
+        let reason = if taken { LossReason::Taken } else { LossReason::Missing };
         for guard in guards {
             assert_eq!(within(ms(1010), guard.lost()).await, reason);
             assert_lost(guard.release().await, reason);

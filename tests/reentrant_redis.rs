@@ -1377,7 +1377,7 @@ async fn a_store_that_forgets_tells_all_holds_and_tokens_grow() {
     let Some(stage) = Stage::set("a store that forgets").await else { return };
     let mut raw = stage.server.raw();
     let locks = [&stage.one, &stage.two].map(|client| attentive(client, OWNER));
-    let reasons = [LossReason::Expired, LossReason::Taken];
+    let reasons = [LossReason::Missing, LossReason::Taken];
     let mut newest: Option<FencingToken> = None;
     for forget in [&["FLUSHALL"][..], &["DEL", KEY], &["DEL", KEY, FENCE], &["DEL", KEY, HOLDS, FENCE]] {
         let guards = [enter(&locks[0]).await, enter(&locks[0]).await, enter(&locks[1]).await];
@@ -1439,7 +1439,7 @@ async fn a_server_restarted_without_memory_tells_all_holds_and_tokens_grow() {
     stage.server.restart();
     let (next, _) = within(lease + SOON, next).await.expect("no panic");
     assert!(next.token() > token);
-    let reasons = [LossReason::Expired, LossReason::Taken, LossReason::StoreUnreachable];
+    let reasons = [LossReason::Missing, LossReason::Taken, LossReason::StoreUnreachable];
     assert_all_lost(guards, &reasons).await;
     next.release().await.expect("held to the end");
     let again = [enter(&locks[0]).await, enter(&locks[1]).await];

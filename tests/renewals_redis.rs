@@ -70,7 +70,7 @@ async fn a_lease_that_was_lost_is_told_and_harms_no_other_that_is_renewed_with_i
     raw.send(&["SET", &key(150), "somebody else", "PX", "60000"]);
     raw.send(&["DEL", &key(299)]);
     raw.send(&["HSET", &key(299), "something", "else"]);
-    let told = [(3, LossReason::Expired), (150, LossReason::Taken), (299, LossReason::Taken)];
+    let told = [(3, LossReason::Missing), (150, LossReason::Taken), (299, LossReason::Taken)];
     for (n, reason) in told {
         assert_eq!(within(SOON, guards[n].lost()).await, reason, "{n}");
     }

@@ -487,11 +487,11 @@ async fn deleted_holders_are_told_and_other_names_are_unharmed<S: Semaphore>(sit
         let waiter = queued(&S::leased(&two, 3, SECOND * 3), 3, 0).await;
         assert_eq!(raw.send(&["DEL", &deleted]).int(), 1);
         let told = join_all(held.iter().map(Guard::lost));
-        assert_eq!(within(SOON, told).await, [LossReason::Expired; 2], "{deleted}");
+        assert_eq!(within(SOON, told).await, [LossReason::Missing; 2], "{deleted}");
         let next = granted(waiter).await;
         for guard in held {
             assert!(guard.token() < next.token());
-            assert_lost(guard.release().await, LossReason::Expired);
+            assert_lost(guard.release().await, LossReason::Missing);
         }
         assert_eq!(holds(&semaphore).await, [3], "{deleted}");
         next.release().await.expect("held to the end");
@@ -511,11 +511,11 @@ async fn a_single_holder_removed_from_outside_loses_its_permits_and_no_other_doe
         let now = semaphore.inspect().await.expect("inspected");
         let gone = now.holders.iter().find(|holder| holder.token == Some(goes.token())).expect("a holder");
         assert_eq!(raw.send(&[command, &key, &gone.id]).int(), 1);
-        assert_eq!(within(SOON, goes.lost()).await, LossReason::Expired, "{command}");
+        assert_eq!(within(SOON, goes.lost()).await, LossReason::Missing, "{command}");
         assert_eq!(taken(&S::of(&two, 5), 3).await.permits(), 3);
         assert_pending(ms(100), stays.lost()).await;
         stays.release().await.expect("held to the end");
-        assert_lost(goes.release().await, LossReason::Expired);
+        assert_lost(goes.release().await, LossReason::Missing);
         nothing_is_left(&semaphore).await;
     }
 }
@@ -554,7 +554,7 @@ async fn holders_whose_keys_were_deleted_leave_all_permits_to_others<S: Semaphor
         assert!(pttl(&mut raw, &key) > 0, "{key} never expires");
     }
     for guard in gone {
-        assert_lost(guard.release().await, LossReason::Expired);
+        assert_lost(guard.release().await, LossReason::Missing);
     }
     give_back(fresh).await;
     nothing_is_left(&other).await;
@@ -633,7 +633,7 @@ async fn a_full_store_lets_go_what_somebody_else_has_deleted<S: Semaphore>(site:
         }
         match guard.release().await {
             Ok(()) => assert_eq!(gone.len(), 1, "it had nothing left"),
-            Err(error) => assert_lost(Err::<(), _>(error), LossReason::Expired),
+            Err(error) => assert_lost(Err::<(), _>(error), LossReason::Missing),
         }
         assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "0"]), Reply::ok());
     }
@@ -1213,7 +1213,7 @@ async fn a_store_that_forgets_under_load_admits_too_many_until_the_next_renewal_
         raw.send(&["FLUSHALL"]);
         let told = join_all(old.iter().map(Guard::lost));
         let told = within(ms(100) + SLACK, told).await;
-        assert!(told.iter().all(|reason| *reason == LossReason::Expired), "{told:?}");
+        assert!(told.iter().all(|reason| *reason == LossReason::Missing), "{told:?}");
         // From here on they have nothing, and the store counts again.
         let inside = Inside::new(LIMIT);
         let served = waiters.into_iter().map(|waiter| async {
@@ -1228,7 +1228,7 @@ async fn a_store_that_forgets_under_load_admits_too_many_until_the_next_renewal_
         newest = join_all(served).await.into_iter().max();
         for guard in old {
             assert!(newest > Some(guard.token()));
-            assert_lost(guard.release().await, LossReason::Expired);
+            assert_lost(guard.release().await, LossReason::Missing);
         }
     }
     only_fences_are_left(site.server()).await;
@@ -1254,7 +1254,7 @@ async fn a_server_restarted_without_memory_tells_the_holders_and_serves_the_wait
     join_all(served).await;
     for guard in held {
         let reason = within(LEASE, guard.lost()).await.loss().expect("not released");
-        assert!(matches!(reason, LossReason::Expired | LossReason::StoreUnreachable), "{reason:?}");
+        assert!(matches!(reason, LossReason::Missing | LossReason::StoreUnreachable), "{reason:?}");
         assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     }
     only_fences_are_left(site.server()).await;
@@ -1357,7 +1357,7 @@ async fn jumping_clock<S: Semaphore>(clock: Clock, site: Site) {
     clock.shift(SECOND * 131);
     let next = within(SOON, one.acquire_many(2)).await.expect("granted");
     tokens.push(next.token());
-    assert_eq!(within(LEASE / 3 + SLACK, held.lost()).await, LossReason::Expired);
+    assert_eq!(within(LEASE / 3 + SLACK, held.lost()).await, LossReason::Missing);
     assert!(next.is_held());
     next.release().await.expect("held to the end");
     let last = taken(&two, 2).await;

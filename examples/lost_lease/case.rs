@@ -85,7 +85,7 @@ impl Case {
         match self {
             Self::Force => &[LossReason::Revoked],
             Self::MaxHold => &[LossReason::HeldTooLong],
-            Self::Forgetting => &[LossReason::Expired, LossReason::Taken],
+            Self::Forgetting => &[LossReason::Missing, LossReason::Taken],
             Self::Silence => &[LossReason::StoreUnreachable],
             // The second if a renewal was under way.
             Self::Pause => &[LossReason::Expired, LossReason::StoreUnreachable],

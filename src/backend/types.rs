@@ -11,6 +11,12 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
+/// The shortest TTL: with a shorter one, a single slow round trip would end it.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+/// The longest TTL: a store remembers the last token of an idle name for a day, and must not forget it
+/// during a lease.
+pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Something that can be held: a key, and the rules for holding it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -506,7 +512,7 @@ impl Capabilities {
             store: store.into(),
             kinds: Kind::ALL.to_vec(),
             wakes: Wakes::Pushed,
-            min_ttl: Duration::from_millis(100),
+            min_ttl: MIN_TTL,
             ttl_granularity: Duration::from_millis(1),
             tokens_survive_memory_loss: true,
             constant_work: true,

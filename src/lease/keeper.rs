@@ -588,6 +588,7 @@ fn lost_before(released: Released, ends: Instant) -> Option<LossReason> {
         Released::Unknown if Instant::now() < ends => None,
         Released::Unknown => Some(LossReason::StoreUnreachable),
         Released::Taken => Some(LossReason::Taken),
+        Released::Queued | Released::Absent if Instant::now() < ends => Some(LossReason::Missing),
         Released::Queued | Released::Absent => Some(LossReason::Expired),
     }
 }

@@ -767,6 +767,9 @@ impl Lease {
                 tracing::debug!(name = %self.name, token = held.token.get(), "lease renewed");
             }
             // A revocation whose event was lost looks the same.
+            Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
+                self.lose_in(&mut state, LossReason::Missing);
+            }
             Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason),
             Err(error) => {
                 tracing::debug!(name = %self.name, token = held.token.get(), %error, "renewal not answered");

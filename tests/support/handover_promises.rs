@@ -618,10 +618,10 @@ pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     forget();
-    assert_eq!(within(SECOND, second.lost()).await, LossReason::Expired);
+    assert_eq!(within(SECOND, second.lost()).await, LossReason::Missing);
     let third = granted(third).await;
     assert!(third.token() > second.token() && third.is_held());
-    assert_lost(&second.release().await, LossReason::Expired);
+    assert_lost(&second.release().await, LossReason::Missing);
     assert_eq!(before.await, LeaseEnd::Released);
     third.release().await.expect("held to the end");
     nothing_left(clients).await;

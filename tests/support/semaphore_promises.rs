@@ -569,14 +569,14 @@ async fn a_loss_is_told_to_all_parts_and_their_release_is_an_error<S: Semaphore>
     yield_now().await;
     site.flush();
     for told in told {
-        assert_eq!(within(SOON, told).await.expect("no panic"), LossReason::Expired);
+        assert_eq!(within(SOON, told).await.expect("no panic"), LossReason::Missing);
     }
     let next = taken(&S::of(&clients[1], 3), 3).await;
     assert!(next.token() > token);
     for part in parts {
         assert_eq!((part.is_held(), part.remaining()), (false, Duration::ZERO));
-        assert_lost(part.protect(async {}).await, LossReason::Expired);
-        assert_lost(part.release().await, LossReason::Expired);
+        assert_lost(part.protect(async {}).await, LossReason::Missing);
+        assert_lost(part.release().await, LossReason::Missing);
     }
     assert_eq!(holds(&S::of(&clients[1], 3)).await, [3], "the later holder was left alone");
     next.release().await.expect("held to the end");
@@ -590,9 +590,9 @@ async fn a_part_that_does_not_know_of_its_loss_finds_out_by_its_release<S: Semap
     site.flush();
     let next = taken(&two, 3).await;
     assert!(guard.is_held(), "nobody has told it");
-    assert_lost(part.release().await, LossReason::Expired);
+    assert_lost(part.release().await, LossReason::Missing);
     assert!(!guard.is_held());
-    assert_eq!(within(SOON, guard.lost()).await, LossReason::Expired);
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::Missing);
     drop(guard);
     // Whatever the dropped one owed has been sent before this is answered.
     assert_none(&one, 1).await;
@@ -664,7 +664,7 @@ async fn waiters_are_served_again_after_the_store_has_forgotten_everything<S: Se
     let tokens = serve_all(waiters).await;
     // In whichever order: they stand in line anew.
     assert!(tokens.iter().all(|token| *token > guard.token()), "{tokens:?} after {}", guard.token());
-    assert_eq!(within(SOON, guard.lost()).await, LossReason::Expired);
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::Missing);
     nothing_is_left(&two).await;
 }
 

@@ -52,11 +52,10 @@ use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::{BackendError, Capabilities, LeaseIds};
+use super::{BackendError, Capabilities, LeaseIds, MAX_TTL};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
-use crate::options::MAX_TTL;
 use crate::sync::Mutex;
 use connection::Timeouts;
 use notifications::{Channel, Notifications, Subscription};
