@@ -18,10 +18,13 @@ use crate::semaphore::CountingSemaphore;
 /// sends releases. It runs on the tokio runtime of the first request, whose timer must be enabled (and its I/O, for Redis). If that
 /// runtime ends, the next call from another runtime starts the task again there.
 ///
-/// A client of a Redis server keeps three connections. The one for commands is on the runtime on which it was connected; if that
-/// ends, the next call connects again from its own. The other two, for renewals and for notifications, are on a thread of this
-/// crate, which all clients of the process share. So leases are renewed even while the threads of the application are blocked.
-/// The leases of the memory store are renewed by the background task.
+/// A client of a Redis server keeps three connections. Those for commands and for notifications are on the runtime on which it was
+/// connected; if that ends, the next call connects again from its own. The one for renewals is on a thread of this crate, which all
+/// clients of the process share, so leases are renewed even while the threads of the application are blocked. Releases that are
+/// pending when the runtime ends are sent from that thread. The leases of the memory store are renewed by the background task.
+///
+/// A runtime that exists and is not driven (a current-thread runtime outside `block_on`) neither repeats requests nor sends
+/// releases, and calls from other runtimes wait for it.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).

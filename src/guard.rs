@@ -206,6 +206,8 @@ impl Guard {
     ///
     /// Dropping the future after it was polled does not keep the lease: the release continues in the background.
     pub async fn release(mut self) -> Result<(), Error> {
+        // Outside a runtime this panics, while the guard still has its permits to be dropped with.
+        self.engine.ensure_running();
         let permits = std::mem::take(&mut self.permits);
         self.engine.release(&self.hold, permits).await
     }

@@ -86,13 +86,16 @@ fn work(directory: &Path, jobs: &Receiver<Job>) {
 
 /// Removes records whose leases and limits ended by themselves: no release did it.
 pub(crate) fn remove_unused(directory: &Path) -> io::Result<()> {
+    let mut outcome = Ok(());
     for record in fs::read_dir(directory)? {
         let record = record?.file_name();
         if let Some(key) = record.to_str().and_then(key_of) {
-            transaction(directory, &key, |_, _| ((), Vec::new())).map_err(io::Error::other)?;
+            let removed = transaction(directory, &key, |_, _| ((), Vec::new()));
+            // One that cannot be read must not keep the others.
+            outcome = outcome.and(removed.map_err(io::Error::other));
         }
     }
-    Ok(())
+    outcome
 }
 
 /// Changes the record of a key while no other process does.

@@ -73,8 +73,8 @@ pub use types::*;
 ///
 /// Every future may be dropped at any point. The outcome is then unknown, and the caller repeats the call or releases the lease.
 ///
-/// If [`Capabilities::own_thread`] is set, `renew` is called on a thread of this crate, and everything else on the runtimes of the
-/// application.
+/// If [`Capabilities::own_thread`] is set, `renew` is called on a thread of this crate, and so are `release` and `release_permits`
+/// after the runtime of the application has ended. Everything else is called on the runtimes of the application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates the id of a new acquisition. Ids are unguessable and never repeat.
     fn lease_id(&self) -> LeaseId;

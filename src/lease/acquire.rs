@@ -109,6 +109,10 @@ fn begin(engine: &Engine, wanted: Wanted<'_>, hold: Hold) -> Hold {
     tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
     learn(wanted, hold.lease.limit());
     engine.owners().remember(&hold.lease);
+    if hold.lease.owner().is_some() && hold.loss(Instant::now()).is_some() {
+        // Perhaps the keeper has looked for it before it was there.
+        engine.owners().forget(&hold.lease);
+    }
     hold
 }
 
@@ -216,6 +220,7 @@ impl<'a> Waiter<'a> {
         };
         let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
         let limit = answer.as_ref().ok().and_then(Answer::limit);
+        let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
         learn(self.wanted, limit);
         match lease.answered(answer, sent, Instant::now()) {
             Outcome::Granted => Ok(self.granted(&lease)),
@@ -228,7 +233,13 @@ impl<'a> Waiter<'a> {
                 self.failed(&lease);
                 Err(self.error(error))
             }
-            Outcome::Queued | Outcome::Over => Ok(self.queued(&lease, limit)),
+            Outcome::Queued => Ok(self.queued(&lease, limit)),
+            Outcome::Over => {
+                if known {
+                    self.engine.keeper().known_again(&lease);
+                }
+                Ok(self.queued(&lease, limit))
+            }
         }
     }
 

@@ -1,7 +1,6 @@
 //! What all primitives of one client share: the keeper and its tasks.
 
-use std::convert::Infallible;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -36,7 +35,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
-        let keeper = Arc::new(Keeper::new(backend));
+        let keeper = Keeper::new(backend);
         let abandoned = CancellationToken::new();
         let own_thread = keeper.backend().capabilities().own_thread && keep_apart(&keeper, &abandoned);
         Self { keeper, task: Mutex::default(), own_thread, abandoned }
@@ -77,7 +76,6 @@ impl Engine {
 
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
     pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), Error> {
-        self.ensure_running();
         match self.keeper.release(hold, permits).await {
             Ok(()) => {
                 tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
@@ -129,24 +127,13 @@ fn keep_apart(keeper: &Arc<Keeper>, abandoned: &CancellationToken) -> bool {
     }
 }
 
-/// Dropped when the keeper's task ends, perhaps because its runtime does: then the releases that are still pending are sent from
-/// the crate's own thread. The end of the runtime waits for that for a moment, because the end of the process may come next.
+/// Dropped when the keeper's task ends, perhaps because its runtime does. The end of the runtime waits for a moment until the
+/// releases that are still pending are sent from the crate's own thread, because the end of the process may come next.
 struct LastReleases(Arc<Keeper>);
 
 impl Drop for LastReleases {
     fn drop(&mut self) {
-        if self.0.releases().is_empty() {
-            return;
-        }
-        // Without a thread they stay pending, and are sent by the next runtime that uses the client.
-        let Ok(background) = background::handle() else { return };
-        let (keeper, (done, wait)) = (Arc::clone(&self.0), mpsc::channel::<Infallible>());
-        background.spawn(async move {
-            keeper.send_pending_releases().await;
-            drop(done);
-        });
-        // Nothing is ever sent: it ends when the other side is gone, or too late.
-        let _ = wait.recv_timeout(LAST_RELEASES);
+        self.0.leave_runtime(LAST_RELEASES);
     }
 }
 

@@ -7,10 +7,11 @@
 //! after the next lease.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
 use futures::future::{join, join_all};
@@ -18,7 +19,7 @@ use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use tokio::sync::oneshot;
 use tokio::task::consume_budget;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::lease::{Heard, Hold, Lease, Leaving, Outcome, Step, Told};
@@ -28,6 +29,7 @@ use super::schedule::Schedule;
 use crate::backend::{
     Answer, Backend, BackendError, Claim, Event, LeaseId, LeaseRef, Limit, Released, Request,
 };
+use crate::background;
 use crate::closing::Closing;
 use crate::error::LossReason;
 use crate::handover::{Group, Queue, Queues, tokens};
@@ -48,6 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// All leases of a client, and the work that is due for them.
 #[derive(Debug)]
 pub(crate) struct Keeper {
+    this: Weak<Self>,
     backend: Arc<dyn Backend>,
     /// Every lease from before it is requested until its release is confirmed.
     leases: Mutex<HashMap<LeaseId, Arc<Lease>>>,
@@ -60,6 +63,9 @@ pub(crate) struct Keeper {
     closing: Closing,
     /// How many releases were never confirmed.
     given_up: AtomicUsize,
+    /// The runtime of the keeper's task has ended, and no other has taken over; for stores that can be used from the crate's own
+    /// thread.
+    without_runtime: AtomicBool,
 }
 
 /// What happens to a lease whose hold has ended.
@@ -73,8 +79,9 @@ enum Next {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
-        Self {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             backend,
             leases: Mutex::new(HashMap::new()),
             queued: Schedule::default(),
@@ -84,7 +91,8 @@ impl Keeper {
             owners: Owners::default(),
             closing: Closing::default(),
             given_up: AtomicUsize::new(0),
-        }
+            without_runtime: AtomicBool::new(false),
+        })
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
@@ -166,7 +174,7 @@ impl Keeper {
     /// The future that requested this lease itself has been dropped. The keeper repeats the request if the lease still waits.
     pub(super) fn take_on(&self, lease: &Arc<Lease>) {
         if lease.waits() {
-            lease.ask_soon(Instant::now());
+            lease.leave_to_keeper(Instant::now());
             self.file(lease);
         }
     }
@@ -202,7 +210,7 @@ impl Keeper {
 
     /// A request was answered, or its grant told, after its lease was given up. If it was executed after the release, the store has a record of the
     /// lease again.
-    fn known_again(&self, lease: &Lease) {
+    pub(super) fn known_again(&self, lease: &Lease) {
         lease.note_grant();
         // If the release is still in flight, `released` looks at the note when it is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
@@ -415,6 +423,9 @@ impl Keeper {
 
     pub(super) fn queue_release(&self, pending: PendingRelease) {
         self.releases.push(pending);
+        if self.without_runtime.load(Ordering::SeqCst) {
+            drop(self.send_from_own_thread());
+        }
     }
 
     /// Releases a guard and its permits without waiting.
@@ -604,6 +615,7 @@ impl Keeper {
         abandoned: CancellationToken,
         held_too: bool,
     ) {
+        self.without_runtime.store(false, Ordering::SeqCst);
         self.take_over(held_too);
         let held = async {
             if held_too {
@@ -690,7 +702,10 @@ impl Keeper {
             match lease.step(now) {
                 Step::Ask => ask.push(lease),
                 Step::Renew => renew.push(lease),
-                Step::Wait => wait.push(lease),
+                Step::Wait => {
+                    lease.leave_round();
+                    wait.push(lease);
+                }
                 Step::Release => self.release_lost(&lease),
                 Step::Forget => {}
             }
@@ -783,24 +798,51 @@ impl Keeper {
                 biased;
                 Some(()) = releases.next() => {}
                 () = self.releases.queued(), if releases.len() < MAX_RELEASES => {}
-                // A release may have been queued since the branch above was polled.
-                () = abandoned.cancelled(), if releases.is_empty() => {
-                    if self.releases.is_empty() {
-                        return;
-                    }
-                }
+                // Others may be sent from the crate's own thread, and be pending again if that fails.
+                () = self.drained_after(abandoned), if releases.is_empty() => return,
             }
         }
     }
 
-    /// Sends the releases that are pending now. The next leases are requested by the keeper of the next runtime.
-    pub(super) async fn send_pending_releases(&self) {
+    async fn drained_after(&self, abandoned: &CancellationToken) {
+        abandoned.cancelled().await;
+        self.releases.drained(|| true).await;
+    }
+
+    /// Sends the releases that are pending now, on the crate's own thread. Those that the store does not answer at all, perhaps
+    /// because its client belongs to a runtime that has ended, are pending again afterwards.
+    async fn send_pending_releases(&self) {
         let mut releases = FuturesUnordered::new();
         while let Some(mut pending) = self.releases.pop() {
+            // These are requested by the keeper's task on the next runtime.
             self.ask_again(pending.take_next());
-            releases.push(self.send_until_confirmed(pending));
+            releases.push(timeout(PATIENCE, self.send_until_confirmed(pending)));
         }
         while releases.next().await.is_some() {}
+    }
+
+    /// The runtime of the keeper's task has ended: what is pending is sent from the crate's own thread, and so is what is queued
+    /// until another runtime takes over. Waits for it at most for `patience`.
+    pub(super) fn leave_runtime(&self, patience: Duration) {
+        self.without_runtime.store(true, Ordering::SeqCst);
+        if let Some(done) = self.send_from_own_thread() {
+            // Nothing is ever sent: it ends when the other side is gone, or too late.
+            let _ = done.recv_timeout(patience);
+        }
+    }
+
+    fn send_from_own_thread(&self) -> Option<mpsc::Receiver<Infallible>> {
+        if self.releases.is_empty() {
+            return None;
+        }
+        // Without a thread they stay pending, and are sent by the next runtime that uses the client.
+        let (keeper, background) = (self.this.upgrade()?, background::handle().ok()?);
+        let (done, wait) = mpsc::channel();
+        background.spawn(async move {
+            keeper.send_pending_releases().await;
+            drop(done);
+        });
+        Some(wait)
     }
 
     /// Sends the requests for the next leases and the release, in this order, without waiting in between.

@@ -89,6 +89,10 @@ struct Queued {
     kept: bool,
     /// Whether a request of the keeper is in flight.
     asking: bool,
+    /// Whether the first request, which the waiter sends itself, is in flight.
+    in_place: bool,
+    /// Whether there was reason to ask again while a request was in flight.
+    again: bool,
     /// When the keeper repeats the request.
     ask_at: Instant,
 }
@@ -200,6 +204,8 @@ impl Lease {
             silence: None,
             kept: false,
             asking: false,
+            in_place: true,
+            again: false,
             ask_at: now + terms.ttl / 3,
         };
         let state = State {
@@ -288,7 +294,8 @@ impl Lease {
             Phase::Queued(queued) => queued,
             Phase::Held(_) | Phase::Released { .. } | Phase::Lost { .. } => return Outcome::Over,
         };
-        queued.asking = false;
+        (queued.asking, queued.in_place) = (false, false);
+        let again = std::mem::take(&mut queued.again);
         match answer {
             Ok(Answer::Granted(grant)) => match self.counted_from(grant, sent, now) {
                 Some(counted_from) => self.hold(&mut state, grant, counted_from, now),
@@ -315,6 +322,7 @@ impl Lease {
                     }
                     // The grant is for this place and comes too late, or for a later place: this answer is out of date.
                     Some((ticket, _)) if ticket >= place.ticket => queued.ask_at = now,
+                    _ if again => queued.ask_at = now,
                     _ => {}
                 }
                 Outcome::Queued
@@ -348,6 +356,10 @@ impl Lease {
                 }
                 _ => {
                     queued.told = Some((ticket, grant));
+                    if queued.in_place || queued.asking {
+                        // The answer that is on its way names the place.
+                        return Heard::Known;
+                    }
                     queued.ask_at = now;
                     Heard::Doubtful
                 }
@@ -405,6 +417,7 @@ impl Lease {
     pub(super) fn ask_soon(&self, now: Instant) {
         if let Phase::Queued(queued) = &mut self.state.lock().phase {
             queued.ask_at = now;
+            queued.again = queued.in_place || queued.asking;
         }
     }
 
@@ -414,6 +427,13 @@ impl Lease {
             return None;
         }
         Some(Request { claim: self.claim(), ..self.request.clone() })
+    }
+
+    /// Whoever has sent the first request does not wait for its answer any more.
+    pub(super) fn leave_to_keeper(&self, now: Instant) {
+        if let Phase::Queued(queued) = &mut self.state.lock().phase {
+            (queued.in_place, queued.ask_at) = (false, now);
+        }
     }
 
     /// The keeper sends the request now. If its runtime ends before the answer, the next one sends it again.
@@ -778,11 +798,23 @@ impl Lease {
         }
     }
 
-    /// The deadline of a held lease; now for any other.
-    pub(super) fn ends(&self) -> Instant {
+    /// The end of the lease, if it is held.
+    pub(super) fn ends(&self) -> Option<Instant> {
         match &self.state.lock().phase {
-            Phase::Held(held) => held.deadline.ends(),
-            _ => Instant::now(),
+            Phase::Held(held) => Some(held.deadline.ends()),
+            _ => None,
+        }
+    }
+
+    /// Whether it is no longer held at `now`.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        !matches!(&self.state.lock().phase, Phase::Held(held) if !held.deadline.has_passed(now))
+    }
+
+    /// It is in no round, so no renewal of it is in flight.
+    pub(super) fn leave_round(&self) {
+        if let Phase::Held(held) = &mut self.state.lock().phase {
+            held.renewing = false;
         }
     }
 

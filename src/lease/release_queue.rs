@@ -25,17 +25,14 @@ pub(super) struct ReleaseQueue {
 
 #[derive(Debug, Default)]
 struct Queue {
-    pending: VecDeque<PendingRelease>,
+    pending: VecDeque<(Number, PendingRelease)>,
     /// The keys for which a release is queued or in flight.
-    unsettled: HashMap<Arc<str>, Progress>,
+    unsettled: HashMap<Arc<str>, Vec<Number>>,
+    next_number: Number,
 }
 
-/// How many releases of a key have been queued, and how many of them are done, since the key had none.
-#[derive(Debug, Default)]
-struct Progress {
-    queued: usize,
-    settled: usize,
-}
+/// The number of a release, in the order in which they were queued.
+type Number = u64;
 
 /// A release that must reach the store.
 #[derive(Debug)]
@@ -88,8 +85,10 @@ impl PendingRelease {
 impl ReleaseQueue {
     pub(super) fn push(&self, pending: PendingRelease) {
         let mut queue = self.queue.lock();
-        queue.unsettled.entry(Arc::clone(pending.target.key())).or_default().queued += 1;
-        queue.pending.push_back(pending);
+        let number = queue.next_number;
+        queue.next_number += 1;
+        queue.unsettled.entry(Arc::clone(pending.target.key())).or_default().push(number);
+        queue.pending.push_back((number, pending));
         drop(queue);
         self.queued.notify_one();
     }
@@ -112,9 +111,9 @@ impl ReleaseQueue {
     /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then
     /// finds released what was dropped before. Releases that are queued later are not waited for.
     pub(super) async fn settled(&self, key: &str) {
-        let progress = |queue: &Queue| queue.unsettled.get(key).map(|p| (p.queued, p.settled));
-        let Some((goal, _)) = progress(&self.queue.lock()) else { return };
-        self.until(|queue| progress(queue).is_none_or(|(_, settled)| settled >= goal)).await;
+        let later = self.queue.lock().next_number;
+        let all_later = |numbers: &Vec<Number>| numbers.iter().all(|number| *number >= later);
+        self.until(|queue| queue.unsettled.get(key).is_none_or(all_later)).await;
     }
 
     /// Waits until no release is pending and `done` returns true.
@@ -137,11 +136,11 @@ impl ReleaseQueue {
         }
     }
 
-    fn mark_settled(&self, key: &Arc<str>) {
+    fn mark_settled(&self, key: &Arc<str>, number: Number) {
         let mut queue = self.queue.lock();
-        if let Some(progress) = queue.unsettled.get_mut(key) {
-            progress.settled += 1;
-            if progress.settled == progress.queued {
+        if let Some(numbers) = queue.unsettled.get_mut(key) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
                 queue.unsettled.remove(key);
             }
         }
@@ -154,22 +153,22 @@ impl ReleaseQueue {
 #[derive(Debug)]
 pub(super) struct UnderWay<'a> {
     queue: &'a ReleaseQueue,
-    pending: Option<PendingRelease>,
+    pending: Option<(Number, PendingRelease)>,
 }
 
 impl UnderWay<'_> {
     /// Takes the leases that are to be requested first.
     pub(super) fn take_next(&mut self) -> Vec<Arc<Lease>> {
-        self.pending.as_mut().map(|pending| std::mem::take(&mut pending.next)).unwrap_or_default()
+        self.pending.as_mut().map(|(_, pending)| std::mem::take(&mut pending.next)).unwrap_or_default()
     }
 
     pub(super) fn target(&self) -> Option<Target> {
-        self.pending.as_ref().map(|pending| pending.target.clone())
+        self.pending.as_ref().map(|(_, pending)| pending.target.clone())
     }
 
     /// Sends the first answer to whoever waits for it.
     pub(super) fn confirm(&mut self, answer: impl FnOnce() -> Result<Released, BackendError>) {
-        if let Some(confirm) = self.pending.as_mut().and_then(|pending| pending.confirm.take()) {
+        if let Some(confirm) = self.pending.as_mut().and_then(|(_, pending)| pending.confirm.take()) {
             // Nobody waits any more if the `release` future was dropped.
             let _ = confirm.send(answer());
         }
@@ -177,8 +176,8 @@ impl UnderWay<'_> {
 
     /// Marks it as done.
     pub(super) fn settle(mut self) {
-        if let Some(pending) = self.pending.take() {
-            self.queue.mark_settled(pending.target.key());
+        if let Some((number, pending)) = self.pending.take() {
+            self.queue.mark_settled(pending.target.key(), number);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::mem;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,7 +132,8 @@ impl Schedule {
         }
     }
 
-    /// Starts as many rounds as may be in flight, in the order in which they were formed.
+    /// Starts as many rounds as may be in flight, in the order in which they were formed. Leases that have ended in the meantime
+    /// are filed again: what is due for them is something else than a renewal.
     pub(super) fn start_rounds(&self) -> Vec<Started> {
         let mut filed = self.filed.lock();
         if filed.rounds.is_empty() {
@@ -142,14 +144,16 @@ impl Schedule {
         let limit = (waiting.len() * ROUND / WAITING_PER_UNDER_WAY).clamp(UNDER_WAY, MAX_UNDER_WAY);
         let unanswered = |round: &Round| round.leases.iter().flatten().count();
         let mut room = limit.saturating_sub(under_way.iter().map(|(_, round)| unanswered(round)).sum());
-        let mut started = Vec::new();
+        let (mut started, mut ended) = (Vec::new(), Vec::new());
         for (number, round) in waiting {
             if room == 0 {
                 break;
             }
-            started.push(round.start(*number));
+            started.push(round.start(*number, &mut ended));
             room = room.saturating_sub(unanswered(round));
         }
+        drop(filed);
+        self.file(ended);
         started
     }
 
@@ -220,19 +224,22 @@ impl Schedule {
 
 impl Round {
     fn new(leases: &[Arc<Lease>]) -> Self {
-        let ends = leases.iter().map(|lease| lease.ends()).min().unwrap_or_else(Instant::now);
+        let ends = leases.iter().filter_map(|lease| lease.ends()).min().unwrap_or_else(Instant::now);
         Self { leases: leases.iter().cloned().map(Some).collect(), ends, under_way: None }
     }
 
-    /// Builds the requests. Leases that have ended in the meantime are left out.
-    fn start(&mut self, number: u64) -> Started {
+    /// Builds the requests. Moves the leases that have ended in the meantime to `ended`.
+    fn start(&mut self, number: u64, ended: &mut Vec<Arc<Lease>>) -> Started {
         let mut requests = Vec::with_capacity(self.leases.len());
-        self.leases.retain(|lease| {
-            let request = lease.as_ref().and_then(|lease| lease.renewal());
-            let live = request.is_some();
-            requests.extend(request);
-            live
-        });
+        for lease in mem::take(&mut self.leases).into_iter().flatten() {
+            match lease.renewal() {
+                Some(request) => {
+                    requests.push(request);
+                    self.leases.push(Some(lease));
+                }
+                None => ended.push(lease),
+            }
+        }
         let (under_way, given_up) = oneshot::channel();
         self.under_way = Some(under_way);
         Started { number, requests, given_up }
@@ -241,11 +248,12 @@ impl Round {
     /// Moves the leases that have ended to `ended`. Returns whether others are left.
     fn keep_others(&mut self, now: Instant, ended: &mut Vec<Arc<Lease>>) -> bool {
         for lease in &mut self.leases {
-            ended.extend(lease.take_if(|lease| lease.ends() <= now));
+            ended.extend(lease.take_if(|lease| lease.is_over(now)));
         }
-        let ends = self.leases.iter().flatten().map(|lease| lease.ends()).min();
+        // One that ends at this moment is looked at in the next turn.
+        let ends = self.leases.iter().flatten().filter_map(|lease| lease.ends()).min();
         self.ends = ends.unwrap_or(now);
-        ends.is_some()
+        self.leases.iter().any(Option::is_some)
     }
 }
 

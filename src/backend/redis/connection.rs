@@ -69,9 +69,9 @@ pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
     Client::new(config, Some(performance), Some(connection), Some(policy))
 }
 
-/// Connects `client`. The returned task keeps it connected until `closed` is cancelled, then quits it and ends.
+/// Connects `client`. The returned task keeps it connected until `closed`, then quits it and ends.
 ///
-/// If the returned future is dropped or fails, `closed` must be cancelled; the task then ends all the same.
+/// If the returned future is dropped or fails, the task ends as well.
 pub(super) async fn connect(
     client: &Client,
     succession: &Arc<Succession>,
@@ -79,6 +79,8 @@ pub(super) async fn connect(
     closed: CancellationToken,
 ) -> Result<JoinHandle<()>, BackendError> {
     let (tell, connected) = oneshot::channel();
+    let closed = closed.child_token();
+    let given_up = closed.clone().drop_guard();
     let reconnects = client.reconnect_rx();
     let driven = succession.driven();
     let task = tokio::spawn(drive(client.clone(), timeouts, closed.clone(), tell, driven));
@@ -86,6 +88,7 @@ pub(super) async fn connect(
         Ok(Ok(Ok(()))) => {
             let (client, succession) = (client.clone(), Arc::clone(succession));
             tokio::spawn(async move { succession.run(client, reconnects, closed).await });
+            given_up.disarm();
             Ok(task)
         }
         Ok(Ok(Err(error))) if is_server_text(&error) => Err(BackendError::Refused { source: error.into() }),

@@ -6,6 +6,7 @@
 //! | `lua/` | the protocol: one script per operation, which the server runs atomically |
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: configured, kept connected, closed |
+//! | `callers` | the connections on the caller's runtime, made again when that has ended |
 //! | `succession` | closing connections at the server that have been replaced |
 //! | `wire` | scripts sent on a connection; errors sorted into not sent, unknown, and answered |
 //! | `args` | the arguments of a script |
@@ -22,6 +23,7 @@
 
 mod args;
 mod batch;
+mod callers;
 mod calls;
 mod connection;
 mod keys;
@@ -45,10 +47,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::clients::Client;
 use fred::types::config::Config;
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -57,9 +58,9 @@ use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
 use crate::sync::Mutex;
+use callers::CallersConnections;
 use connection::Timeouts;
-use notifications::{Channel, Notifications, Subscription};
-use succession::Succession;
+use notifications::{Channel, Notifications};
 use transport::Transport;
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
@@ -70,27 +71,15 @@ use transport::Transport;
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
-    timeouts: Timeouts,
+    callers: Arc<CallersConnections>,
     transport: Arc<Transport>,
     renewals: Arc<Transport>,
-    subscriber: Client,
-    /// Tells whether somebody drives the subscriber.
-    listener: Arc<Succession>,
+    renewals_driver: Mutex<Option<JoinHandle<()>>>,
     notifications: Arc<Notifications>,
     foreign: Foreign,
     /// The start of the hours in which the expiry of fences is extended once.
     opened: Instant,
     closing: Closing,
-    background: Mutex<Option<Background>>,
-    reviving: tokio::sync::Mutex<()>,
-}
-
-/// The tasks of an open backend. Those of the connections end when it is closed, that of the subscription when this is dropped.
-struct Background {
-    commands: JoinHandle<()>,
-    listener: JoinHandle<()>,
-    renewals: JoinHandle<()>,
-    subscription: Subscription,
 }
 
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
@@ -256,88 +245,49 @@ impl RedisBackend {
         let notifications = Arc::new(Notifications::new(ids.client()));
         let transport =
             || Transport::new(connection::client(config, timeouts), timeouts, Arc::clone(&notifications));
+        let (transport, renewals, closing) =
+            (Arc::new(transport()), Arc::new(transport()), Closing::default());
+        let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications), timeouts);
+        let subscriber = connection::client(config, timeouts);
+        let callers =
+            CallersConnections::new(Arc::clone(&transport), subscriber, channel, timeouts, closing.token());
         let backend = Self {
             capabilities: Capabilities::new(store),
-            timeouts,
-            transport: Arc::new(transport()),
-            renewals: Arc::new(transport()),
-            subscriber: connection::client(config, timeouts),
-            listener: Arc::default(),
-            notifications: Arc::clone(&notifications),
+            callers: Arc::new(callers),
+            transport,
+            renewals,
+            renewals_driver: Mutex::default(),
+            notifications,
             foreign,
             ids,
             opened: Instant::now(),
-            closing: Closing::default(),
-            background: Mutex::default(),
-            reviving: tokio::sync::Mutex::default(),
+            closing,
         };
-        let (client, succession) =
-            (backend.renewals.client().clone(), Arc::clone(backend.renewals.succession()));
-        let closed = backend.closing.token();
+        let (renewals, closed) = (Arc::clone(&backend.renewals), backend.closing.token());
         // If connecting is given up, `closed` is cancelled, which ends this as well.
-        let renewals =
-            own.spawn(async move { connection::connect(&client, &succession, timeouts, closed).await });
-        let commands = backend.connect_commands().await?;
-        let listener = backend.connect_listener().await?;
-        let subscription =
-            Subscription::open(&backend.subscriber, backend.transport.client(), backend.channel());
-        let subscription = subscription.await?;
-        let renewals = renewals.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
-        *backend.background.lock() = Some(Background { commands, listener, renewals, subscription });
+        let driver = own.spawn(async move {
+            connection::connect(renewals.client(), renewals.succession(), timeouts, closed).await
+        });
+        backend.callers.connect().await?;
+        let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
+        *backend.renewals_driver.lock() = Some(driver);
         Ok(backend)
     }
 
-    async fn connect_commands(&self) -> Result<JoinHandle<()>, BackendError> {
-        let succession = self.transport.succession();
-        connection::connect(self.transport.client(), succession, self.timeouts, self.closing.token()).await
-    }
-
-    async fn connect_listener(&self) -> Result<JoinHandle<()>, BackendError> {
-        connection::connect(&self.subscriber, &self.listener, self.timeouts, self.closing.token()).await
-    }
-
-    fn channel(&self) -> Channel {
-        let (name, notifications) = (keys::channel(self.ids.client()), Arc::clone(&self.notifications));
-        Channel { name, notifications, timeouts: self.timeouts }
-    }
-
-    fn has_ended(&self) -> bool {
-        self.transport.succession().has_ended() || self.listener.has_ended()
-    }
-
-    /// Connects again from the current runtime, if the one has ended on which the connections of the caller lived.
+    /// Sees to it that the connections of the caller work on the current runtime.
     async fn revive(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
         }
-        if !self.has_ended() {
-            return Ok(());
-        }
-        let _one_at_a_time = self.reviving.lock().await;
-        if self.transport.succession().has_ended() {
-            tracing::debug!("the runtime of the connections has ended, connecting again from this one");
-            let commands = self.connect_commands().await?;
-            if let Some(background) = &mut *self.background.lock() {
-                background.commands = commands;
-            }
-        }
-        if self.listener.has_ended() {
-            let listener = self.connect_listener().await?;
-            let subscription = Subscription::reopen(&self.subscriber, self.channel());
-            if let Some(background) = &mut *self.background.lock() {
-                (background.listener, background.subscription) = (listener, subscription);
-            }
-        }
-        Ok(())
+        if self.callers.have_ended() { self.callers.revive().await } else { Ok(()) }
     }
 
     /// Closes all connections and waits until they are closed.
     async fn close_connections(&self) {
         self.closing.close();
-        let background = self.background.lock().take();
-        let Some(Background { commands, listener, renewals, subscription }) = background else { return };
-        drop(subscription);
-        for ended in [commands.await, listener.await, renewals.await] {
+        let mut drivers = self.callers.take_drivers();
+        drivers.extend(self.renewals_driver.lock().take());
+        for ended in join_all(drivers).await {
             match ended {
                 // It ended with its runtime.
                 Err(error) if error.is_cancelled() => {}

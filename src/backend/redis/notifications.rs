@@ -173,9 +173,15 @@ fn read(message: &str) -> Option<Event> {
 /// The channel of a client, and what is needed to listen to it.
 #[derive(Clone, Debug)]
 pub(super) struct Channel {
-    pub(super) name: String,
-    pub(super) notifications: Arc<Notifications>,
-    pub(super) timeouts: Timeouts,
+    name: String,
+    notifications: Arc<Notifications>,
+    timeouts: Timeouts,
+}
+
+impl Channel {
+    pub(super) const fn new(name: String, notifications: Arc<Notifications>, timeouts: Timeouts) -> Self {
+        Self { name, notifications, timeouts }
+    }
 }
 
 /// The subscription, which ends when this is dropped.

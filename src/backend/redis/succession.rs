@@ -28,6 +28,8 @@ const RETRY: Duration = Duration::from_millis(25);
 pub(super) struct Succession {
     /// The name of these connections at the server, unlike that of any other: a restarted server assigns the same ids again.
     name: String,
+    /// The connections that may still be open at the server, also those of a runtime that has ended.
+    before: tokio::sync::Mutex<Vec<i64>>,
     /// The id of the connection for which all earlier ones are closed.
     settled: watch::Sender<Option<i64>>,
     /// Whether no task drives the connection any more.
@@ -75,7 +77,7 @@ impl Succession {
         closed: CancellationToken,
     ) {
         let work = async {
-            let mut before = Vec::new();
+            let mut before = self.before.lock().await;
             loop {
                 self.succeed(&client, &mut before).await;
                 if let Err(RecvError::Closed) = reconnects.recv().await {
@@ -132,7 +134,12 @@ impl Succession {
 impl Default for Succession {
     fn default() -> Self {
         let name = format!("leasehold-{}", Uuid::new_v4().simple());
-        Self { name, settled: watch::Sender::default(), ended: AtomicBool::default() }
+        Self {
+            name,
+            before: tokio::sync::Mutex::default(),
+            settled: watch::Sender::default(),
+            ended: AtomicBool::default(),
+        }
     }
 }
 

@@ -103,7 +103,7 @@ impl Backend for RedisBackend {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        self.notifications.events(&self.subscriber)
+        self.notifications.events(self.callers.subscriber())
     }
 
     fn capabilities(&self) -> &Capabilities {
