@@ -5,13 +5,16 @@
 mod stage;
 mod support;
 
+use std::future::ready;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, MutexOptions};
 use stage::*;
-use support::{RedisServer, Worker, say, within, worker_args};
+use support::{RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 
 fn several_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
@@ -104,6 +107,53 @@ fn a_guard_outlives_the_runtime_on_which_it_was_taken() {
         guard.release().await.expect("held to the end");
         client.shutdown().await.expect("drained");
     });
+}
+
+#[test]
+fn a_guard_that_goes_after_its_runtime_leaves_nothing() {
+    let Some(server) = RedisServer::start_or_skip("a guard dropped without a runtime") else { return };
+    for runtime in [several_threads(), one_thread()] {
+        let (client, [dropped, released]) = runtime.block_on(async {
+            let client = connect(&server.url()).await;
+            let lock = async |name| client.mutex(name).expect("valid").lock().await.expect("free");
+            let guards = [lock("dropped").await, lock("released").await];
+            (client, guards)
+        });
+        drop(runtime);
+        drop(dropped);
+        // There is no runtime to release it on: that is a panic, and the guard is dropped.
+        let outside = || futures::executor::block_on(released.release());
+        assert!(catch_unwind(AssertUnwindSafe(outside)).is_err());
+        one_thread().block_on(async {
+            let locks = ["lock:dropped", "lock:released"];
+            eventually(SOON, || ready(locks.iter().all(|key| server.raw().get(key).is_none()))).await;
+        });
+        drop(client);
+    }
+}
+
+/// A call that is given up while the client connects again must not leave it without its subscription.
+#[test]
+fn a_client_hears_of_its_grants_after_a_call_was_given_up_while_it_connected_again() {
+    let Some(server) = RedisServer::start_or_skip("connecting again, given up") else { return };
+    for given_up_after in 0..6 {
+        let runtime = one_thread();
+        let (client, other) =
+            runtime.block_on(async { (connect(&server.url()).await, connect(&server.url()).await) });
+        drop(runtime);
+        several_threads().block_on(async {
+            let [here, there] = [client, other].map(|client| client.mutex("shared").expect("valid"));
+            drop(timeout(Duration::from_micros(300 * given_up_after), here.inspect()).await);
+            let guard = within(SOON, there.lock()).await.expect("free");
+            let waiter = tokio::spawn(async move { here.lock().await });
+            eventually(SOON, || async { there.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) })
+                .await;
+            guard.release().await.expect("held to the end");
+            // Long before it would ask again by itself.
+            let guard = within(SOON, waiter).await.expect("no panic").expect("granted");
+            guard.release().await.expect("held to the end");
+        });
+    }
 }
 
 /// Locks, and lets go as the last thing that its runtime does.

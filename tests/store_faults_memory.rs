@@ -31,6 +31,8 @@ struct Faults {
     is_silent: bool,
     /// Renewals are refused.
     refuses: bool,
+    /// Renewals are never answered.
+    swallows: bool,
 }
 
 /// A store in memory with faults.
@@ -71,6 +73,9 @@ impl Backend for Faulty {
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+        if self.faults.borrow().swallows {
+            return stream::pending().boxed();
+        }
         if self.faults.borrow().refuses {
             let refused =
                 |n| (n, Err(BackendError::Refused { source: "NOPERM as the test wants it".into() }));
@@ -261,5 +266,28 @@ async fn requests_given_up_during_a_stall_keep_nobody_out_afterwards() {
         for mutex in &mutexes {
             within(SECOND / 5, mutex.lock()).await.expect("free").release().await.expect("held to the end");
         }
+    }
+}
+
+/// In real time: whoever holds may notice the end before the client does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_that_are_never_answered_keep_nobody_waiting_after_the_lease() {
+    const TTL: Duration = Duration::from_millis(200);
+    let store = MemoryBackend::new();
+    let (client, faults) = Faulty::on(&store);
+    faults.send_replace(Faults { swallows: true, ..Faults::default() });
+    let mutex = client.mutex_with(NAME, options().ttl(TTL)).expect("valid");
+    for _ in 0..8 {
+        let guard = mutex.lock().await.expect("free");
+        let lost = tokio::spawn(guard.lost());
+        let next = begun({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await }
+        })
+        .await;
+        within(SECOND, lost).await.expect("no panic");
+        let next = within(SECOND, next).await.expect("no panic").expect("granted");
+        drop(guard);
+        next.release().await.expect("held to the end");
     }
 }

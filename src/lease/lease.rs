@@ -975,7 +975,7 @@ mod tests {
     fn a_grant_that_overtakes_the_answer_is_believed_when_the_answer_names_its_place() {
         for (answered, believed) in [(7, true), (8, false), (6, false)] {
             let (lease, start) = (lease(), Instant::now());
-            assert_eq!(told(&lease, 7, 42, start), Heard::Doubtful);
+            assert_eq!(told(&lease, 7, 42, start), Heard::Known);
             let outcome = lease.answered(queued(answered), start, start);
             assert_eq!(matches!(outcome, Outcome::Granted), believed, "{answered}");
             assert_eq!(ends(&lease).is_some(), believed);

@@ -227,4 +227,20 @@ mod tests {
         assert!(poll!(&mut settled).is_ready());
         assert!(poll!(pin!(queue.drained(|| true))).is_pending());
     }
+
+    #[tokio::test]
+    async fn those_queued_before_are_waited_for_whichever_is_done_first() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.push(orphan(&ids));
+        let first = queue.pop().unwrap();
+        let mut settled = pin!(queue.settled("a"));
+        assert!(poll!(&mut settled).is_pending());
+        queue.push(orphan(&ids));
+        queue.pop().unwrap().settle();
+        assert!(poll!(&mut settled).is_pending(), "the later one was done first");
+        first.settle();
+        // Another one is queued before anybody looks.
+        queue.push(orphan(&ids));
+        assert!(poll!(&mut settled).is_ready());
+    }
 }
