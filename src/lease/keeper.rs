@@ -260,12 +260,12 @@ impl Keeper {
             }
             return;
         };
-        // Others may want it if whoever is told does not take it up.
-        self.file(lease);
         if self.hold(group, lease, |_| ()).is_some() {
             self.offer(lease);
             self.ask_more(lease);
         }
+        // Its end must be noticed, because others may want it if whoever was told does not take it up.
+        self.file(lease);
     }
 
     /// Records that a lease of a group is held. `None` if it was given up in the meantime; then it is released.
