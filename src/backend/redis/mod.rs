@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `keys` | every key, its type and its expiry |
 //! | `lua/` | the protocol: one script per operation, which the server runs atomically |
+//! | `protocol` | what Rust and Lua have to agree on |
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: configured, kept connected, closed |
 //! | `succession` | closing connections at the server that have been replaced |
@@ -28,6 +29,7 @@ mod keys;
 mod lock;
 mod notifications;
 mod operation;
+mod protocol;
 mod renewals;
 mod reply;
 mod script;
@@ -50,7 +52,6 @@ use fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
 use super::{BackendError, Capabilities, LeaseIds};
 use crate::background;
@@ -79,8 +80,6 @@ pub struct RedisBackend {
     listener: Arc<Succession>,
     notifications: Arc<Notifications>,
     foreign: Foreign,
-    /// The start of the hours in which the expiry of fences is extended once.
-    opened: Instant,
     closing: Closing,
     background: Mutex<Option<Background>>,
     reviving: tokio::sync::Mutex<()>,
@@ -267,7 +266,6 @@ impl RedisBackend {
             notifications: Arc::clone(&notifications),
             foreign,
             ids,
-            opened: Instant::now(),
             closing: Closing::default(),
             background: Mutex::default(),
             reviving: tokio::sync::Mutex::default(),
