@@ -91,7 +91,7 @@ fn is_call(request: &Request, keys: usize, args: usize) -> bool {
 
 /// The token under which the lock of the tests is held.
 pub(crate) fn token_held(raw: &mut Raw) -> Option<String> {
-    raw.get(KEY)?.split(' ').nth(1).map(str::to_owned)
+    raw.get(KEY)?.split(' ').nth(1).map(|token| token.trim_end_matches('+').to_owned())
 }
 
 /// The keys there are, but for fences and what is known of semaphores, which expires.

@@ -2,7 +2,7 @@
 //!
 //! | key | type | content | expires |
 //! |---|---|---|---|
-//! | `lock:N` | string | the holder's `<lease id> <token>`, followed by `/<owner>` for a reentrant lock | with the lease |
+//! | `lock:N` | string | `<lease id> <token>` of the holder, and more (`value.lua`) | with the lease |
 //! | `{lock:N}:queue` | sorted set | the waiting lease ids, in the order of their places | within two TTLs after the last request |
 //! | `{lock:N}:waiters` | hash | a record of each of them | likewise |
 //! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, by the time they end | with the lock |

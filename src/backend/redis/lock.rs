@@ -6,7 +6,9 @@ use fred::types::Value;
 
 use super::args::Args;
 use super::operation::Operation;
-use super::protocol::{BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN};
+use super::protocol::{
+    BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN, WAITED_FOR,
+};
 use super::reply::{
     from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, unreadable, wanted,
 };
@@ -127,11 +129,11 @@ fn read_answer(answer: &Value) -> Option<Answer> {
     }
 }
 
-/// What stands under a lock's key: `<lease id> <token>`, for a reentrant lock followed by `/<owner>`. `None` for what another library
-/// has put there.
+/// What stands under a lock's key (`value.lua`): lease id, token, owner. `None` for what another library has put there.
 fn read_value(value: &str) -> Option<(&str, FencingToken, Option<&str>)> {
     let (id, rest) = value.split_once(' ')?;
     let (token, owner) = rest.split_once('/').map_or((rest, None), |(token, owner)| (token, Some(owner)));
+    let token = token.strip_suffix(WAITED_FOR).unwrap_or(token);
     LeaseId::parse(id)?;
     Some((id, FencingToken::new(token.parse().ok()?), owner))
 }

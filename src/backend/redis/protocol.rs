@@ -67,6 +67,9 @@ constants! {
     /// The prefix of the clients' channels; a user with restricted rights needs `&leasehold:*`.
     CHANNEL_PREFIX: &str = "leasehold:";
 
+    /// In the value of a lock: somebody may wait for it.
+    WAITED_FOR: &str = "+";
+
     /// How many tokens a grant reserves: one for each hold that its lease may have within a client.
     TOKENS_PER_GRANT: u64 = 16;
     /// How long a fence outlives the last grant, in ms.

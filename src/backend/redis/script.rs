@@ -92,9 +92,8 @@ macro_rules! scripts {
 const BATCHED_FAST: &[&str] = &[
     lua!("lib/time"),
     lua!("lib/token"),
-    lua!("lib/fence"),
     lua!("lib/grant"),
-    lua!("lock/value"),
+    lua!("lock/names"),
     lua!("lock/acquire_fast"),
     lua!("lock/acquire_again_fast"),
     lua!("lock/release_fast"),
@@ -107,6 +106,7 @@ const BATCHED_FAST: &[&str] = &[
 const BATCHED_SLOW: &[&str] = &[
     lua!("lib/notify"),
     lua!("lib/queue"),
+    lua!("lock/value"),
     lua!("lock/lock"),
     lua!("lock/holds"),
     lua!("lock/acquire"),
@@ -157,60 +157,63 @@ macro_rules! fast_of_semaphore {
             $operation,
             ", s, unpack(ARGV, 2))\n",
             "close_state(s)\n",
-            "if done and answer then return answer end end"
+            "if done and answer then close_fence(fence) return answer end end"
         )
     };
 }
 
 scripts! {
     ACQUIRE(Used::WithFence, Some(protocol::ACQUIRE)):
-        lua!("lock/acquire_alone"),
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/fence"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/value"), lua!("lock/lock"), lua!("lock/acquire"), lua!("once"), PREPARE, of_lock!("acquire_sole");
+        lua!("lock/acquire_alone"), lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"),
+        lua!("lib/notify"), lua!("lib/queue"), lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"),
+        lua!("lock/acquire"), lua!("once"), PREPARE, of_lock!("acquire_sole");
     RENEW(Used::Itself, Some(protocol::RENEW)):
-        lua!("lock/value"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])";
+        lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])";
     RELEASE(Used::WithFence, Some(protocol::RELEASE)):
-        lua!("lock/release_alone"),
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/fence"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/value"), lua!("lock/lock"), lua!("lock/release"), lua!("once"), PREPARE, of_lock!("release");
+        lua!("lock/release_alone"), lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"),
+        lua!("lib/notify"), lua!("lib/queue"), lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"),
+        lua!("lock/release"), lua!("once"), PREPARE, of_lock!("release");
     /// For the owner of a reentrant lock.
     ACQUIRE_OWNED(Used::WithFence, Some(protocol::ACQUIRE_OWNED)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/fence"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/acquire"), lua!("lock/acquire_owned"),
-        lua!("once"), PREPARE, of_lock!("acquire_owned");
+        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
+        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/acquire"),
+        lua!("lock/acquire_owned"), lua!("once"), PREPARE, of_lock!("acquire_owned");
     RENEW_OWNED(Used::WithFence, Some(protocol::RENEW_OWNED)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/fence"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/renew_owned"),
-        lua!("once"), PREPARE, of_lock!("renew_owned");
+        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
+        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"),
+        lua!("lock/renew_owned"), lua!("once"), PREPARE, of_lock!("renew_owned");
     RELEASE_OWNED(Used::WithFence, Some(protocol::RELEASE_OWNED)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/fence"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/release"), lua!("lock/release_owned"),
-        lua!("once"), PREPARE, of_lock!("release_owned");
+        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
+        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/release"),
+        lua!("lock/release_owned"), lua!("once"), PREPARE, of_lock!("release_owned");
     ACQUIRE_PERMITS(Used::WithFence, Some(protocol::ACQUIRE_PERMITS)):
         lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"),
-        PREPARE, fast_of_semaphore!("acquire_permits_fast"),
-        lua!("lib/fence"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"), lua!("semaphore/semaphore"),
-        lua!("semaphore/acquire"), lua!("once"), of_semaphore!("acquire_permits");
+        PREPARE, fast_of_semaphore!("acquire_permits_fast"), lua!("lib/grant"), lua!("lib/notify"),
+        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/acquire"), lua!("once"),
+        of_semaphore!("acquire_permits");
     RENEW_PERMITS(Used::WithFence, Some(protocol::RENEW_PERMITS)):
-        lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/fence"), lua!("lib/grant"),
-        lua!("lib/notify"), lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/renew"),
-        lua!("once"), PREPARE, of_semaphore!("renew_permits");
+        lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/grant"), lua!("lib/notify"),
+        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/renew"), lua!("once"), PREPARE,
+        of_semaphore!("renew_permits");
     RELEASE_PERMITS(Used::WithFence, Some(protocol::RELEASE_PERMITS)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("semaphore/state"), lua!("semaphore/release_fast"),
-        PREPARE, fast_of_semaphore!("release_permits_fast"),
-        lua!("lib/fence"), lua!("lib/notify"), lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/release"),
+        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("semaphore/state"),
+        lua!("semaphore/release_fast"), PREPARE, fast_of_semaphore!("release_permits_fast"),
+        lua!("lib/notify"), lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/release"),
         lua!("once"), of_semaphore!("release_permits");
 
     // Never part of a batch: they are rarely called, or handle many leases anyway.
-    RENEW_ALL(Used::Other, None): lua!("lock/value"), lua!("lock/renew_all");
+    RENEW_ALL(Used::Other, None):
+        lua!("lock/names"), lua!("lock/renew_all");
     FORCE(Used::WithFence, None):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/fence"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/force"), lua!("once"), PREPARE, of_lock!("force");
+        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
+        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/force"),
+        lua!("once"), PREPARE, of_lock!("force");
     RESIZE(Used::WithFence, None):
-        lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/fence"), lua!("lib/grant"),
-        lua!("lib/notify"), lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/resize"), lua!("once"), PREPARE,
+        lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/grant"), lua!("lib/notify"),
+        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/resize"), lua!("once"), PREPARE,
         of_semaphore!("resize");
-    INSPECT(Used::WithFence, None): lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect");
+    INSPECT(Used::WithFence, None):
+        lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect");
     INSPECT_PERMITS(Used::WithFence, None):
         lua!("lib/time"), lua!("lib/living"), lua!("semaphore/state"), lua!("semaphore/inspect");
 }

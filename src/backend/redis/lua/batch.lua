@@ -20,27 +20,14 @@ local key, before, after
 -- The semaphores that fast paths have met, by their keys.
 local met = {}
 
-local function fast_path_of_permits(code, kind, ...)
-  local semaphore = met[key]
-  if not semaphore or semaphore.kind ~= kind then
-    if semaphore then
-      close_state(semaphore)
-    end
-    semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
-    semaphore.grants_with_answers = true
-    met[key] = semaphore
+local function meet_semaphore(kind)
+  if met[key] then
+    close_state(met[key])
   end
-  if code == ACQUIRE_PERMITS then
-    return acquire_permits_fast(semaphore, ...)
-  end
-  local released, grant = release_permits_fast(semaphore, ...)
-  return grant and { WITH_GRANT, released, grant } or released
-end
-
-local function use_fence(name)
-  fence = fences[name] or open_fence(name)
-  fences[name] = fence
-  return fence
+  local semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
+  semaphore.grants_with_answers = true
+  met[key] = semaphore
+  return semaphore
 end
 
 -- A waiter that asks again. Whatever goes wrong, the slow path looks for itself.
@@ -65,35 +52,19 @@ local function slow_path(code, ...)
   return slow[code](key, before .. key .. after .. ':queue', fence, clock, ...)
 end
 
--- An operation on a lock with more arguments than usual, of an owner, or on a semaphore.
-local function carry_out(code, ...)
-  if code == ACQUIRE_WITH then
-    local id, lease_ms = ...
-    return acquire_fast(key, before .. key .. after .. ':queue', fence, clock, id, lease_ms)
-      or slow_path(ACQUIRE, ...)
-  end
-  if code == ACQUIRE_PERMITS or code == RELEASE_PERMITS then
-    seen = nil
-    local done, answer = pcall(fast_path_of_permits, code, ...)
-    if done and answer then
-      return answer
-    end
-  end
-  return slow_path(code, ...)
-end
-
--- Where the next operation starts.
-local next_at = 1
+-- Where the next operation starts. Where one starts whose fast path is tried, and where one starts whose fast path has failed: the
+-- slow path looks for itself.
+local next_at, tried, failed = 1, nil, nil
 
 local function carry_out_all()
   local parts, answers, clock = parts, answers, clock
-  local acquire_fast, release_fast, renew = acquire_fast, release_fast, renew
-  local fence = fence
+  local acquire_fast, release_fast, renew, slow_path = acquire_fast, release_fast, renew, slow_path
   local code = parts[next_at]
   while code do
-    local own, arg = parts[next_at + 1], next_at + 2
+    local at, own, arg = next_at, parts[next_at + 1], next_at + 2
     if code == USE_FENCE then
-      fence, next_at = use_fence(own), arg
+      fence = fences[own] or open_fence(own)
+      fences[own], next_at = fence, arg
     else
       if own == true then
         before, key, after, arg = parts[arg], parts[arg + 1], '', arg + 2
@@ -109,13 +80,35 @@ local function carry_out_all()
       elseif code == RELEASE then
         next_at, seen = arg + 1, nil
         local id = parts[arg]
-        answer = release_fast(key, before .. key .. after .. ':queue', fence, id) or slow_path(code, id)
+        answer = release_fast(key, fence, id) or slow_path(code, id)
       elseif code == RENEW then
         next_at = arg + 2
         answer = renew(key, parts[arg], parts[arg + 1])
       else
         next_at = arg + 1 + parts[arg]
-        answer = carry_out(code, unpack(parts, arg + 1, next_at - 1))
+        if code == ACQUIRE_PERMITS or code == RELEASE_PERMITS then
+          seen = nil
+          if failed ~= at then
+            tried = at
+            local kind, semaphore = parts[arg + 1], met[key]
+            if not semaphore or semaphore.kind ~= kind then
+              semaphore = meet_semaphore(kind)
+            end
+            if code == ACQUIRE_PERMITS then
+              answer = acquire_permits_fast(semaphore, parts[arg + 2], parts[arg + 3], parts[arg + 4], parts[arg + 5],
+                parts[arg + 6], parts[arg + 7])
+            else
+              local grant
+              answer, grant = release_permits_fast(semaphore, parts[arg + 2], parts[arg + 3])
+              answer = grant and { WITH_GRANT, answer, grant } or answer
+            end
+            tried = nil
+          end
+        elseif code == ACQUIRE_WITH then
+          code = ACQUIRE
+          answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, parts[arg + 1], parts[arg + 2])
+        end
+        answer = answer or slow_path(code, unpack(parts, arg + 1, next_at - 1))
       end
       number = number + 1
       answers[number] = answer
@@ -126,7 +119,9 @@ end
 
 repeat
   local done, problem = pcall(carry_out_all)
-  if not done then
+  if not done and tried then
+    next_at, failed, tried = tried, tried, nil
+  elseif not done then
     seen = nil
     number = number + 1
     answers[number] = { FAILED, type(problem) == 'table' and problem.err or tostring(problem) }
@@ -136,6 +131,13 @@ for _, semaphore in pairs(met) do
   close_state(semaphore)
 end
 for _, fence in pairs(fences) do
-  close_fence(fence)
+  if fence.token then
+    local done, problem = pcall(close_fence, fence)
+    problem = type(problem) == 'table' and problem.err or problem
+    -- A server that has no memory left refuses this only if nothing was written before, so nothing was granted.
+    if not done and not string.find(problem, 'OOM', 1, true) then
+      error(problem, 0)
+    end
+  end
 end
 return answers

@@ -6,10 +6,10 @@ local function channel(id)
   return client and CHANNEL_PREFIX .. client
 end
 
--- Tells the client that made lease `id`; false if nobody there listens. The key goes with every message.
-local function tell(id, message, key)
+-- Tells the client that made lease `id`; false if nobody there listens.
+local function tell(id, message)
   local to = channel(id)
-  return to ~= nil and redis.call('PUBLISH', to, message .. ' ' .. key) > 0
+  return to ~= nil and redis.call('PUBLISH', to, message) > 0
 end
 
 local function listens(id)

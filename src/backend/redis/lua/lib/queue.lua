@@ -19,7 +19,8 @@
 --   by_size               whether small requests may pass large ones
 --   terms                 what a waiter has to know about the kind of its grant, for messages
 --   last_ticket           of a semaphore, whose places are not in the order of their tickets
---   admit                 function(r, id, request, token): makes a waiter a holder
+--   issue                 function(r): a new token
+--   admit                 function(r, id, request): makes a waiter a holder
 
 -- The waiter with this lease id, as it stands in the queue; nil if it does not.
 local function waiter(r, id)
@@ -214,7 +215,7 @@ local function hand_over(r, asker)
       redis.call('ZREM', r.queue, place)
       if request and request.permits > r.limit then
         -- It will be told why when it asks.
-        tell(id, ASK .. ' ' .. id, r.key)
+        tell(id, ASK .. ' ' .. id .. ' ' .. r.key)
       end
     elseif request.permits > r.free and (id == asker or listens(id)) then
       -- Whoever comes behind it waits with it.
@@ -223,17 +224,13 @@ local function hand_over(r, asker)
       local client = string.sub(id, 1, 36)
       local reached = id == asker
       if not reached and request.permits <= r.free and not silent[client] then
-        if not r.fence.token then
-          -- Needs no memory, and does nothing: a server that has none left refuses to write, but not to a script that has written.
-          redis.call('ZREM', r.queue, '')
-        end
-        request.token = next_token(r.fence, r.clock)
+        request.token = r.issue(r)
         local terms = request.owner and 'reentrant' or r.terms
-        reached = tell(id, grant_message(id, request.token, request.ticket, terms, r.fence.key), r.key)
+        reached = tell(id, grant_message(id, request.token, request.ticket, terms, r.fence, r.key))
       end
       if reached then
         remove(r, id, request)
-        request.token = request.token or next_token(r.fence, r.clock)
+        request.token = request.token or r.issue(r)
         if id ~= asker then
           -- It ends when the place would have ended: whoever waits there counts it from its last request.
           request.lease_ms = request.alive_until - r.clock.ms

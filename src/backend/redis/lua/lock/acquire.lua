@@ -34,6 +34,9 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
   local ticket, others
   if waits ~= '0' then
     ticket, others = join_queue(r, id, lease_ms, 1, owner)
+    if holder and not held_for and string.sub(value, -1) ~= WAITED_FOR then
+      redis.call('APPEND', r.key, WAITED_FOR)
+    end
   end
   if not value then
     r.free = 1

@@ -4,11 +4,11 @@
 if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   local time = redis.call('TIME')
   local text, us = time[1] .. string.sub('00000' .. time[2], -6), time[1] * 1e6 + time[2]
-  local before = tonumber(redis.call('SET', KEYS[3], text, 'KEEPTTL', 'GET') or 0) or 0
-  local gap = us - before
+  local last = tonumber(redis.call('SET', KEYS[3], text, 'KEEPTTL', 'GET') or 0) or 0
+  local gap = us - last
   if gap > us % 1e8 or gap < TOKENS_PER_GRANT then
-    if gap < TOKENS_PER_GRANT and before < 2 ^ 53 then
-      text = string.format('%.0f', math.floor(before) + TOKENS_PER_GRANT)
+    if gap < TOKENS_PER_GRANT and last < 2 ^ 53 then
+      text = string.format('%.0f', math.floor(last) + TOKENS_PER_GRANT)
     end
     redis.call('SET', KEYS[3], text, 'PX', FENCE_MS)
   end

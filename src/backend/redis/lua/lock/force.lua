@@ -24,7 +24,7 @@ local function force(r)
   -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. Several holds
   -- may have been told different tokens, so it names none.
   for _, id in ipairs(holders) do
-    tell(id, REVOKE .. ' ' .. id .. ' ' .. (several and '0' or token), r.key)
+    tell(id, REVOKE .. ' ' .. id .. ' ' .. (several and '0' or token) .. ' ' .. r.key)
   end
   redis.call('DEL', r.key, r.holds)
   raise_fence(r.fence, tonumber(token) or 0)

@@ -12,16 +12,20 @@ local function hold_lock(r, id, request)
   if request.owner then
     -- Whoever else waits for this owner may come in with it, and is told to ask.
     for other in string.gmatch(waiting_for(r, request.owner), '%S+') do
-      tell(other, ASK .. ' ' .. other, r.key)
+      tell(other, ASK .. ' ' .. other .. ' ' .. r.key)
     end
   end
+end
+
+local function issue_token(r)
+  return next_token(r.fence, r.clock)
 end
 
 local function lock_at(key, queue, fence, clock)
   local stem = string.sub(queue, 1, -6)
   return {
     key = key, queue = queue, waiters = stem .. 'waiters', holds = stem .. 'holds', fence = fence, clock = clock,
-    free = 0, limit = 1, by_size = false, terms = 'mutex', admit = hold_lock,
+    free = 0, limit = 1, by_size = false, terms = 'mutex', issue = issue_token, admit = hold_lock,
   }
 end
 

@@ -2,7 +2,7 @@
 
 do
   local value, id = redis.call('GET', KEYS[1]), ARGV[1]
-  if value and #value == #id + 17 and string.sub(value, 1, #id) == id and redis.call('EXISTS', KEYS[2]) == 0 then
+  if value and #value == #id + 17 and string.find(value, id, 1, true) == 1 then
     redis.call('DEL', KEYS[1])
     return RELEASED
   end

@@ -60,7 +60,7 @@ local function acquire_permits_fast(s, id, lease_text, waits, permits, _, known)
   if redis.call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
     return
   end
-  local token = next_token(s.fence, s.clock)
+  local token = issue_permit_token(s)
   if redis.call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then
     -- It holds permits already. Nobody gets this token.
     return

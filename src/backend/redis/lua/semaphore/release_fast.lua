@@ -7,34 +7,29 @@ local function hand_over_fast(s, id, place, used)
   local next = string.sub(place, 18)
   -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13.
   local record = redis.call('HGET', s.waiters, next) or ''
-  local lease_ms = tonumber(string.sub(record, 18, -17))
+  local lease_ms, ends = tonumber(string.sub(record, 18, -17)), string.sub(record, -15, -3)
   -- Times of as many digits compare as texts do, and the first 13 of microseconds are milliseconds.
   if not s.version or not lease_ms or string.sub(record, -2) ~= ' 1'
-    or string.sub(record, -15, -3) <= string.sub(s.clock.text, 1, 13)
+    or ends <= string.sub(s.clock.text, 1, 13)
     or not (s.kept and s.kept - s.clock.ms >= lease_ms * 1.5)
   then
     return
   end
   local client = string.sub(next, 1, 36)
-  s.terms = s.terms or string.format('%s/%d/%s', s.kind, s.limit, s.version)
+  s.terms = s.terms or s.kind .. '/' .. s.limit .. '/' .. s.version
   local ticket = string.sub(place, 1, 16)
-  -- First, since it needs no memory: a server that has none left refuses to write, but not to a script that has written.
-  redis.call('HDEL', s.waiters, next)
-  local token = next_token(s.fence, s.clock)
-  local message = grant_message(next, token, ticket, s.terms, s.fence.key) .. ' ' .. s.key
+  local token = issue_permit_token(s)
+  local message = grant_message(next, token, ticket, s.terms, s.fence, s.key)
   local with_answer = s.grants_with_answers and string.sub(id, 1, 36) == client
   if not with_answer and redis.call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then
-    -- As it was, with an expiry, which it lost if it was the only one.
-    redis.call('HSET', s.waiters, next, record)
-    redis.call('PEXPIRE', s.waiters, math.max(redis.call('PTTL', s.queue), 1))
     return
   end
+  redis.call('HDEL', s.waiters, next)
   redis.call('ZREM', s.queue, place)
   s.waiting = s.waiting and s.waiting - 1
   -- Before the other goes, since with the last one goes the key and its expiry.
   redis.call('HSET', s.holds, next, '1 ' .. token)
   -- It ends when the place would have ended: whoever waits there counts it from its last request.
-  local ends = string.sub(record, -15, -3)
   redis.call('ZADD', s.key, ends, next)
   redis.call('HDEL', s.holds, id)
   begin_lease(s, tonumber(ends) - s.clock.ms, used + 1)

@@ -17,7 +17,7 @@ local function resize(s, limit, lease_ms)
     local request = waiter(s, id)
     if request and request.permits > s.limit then
       remove(s, id)
-      tell(id, ASK .. ' ' .. id, s.key)
+      tell(id, ASK .. ' ' .. id .. ' ' .. s.key)
     end
   end
   hand_over_permits(s)

@@ -119,7 +119,8 @@ end
 
 -- Hands what is free over to those waiters that now fit (queue.lua).
 local function hand_over_permits(s, asker)
-  s.terms, s.admit = string.format('%s/%d/%s', s.kind, s.limit, s.version or '0'), hold_permits
+  s.terms = s.kind .. '/' .. s.limit .. '/' .. (s.version or '0')
+  s.issue, s.admit = issue_permit_token, hold_permits
   return hand_over(s, asker)
 end
 
