@@ -14,7 +14,7 @@
 //! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
 //! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key is deleted |
 //! | silence | the store stops answering | a backend that does not answer | a connection that swallows everything |
-//! | pause | nothing on the holder's runtime runs | its thread is blocked | the same |
+//! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from a thread of the crate's own |
 //!
 //! The first command needs nothing installed. With a server, the silent connection needs a `redis://` or `valkey://` URL; for
 //! others that row is left out.

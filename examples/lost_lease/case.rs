@@ -52,7 +52,12 @@ impl Case {
 
     /// Whether it can be played with a store at `url`.
     pub(crate) fn fits(self, url: &str) -> bool {
-        self != Self::Silence || url == "memory:" || is_tcp(url)
+        match self {
+            Self::Silence => url == "memory:" || is_tcp(url),
+            // A server's leases are renewed from a thread of the crate's own, whatever the application's threads do.
+            Self::Pause => url == "memory:",
+            Self::Force | Self::MaxHold | Self::Forgetting => true,
+        }
     }
 
     pub(crate) const fn name(self) -> &'static str {
