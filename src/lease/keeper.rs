@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
-use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
@@ -25,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::lease::{Heard, Hold, Lease, Leaving, Outcome, Step, Told};
 use super::reentry::Owners;
 use super::release_queue::{PendingRelease, ReleaseQueue, Target, UnderWay};
-use super::schedule::Schedule;
+use super::schedule::{List, Schedule};
 use crate::backend::{
     Answer, Backend, BackendError, Claim, Event, LeaseId, LeaseRef, Limit, Released, Request,
 };
@@ -54,9 +53,7 @@ pub(crate) struct Keeper {
     backend: Arc<dyn Backend>,
     /// Every lease from before it is requested until its release is confirmed.
     leases: Mutex<HashMap<LeaseId, Arc<Lease>>>,
-    /// When something is due for waiting leases, and for held ones.
-    queued: Schedule,
-    held: Schedule,
+    schedule: Schedule,
     releases: ReleaseQueue,
     queues: Queues<oneshot::Sender<Told>>,
     owners: Owners,
@@ -84,8 +81,7 @@ impl Keeper {
             this: this.clone(),
             backend,
             leases: Mutex::new(HashMap::new()),
-            queued: Schedule::default(),
-            held: Schedule::default(),
+            schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
             queues: Queues::default(),
             owners: Owners::default(),
@@ -150,19 +146,14 @@ impl Keeper {
 
     /// Schedules a lease by the instant at which something is due for it.
     pub(super) fn file(&self, lease: &Arc<Lease>) {
-        if lease.waits() {
-            self.queued.file([Arc::clone(lease)]);
-        } else {
-            self.queued.forget(lease);
-            self.held.file([Arc::clone(lease)]);
-        }
+        self.schedule.file([Arc::clone(lease)]);
     }
 
     /// From now on the keeper repeats the requests that waiters have sent themselves, because others wait for these leases too.
     pub(super) fn watch(&self, queue: &mut Queue<oneshot::Sender<Told>>) {
         let in_place = queue.take_in_place();
         if !in_place.is_empty() {
-            self.queued.file(self.of(&in_place));
+            self.schedule.file(self.of(&in_place));
         }
     }
 
@@ -230,10 +221,18 @@ impl Keeper {
     pub(super) fn ask_more(&self, like: &Arc<Lease>) {
         let Some(group) = like.group() else { return };
         let more = self.queues.with(group, None, |queue| self.wanted(queue, like));
-        for lease in &more {
+        self.request(more);
+    }
+
+    /// Has these leases requested.
+    fn request(&self, leases: Vec<Arc<Lease>>) {
+        if leases.is_empty() {
+            return;
+        }
+        for lease in &leases {
             lease.ask_soon(Instant::now());
         }
-        self.queued.file(more);
+        self.schedule.file(leases);
     }
 
     /// Creates as many leases as the waiters of a group still want.
@@ -260,12 +259,18 @@ impl Keeper {
             }
             return;
         };
-        if self.hold(group, lease, |_| ()).is_some() {
-            self.offer(lease);
-            self.ask_more(lease);
+        let next = |queue: &mut Queue<_>| (next(queue, lease), self.wanted(queue, lease));
+        let held = self.hold(group, lease, next);
+        let handed = held.is_some_and(|(first, more)| {
+            let handed = self.offer_to(first, lease);
+            self.request(more);
+            handed
+        });
+        // Its end must be noticed, because others may want it if whoever was told does not take it up. If it is still filed as
+        // waiting, this is soon enough.
+        if !handed || !lease.is_filed() {
+            self.file(lease);
         }
-        // Its end must be noticed, because others may want it if whoever was told does not take it up.
-        self.file(lease);
     }
 
     /// Records that a lease of a group is held. `None` if it was given up in the meantime; then it is released.
@@ -297,21 +302,28 @@ impl Keeper {
 
     /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the store.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
-        let Some(group) = lease.group() else { return };
-        loop {
-            let found = self.queues.with(group, None, |queue| {
-                let hold = lease.hand().filter(|hold| hold.loss(Instant::now()).is_none())?;
-                Some((hold, queue.next()))
-            });
-            let Some((hold, waiter)) = found else { return };
-            let token = hold.token;
-            let told = waiter.map(|waiter| waiter.send(Told::Granted(hold)).is_ok());
-            match told {
-                Some(true) => return,
-                Some(false) => lease.take_back(token),
-                None => return self.end(lease),
-            }
+        if let Some(group) = lease.group() {
+            let first = self.queues.with(group, None, |queue| next(queue, lease));
+            self.offer_to(first, lease);
         }
+    }
+
+    /// The same, where the first waiter is known already. Returns whether a waiter has the lease now.
+    fn offer_to(&self, mut first: Option<(Hold, Option<oneshot::Sender<Told>>)>, lease: &Arc<Lease>) -> bool {
+        while let Some((hold, waiter)) = first {
+            let token = hold.token;
+            match waiter.map(|waiter| waiter.send(Told::Granted(hold)).is_ok()) {
+                Some(true) => return true,
+                Some(false) => lease.take_back(token),
+                None => {
+                    self.end(lease);
+                    return false;
+                }
+            }
+            let Some(group) = lease.group() else { return false };
+            first = self.queues.with(group, None, |queue| next(queue, lease));
+        }
+        false
     }
 
     /// The request for a lease has failed for good.
@@ -335,7 +347,7 @@ impl Keeper {
     /// Nobody waits for this lease any more.
     pub(super) fn give_up(&self, lease: &Arc<Lease>) {
         if lease.give_up() {
-            self.unfile(lease);
+            self.schedule.forget(lease);
             self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
         } else if lease.group().is_none() {
             self.end(lease);
@@ -376,7 +388,7 @@ impl Keeper {
         if !lease.end() {
             return Next::Lost;
         }
-        self.unfile(lease);
+        self.schedule.forget(lease);
         self.owners.forget(lease);
         Next::Back(self.followers(lease))
     }
@@ -384,21 +396,30 @@ impl Keeper {
     /// A lease is no longer held: creates those that the waiters of its group now want instead.
     fn followers(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         let Some(group) = lease.group() else { return Vec::new() };
-        self.queues.with(group, None, |queue| {
-            queue.end(lease.id());
-            self.wanted(queue, lease)
-        })
+        self.queues.with(group, None, |queue| self.instead_of(lease, queue))
+    }
+
+    fn instead_of(&self, lease: &Lease, queue: &mut Queue<oneshot::Sender<Told>>) -> Vec<Arc<Lease>> {
+        queue.end(lease.id());
+        self.wanted(queue, lease)
     }
 
     /// The last guard of a hold has gone: passes the lease on to the next waiter of this client, or ends it.
     fn pass_on(&self, lease: &Arc<Lease>) -> Next {
         let Some(group) = lease.group() else { return self.back(lease) };
         let now = Instant::now();
-        let passed = self.queues.with(group, None, |queue| {
-            let passed = queue.next_if(|| lease.pass_on(now));
-            passed.map(|(waiter, hold)| (waiter, hold, queue.has_surplus()))
+        let passed = self.queues.with(group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
+            Some((waiter, hold)) => Ok((waiter, hold, queue.has_surplus())),
+            None => Err(lease.end().then(|| self.instead_of(lease, queue))),
         });
-        let Some((waiter, hold, has_surplus)) = passed else { return self.back(lease) };
+        let (waiter, hold, has_surplus) = match passed {
+            Ok(passed) => passed,
+            Err(None) => return Next::Lost,
+            Err(Some(next)) => {
+                self.schedule.forget(lease);
+                return Next::Back(next);
+            }
+        };
         tracing::debug!(name = %lease.name(), "passed on within the client");
         let token = hold.token;
         if lease.is_capped() {
@@ -530,7 +551,7 @@ impl Keeper {
         for lease in leases {
             lease.lose(LossReason::ClientClosed);
             if lease.step(Instant::now()) == Step::Release {
-                self.unfile(&lease);
+                self.schedule.forget(&lease);
                 self.release_lost(&lease);
             } else if lease.give_up() {
                 self.queue_release(PendingRelease::of(Target::Lease(lease)));
@@ -548,11 +569,17 @@ impl Keeper {
     }
 }
 
-fn set_alarm(schedule: &Schedule, alarm: Pin<&mut Sleep>) {
-    let at = schedule.set_alarm();
+fn set_alarm(at: Instant, alarm: Pin<&mut Sleep>) {
     if alarm.deadline() != at {
         alarm.reset(at);
     }
+}
+
+/// The current hold of a lease, for the waiter that has waited longest, if anybody waits. `None` if the lease has no hold to hand
+/// out.
+fn next<W>(queue: &mut Queue<W>, lease: &Arc<Lease>) -> Option<(Hold, Option<W>)> {
+    let hold = lease.hand().filter(|hold| hold.loss(Instant::now()).is_none())?;
+    Some((hold, queue.next()))
 }
 
 /// Why a release did not end a hold.
@@ -633,14 +660,14 @@ impl Keeper {
 
     /// Makes everything due again that was in progress on a runtime that has ended.
     fn take_over(&self, held_too: bool) {
-        self.queued.clear();
+        self.schedule.clear(List::Queued);
         if held_too {
-            self.held.clear();
+            self.schedule.clear(List::Held);
         }
         let mut leases: Vec<_> = self.leases.lock().values().cloned().collect();
         let now = Instant::now();
         leases.retain(|lease| (held_too || lease.waits()) && lease.take_over(now));
-        self.file_all(leases);
+        self.schedule.file(leases);
     }
 
     /// Keeps held leases: renews them and notices their end. Runs until `abandoned` is cancelled; nothing is held after that.
@@ -657,16 +684,14 @@ impl Keeper {
         loop {
             // A store that answers at once must not keep other tasks from running.
             consume_budget().await;
-            // Leases that are to be requested belong to the other schedule.
-            for lease in self.tend(&self.held, Instant::now()) {
-                self.queued.file([lease]);
-            }
-            let rounds = self.held.start_rounds().into_iter();
-            renewals.extend(rounds.map(|round| self.held.ask(&*self.backend, round)));
-            set_alarm(&self.held, alarm.as_mut());
+            let ask = self.tend(List::Held, Instant::now());
+            debug_assert!(ask.is_empty(), "leases that are to be requested are in the other list");
+            let rounds = self.schedule.start_rounds().into_iter();
+            renewals.extend(rounds.map(|round| self.schedule.ask(&*self.backend, round)));
+            set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
             tokio::select! {
                 Some(()) = renewals.next() => {}
-                () = self.held.rescheduled() => {}
+                () = self.schedule.rescheduled(List::Held) => {}
                 () = &mut alarm => {}
             }
         }
@@ -678,8 +703,8 @@ impl Keeper {
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
             consume_budget().await;
-            asks.extend(self.tend(&self.queued, Instant::now()).into_iter().map(|lease| self.ask(lease)));
-            set_alarm(&self.queued, alarm.as_mut());
+            asks.extend(self.tend(List::Queued, Instant::now()).into_iter().map(|lease| self.ask(lease)));
+            set_alarm(self.schedule.set_alarm(List::Queued), alarm.as_mut());
             tokio::select! {
                 Some(event) = events.next() => {
                     self.hear(event);
@@ -689,16 +714,16 @@ impl Keeper {
                     }
                 }
                 Some(()) = asks.next() => {}
-                () = self.queued.rescheduled() => {}
+                () = self.schedule.rescheduled(List::Queued) => {}
                 () = &mut alarm => {}
             }
         }
     }
 
-    /// Does what is due for every lease of a schedule. Returns those that are to be requested.
-    fn tend(&self, schedule: &Schedule, now: Instant) -> Vec<Arc<Lease>> {
+    /// Does what is due for every lease of a list. Returns those that are to be requested.
+    fn tend(&self, list: List, now: Instant) -> Vec<Arc<Lease>> {
         let (mut ask, mut renew, mut wait) = (Vec::new(), Vec::new(), Vec::new());
-        for lease in schedule.take_due(now) {
+        for lease in self.schedule.take_due(list, now) {
             match lease.step(now) {
                 Step::Ask => ask.push(lease),
                 Step::Renew => renew.push(lease),
@@ -711,35 +736,15 @@ impl Keeper {
             }
         }
         if !wait.is_empty() {
-            self.file_all(wait);
+            self.schedule.file(wait);
         }
         if !renew.is_empty() {
-            self.held.renew(&renew);
-            if ptr::eq(schedule, &self.queued) {
-                self.held.wake();
+            self.schedule.renew(&renew);
+            if list == List::Queued {
+                self.schedule.wake(List::Held);
             }
         }
         ask
-    }
-
-    /// Schedules leases by the instant at which something is due for them, waiting ones and held ones apart.
-    fn file_all(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
-        let (queued, held): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.waits());
-        if !queued.is_empty() {
-            self.queued.file(queued);
-        }
-        if !held.is_empty() {
-            for lease in &held {
-                self.queued.forget(lease);
-            }
-            self.held.file(held);
-        }
-    }
-
-    /// Removes a lease from both schedules.
-    fn unfile(&self, lease: &Lease) {
-        self.queued.forget(lease);
-        self.held.forget(lease);
     }
 
     /// Handles an event from the store.
@@ -782,7 +787,7 @@ impl Keeper {
 
     fn ask_again(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
         let now = Instant::now();
-        self.queued.file(leases.into_iter().inspect(|lease| lease.ask_soon(now)));
+        self.schedule.file(leases.into_iter().inspect(|lease| lease.ask_soon(now)));
     }
 
     /// Sends pending releases.

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::deadline::{Deadline, moment_within};
+use super::schedule::{Entry, List};
 use crate::backend::{
     Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Ticket,
 };
@@ -49,8 +50,8 @@ struct State {
     endings: Vec<(FencingToken, CancellationToken)>,
     /// The channel to the waiter for this lease, if it has no group.
     waiter: Option<oneshot::Sender<Told>>,
-    /// The instant under which the lease is filed in a schedule.
-    filed_at: Instant,
+    /// Where the lease is filed in the keeper's schedule.
+    filed: Option<Entry>,
 }
 
 #[derive(Debug)]
@@ -213,7 +214,7 @@ impl Lease {
             limit: None,
             endings: Vec::new(),
             waiter: None,
-            filed_at: now,
+            filed: None,
         };
         let (name, lost) = (name.clone(), OnceLock::new());
         Arc::new(Self { name, request, terms, group, lost, state: Mutex::new(state) })
@@ -714,29 +715,34 @@ impl Held {
 // In the keeper's schedule
 
 impl Lease {
-    /// The instant under which to file the lease: when something is due for it next. `None` if nothing is.
-    pub(super) fn file(&self) -> Option<Instant> {
+    /// Files the lease under the instant at which something is due for it next, if anything is. Returns where it was filed before
+    /// and where it is now. Only the schedule calls this.
+    pub(super) fn file(&self) -> (Option<Entry>, Option<Entry>) {
         let mut state = self.state.lock();
-        let at = match &mut state.phase {
-            Phase::Queued(queued) if queued.asking => return None,
+        let now_at = match &mut state.phase {
+            Phase::Queued(queued) if queued.asking => None,
             Phase::Queued(queued) => {
                 queued.kept = true;
-                queued.ask_at
+                Some(Entry { list: List::Queued, at: queued.ask_at })
             }
             Phase::Held(held) => {
                 let renewal = held.next_renewal();
                 held.filed_to_renew = renewal.is_some();
-                renewal.unwrap_or_else(|| held.deadline.ends())
+                Some(Entry { list: List::Held, at: renewal.unwrap_or_else(|| held.deadline.ends()) })
             }
-            Phase::Lost { seen_to: false, .. } => Instant::now(),
-            Phase::Released { .. } | Phase::Lost { .. } => return None,
+            Phase::Lost { seen_to: false, .. } => Some(Entry { list: List::Held, at: Instant::now() }),
+            Phase::Released { .. } | Phase::Lost { .. } => None,
         };
-        state.filed_at = at;
-        Some(at)
+        (std::mem::replace(&mut state.filed, now_at), now_at)
     }
 
-    pub(super) fn filed_at(&self) -> Instant {
-        self.state.lock().filed_at
+    /// Returns where the lease was filed. Only the schedule calls this.
+    pub(super) fn unfile(&self) -> Option<Entry> {
+        self.state.lock().filed.take()
+    }
+
+    pub(super) fn is_filed(&self) -> bool {
+        self.state.lock().filed.is_some()
     }
 
     /// Whether the lease may be renewed at `now`, a little early, in order to travel with others.
@@ -945,6 +951,10 @@ mod tests {
         lease.told(Ticket::new(ticket), grant(token), now)
     }
 
+    fn due(lease: &Lease) -> Instant {
+        lease.file().1.expect("something is due").at
+    }
+
     fn ends(lease: &Arc<Lease>) -> Option<Instant> {
         lease.hand().and_then(|hold| hold.ends())
     }
@@ -965,7 +975,7 @@ mod tests {
         lease.answered(queued(7), start, start);
         lease.answered(queued(9), start + TTL, start + TTL);
         assert_eq!(told(&lease, 7, 42, start + TTL), Heard::Doubtful);
-        assert_eq!(lease.file(), Some(start + TTL), "at once");
+        assert_eq!(due(&lease), start + TTL, "at once");
         assert_eq!(lease.step(start + TTL), Step::Ask);
         assert!(matches!(lease.answered(queued(9), start + TTL, start + TTL), Outcome::Queued));
         assert!(ends(&lease).is_none());
@@ -1025,9 +1035,9 @@ mod tests {
         let (lease, now) = (lease(), Instant::now());
         lease.answered(Ok(Answer::Granted(grant(42))), now, now);
         let hold = lease.hand().unwrap();
-        assert!(lease.file().unwrap() > now + TTL * 9 / 10, "not before it ends");
+        assert!(due(&lease) > now + TTL * 9 / 10, "not before it ends");
         hold.begin(now);
-        assert!(lease.file().unwrap() < now + TTL / 2);
+        assert!(due(&lease) < now + TTL / 2);
     }
 
     #[test]

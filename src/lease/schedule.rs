@@ -1,7 +1,7 @@
 //! When something is due for which lease.
 //!
-//! Leases are filed by the instant at which something is due for them; the keeper sleeps until the earliest one. Leases that
-//! are to be renewed leave the schedule in *rounds*: one round is one request to the store, and its leases are filed again when
+//! Leases are filed by the instant at which something is due for them, those that wait and those that are held apart; the task
+//! that keeps one of these lists sleeps until its earliest instant. Leases that are to be renewed leave the schedule in *rounds*: one round is one request to the store, and its leases are filed again when
 //! they are answered. In the meantime the round keeps the earliest of their deadlines, and the keeper wakes for that too. So a
 //! store that hangs delays no deadline, and a renewal moves a lease only twice: out of the schedule and back.
 
@@ -33,20 +33,39 @@ const WAITING_PER_UNDER_WAY: usize = 16;
 /// How long the keeper sleeps while nothing is filed.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Leases of a client, by the instant at which something is due for them.
+/// One of the two lists of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum List {
+    Queued,
+    Held,
+}
+
+/// Where a lease is filed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) list: List,
+    pub(super) at: Instant,
+}
+
+/// The leases of a client, by the instant at which something is due for them. Every lease is filed once at most, and knows where.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     filed: Mutex<Filed>,
-    rescheduled: Notify,
+    rescheduled: [Notify; 2],
 }
 
 #[derive(Debug, Default)]
 struct Filed {
-    leases: BTreeMap<(Instant, usize), Arc<Lease>>,
+    lists: [Due; 2],
     /// The leases that are being renewed, by the number of their round.
     rounds: BTreeMap<u64, Round>,
     next_round: u64,
-    /// When the keeper will wake next.
+}
+
+#[derive(Debug, Default)]
+struct Due {
+    leases: BTreeMap<(Instant, usize), Arc<Lease>>,
+    /// When the task of this list will wake next.
     alarm: Option<Instant>,
 }
 
@@ -72,54 +91,64 @@ impl Schedule {
     /// Files leases by what is due for them next. A lease for which nothing is due is dropped from the schedule.
     pub(super) fn file(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
         let mut filed = self.filed.lock();
-        let mut earliest = None;
+        let mut wake = [false; 2];
         for lease in leases {
-            // It is filed once at most.
-            filed.leases.remove(&(lease.filed_at(), address(&lease)));
-            let Some(at) = lease.file() else { continue };
-            earliest = earliest.map_or(Some(at), |earliest: Instant| Some(earliest.min(at)));
-            filed.leases.insert((at, address(&lease)), lease);
-        }
-        // Most leases are due after the alarm that is set already, and need not wake the keeper.
-        let wake = filed.alarm.zip(earliest).is_some_and(|(alarm, earliest)| earliest < alarm);
-        if wake {
-            filed.alarm = earliest;
+            let (before, after) = lease.file();
+            if before == after {
+                continue;
+            }
+            filed.remove(before, &lease);
+            let Some(Entry { list, at }) = after else { continue };
+            let due = &mut filed.lists[list as usize];
+            due.leases.insert((at, address(&lease)), lease);
+            // Most leases are due after the alarm that is set already, and need not wake anybody.
+            if due.alarm.is_some_and(|alarm| at < alarm) {
+                due.alarm = Some(at);
+                wake[list as usize] = true;
+            }
         }
         drop(filed);
-        if wake {
-            self.rescheduled.notify_one();
+        for (rescheduled, _) in self.rescheduled.iter().zip(wake).filter(|(_, wake)| *wake) {
+            rescheduled.notify_one();
         }
     }
 
     /// Removes a lease.
     pub(super) fn forget(&self, lease: &Lease) {
-        self.filed.lock().leases.remove(&(lease.filed_at(), address(lease)));
+        let mut filed = self.filed.lock();
+        let before = lease.unfile();
+        filed.remove(before, lease);
     }
 
     /// Waits until something is due before the alarm that was set, or there may be room for another round.
-    pub(super) async fn rescheduled(&self) {
-        self.rescheduled.notified().await;
+    pub(super) async fn rescheduled(&self, list: List) {
+        self.rescheduled[list as usize].notified().await;
     }
 
-    pub(super) fn wake(&self) {
-        self.rescheduled.notify_one();
+    pub(super) fn wake(&self, list: List) {
+        self.rescheduled[list as usize].notify_one();
     }
 
     /// Takes out the leases for which something is due, and those in rounds whose deadline has passed. Room that is left in the
     /// last round is filled with leases whose renewal is due soon.
-    pub(super) fn take_due(&self, now: Instant) -> Vec<Arc<Lease>> {
+    pub(super) fn take_due(&self, list: List, now: Instant) -> Vec<Arc<Lease>> {
         let mut filed = self.filed.lock();
-        filed.alarm = filed.alarm.filter(|alarm| *alarm > now);
-        let mut due = Vec::new();
-        filed.rounds.retain(|_, round| round.ends > now || round.keep_others(now, &mut due));
-        while let Some(first) = filed.leases.first_entry() {
-            let fits = || due.len() % ROUND != 0 && first.get().may_renew(now);
+        let mut taken = Vec::new();
+        if list == List::Held {
+            filed.rounds.retain(|_, round| round.ends > now || round.keep_others(now, &mut taken));
+        }
+        let due = &mut filed.lists[list as usize];
+        due.alarm = due.alarm.filter(|alarm| *alarm > now);
+        while let Some(first) = due.leases.first_entry() {
+            let fits = || taken.len() % ROUND != 0 && first.get().may_renew(now);
             if first.key().0 > now && !fits() {
                 break;
             }
-            due.push(first.remove());
+            let lease = first.remove();
+            lease.unfile();
+            taken.push(lease);
         }
-        due
+        taken
     }
 
     /// Forms rounds of leases that are to be renewed.
@@ -186,7 +215,7 @@ impl Schedule {
         }
         self.file(leases);
         // There may be room for another round.
-        self.rescheduled.notify_one();
+        self.wake(List::Held);
     }
 
     /// Ends a round. Leases for which the store gave no answer count as not answered.
@@ -200,25 +229,36 @@ impl Schedule {
         self.file(leases);
     }
 
-    /// Forgets everything, including rounds that were in flight on a runtime that has ended.
-    pub(super) fn clear(&self) {
+    /// Forgets the leases of a list, including those in rounds that were in flight on a runtime that has ended.
+    pub(super) fn clear(&self, list: List) {
         let mut filed = self.filed.lock();
-        filed.rounds.clear();
-        filed.leases.clear();
-        filed.alarm = None;
+        for lease in mem::take(&mut filed.lists[list as usize]).leases.into_values() {
+            lease.unfile();
+        }
+        if list == List::Held {
+            filed.rounds.clear();
+        }
     }
 
-    /// Sets the alarm and returns it. From here on, a lease that is due before it wakes the keeper.
-    pub(super) fn set_alarm(&self) -> Instant {
+    /// Sets the alarm of a list and returns it. From here on, a lease that is due before it wakes the task of the list.
+    pub(super) fn set_alarm(&self, list: List) -> Instant {
         let mut filed = self.filed.lock();
-        let due = filed.leases.first_key_value().map(|((at, _), _)| *at);
-        let ends = filed.rounds.values().map(|round| round.ends).min();
+        let rounds =
+            if list == List::Held { filed.rounds.values().map(|round| round.ends).min() } else { None };
+        let due = &mut filed.lists[list as usize];
+        let first = due.leases.first_key_value().map(|((at, _), _)| *at);
         // An alarm stays set until it fires, even if its lease has been released: otherwise every lease that is held only
-        // briefly would wake the keeper.
-        let alarm = due.into_iter().chain(ends).chain(filed.alarm).min();
-        let alarm = alarm.unwrap_or_else(|| Instant::now() + IDLE);
-        filed.alarm = Some(alarm);
-        alarm
+        // briefly would wake the task.
+        let alarm = first.into_iter().chain(rounds).chain(due.alarm).min();
+        *due.alarm.insert(alarm.unwrap_or_else(|| Instant::now() + IDLE))
+    }
+}
+
+impl Filed {
+    fn remove(&mut self, entry: Option<Entry>, lease: &Lease) {
+        if let Some(Entry { list, at }) = entry {
+            self.lists[list as usize].leases.remove(&(at, address(lease)));
+        }
     }
 }
 
