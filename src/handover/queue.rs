@@ -1,12 +1,13 @@
 //! The queue of a client's tasks that wait for leases on one key: first in, first out. No I/O, no clock.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
 use crate::backend::LeaseId;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 
 /// The number of a waiter in its queue, in order of arrival.
 pub(crate) type Number = u64;
@@ -69,10 +70,10 @@ impl<W> Queue<W> {
         self.waiting.remove(&number).is_some()
     }
 
-    /// Removes a waiter if it is the first in the queue. `false` otherwise.
-    pub(crate) fn leave_first(&mut self, number: Number) -> bool {
+    /// Removes and returns a waiter if it is the first in the queue.
+    pub(crate) fn leave_first(&mut self, number: Number) -> Option<W> {
         let first = self.waiting.first_entry().filter(|first| *first.key() == number);
-        first.map(|first| first.remove()).is_some()
+        first.map(|first| first.remove())
     }
 
     /// How many more leases should be requested.
@@ -193,14 +194,14 @@ impl<W> Queues<W> {
         limit: Option<u32>,
         change: impl FnOnce(&mut Queue<W>) -> T,
     ) -> T {
-        let mut queues: MutexGuard<'_, HashMap<Group, Queue<W>>> = self.0.lock();
-        let queue = match queues.get_mut(group) {
-            Some(queue) => queue,
-            None => queues.entry(group.clone()).or_insert_with(|| Queue::new(limit)),
+        let mut queues = self.0.lock();
+        let mut queue = match queues.entry(group.clone()) {
+            Entry::Occupied(queue) => queue,
+            Entry::Vacant(place) => place.insert_entry(Queue::new(limit)),
         };
-        let outcome = change(queue);
-        if queue.is_over() {
-            queues.remove(group);
+        let outcome = change(queue.get_mut());
+        if queue.get().is_over() {
+            queue.remove();
         }
         outcome
     }
@@ -241,7 +242,7 @@ mod tests {
         let number = waits(queue, "holder");
         assert_eq!(queue.wanted(), 1);
         queue.ask_in_place(lease);
-        assert!(queue.hold(lease) && queue.leave_first(number));
+        assert!(queue.hold(lease) && queue.leave_first(number).is_some());
     }
 
     #[test]
@@ -296,10 +297,10 @@ mod tests {
         let first = waits(&mut queue, "first");
         queue.ask_in_place(ids.next());
         let second = waits(&mut queue, "second");
-        assert!(!queue.leave_first(second));
+        assert!(queue.leave_first(second).is_none());
         assert_eq!(queue.next(), Some("first"));
-        assert!(!queue.leave_first(first), "it was told");
-        assert!(queue.leave_first(second));
+        assert!(queue.leave_first(first).is_none(), "it was told");
+        assert!(queue.leave_first(second).is_some());
     }
 
     #[test]

@@ -249,18 +249,19 @@ impl<'a> Waiter<'a> {
         let keeper = self.engine.keeper();
         if let Some((group, number)) = &self.place {
             let first = keeper.hold(group, lease, |queue| queue.leave_first(*number));
-            if first == Some(false) {
+            if let Some(None) = first {
                 keeper.file(lease);
                 keeper.offer(lease);
             }
             if lease.limit().is_some() {
                 keeper.ask_more(lease);
             }
-            if first != Some(true) {
-                return Asked::Waits;
-            }
+            let Some(Some(tell)) = first else { return Asked::Waits };
+            // In this order, because a receiver that still listens would be woken.
+            self.told = None;
+            drop(tell);
         }
-        (self.place, self.told) = (None, None);
+        self.place = None;
         lease.hand().map_or(Asked::Waits, |hold| Asked::Holds(self.taken(hold)))
     }
 

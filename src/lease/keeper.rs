@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures::future::{join, join_all};
 use futures::stream::{BoxStream, FuturesUnordered};
-use futures::{FutureExt, StreamExt};
+use futures::{Stream, StreamExt};
 use tokio::sync::oneshot;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
@@ -38,8 +38,6 @@ use crate::sync::Mutex;
 
 /// The maximum number of releases in flight. The store answers them in order anyway; this bounds memory.
 const MAX_RELEASES: usize = 256;
-/// How many events are handled in a row before the keeper turns to its other duties.
-const EVENTS: usize = 64;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
@@ -706,18 +704,21 @@ impl Keeper {
             asks.extend(self.tend(List::Queued, Instant::now()).into_iter().map(|lease| self.ask(lease)));
             set_alarm(self.schedule.set_alarm(List::Queued), alarm.as_mut());
             tokio::select! {
-                Some(event) = events.next() => {
-                    self.hear(event);
-                    for _ in 0..EVENTS {
-                        let Some(Some(event)) = events.next().now_or_never() else { break };
-                        self.hear(event);
-                    }
-                }
+                () = self.hear_all(&mut events) => {}
                 Some(()) = asks.next() => {}
                 () = self.schedule.rescheduled(List::Queued) => {}
                 () = &mut alarm => {}
             }
         }
+    }
+
+    /// Handles the store's events. Never ends; whatever becomes due sets off the schedule.
+    async fn hear_all(&self, events: &mut (impl Stream<Item = Event> + Unpin)) {
+        while let Some(event) = events.next().await {
+            self.hear(event);
+            consume_budget().await;
+        }
+        std::future::pending().await
     }
 
     /// Does what is due for every lease of a list. Returns those that are to be requested.
