@@ -273,7 +273,6 @@ impl<'a> Waiter<'a> {
             self.lease = None;
             keeper.file(lease);
             keeper.follow(lease, limit);
-            keeper.ask_more(lease);
             return Asked::Waits;
         }
         let (tell, told) = oneshot::channel();
@@ -387,12 +386,13 @@ async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answ
     let begin = Instant::now();
     let asked = async {
         let give_up = begin + PERSIST;
+        let mut sent = begin;
         loop {
-            let sent = Instant::now();
             let answer = engine.backend().request(lease.request()).await;
             match &answer {
                 Err(error) if wait == Wait::No && error.is_transient() && Instant::now() < give_up => {
                     sleep(RETRY).await;
+                    sent = Instant::now();
                 }
                 _ => return (answer, sent),
             }

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::lease::{Heard, Hold, Lease, Leaving, Outcome, Step, Told};
 use super::reentry::Owners;
@@ -181,8 +182,9 @@ impl Keeper {
         let answer = self.backend.request(&request).await;
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
-        match lease.answered(answer, sent, Instant::now()) {
-            Outcome::Granted => self.granted(&lease),
+        let now = Instant::now();
+        match lease.answered(answer, sent, now) {
+            Outcome::Granted => self.granted(&lease, now),
             Outcome::Queued => {
                 self.file(&lease);
                 self.follow(&lease, limit);
@@ -250,14 +252,14 @@ impl Keeper {
 
 impl Keeper {
     /// A lease was granted, and nobody has taken it up yet.
-    fn granted(&self, lease: &Arc<Lease>) {
+    fn granted(&self, lease: &Arc<Lease>, now: Instant) {
         let Some(group) = lease.group() else {
             if let Some(waiter) = lease.waiter() {
                 self.hand_to(waiter, lease);
             }
             return;
         };
-        let next = |queue: &mut Queue<_>| (next(queue, lease), self.wanted(queue, lease));
+        let next = |queue: &mut Queue<_>| (next(queue, lease, now), self.wanted(queue, lease));
         let held = self.hold(group, lease, next);
         let handed = held.is_some_and(|(first, more)| {
             let handed = self.offer_to(first, lease);
@@ -301,7 +303,7 @@ impl Keeper {
     /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the store.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
         if let Some(group) = lease.group() {
-            let first = self.queues.with(group, None, |queue| next(queue, lease));
+            let first = self.queues.with(group, None, |queue| next(queue, lease, Instant::now()));
             self.offer_to(first, lease);
         }
     }
@@ -319,7 +321,7 @@ impl Keeper {
                 }
             }
             let Some(group) = lease.group() else { return false };
-            first = self.queues.with(group, None, |queue| next(queue, lease));
+            first = self.queues.with(group, None, |queue| next(queue, lease, Instant::now()));
         }
         false
     }
@@ -403,9 +405,8 @@ impl Keeper {
     }
 
     /// The last guard of a hold has gone: passes the lease on to the next waiter of this client, or ends it.
-    fn pass_on(&self, lease: &Arc<Lease>) -> Next {
+    fn pass_on(&self, lease: &Arc<Lease>, now: Instant) -> Next {
         let Some(group) = lease.group() else { return self.back(lease) };
-        let now = Instant::now();
         let passed = self.queues.with(group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
             Some((waiter, hold)) => Ok((waiter, hold, queue.has_surplus())),
             None => Err(lease.end().then(|| self.instead_of(lease, queue))),
@@ -450,10 +451,11 @@ impl Keeper {
     /// Releases a guard and its permits without waiting.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
         let lease = &hold.lease;
-        match lease.leave(hold.token, permits, Instant::now()) {
+        let now = Instant::now();
+        match lease.leave(hold.token, permits, now) {
             Leaving::Last => {
                 hold.give_back();
-                if let Next::Back(next) = self.pass_on(lease) {
+                if let Next::Back(next) = self.pass_on(lease, now) {
                     tracing::debug!(name = %lease.name(), token = hold.token.get(), "guard dropped, release queued");
                     self.queue_release(PendingRelease {
                         next,
@@ -472,10 +474,11 @@ impl Keeper {
     pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), ReleaseError> {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
-        let leaving = lease.leave(hold.token, permits, Instant::now());
+        let now = Instant::now();
+        let leaving = lease.leave(hold.token, permits, now);
         let _giving_back = (leaving == Leaving::Last).then(|| GivingBack(hold));
         let (target, next) = match leaving {
-            Leaving::Last => match self.pass_on(lease) {
+            Leaving::Last => match self.pass_on(lease, now) {
                 Next::Back(next) => (Target::Lease(Arc::clone(lease)), next),
                 Next::Passed => return Ok(()),
                 Next::Lost => return Err(ReleaseError::Lost(hold.reason())),
@@ -575,8 +578,8 @@ fn set_alarm(at: Instant, alarm: Pin<&mut Sleep>) {
 
 /// The current hold of a lease, for the waiter that has waited longest, if anybody waits. `None` if the lease has no hold to hand
 /// out.
-fn next<W>(queue: &mut Queue<W>, lease: &Arc<Lease>) -> Option<(Hold, Option<W>)> {
-    let hold = lease.hand().filter(|hold| hold.loss(Instant::now()).is_none())?;
+fn next<W>(queue: &mut Queue<W>, lease: &Arc<Lease>, now: Instant) -> Option<(Hold, Option<W>)> {
+    let hold = lease.hand().filter(|hold| hold.loss(now).is_none())?;
     Some((hold, queue.next()))
 }
 
@@ -642,17 +645,20 @@ impl Keeper {
     ) {
         self.without_runtime.store(false, Ordering::SeqCst);
         self.take_over(held_too);
+        // Tasks of their own, so that a message does not wake those that send releases, and the other way round.
+        let queued = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).keep_queued(events)));
         let held = async {
             if held_too {
-                self.renew_held().await;
+                AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).renew_held())).await
+            } else {
+                std::future::pending().await
             }
-            std::future::pending().await
         };
-        // The first two never finish: the task ends when no release is pending any more.
+        // The task ends when no release is pending any more. The others never end, unless they panic.
         tokio::select! {
-            () = self.keep_queued(events) => {}
-            () = held => {}
             () = self.send_releases(&abandoned) => {}
+            _ = queued => {}
+            _ = held => {}
         }
     }
 
@@ -671,12 +677,12 @@ impl Keeper {
     /// Keeps held leases: renews them and notices their end. Runs until `abandoned` is cancelled; nothing is held after that.
     pub(super) async fn keep_held(self: Arc<Self>, abandoned: CancellationToken) {
         tokio::select! {
-            () = self.renew_held() => {}
+            () = Arc::clone(&self).renew_held() => {}
             () = abandoned.cancelled() => {}
         }
     }
 
-    async fn renew_held(&self) {
+    async fn renew_held(self: Arc<Self>) {
         let mut renewals = FuturesUnordered::new();
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
@@ -695,7 +701,7 @@ impl Keeper {
         }
     }
 
-    async fn keep_queued(&self, events: BoxStream<'static, Event>) {
+    async fn keep_queued(self: Arc<Self>, events: BoxStream<'static, Event>) {
         let mut events = events.fuse();
         let mut asks = FuturesUnordered::new();
         let mut alarm = pin!(sleep_until(Instant::now()));
@@ -756,8 +762,9 @@ impl Keeper {
                     tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "granted to nobody, releasing");
                     return self.queue_release(PendingRelease::of(Target::Orphan(lease)));
                 };
-                match known.told(ticket, grant, Instant::now()) {
-                    Heard::Granted => self.granted(&known),
+                let now = Instant::now();
+                match known.told(ticket, grant, now) {
+                    Heard::Granted => self.granted(&known, now),
                     Heard::Doubtful => self.file(&known),
                     Heard::Known => self.known_again(&known),
                 }
@@ -794,6 +801,7 @@ impl Keeper {
     /// Sends pending releases.
     async fn send_releases(&self, abandoned: &CancellationToken) {
         let mut releases = FuturesUnordered::new();
+        let mut drained = pin!(self.drained_after(abandoned));
         loop {
             consume_budget().await;
             while releases.len() < MAX_RELEASES {
@@ -805,7 +813,7 @@ impl Keeper {
                 Some(()) = releases.next() => {}
                 () = self.releases.queued(), if releases.len() < MAX_RELEASES => {}
                 // Others may be sent from the crate's own thread, and be pending again if that fails.
-                () = self.drained_after(abandoned), if releases.is_empty() => return,
+                () = &mut drained, if releases.is_empty() => return,
             }
         }
     }
@@ -854,6 +862,9 @@ impl Keeper {
     /// Sends the requests for the next leases and the release, in this order, without waiting in between.
     async fn send_pending(&self, mut pending: UnderWay<'_>) {
         let next = pending.take_next();
+        if next.is_empty() {
+            return self.send_until_confirmed(pending).await;
+        }
         next.iter().for_each(|lease| lease.start_asking());
         let asked = join_all(next.into_iter().map(|lease| self.ask(lease)));
         join(asked, self.send_until_confirmed(pending)).await;
