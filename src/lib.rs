@@ -23,7 +23,8 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `redis` | yes | [`RedisBackend`], through `fred` |
+//! | `redis` | yes | [`RedisBackend`] |
+//! | `fred` | no | `RedisBackend::builder_from_fred`, which takes a configuration of the Redis client `fred`, version 10 |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!
 //! Without `redis`, only the in-memory store is available.
@@ -53,7 +54,7 @@ mod sync;
 
 pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, Waiter};
 #[cfg(feature = "redis")]
-pub use backend::{RedisBackend, RedisBuilder, fred};
+pub use backend::{RedisBackend, RedisBuilder};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

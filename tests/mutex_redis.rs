@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fred::types::config::Config;
 use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
 use leasehold::{
@@ -60,8 +59,8 @@ async fn connect(server: &RedisServer) -> Client {
 }
 
 async fn connect_with(server: &RedisServer, set: impl FnOnce(RedisBuilder) -> RedisBuilder) -> Client {
-    let config = Config::from_url(&server.url()).expect("a server's URL can be read");
-    let backend = set(RedisBackend::builder(config)).connect().await;
+    let builder = RedisBackend::builder(&server.url()).expect("a server's URL can be read");
+    let backend = set(builder).connect().await;
     Client::with_backend(Arc::new(backend.expect("the server accepts clients")))
 }
 
@@ -909,11 +908,14 @@ async fn a_client_works_over_a_unix_socket() {
     assert!(Path::new(server.dir()).join("redis.sock").exists());
 }
 
+#[cfg(feature = "fred")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_configuration_of_ones_own_names_the_database() {
+async fn a_configuration_of_fred_names_the_database() {
+    use fred::types::config::Config;
+
     let Some(server) = RedisServer::start_or_skip("databases") else { return };
     let config = Config { database: Some(3), ..Config::from_url(&server.url()).expect("valid") };
-    let backend = RedisBackend::builder(config).connect().await.expect("connected");
+    let backend = RedisBackend::builder_from_fred(config).connect().await.expect("connected");
     let by_config = Client::with_backend(Arc::new(backend));
     let by_url = Client::connect(&format!("{}/3", server.url())).await.expect("connected");
     let elsewhere = connect(&server).await;

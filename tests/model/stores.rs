@@ -78,7 +78,6 @@ pub(crate) use redis::Redis;
 #[cfg(feature = "redis")]
 mod redis {
     use leasehold::RedisBackend;
-    use leasehold::fred::types::config::Config;
 
     use super::*;
     use crate::support::{Clock, Raw, RedisServer, Setup};
@@ -108,9 +107,9 @@ mod redis {
 
     impl Store for Redis {
         fn connect(&mut self) -> Client {
-            let config = Config::from_url(&self.server.url()).expect("a server's URL can be read");
             // What is slow here is the machine, and nothing is to be sent twice for that.
-            let builder = RedisBackend::builder(config).connect_timeout(SLOW).reply_timeout(SLOW);
+            let builder = RedisBackend::builder(&self.server.url()).expect("a server's URL can be read");
+            let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
 

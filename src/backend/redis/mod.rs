@@ -40,9 +40,6 @@ mod url;
 mod verbs;
 mod wire;
 
-/// The Redis client this crate is built on, in the version whose `Config` [`RedisBackend::builder`] takes.
-pub use fred;
-
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,7 +82,7 @@ pub struct RedisBackend {
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
-/// Makes a [`RedisBackend`] from a fred configuration.
+/// Makes a [`RedisBackend`]: see [`RedisBackend::builder`].
 ///
 /// | setting | default | why |
 /// |---|---|---|
@@ -209,12 +206,31 @@ impl RedisBackend {
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder(url::parse(url)?).connect().await
+        Self::builder(url)?.connect().await
     }
 
-    /// Starts from an existing fred configuration: server, credentials, database and TLS are taken from it. Protocol version,
-    /// retries and timeouts are set by this crate, because its guarantees depend on them.
-    pub const fn builder(config: Config) -> RedisBuilder {
+    /// Settings for a connection to `redis://` or `redis+unix://`; see [`Client::connect`](crate::Client::connect).
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
+    /// * [`Error::Unsupported`] if this build does not support its scheme.
+    pub fn builder(url: &str) -> Result<RedisBuilder, Error> {
+        url::parse(url).map(Self::with_config)
+    }
+
+    /// Settings for a connection by a configuration of [fred](https://docs.rs/fred), the Redis client on which this crate is built:
+    /// server, credentials, database and TLS are taken from it. Protocol version, retries and timeouts are set by this crate,
+    /// because its guarantees depend on them.
+    ///
+    /// The configuration must be that of the major version of fred on which this crate depends. A release of this crate may move to
+    /// another one: this function is exempt from semantic versioning.
+    #[cfg(feature = "fred")]
+    pub const fn builder_from_fred(config: Config) -> RedisBuilder {
+        Self::with_config(config)
+    }
+
+    const fn with_config(config: Config) -> RedisBuilder {
         const DEFAULT: Duration = Duration::from_secs(2);
         RedisBuilder {
             config,
@@ -316,8 +332,8 @@ mod tests {
 
     #[test]
     fn debug_output_of_a_builder_has_no_password() {
-        let config = Config::from_url("redis://user:hunter2@db:7000").unwrap();
-        let text = format!("{:?}", RedisBackend::builder(config));
+        let builder = RedisBackend::builder("redis://user:hunter2@db:7000").unwrap();
+        let text = format!("{builder:?}");
         assert!(text.contains("redis://db:7000") && !text.contains("hunter2"), "{text}");
     }
 }
