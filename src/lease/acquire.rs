@@ -145,7 +145,7 @@ async fn settle(keeper: &Keeper, wanted: Wanted<'_>, wait: Wait) -> bool {
     let latest = now + SETTLE;
     let until = wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
     // A timeout is no error: the request is sent and meets whatever is still held.
-    timeout_at(until, keeper.releases().settled(wanted.name.key())).await.is_ok() || until == latest
+    timeout_at(until, keeper.releases.settled(wanted.name.key())).await.is_ok() || until == latest
 }
 
 /// A task that wants a lease, until it holds one.
@@ -189,7 +189,7 @@ impl<'a> Waiter<'a> {
         let keeper = self.engine.keeper();
         let limit = self.wanted.claim.limit().map(|limit| limit.permits);
         let (tell, told) = oneshot::channel();
-        let number = keeper.queues().with(&group, limit, |queue| {
+        let number = keeper.queues.with(&group, limit, |queue| {
             let number = queue.join(limit, tell)?;
             // `None` once the client is closed; then nobody waits for it either.
             let lease = (queue.wanted() > 0).then(|| self.open(Wait::Forever, Some(group.clone()))).flatten();
@@ -290,7 +290,7 @@ impl<'a> Waiter<'a> {
         self.lease = None;
         let keeper = self.engine.keeper();
         if let Some((group, number)) = &self.place {
-            keeper.queues().with(group, None, |queue| {
+            keeper.queues.with(group, None, |queue| {
                 queue.leave(*number);
                 queue.end(lease.id());
             });
@@ -368,7 +368,7 @@ impl Drop for Waiter<'_> {
         }
         match (&self.place, &self.lease) {
             (Some((group, number)), lease) => {
-                keeper.queues().with(group, None, |queue| queue.leave(*number));
+                keeper.queues.with(group, None, |queue| queue.leave(*number));
                 keeper.give_up_surplus(group);
                 if let Some(lease) = lease {
                     keeper.take_on(lease);

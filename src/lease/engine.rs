@@ -7,9 +7,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::keeper::{Keeper, ReleaseError};
+use super::keeper::Keeper;
 use super::lease::Hold;
 use super::reentry::Owners;
+use super::release::ReleaseError;
 use crate::backend::{Backend, BackendError};
 use crate::background;
 use crate::closing::Closing;

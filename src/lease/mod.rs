@@ -11,7 +11,7 @@
 //!
 //! 1. From before it is requested until its release is confirmed, a lease belongs to the client, never to a user's future:
 //!    it is in the keeper's table. Whatever ends it queues or sends its release, so nothing is left behind (`keeper`,
-//!    `release_queue`).
+//!    `release`, `release_queue`).
 //! 2. A user's future sends at most the first request itself (one that does not wait repeats it if the answer is lost), and
 //!    then waits for a message. Dropping it removes it from the client's queue and gives back a hold that it had just been
 //!    handed (`acquire`).
@@ -36,8 +36,10 @@ mod keeper;
 #[expect(clippy::module_inception, reason = "it is about one of them")]
 mod lease;
 mod reentry;
+mod release;
 mod release_queue;
 mod schedule;
+mod tasks;
 
 pub(crate) use acquire::{FollowsLimit, Wait, Wanted, acquire};
 pub(crate) use engine::Engine;

@@ -1,0 +1,186 @@
+//! The tasks of a keeper: one repeats the requests of waiting leases and handles the store's events, one renews held leases and
+//! watches their deadlines, one sends releases.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::stream::{BoxStream, FuturesUnordered};
+use futures::{Stream, StreamExt};
+use tokio::task::consume_budget;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::keeper::Keeper;
+use super::lease::{Heard, Lease, Step};
+use super::release_queue::{PendingRelease, Target};
+use super::schedule::List;
+use crate::backend::Event;
+
+impl Keeper {
+    /// Runs the keeper's duties until `abandoned` is cancelled and no release is pending. Held leases are kept here only if
+    /// `held_too`.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        events: BoxStream<'static, Event>,
+        abandoned: CancellationToken,
+        held_too: bool,
+    ) {
+        self.without_runtime.store(false, Ordering::SeqCst);
+        self.take_over(held_too);
+        // Tasks of their own, so that a message does not wake those that send releases, and the other way round.
+        let queued = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).keep_queued(events)));
+        let held = async {
+            if held_too {
+                AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).renew_held())).await
+            } else {
+                std::future::pending().await
+            }
+        };
+        // The task ends when no release is pending any more. The others never end, unless they panic.
+        tokio::select! {
+            () = self.send_releases(&abandoned) => {}
+            _ = queued => {}
+            _ = held => {}
+        }
+    }
+
+    /// Makes everything due again that was in progress on a runtime that has ended.
+    fn take_over(&self, held_too: bool) {
+        self.schedule.clear(List::Queued);
+        if held_too {
+            self.schedule.clear(List::Held);
+        }
+        let mut leases: Vec<_> = self.leases.lock().values().cloned().collect();
+        let now = Instant::now();
+        leases.retain(|lease| (held_too || lease.waits()) && lease.take_over(now));
+        self.schedule.file(leases);
+    }
+
+    /// Keeps held leases: renews them and notices their end. Runs until `abandoned` is cancelled; nothing is held after that.
+    pub(super) async fn keep_held(self: Arc<Self>, abandoned: CancellationToken) {
+        tokio::select! {
+            () = Arc::clone(&self).renew_held() => {}
+            () = abandoned.cancelled() => {}
+        }
+    }
+
+    async fn renew_held(self: Arc<Self>) {
+        let mut renewals = FuturesUnordered::new();
+        let mut alarm = pin!(sleep_until(Instant::now()));
+        loop {
+            // A store that answers at once must not keep other tasks from running.
+            consume_budget().await;
+            let ask = self.tend(List::Held, Instant::now());
+            debug_assert!(ask.is_empty(), "leases that are to be requested are in the other list");
+            let rounds = self.schedule.start_rounds().into_iter();
+            renewals.extend(rounds.map(|round| self.schedule.ask(&*self.backend, round)));
+            set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
+            tokio::select! {
+                Some(()) = renewals.next() => {}
+                () = self.schedule.rescheduled(List::Held) => {}
+                () = &mut alarm => {}
+            }
+        }
+    }
+
+    async fn keep_queued(self: Arc<Self>, events: BoxStream<'static, Event>) {
+        let mut events = events.fuse();
+        let mut asks = FuturesUnordered::new();
+        let mut alarm = pin!(sleep_until(Instant::now()));
+        loop {
+            consume_budget().await;
+            asks.extend(self.tend(List::Queued, Instant::now()).into_iter().map(|lease| self.ask(lease)));
+            set_alarm(self.schedule.set_alarm(List::Queued), alarm.as_mut());
+            tokio::select! {
+                () = self.hear_all(&mut events) => {}
+                Some(()) = asks.next() => {}
+                () = self.schedule.rescheduled(List::Queued) => {}
+                () = &mut alarm => {}
+            }
+        }
+    }
+
+    /// Handles the store's events. Never ends; whatever becomes due sets off the schedule.
+    async fn hear_all(&self, events: &mut (impl Stream<Item = Event> + Unpin)) {
+        while let Some(event) = events.next().await {
+            self.hear(event);
+            consume_budget().await;
+        }
+        std::future::pending().await
+    }
+
+    /// Does what is due for every lease of a list. Returns those that are to be requested.
+    fn tend(&self, list: List, now: Instant) -> Vec<Arc<Lease>> {
+        let (mut ask, mut renew, mut wait) = (Vec::new(), Vec::new(), Vec::new());
+        for lease in self.schedule.take_due(list, now) {
+            match lease.step(now) {
+                Step::Ask => ask.push(lease),
+                Step::Renew => renew.push(lease),
+                Step::Wait => {
+                    lease.leave_round();
+                    wait.push(lease);
+                }
+                Step::Release => self.release_lost(&lease),
+                Step::Forget => {}
+            }
+        }
+        if !wait.is_empty() {
+            self.schedule.file(wait);
+        }
+        if !renew.is_empty() {
+            self.schedule.renew(&renew);
+            if list == List::Queued {
+                self.schedule.wake(List::Held);
+            }
+        }
+        ask
+    }
+
+    /// Handles an event from the store.
+    fn hear(&self, event: Event) {
+        match event {
+            Event::Granted { lease, ticket, grant } => {
+                let Some(known) = self.lease(lease.id) else {
+                    tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "granted to nobody, releasing");
+                    return self.queue_release(PendingRelease::of(Target::Orphan(lease)));
+                };
+                let now = Instant::now();
+                match known.told(ticket, grant, now) {
+                    Heard::Granted => self.granted(&known, now),
+                    Heard::Doubtful => self.file(&known),
+                    Heard::Known => self.known_again(&known),
+                }
+            }
+            Event::Revoked { lease, token } => {
+                if let Some(known) = self.lease(lease)
+                    && known.revoke(token)
+                {
+                    self.file(&known);
+                }
+            }
+            Event::AskAgain(lease) => self.ask_again(self.lease(lease)),
+            Event::Changed(key) => {
+                let waits = |lease: &Lease| lease.lease_ref().resource.key == key;
+                self.ask_again(self.all(waits));
+            }
+            Event::Resync => self.ask_again(self.all(|_| true)),
+        }
+    }
+
+    fn all(&self, meant: impl Fn(&Lease) -> bool) -> Vec<Arc<Lease>> {
+        self.leases.lock().values().filter(|lease| lease.waits() && meant(lease)).cloned().collect()
+    }
+
+    pub(super) fn ask_again(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
+        let now = Instant::now();
+        self.schedule.file(leases.into_iter().inspect(|lease| lease.ask_soon(now)));
+    }
+}
+
+fn set_alarm(at: Instant, alarm: Pin<&mut Sleep>) {
+    if alarm.deadline() != at {
+        alarm.reset(at);
+    }
+}
