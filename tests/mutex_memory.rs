@@ -13,17 +13,15 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt, join_all};
+use futures::future::{FutureExt, join_all};
 use futures::poll;
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{
-    Answer, Answered, BackendError, Capabilities, Claim, Detail, Event, Kind, LeaseId, LeaseRef, Limit,
-    Released, Renew, Request, Resource,
-};
+use leasehold::backend::{Answer, Answered, Claim, Kind, LeaseRef, Released, Renew, Request, Resource};
 use leasehold::{
     Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, Protected,
 };
+use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, eventually, local_handover, one_place_each, options, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc};
@@ -575,7 +573,7 @@ async fn lost_fires_when_the_client_is_shut_down() -> Outcome {
 #[tokio::test(start_paused = true)]
 async fn loss_is_told_before_anybody_else_is_granted_when_the_store_does_not_answer() -> Outcome {
     let store = MemoryBackend::new();
-    let hanging = Arc::new(Reluctant::on(&store));
+    let hanging = SlowStore::on(&store);
     let guard = lease_of(&Client::with_backend(hanging.clone()), 2 * SECOND).lock().await?;
     hanging.hang();
     let other = mutex_of(&store);
@@ -633,8 +631,8 @@ async fn lost_can_be_awaited_by_reference_in_a_loop() -> Outcome {
 async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Outcome {
     for forgotten in [false, true] {
         let store = MemoryBackend::new();
-        let slow = Arc::new(Reluctant::on(&store));
-        slow.slow.store(true, Ordering::SeqCst);
+        let slow = SlowStore::on(&store);
+        slow.slow_down();
         let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
         let mut lost = guard.lost();
         let mut release = Box::pin(guard.release());
@@ -653,8 +651,8 @@ async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Ou
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_dropped_half_way_counts_as_one() -> Outcome {
     let store = MemoryBackend::new();
-    let slow = Arc::new(Reluctant::on(&store));
-    slow.slow.store(true, Ordering::SeqCst);
+    let slow = SlowStore::on(&store);
+    slow.slow_down();
     let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
     let mut lost = guard.lost();
     let mut release = Box::pin(guard.release());
@@ -766,7 +764,7 @@ async fn no_step_of_protected_work_is_taken_after_a_loss() -> Outcome {
 #[tokio::test(start_paused = true)]
 async fn protected_work_ends_at_the_deadline_when_the_store_does_not_answer() -> Outcome {
     let store = MemoryBackend::new();
-    let hanging = Arc::new(Reluctant::on(&store));
+    let hanging = SlowStore::on(&store);
     let guard = lease_of(&Client::with_backend(hanging.clone()), 2 * SECOND).lock().await?;
     hanging.hang();
     let outcome = within(2 * SECOND, guard.protect(std::future::pending())).await;
@@ -852,9 +850,9 @@ fn guards_and_waiters_dropped_by_a_dying_runtime_are_released_from_the_next_runt
 #[tokio::test(start_paused = true)]
 async fn what_the_last_handle_owes_is_released_even_if_the_store_is_slow() -> Outcome {
     let store = MemoryBackend::new();
-    let reluctant = Arc::new(Reluctant::on(&store));
-    let guard = Client::with_backend(reluctant.clone()).mutex_with(NAME, options())?.lock().await?;
-    reluctant.slow_down();
+    let slow = SlowStore::on(&store);
+    let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
+    slow.slow_down();
     drop(guard);
     nothing_is_left(&mutex_of(&store)).await;
     Ok(())
@@ -863,15 +861,15 @@ async fn what_the_last_handle_owes_is_released_even_if_the_store_is_slow() -> Ou
 #[test]
 fn a_release_that_died_with_its_runtime_is_sent_again_from_the_next_one() -> Outcome {
     let store = MemoryBackend::new();
-    let reluctant = Arc::new(Reluctant::on(&store));
-    let client = Client::with_backend(reluctant.clone());
+    let slow = SlowStore::on(&store);
+    let client = Client::with_backend(slow.clone());
     let mutex = client.mutex_with(NAME, options())?;
     let first = runtime();
     first.block_on(async {
         let guard = mutex.lock().await?;
-        reluctant.slow_down();
+        slow.slow_down();
         drop(guard);
-        within(SOON, reluctant.asked.notified()).await;
+        within(SOON, slow.called.notified()).await;
         Ok::<_, Error>(())
     })?;
     drop(first);
@@ -914,14 +912,14 @@ fn a_guard_that_outlives_its_runtime_is_renewed_from_the_next_one() -> Outcome {
 #[test]
 fn a_renewal_that_died_with_its_runtime_does_not_keep_the_next_runtime_from_renewing() -> Outcome {
     let store = MemoryBackend::new();
-    let hanging = Arc::new(Reluctant::on(&store));
+    let hanging = SlowStore::on(&store);
     let client = Client::with_backend(hanging.clone());
     let mutex = client.mutex_with(NAME, options().ttl(ms(900)).renewal_period(ms(50)))?;
     let first = runtime();
     let guard = first.block_on(async {
         let guard = mutex.lock().await?;
         hanging.hang();
-        within(SOON, hanging.asked.notified()).await;
+        within(SOON, hanging.called.notified()).await;
         Ok::<_, Error>(guard)
     })?;
     drop(first);
@@ -1166,20 +1164,19 @@ async fn handles_guards_and_futures_can_be_printed_without_the_lease_id() -> Out
     Ok(())
 }
 
-// A store that does not answer renewals, or takes its time over releases.
+// A store that does not answer renewals, or is slow to release.
 
-#[derive(Debug)]
-struct Reluctant {
-    store: MemoryBackend,
+#[derive(Debug, Default)]
+struct SlowStore {
     hanging: AtomicBool,
-    asked: Notify,
     slow: AtomicBool,
+    /// A call has come that is not answered, or not at once.
+    called: Notify,
 }
 
-impl Reluctant {
-    fn on(store: &MemoryBackend) -> Self {
-        let (hanging, slow) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { store: store.peer(), hanging, asked: Notify::new(), slow }
+impl SlowStore {
+    fn on(store: &MemoryBackend) -> Arc<Intercepted<Self>> {
+        Intercepted::new(store, Self::default())
     }
 
     /// From now on, renewals are not answered.
@@ -1197,73 +1194,24 @@ impl Reluctant {
     }
 }
 
-impl Backend for Reluctant {
-    fn lease_id(&self) -> LeaseId {
-        self.store.lease_id()
-    }
-
-    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        self.store.request(request)
-    }
-
-    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+impl Intercept for SlowStore {
+    fn renew<'a>(&'a self, store: &'a MemoryBackend, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         if self.hanging.load(Ordering::SeqCst) {
-            self.asked.notify_one();
+            self.called.notify_one();
             return stream::pending().boxed();
         }
-        self.store.renew(renewals)
+        store.renew(renewals)
     }
 
-    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
         async move {
             if self.slow.load(Ordering::SeqCst) {
-                self.asked.notify_one();
+                self.called.notify_one();
                 sleep(ms(100)).await;
             }
-            self.store.release(lease).await
+            store.release(lease).await
         }
         .boxed()
-    }
-
-    fn release_permits<'a>(
-        &'a self,
-        lease: &'a LeaseRef,
-        keep: u32,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release_permits(lease, keep)
-    }
-
-    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
-        self.store.force_release(resource)
-    }
-
-    fn set_limit<'a>(
-        &'a self,
-        resource: &'a Resource,
-        permits: u32,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
-        self.store.set_limit(resource, permits, ttl)
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        self.store.inspect(resource, detail)
-    }
-
-    fn events(&self) -> BoxStream<'static, Event> {
-        self.store.events()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
     }
 }
 

@@ -12,17 +12,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt, join_all};
+use futures::future::{FutureExt, join_all};
 use futures::poll;
 use futures::stream::{BoxStream, StreamExt};
-use leasehold::backend::{
-    Answer, Answered, BackendError, Capabilities, Claim, Detail, Event, Kind, LeaseId, LeaseRef, Limit,
-    Released, Renew, Request, Resource,
-};
+use leasehold::backend::{Answer, Answered, Claim, Kind, LeaseRef, Released, Renew, Request, Resource};
 use leasehold::{
     Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
+use support::intercept::{Intercept, Intercepted, Reply};
 use support::{eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
@@ -365,7 +363,7 @@ async fn coming_in_again_shares_the_lease_and_the_token() -> Outcome {
 
 #[tokio::test(start_paused = true)]
 async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outcome {
-    let wire = Arc::new(Wire::to(&MemoryBackend::new()));
+    let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     let lock = owned(&client, OWNER);
     let outer = soon(lock.lock()).await?;
@@ -389,7 +387,7 @@ async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outco
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_tasks_come_in_at_once_under_one_lease() -> Outcome {
-    let wire = Arc::new(Wire::to(&MemoryBackend::new()));
+    let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     let lock = owned(&client, OWNER);
     let outer = soon(lock.lock()).await?;
@@ -503,7 +501,7 @@ async fn nested_guards_are_kept_for_many_leases_whichever_of_them_stays() -> Out
 #[tokio::test(start_paused = true)]
 async fn requests_of_one_owner_that_are_under_way_together_come_in_together() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let (client, other) = (Client::with_backend(wire.clone()), client_of(&store));
     // Granted by the store, and the answers are still on their way when the next one asks.
     wire.slow_down();
@@ -523,7 +521,7 @@ async fn requests_of_one_owner_that_are_under_way_together_come_in_together() ->
 
 #[tokio::test(start_paused = true)]
 async fn an_owner_with_several_leases_comes_in_by_one_that_is_still_held() -> Outcome {
-    let wire = Arc::new(Wire::to(&MemoryBackend::new()));
+    let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     wire.slow_down();
     let brief = owned_with(&client, OWNER, MutexOptions::new().max_hold(SECOND));
@@ -649,7 +647,7 @@ async fn a_loss_is_told_to_every_guard() -> Outcome {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_does_not_answer_is_told_to_every_guard_before_anybody_else_is_let_in() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let client = Client::with_backend(wire.clone());
     let lock = leased(&client, OWNER, 2 * SECOND);
     let guards = [soon(lock.lock()).await?, soon(lock.lock()).await?];
@@ -690,7 +688,7 @@ async fn after_a_loss_the_owner_asks_the_store_again_while_the_lost_guards_are_s
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_has_passed_unnoticed_is_not_shared_any_more() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let client = Client::with_backend(wire.clone());
     let lock = leased(&client, OWNER, SECOND);
     let guard = soon(lock.lock()).await?;
@@ -976,7 +974,7 @@ async fn the_lock_is_free_when_the_last_lease_of_the_dead_is_over_and_a_waiter_h
 #[tokio::test(start_paused = true)]
 async fn losing_one_hold_leaves_those_of_other_clients() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let (hanging, living, other) = (Client::with_backend(wire.clone()), client_of(&store), client_of(&store));
     let capped = owned_with(&living, OWNER, MutexOptions::new().max_hold(2 * SECOND));
     let stays = soon(leased(&other, OWNER, SECOND).lock()).await?;
@@ -1275,7 +1273,7 @@ async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcom
 #[tokio::test(start_paused = true)]
 async fn lock_timeout_waits_no_longer_than_its_patience_for_a_release_of_its_own() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let (client, other) = (Client::with_backend(wire.clone()), client_of(&store));
     let (lock, mutex) = (owned(&client, OWNER), mutex_of(&other));
     let guard = soon(lock.lock()).await?;
@@ -1662,9 +1660,8 @@ async fn handles_and_guards_can_be_printed_without_the_lease_id() -> Outcome {
 
 // A wire to the store that counts what is sent, and may hold it up.
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Wire {
-    store: MemoryBackend,
     sent: AtomicUsize,
     hanging: AtomicBool,
     slow: AtomicBool,
@@ -1672,17 +1669,11 @@ struct Wire {
 }
 
 impl Wire {
-    fn to(store: &MemoryBackend) -> Self {
-        Self {
-            store: store.peer(),
-            sent: AtomicUsize::new(0),
-            hanging: AtomicBool::new(false),
-            slow: AtomicBool::new(false),
-            slow_releases: AtomicBool::new(false),
-        }
+    fn to(store: &MemoryBackend) -> Arc<Intercepted<Self>> {
+        Intercepted::new(store, Self::default())
     }
 
-    /// How many requests were sent so far.
+    /// How many calls were sent so far.
     fn sent(&self) -> usize {
         self.sent.load(Ordering::SeqCst)
     }
@@ -1706,7 +1697,7 @@ impl Wire {
         self.slow_releases.store(true, Ordering::SeqCst);
     }
 
-    /// Counts a request, and loses it if nothing arrives.
+    /// Counts a call, and loses it if nothing arrives.
     async fn send(&self) {
         self.sent.fetch_add(1, Ordering::SeqCst);
         if self.hanging.load(Ordering::SeqCst) {
@@ -1715,15 +1706,11 @@ impl Wire {
     }
 }
 
-impl Backend for Wire {
-    fn lease_id(&self) -> LeaseId {
-        self.store.lease_id()
-    }
-
-    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
+impl Intercept for Wire {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
         async move {
             self.send().await;
-            let answer = self.store.request(request).await;
+            let answer = store.request(request).await;
             if self.slow.load(Ordering::SeqCst) {
                 sleep(ms(100)).await;
             }
@@ -1732,67 +1719,30 @@ impl Backend for Wire {
         .boxed()
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+    fn renew<'a>(&'a self, store: &'a MemoryBackend, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         let renewed = async move {
             self.send().await;
-            self.store.renew(renewals)
+            store.renew(renewals)
         };
         StreamExt::boxed(renewed.flatten_stream())
     }
 
-    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
         async move {
             self.send().await;
             if self.slow_releases.load(Ordering::SeqCst) {
                 sleep(ms(500)).await;
             }
-            self.store.release(lease).await
+            store.release(lease).await
         }
         .boxed()
     }
 
-    fn release_permits<'a>(
-        &'a self,
-        lease: &'a LeaseRef,
-        keep: u32,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release_permits(lease, keep)
-    }
-
-    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+    fn force_release<'a>(&'a self, store: &'a MemoryBackend, resource: &'a Resource) -> Reply<'a, bool> {
         async move {
             self.send().await;
-            self.store.force_release(resource).await
+            store.force_release(resource).await
         }
         .boxed()
-    }
-
-    fn set_limit<'a>(
-        &'a self,
-        resource: &'a Resource,
-        permits: u32,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
-        self.store.set_limit(resource, permits, ttl)
-    }
-
-    fn events(&self) -> BoxStream<'static, Event> {
-        self.store.events()
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        self.store.inspect(resource, detail)
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
     }
 }

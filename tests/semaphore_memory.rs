@@ -4,13 +4,13 @@
 //! What every store must do alike is in `support/semaphore_promises.rs`; here is what only this store lets a test do:
 //! exact times, any number of polls, threads that race.
 
-#[path = "support/deaf.rs"]
-mod deaf;
 #[path = "support/semaphores.rs"]
 mod semaphores;
 #[path = "support/stage.rs"]
 mod stage;
 mod support;
+#[path = "support/unresponsive.rs"]
+mod unresponsive;
 
 /// Makes a test of a function for each kind named, on a store of its own, under a paused clock.
 macro_rules! promise {
@@ -65,7 +65,6 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use deaf::Deaf;
 use futures::FutureExt;
 use futures::poll;
 use leasehold::{
@@ -77,6 +76,7 @@ use support::within;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
+use unresponsive::Unresponsive;
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().build().expect("a runtime")
@@ -124,7 +124,7 @@ async fn cancelled_on_many_threads<S: Semaphore>(site: Site) {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_panics_fails_one_request_and_no_other_of_its_client() {
-    let store = Arc::new(Deaf::on(Site::memory().store()));
+    let store = Unresponsive::on(Site::memory().store());
     let client = Client::with_backend(store.clone());
     let options = SemaphoreOptions::new().local_handover(true);
     let semaphore = client.counting_semaphore_with(NAME, 1, options).expect("valid");
@@ -365,8 +365,8 @@ async fn loss_is_told_to_all_parts_before_anybody_else_is_granted_when_the_store
 >(
     site: Site,
 ) {
-    let hanging = Arc::new(Deaf::on(site.store()));
-    let client = Client::with_backend(Arc::<Deaf>::clone(&hanging));
+    let hanging = Unresponsive::on(site.store());
+    let client = Client::with_backend(hanging.clone());
     let mut guard = taken(&S::leased(&client, 2, SECOND * 2), 2).await;
     let part = guard.split(1).expect("of two");
     hanging.hang();
