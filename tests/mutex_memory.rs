@@ -63,7 +63,7 @@ fn nothing_is_left(mutex: &DistMutex) -> impl Future<Output = ()> {
     eventually(SOON, || async { mutex.inspect().await.is_ok_and(|inspection| is_empty(&inspection)) })
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
 fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move {
@@ -331,15 +331,15 @@ async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outc
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     let (mut granted, mut timed_out) = (0, 0);
     for round in 0..1100 {
-        let patience = ms(45 + round % 11); // the lock is given back after 50 ms
+        let time_limit = ms(45 + round % 11); // the lock is given back after 50 ms
         let guard = other.lock().await?;
         let request = async {
             match round % 3 {
-                0 => mutex.lock_timeout(patience).await.ok(),
-                1 => timeout(patience, mutex.lock()).await.ok().transpose().expect("no error"),
+                0 => mutex.lock_timeout(time_limit).await.ok(),
+                1 => timeout(time_limit, mutex.lock()).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
-                    () = sleep(patience) => None,
+                    () = sleep(time_limit) => None,
                     guard = mutex.lock() => guard.ok(),
                 },
             }
@@ -372,8 +372,8 @@ async fn requests_cancelled_on_many_threads_leave_nothing_behind() -> Outcome {
         let (mutex, held) = (clients[i % 2].mutex_with(NAME, options()).expect("valid"), Arc::clone(&held));
         tokio::spawn(async move {
             for round in 0..200 {
-                let patience = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
-                let Ok(guard) = timeout(patience, mutex.lock()).await else { continue };
+                let time_limit = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
+                let Ok(guard) = timeout(time_limit, mutex.lock()).await else { continue };
                 let guard = guard.expect("granted");
                 assert!(!held.swap(true, Ordering::SeqCst), "two holders");
                 yield_now().await;
@@ -836,7 +836,7 @@ fn guards_and_waiters_dropped_by_a_dying_runtime_are_released_from_the_next_runt
         })
         .await;
         begun(async move { waiter.lock().await }).await;
-        // With hand-over, it sits behind the holder.
+        // With hand-over, it waits behind the holder in the client.
         waiting(&mutex, usize::from(!local_handover())).await;
     });
     drop(first);
@@ -946,7 +946,7 @@ async fn shutdown_ends_waiting_requests_and_refuses_later_ones() -> Outcome {
             tokio::spawn(async move { mutex.lock().await })
         })
         .collect();
-    // With hand-over, one stands in line for all.
+    // With hand-over, one is queued for all of them.
     waiting(&other, if local_handover() { 1 } else { 3 }).await;
     client.clone().shutdown().await?;
     for waiter in waiters {

@@ -27,7 +27,7 @@ pub(crate) mod workers;
 
 pub(crate) use clock::Clock;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
-pub(crate) use proxy::{Direction, Line, Proxy};
+pub(crate) use proxy::{Direction, Proxy, Traffic};
 pub(crate) use redis::{RedisServer, Setup};
 pub(crate) use resp::{Raw, Reply};
 pub(crate) use time::{eventually, within};
