@@ -17,7 +17,7 @@ use futures::future::{join, join_all};
 use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::{Client, DistMutex, Error, Guard, Inspection};
-use stage::{SECOND, SOON, connect, left, ms, named, named_in_line, nothing_left, polled};
+use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::yield_now;
@@ -36,7 +36,7 @@ async fn lock_all(client: &Client, names: Range<usize>) -> Vec<Result<Guard, Err
     join_all(mutexes.iter().map(|mutex| mutex.lock())).await
 }
 
-/// The same, without the patience of those who wait.
+/// The same, without waiting for those that are held.
 async fn try_lock_all(client: &Client, names: Range<usize>) -> Vec<Result<Option<Guard>, Error>> {
     let mutexes: Vec<_> = names.map(|n| named(client, &name(n), SECOND * 30)).collect();
     join_all(mutexes.iter().map(|mutex| mutex.try_lock())).await
@@ -139,7 +139,7 @@ async fn names_of_every_sort_have_the_same_keys_in_batches_as_alone() {
     // A length is written in one way up to 31, 127 and 255 bytes, and in another above.
     names.extend([1, 26, 27, 122, 123, 250, 251, 500].map(|length| "n".repeat(length)));
     names.extend(names.clone().iter().map(|name| format!("{name}}}!")));
-    let mutexes: Vec<_> = names.iter().map(|name| named_in_line(&client, name, SECOND * 30)).collect();
+    let mutexes: Vec<_> = names.iter().map(|name| queued_named(&client, name, SECOND * 30)).collect();
     raw.send(&["FLUSHALL"]);
 
     let (mut held, mut waiting) = (Vec::new(), Vec::new());
@@ -201,7 +201,7 @@ async fn forty_at_a_time<F, I>(
     eventually(SOON, || ready(raw.send(&["ZCARD", &beside("queue")]).int() == (MANY - 40) as i64)).await;
     for (suffix, encoding) in [("queue", "skiplist"), ("waiters", "hashtable")] {
         let told = raw.send(&["OBJECT", "ENCODING", &beside(suffix)]);
-        assert_eq!(told.text().as_deref(), Some(encoding), "a long line has an index");
+        assert_eq!(told.text().as_deref(), Some(encoding), "a long queue has an index");
         assert!(raw.send(&["PTTL", &beside(suffix)]).int() > 0);
     }
     // As the fence tells.
@@ -267,7 +267,7 @@ async fn waiters_that_repeat_themselves_travel_together_and_keep_their_places() 
     // Calls that find their script unknown go again, and may overtake each other.
     warm_up(&client, &mut raw).await;
     let guard = named(&holder, "one", SECOND * 30).lock().await.expect("free");
-    let mutex = named_in_line(&client, "one", SECOND * 3);
+    let mutex = queued_named(&client, "one", SECOND * 3);
     let served = Arc::new(Mutex::new(Vec::new()));
     let wait = |n| {
         let (mutex, served) = (mutex.clone(), Arc::clone(&served));
@@ -302,7 +302,7 @@ async fn something_else_under_the_key_is_told_to_all_who_repeat_themselves_toget
         .map(|mutex| async move { mutex.lock().await.expect("free") });
     let (guard, other) = join(guard, other).await;
     let waiting = |name| {
-        let mutex = named_in_line(&client, name, SECOND * 3);
+        let mutex = queued_named(&client, name, SECOND * 3);
         tokio::spawn(async move { join_all((0..40).map(|_| mutex.lock())).await })
     };
     let (refused, served) = (waiting("one"), waiting("two"));

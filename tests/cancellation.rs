@@ -85,7 +85,7 @@ async fn a_lock_dropped_after_any_poll_on_a_held_lock_leaves_its_place() {
     let Some(stage) = Stage::set("dropped waiters").await else { return };
     let guard = mutex(&stage.other, LONG).lock().await.expect("free");
     for polls in 0..MANY {
-        // The last polls come with a wake-up that never comes: then it waits in line.
+        // The last polls come with a wake-up that never comes: then it waits in the queue.
         let waiting = timeout(ms(50), polled(mutex(&stage.one, LONG).lock(), polls)).await;
         assert!(!matches!(waiting, Ok(Some(_))), "the lock is held");
         queued(&stage.server, 0).await;
@@ -124,7 +124,7 @@ async fn a_grant_to_a_dropped_request_goes_on_to_the_next_waiter_at_once() {
     let mut slowest = Duration::ZERO;
     for _ in 0..50 {
         let guard = mutex(&stage.other, LONG).lock().await.expect("free");
-        let (first, next) = (mutex(&stage.one, LONG), mutex_in_line(&stage.other, LONG));
+        let (first, next) = (mutex(&stage.one, LONG), queued_mutex(&stage.other, LONG));
         let mut first = first.lock().boxed();
         drive_until(first.as_mut(), queued(&stage.server, 1)).await;
         let next = tokio::spawn(async move { next.lock().await });

@@ -50,10 +50,10 @@ fn spawn_lock(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
 }
 
 /// `n` waiters behind the wire, in this order.
-async fn line_up(stage: &Stage, n: i64) -> Vec<JoinHandle<Result<Guard, Error>>> {
+async fn queue_up(stage: &Stage, n: i64) -> Vec<JoinHandle<Result<Guard, Error>>> {
     let mut waiters = Vec::new();
     for n in 1..=n {
-        waiters.push(spawn_lock(&mutex_in_line(&stage.far, LONG)));
+        waiters.push(spawn_lock(&queued_mutex(&stage.far, LONG)));
         queued(&stage.server, n).await;
     }
     waiters
@@ -113,7 +113,7 @@ async fn the_proxy_counts_neither_pushes_nor_confirmations_as_replies() {
 async fn a_client_works_through_the_proxy() {
     let Some(stage) = Stage::set("a client through the proxy").await else { return };
     let guard = stage.far(LONG).lock().await.expect("free");
-    let waiters = line_up(&stage, 2).await;
+    let waiters = queue_up(&stage, 2).await;
     guard.release().await.expect("held");
     for waiter in waiters {
         granted(waiter, SOON).await.release().await.expect("held");
@@ -186,14 +186,14 @@ async fn a_renewal_that_was_never_answered_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_its_place() {
-    let Some(stage) = Stage::set("an unanswered place in line").await else { return };
+async fn a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_place() {
+    let Some(stage) = Stage::set("an unanswered place in the queue").await else { return };
     let guard = stage.near(LONG).lock().await.expect("free");
     let cut = stage.proxy.cut_after_next_request(asks);
     let first = spawn_lock(&stage.far(LONG));
     within(SOON, cut).await.expect("the first answer was lost");
     queued(&stage.server, 1).await;
-    let second = spawn_lock(&mutex_in_line(&stage.near, LONG));
+    let second = spawn_lock(&queued_mutex(&stage.near, LONG));
     queued(&stage.server, 2).await;
     // The connection and the subscription are back: their places can be told of a grant.
     let mut raw = stage.server.raw();
@@ -201,7 +201,7 @@ async fn a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_
     eventually(SOON, || std::future::ready(raw.send(&["ZCARD", QUEUE]).int() == 2)).await;
     guard.release().await.expect("held");
     let first = granted(first, SOON).await;
-    assert!(!second.is_finished(), "the line was kept");
+    assert!(!second.is_finished(), "the order of the queue was kept");
     first.release().await.expect("held");
     granted(second, SOON).await.release().await.expect("held");
     nothing_left(&stage.server, SECOND).await;
@@ -240,13 +240,13 @@ async fn waiters_whose_subscriptions_are_killed_keep_their_places_and_are_served
     let guard = stage.near(LONG).lock().await.expect("free");
     let mut waiters = Vec::new();
     for n in 1..=6 {
-        let mutex = mutex_in_line(if n % 2 == 0 { &stage.near } else { &stage.far }, LONG);
+        let mutex = queued_mutex(if n % 2 == 0 { &stage.near } else { &stage.far }, LONG);
         waiters.push(spawn_lock(&mutex));
         queued(&stage.server, n).await;
     }
-    let line = raw.send(&["ZRANGE", QUEUE, "0", "-1"]);
+    let queue = raw.send(&["ZRANGE", QUEUE, "0", "-1"]);
     assert_eq!(raw.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).int(), 2);
-    assert_eq!(raw.send(&["ZRANGE", QUEUE, "0", "-1"]), line);
+    assert_eq!(raw.send(&["ZRANGE", QUEUE, "0", "-1"]), queue);
     eventually(SOON, || std::future::ready(listeners(&mut raw) == 2)).await;
     let mut last = guard.token();
     guard.release().await.expect("held");
@@ -282,7 +282,7 @@ async fn half_a_lease_of_black_hole(direction: Direction) {
     let Some(stage) = Stage::set("a short black hole").await else { return };
     let lease = 3 * SECOND;
     let guard = stage.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex_in_line(&stage.far, lease));
+    let waiter = spawn_lock(&queued_mutex(&stage.far, lease));
     queued(&stage.server, 1).await;
     let mut raw = stage.server.raw();
     let holder = raw.get(KEY);
@@ -437,7 +437,7 @@ async fn a_release_into_a_black_hole_says_so_and_is_done_when_the_wire_is_back()
 async fn waiters_survive_a_server_that_refuses_connections_for_a_second() {
     let Some(stage) = Stage::set("refused connections").await else { return };
     let guard = stage.near(LONG).lock().await.expect("free");
-    let waiters = line_up(&stage, 2).await;
+    let waiters = queue_up(&stage, 2).await;
     stage.proxy.refuse(true);
     stage.proxy.cut();
     lasting(SECOND).await;
@@ -457,7 +457,7 @@ async fn waiters_survive_a_server_that_refuses_connections_for_a_second() {
 async fn waiters_that_could_not_be_told_for_a_while_are_served_in_the_order_of_their_arrival() {
     let Some(stage) = Stage::set("order after an outage").await else { return };
     let guard = stage.near(LONG).lock().await.expect("free");
-    let waiters = line_up(&stage, 8).await;
+    let waiters = queue_up(&stage, 8).await;
     stage.proxy.refuse(true);
     stage.proxy.cut();
     let mut raw = stage.server.raw();
@@ -481,7 +481,7 @@ async fn a_reset_of_every_connection_while_holding_and_waiting_costs_nothing() {
     let Some(stage) = Stage::set("resets").await else { return };
     let lease = LONG;
     let guard = stage.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex_in_line(&stage.far, lease));
+    let waiter = spawn_lock(&queued_mutex(&stage.far, lease));
     queued(&stage.server, 1).await;
     for _ in 0..10 {
         let accepted = stage.proxy.accepted();
@@ -501,7 +501,7 @@ async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_ne
     // The server must know the script, or it is the refusal whose reply is lost.
     stage.near(LONG).force_release().await.expect("nobody holds");
     let first = stage.near(LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex_in_line(&stage.near, LONG));
+    let waiter = spawn_lock(&queued_mutex(&stage.near, LONG));
     queued(&stage.server, 1).await;
     let cut = stage.proxy.cut_after_next_request(releases_by_force);
     let forced = stage.far(LONG).force_release().await;

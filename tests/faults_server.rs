@@ -155,7 +155,7 @@ async fn a_server_that_hangs_for_two_leases_delays_no_loss_and_serves_the_waiter
     let Some(stage) = Stage::set("a long hang").await else { return };
     let lease = 2 * SECOND;
     let guard = mutex(&stage.one, lease).lock().await.expect("free");
-    let waiters = [spawn_lock(&mutex(&stage.other, lease)), spawn_lock(&mutex_in_line(&stage.one, lease))];
+    let waiters = [spawn_lock(&mutex(&stage.other, lease)), spawn_lock(&queued_mutex(&stage.one, lease))];
     queued(&stage.server, 2).await;
     stage.server.pause();
     let start = Instant::now();
@@ -193,7 +193,7 @@ async fn a_server_restarted_without_memory_tells_the_holder_and_serves_the_waite
     let guard = mutex(&stage.one, lease).lock().await.expect("free");
     let mut waiters = Vec::new();
     for client in [&stage.one, &stage.other, &stage.other] {
-        waiters.push(spawn_lock(&mutex_in_line(client, lease)));
+        waiters.push(spawn_lock(&queued_mutex(client, lease)));
     }
     queued(&stage.server, 3).await;
     stage.server.restart();
@@ -486,7 +486,7 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
     let holder = raw.get(KEY).expect("held");
     let channels = raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).words();
     let unknown = format!("{}.999999", holder.split('.').next().expect("a lease id"));
-    let stranger = "0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.1";
+    let foreign = "0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.1";
     let forged = [
         String::new(),
         "grant".to_owned(),
@@ -498,13 +498,13 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
         format!("grant {holder} 99999999999999999999999999 mutex {KEY}"),
         format!("grant {holder} 1 gate {KEY}"),
         format!("grant {unknown} 1 mutex {KEY}"),
-        format!("grant {stranger} 1 mutex {KEY}"),
+        format!("grant {foreign} 1 mutex {KEY}"),
         format!("grant {unknown} 1 mutex lock:elsewhere"),
         format!("grant {unknown} 1 fair lock:elsewhere"),
         format!("ask {unknown} {KEY}"),
-        format!("ask {stranger} {KEY}"),
+        format!("ask {foreign} {KEY}"),
         format!("revoke {unknown} {KEY}"),
-        format!("revoke {stranger} {KEY}"),
+        format!("revoke {foreign} {KEY}"),
     ];
     for channel in &channels {
         for message in &forged {
@@ -517,7 +517,7 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
     // Released strays and all, the clients have read this far: a push comes after what was pushed before.
     for client in stage.clients() {
         let probe = named(client, "probe", LONG).lock().await.expect("free");
-        let next = spawn_lock(&named_in_line(client, "probe", LONG));
+        let next = spawn_lock(&queued_named(client, "probe", LONG));
         eventually(SOON, || std::future::ready(raw.send(&["ZCARD", "{lock:probe}:queue"]).int() == 1)).await;
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");
@@ -546,7 +546,7 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
     // What a client gives back goes the way of its requests: a later request is answered after it.
     for client in stage.clients() {
         let probe = named(client, "probe", LONG).lock().await.expect("free");
-        let next = spawn_lock(&named_in_line(client, "probe", LONG));
+        let next = spawn_lock(&queued_named(client, "probe", LONG));
         eventually(SOON, || std::future::ready(raw.send(&["ZCARD", "{lock:probe}:queue"]).int() == 1)).await;
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");

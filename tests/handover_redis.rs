@@ -11,7 +11,7 @@ mod support;
 use std::time::Duration;
 
 use futures::future::join_all;
-use handover_promises::{granted, in_line, local, waiter};
+use handover_promises::{granted, local, until_waiting, waiter};
 use leasehold::{Client, DistMutex, Error, LeaseEnd, LossReason};
 use stage::*;
 use support::{Direction, Proxy, RedisServer, begun, eventually, within};
@@ -61,7 +61,7 @@ promises! {
     a_leader_whose_time_is_over_leaves_its_place_to_the_next_one: 3,
     a_leader_dropped_after_any_poll_while_it_is_granted_stalls_nobody: 2,
     a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_nobody: 2,
-    one_that_sits_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
+    one_that_waits_in_the_client_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
     one_that_is_dropped_while_the_lease_is_passed_to_it_stalls_nobody: 1,
     a_leader_that_is_not_polled_holds_the_others_up_for_two_leases_at_most: 2,
     a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later: 2,
@@ -69,7 +69,7 @@ promises! {
     a_loss_is_told_to_the_current_holder_alone: 2,
     the_maximum_hold_time_counts_for_each_hold: 1,
     short_leases_are_passed_on_for_many_lease_lengths_and_none_is_lost: 2,
-    a_shutdown_ends_those_who_hold_lead_and_sit: 2,
+    a_shutdown_ends_those_who_hold_lead_and_wait: 2,
     a_shutdown_does_not_wait_for_ever_for_those_that_are_not_polled: 2,
     whatever_tasks_do_at_random_nothing_is_left: 2,
 }
@@ -86,13 +86,13 @@ async fn a_forgotten_lease_is_told_to_the_current_holder_alone() {
 // Cost
 
 /// How many scripts the server runs while a lock goes through `holds` hands of one client.
-async fn cost_of(stage: &Stage, mutex: &DistMutex, holds: i64, in_line: bool) -> u64 {
+async fn cost_of(stage: &Stage, mutex: &DistMutex, holds: i64, is_queued: bool) -> u64 {
     let mut raw = stage.server.raw();
     let mut guard = mutex.lock().await.expect("free");
     let mut waiters = Vec::new();
     for n in 1..holds {
         waiters.push(waiter(mutex).await);
-        queued(&stage.server, if in_line { n } else { 0 }).await;
+        queued(&stage.server, if is_queued { n } else { 0 }).await;
     }
     raw.send(&["CONFIG", "RESETSTAT"]);
     for waiter in waiters {
@@ -116,7 +116,7 @@ async fn a_hand_over_inside_a_client_costs_no_command_and_one_release_if_it_is_s
         }
     }
     assert_eq!(costs.last(), Some(&0), "{costs:?}");
-    let switched_off = cost_of(&stage, &mutex_in_line(&stage.clients[0], LONG), 10, true).await;
+    let switched_off = cost_of(&stage, &queued_mutex(&stage.clients[0], LONG), 10, true).await;
     assert_eq!(switched_off, 9);
     stage.end().await;
 }
@@ -146,12 +146,12 @@ async fn a_holder_that_was_passed_the_lease_is_told_that_the_server_hangs() {
     stage.end().await;
 }
 
-/// `lock_timeout` of a leader and of those who sit behind it.
-async fn impatient(client: &Client, patience: Duration) -> Vec<JoinHandle<Result<(), Error>>> {
+/// `lock_timeout` of a leader and of those who wait behind it.
+async fn lock_with_time_limit(client: &Client, time_limit: Duration) -> Vec<JoinHandle<Result<(), Error>>> {
     let mut waiters = Vec::new();
     for _ in 0..5 {
         let mutex = local(client, LONG);
-        let lock = async move { mutex.lock_timeout(patience).await?.release().await };
+        let lock = async move { mutex.lock_timeout(time_limit).await?.release().await };
         waiters.push(begun(lock).await);
     }
     waiters
@@ -164,7 +164,7 @@ async fn nobody_hangs_when_the_store_goes_away() {
         let proxy = Proxy::start(stage.server.port()).await;
         let far = connect(&proxy.url()).await;
         let guard = local(&stage.clients[0], LONG).lock().await.expect("free");
-        let waiters = impatient(&far, SECOND).await;
+        let waiters = lock_with_time_limit(&far, SECOND).await;
         queued(&stage.server, 1).await;
         if held_back {
             proxy.hold(Direction::Both);
@@ -180,7 +180,7 @@ async fn nobody_hangs_when_the_store_goes_away() {
         proxy.refuse(false);
         proxy.resume();
         guard.release().await.expect("held to the end");
-        for outcome in within(2 * SOON, join_all(impatient(&far, 2 * SOON).await)).await {
+        for outcome in within(2 * SOON, join_all(lock_with_time_limit(&far, 2 * SOON).await)).await {
             outcome.expect("no panic").expect("works again");
         }
         nothing_left(&stage.server, SOON).await;
@@ -204,7 +204,7 @@ async fn a_refusal_by_the_store_is_told_to_everybody_who_waits() {
         assert!(matches!(outcome, Err(Error::StoreRefused { .. })), "{outcome:?}");
     }
     raw.send(&["DEL", KEY]);
-    mutex.lock_timeout(SECOND).await.expect("mended").release().await.expect("held to the end");
+    mutex.lock_timeout(SECOND).await.expect("works again").release().await.expect("held to the end");
     drop(raw);
     stage.end().await;
 }
@@ -212,16 +212,16 @@ async fn a_refusal_by_the_store_is_told_to_everybody_who_waits() {
 // Places and connections
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_task_of_a_client_stands_in_line_for_all() {
-    let Some(stage) = Stage::set("places in line", 2).await else { return };
+async fn one_task_of_a_client_is_queued_for_all() {
+    let Some(stage) = Stage::set("places in the queue", 2).await else { return };
     let mutex = local(&stage.clients[0], LONG);
     let guard = local(&stage.clients[1], LONG).lock().await.expect("free");
     let mut waiters = Vec::new();
     for _ in 0..30 {
         waiters.push(waiter(&mutex).await);
     }
-    in_line(&mutex, 1).await;
-    assert!(timeout(ms(100), in_line(&mutex, 2)).await.is_err(), "more than one");
+    until_waiting(&mutex, 1).await;
+    assert!(timeout(ms(100), until_waiting(&mutex, 2)).await.is_err(), "more than one");
     guard.release().await.expect("held to the end");
     for waiter in waiters {
         granted(waiter).await.release().await.expect("held to the end");
@@ -230,7 +230,7 @@ async fn one_task_of_a_client_stands_in_line_for_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_is_dropped_while_some_hold_lead_and_sit_leaves_nothing() {
+async fn a_client_that_is_dropped_while_some_hold_lead_and_wait_leaves_nothing() {
     let Some(stage) = Stage::set("a dropped client", 1).await else { return };
     let mut raw = stage.server.raw();
     let before = connections(&mut raw);

@@ -78,8 +78,8 @@ fn mutex_with(client: &Client, options: MutexOptions) -> DistMutex {
     client.mutex_with(NAME, options).expect("valid")
 }
 
-/// The lock of the tests, with a place of its own in the store's line for every waiter.
-fn mutex_in_line(client: &Client) -> DistMutex {
+/// The lock of the tests, with a place of its own in the store's queue for every waiter.
+fn queued_mutex(client: &Client) -> DistMutex {
     mutex_with(client, one_place_each())
 }
 
@@ -99,7 +99,7 @@ async fn granted(waiter: JoinHandle<Guard>) -> Guard {
     within(SOON, waiter).await.expect("the waiter did not panic")
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
 fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move {
@@ -259,7 +259,7 @@ async fn waiters_of_three_clients_are_served_in_order_of_arrival() {
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
     for i in 0..WAITERS {
-        let (mutex, served) = (mutex_in_line(&clients[i % clients.len()]), Arc::clone(&served));
+        let (mutex, served) = (queued_mutex(&clients[i % clients.len()]), Arc::clone(&served));
         tasks.spawn(async move {
             let guard = mutex.lock().await.expect("granted");
             served.lock().unwrap_or_else(PoisonError::into_inner).push((i, guard.token()));
@@ -283,7 +283,7 @@ async fn inspect_lists_the_waiters_in_order_and_the_holders_token() {
     let guard = mutex_of(&one).lock().await.expect("free");
     let mut waiters = Vec::new();
     for (i, client) in [&two, &one, &two].into_iter().enumerate() {
-        waiters.push(waiter(&mutex_in_line(client)));
+        waiters.push(waiter(&queued_mutex(client)));
         waiting(&mutex_of(&one), i + 1).await;
     }
     let inspection = mutex_of(&two).inspect().await.expect("inspected");
@@ -675,7 +675,7 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
         }
         let first = guard.token();
         drop(guard);
-        // It may have to find out by itself that it stands in no line any more.
+        // It may have to find out by itself that it is no longer queued.
         let next = granted(waiter).await;
         assert!(next.token() > first, "after {forget:?}: {:?} after {first:?}", next.token());
         next.release().await.expect("held to the end");
@@ -769,7 +769,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
         assert!(Instant::now() < end, "{} tasks still run", tasks.len());
         tokio::task::yield_now().await;
     }
-    assert!(seen > 0, "no line was ever seen: the test proves nothing");
+    assert!(seen > 0, "no queue was ever seen: the test proves nothing");
     for client in &clients {
         client.shutdown().await.expect("drained");
     }
@@ -784,7 +784,7 @@ async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown() {
     let ([holder, client], mut raw) = (connect_many(&server).await, server.raw());
     let guard = mutex_of(&holder).lock().await.expect("free");
     let waiters: Vec<_> = (0..20).map(|_| waiter(&mutex_of(&client))).collect();
-    // With hand-over, one stands in line for all.
+    // With hand-over, one is queued for all of them.
     waiting(&mutex_of(&client), if local_handover() { 1 } else { 20 }).await;
     for key in [QUEUE, "{lock:machine:42}:waiters"] {
         assert!((1..=60_000).contains(&pttl(&mut raw, key)), "{key}: two leases at most");
@@ -1018,7 +1018,7 @@ async fn odd_names_lock_wait_and_hand_over_and_never_collide() {
 
 /// What contended acquisitions cost.
 struct Cost {
-    /// Operations per acquisition, from standing in line to having released.
+    /// Operations per acquisition, from the queued request to the end of its release.
     operations: f64,
     /// Client commands for that; some operations share one.
     client_commands: f64,
@@ -1037,8 +1037,8 @@ async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Co
         let mutex = mutex_with(&clients[i % clients.len()], options.clone());
         tasks.spawn(async move { mutex.lock().await.expect("granted").release().await });
     }
-    let standing = i64::try_from(waiters).expect("a small number");
-    eventually(SECOND * 20, || ready(raw.send(&["ZCARD", QUEUE]).int() == standing)).await;
+    let expected = i64::try_from(waiters).expect("a small number");
+    eventually(SECOND * 20, || ready(raw.send(&["ZCARD", QUEUE]).int() == expected)).await;
     let queueing = raw.info_commandstats();
     raw.send(&["CONFIG", "RESETSTAT"]);
     guard.release().await.expect("held to the end");
@@ -1048,7 +1048,7 @@ async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Co
     let calls = raw.info_commandstats();
     // The first release was not the waiters'.
     let client_commands = scripts_called(&queueing) + scripts_called(&calls) - 1;
-    // Each request that stands in line writes its record once, each release tells one waiter.
+    // Each queued request writes its record once, each release notifies one waiter.
     let operations = queueing["hset"] + calls["publish"];
     Cost {
         operations: operations as f64 / waiters as f64,
@@ -1228,20 +1228,20 @@ async fn a_user_needs_the_wake_channels_and_is_told_so() {
     let mut raw = server.raw();
     let before = connections(&mut raw);
     let user = |name: &str| format!("redis://{name}:pw@127.0.0.1:{}", server.port());
-    raw.send(&["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "+@all", "resetchannels"]);
+    raw.send(&["ACL", "SETUSER", "no-channels", "on", ">pw", "~*", "+@all", "resetchannels"]);
     // More than once: the server's answer may find the client at one step or the next.
     for _ in 0..20 {
-        let error = refusal(within(SOON, Client::connect(&user("deaf"))).await);
+        let error = refusal(within(SOON, Client::connect(&user("no-channels"))).await);
         assert!(error.contains("leasehold:*"), "{error}");
     }
     eventually(SOON, || ready(connections(&mut raw) == before)).await;
     assert_eq!(raw.keys("*"), Vec::<String>::new());
 
-    raw.send(&["ACL", "SETUSER", "hearing", "on", ">pw", "+@all", "resetchannels", "&leasehold:*"]);
-    raw.send(&["ACL", "SETUSER", "hearing", "~lock:*", "~{lock:*"]);
-    let client = Client::connect(&user("hearing")).await.expect("it may subscribe");
+    raw.send(&["ACL", "SETUSER", "subscriber", "on", ">pw", "+@all", "resetchannels", "&leasehold:*"]);
+    raw.send(&["ACL", "SETUSER", "subscriber", "~lock:*", "~{lock:*"]);
+    let client = Client::connect(&user("subscriber")).await.expect("it may subscribe");
     let guard = mutex_of(&client).lock().await.expect("free");
-    let waiter = waiter(&mutex_in_line(&client));
+    let waiter = waiter(&queued_mutex(&client));
     waiting(&mutex_of(&client), 1).await;
     guard.release().await.expect("held to the end");
     granted(waiter).await.release().await.expect("held to the end");
@@ -1276,7 +1276,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
         eventually(SOON, || ready(raw.keys("*") == [key])).await;
         assert_eq!(raw.send(&["LRANGE", key, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
         raw.send(&["DEL", key]);
-        mutex.lock().await.expect("mended").release().await.expect("held to the end");
+        mutex.lock().await.expect("works again").release().await.expect("held to the end");
         raw.send(&["DEL", FENCE]);
     }
 }
@@ -1311,7 +1311,7 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
     const TURNS: u64 = 50;
     let Some(server) = RedisServer::start_or_skip("silent waiters") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
-    let mutex = mutex_in_line(&client);
+    let mutex = queued_mutex(&client);
     let mut costs = Vec::new();
     for silent in [0, 1000] {
         let mut guard = mutex.lock().await.expect("free");

@@ -58,8 +58,8 @@ fn brief_mutex_of(client: &Client) -> DistMutex {
     client.mutex_with(NAME, options().ttl(LEASE)).expect("valid")
 }
 
-/// The lock of the tests, with a place of its own in the store's line for every waiter.
-fn in_line(client: &Client, one_place_each: MutexOptions) -> DistMutex {
+/// The lock of the tests, with a place of its own in the store's queue for every waiter.
+fn queued_mutex(client: &Client, one_place_each: MutexOptions) -> DistMutex {
     client.mutex_with(NAME, one_place_each).expect("valid")
 }
 
@@ -69,9 +69,9 @@ fn waiter(mutex: &DistMutex) -> JoinHandle<(Guard, Instant)> {
     tokio::spawn(async move { (mutex.lock().await.expect("granted"), Instant::now()) })
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
-fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
+fn until_waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
     eventually(SOON * 2, move || async move {
         mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
     })
@@ -306,7 +306,7 @@ async fn a_killed_holder_is_replaced_within_its_lease_and_a_second() {
         let mut worker = start("holding_worker", &server, "");
         let token = held(&mut worker).await;
         let waiter = waiter(&mutex_of(&client));
-        waiting(&mutex_of(&client), 1).await;
+        until_waiting(&mutex_of(&client), 1).await;
         let killed = Instant::now();
         worker.kill();
         let (next, granted) = within(SOON, waiter).await.expect("no panic");
@@ -320,7 +320,7 @@ async fn a_killed_holder_is_replaced_within_its_lease_and_a_second() {
 }
 
 /// A holder in this process, perhaps a waiter in this process, then a worker, then a waiter in this process.
-struct Line {
+struct Queue {
     holder: Guard,
     before: Option<JoinHandle<(Guard, Instant)>>,
     doomed: Worker,
@@ -333,16 +333,16 @@ enum Place {
     Middle,
 }
 
-impl Line {
+impl Queue {
     async fn form(server: &RedisServer, mutex: &DistMutex, place: Place) -> Self {
         let holder = mutex.lock().await.expect("free");
         let before = (place == Place::Middle).then(|| waiter(mutex));
         let ahead = usize::from(before.is_some());
-        waiting(mutex, ahead).await;
+        until_waiting(mutex, ahead).await;
         let doomed = start("holding_worker", server, "");
-        waiting(mutex, ahead + 1).await;
+        until_waiting(mutex, ahead + 1).await;
         let after = waiter(mutex);
-        waiting(mutex, ahead + 2).await;
+        until_waiting(mutex, ahead + 2).await;
         Self { holder, before, doomed, after }
     }
 
@@ -382,8 +382,8 @@ enum Kill {
 async fn kill_waiters(server: &RedisServer, place: Place, kill: Kill) {
     let client = connect(server).await;
     for round in 0..ROUNDS {
-        let line = Line::form(server, &in_line(&client, one_place_each().ttl(LEASE)), place).await;
-        let blocked = line.serve(kill).await;
+        let queue = Queue::form(server, &queued_mutex(&client, one_place_each().ttl(LEASE)), place).await;
+        let blocked = queue.serve(kill).await;
         assert!(blocked <= REPLACED, "round {round}: a dead waiter blocked the others for {blocked:?}");
     }
     client.shutdown().await.expect("drained");
@@ -414,12 +414,12 @@ async fn a_waiter_killed_on_the_way_to_its_grant_blocks_nobody_for_longer_than_a
 async fn a_killed_waiter_is_passed_over_in_the_release_itself() {
     let Some(server) = RedisServer::start_or_skip("killed waiters") else { return };
     let client = connect(&server).await;
-    let mutex = in_line(&client, one_place_each());
+    let mutex = queued_mutex(&client, one_place_each());
     for place in [Place::Head, Place::Middle] {
-        let line = Line::form(&server, &mutex, place).await;
-        let blocked = line.serve(Kill::BeforeItsTurn).await;
+        let queue = Queue::form(&server, &mutex, place).await;
+        let blocked = queue.serve(Kill::BeforeItsTurn).await;
         assert!(blocked <= SECOND, "blocked for {blocked:?}");
-        waiting(&mutex, 0).await;
+        until_waiting(&mutex, 0).await;
     }
     assert!(mutex.try_lock().await.expect("answered").is_some());
 }
@@ -483,7 +483,7 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
     let mutex = mutex_of(&client);
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
-    waiting(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     pause(&worker).await;
     let paused = Instant::now();
     let first_token = first.token();
@@ -495,8 +495,8 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
     sleep_until(paused + LEASE * 2).await;
     worker.resume();
 
-    // It asks again instead, stands in line, and leaves the holder alone.
-    waiting(&mutex, 1).await;
+    // It asks again instead, is queued, and leaves the holder alone.
+    until_waiting(&mutex, 1).await;
     assert_silent(&mut worker, LEASE).await;
     let holder = mutex.inspect().await.expect("inspected").holder().and_then(|holder| holder.token);
     assert_eq!(holder, Some(second.token()));
@@ -509,20 +509,20 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_was_forgotten_while_it_was_paused_stands_in_line_again() {
+async fn a_waiter_that_was_forgotten_while_it_was_paused_is_queued_again() {
     let Some(server) = RedisServer::start_or_skip("paused waiters") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     let mutex = mutex_of(&client);
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
-    waiting(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     pause(&worker).await;
     let paused = Instant::now();
-    waiting(&mutex, 0).await;
+    until_waiting(&mutex, 0).await;
     assert!(paused.elapsed() <= REPLACED, "it counted as alive for {:?}", paused.elapsed());
     sleep_until(paused + LEASE * 2).await;
     worker.resume();
-    waiting(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     assert_eq!(worker.heard(), None);
     let first_token = first.token();
     first.release().await.expect("held to the end");

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 const HOLDS: &str = "{lock:machine:42}:holds";
 const OWNER: &str = "order-42";
-const STRANGER: &str = "order-43";
+const OTHER_OWNER: &str = "order-43";
 /// Long enough that nothing here runs out by itself; and a third of it, after which a waiter asks again, is longer than
 /// what may be called soon.
 const LONG: Duration = Duration::from_secs(30);
@@ -67,13 +67,13 @@ impl Stage {
         [&self.one, &self.two].map(|client| owned(client, OWNER, LONG))
     }
 
-    fn stranger(&self) -> ReentrantLock {
-        owned(&self.other, STRANGER, LONG)
+    fn other_owner(&self) -> ReentrantLock {
+        owned(&self.other, OTHER_OWNER, LONG)
     }
 
-    /// With a place of its own in the store's line for every waiter, as reentrant locks have.
+    /// With a place of its own in the store's queue for every waiter, as reentrant locks have.
     fn mutex(&self) -> DistMutex {
-        mutex_in_line(&self.other, LONG)
+        queued_mutex(&self.other, LONG)
     }
 
     /// The owner, in both of its clients.
@@ -97,13 +97,13 @@ impl Stage {
     /// Nobody but its owner gets the lock.
     async fn assert_excluded(&self, at: &str) {
         assert!(self.mutex().try_lock().await.expect("answered").is_none(), "{at}: a mutex got in");
-        let other = self.stranger().try_lock().await.expect("answered");
+        let other = self.other_owner().try_lock().await.expect("answered");
         assert!(other.is_none(), "{at}: another owner got in");
     }
 
     /// Everybody gets the lock at once.
     async fn assert_served(&self) {
-        for lock in [self.stranger(), owned(&self.one, OWNER, LONG), owned(&self.two, OWNER, LONG)] {
+        for lock in [self.other_owner(), owned(&self.one, OWNER, LONG), owned(&self.two, OWNER, LONG)] {
             let guard = lock.lock_timeout(SECOND).await.expect("free within a second");
             guard.release().await.expect("held");
         }
@@ -514,9 +514,9 @@ async fn names_with_braces_have_holds_of_their_own() {
         assert_eq!(guards[guards.len() - 1].token(), guards[guards.len() - 2].token(), "{name:?}");
     }
     for name in names {
-        let stranger = owned_named(&stage.other, name, STRANGER, LONG);
-        assert!(stranger.try_lock().await.expect("answered").is_none(), "{name:?}");
-        assert_eq!(stranger.inspect().await.expect("inspected").holders.len(), 2, "{name:?}");
+        let other_owner = owned_named(&stage.other, name, OTHER_OWNER, LONG);
+        assert!(other_owner.try_lock().await.expect("answered").is_none(), "{name:?}");
+        assert_eq!(other_owner.inspect().await.expect("inspected").holders.len(), 2, "{name:?}");
     }
     for (i, guard) in guards.into_iter().enumerate() {
         guard.release().await.unwrap_or_else(|error| panic!("{:?}: {error}", names[i / 2]));
@@ -571,7 +571,7 @@ async fn inspect_lists_one_holder_per_lease_and_the_key_names_one_of_them() {
 async fn the_lock_is_free_when_the_last_client_has_left_whichever_order_they_leave_in() {
     let Some(stage) = Stage::set("the order of leaving").await else { return };
     let outsider = connect(&stage.server.url()).await;
-    let outside = owned(&outsider, STRANGER, LONG);
+    let outside = owned(&outsider, OTHER_OWNER, LONG);
     let locks = [&stage.one, &stage.two, &stage.other].map(|client| owned(client, OWNER, LONG));
     let mut newest = None;
     for (way, order) in orders(3).into_iter().enumerate() {
@@ -607,7 +607,7 @@ async fn whichever_client_stays_keeps_the_lock_for_many_leases() {
         let name = format!("case:{n}");
         let locks = [(&stage.one, first), (&stage.two, second)];
         let locks = locks.map(|(client, lease)| owned_named(client, &name, OWNER, lease));
-        let outside = owned_named(&stage.other, &name, STRANGER, LONG);
+        let outside = owned_named(&stage.other, &name, OTHER_OWNER, LONG);
         async move {
             let [first, second] = [enter(&locks[0]).await, enter(&locks[1]).await];
             let (stays, goes) = if first_stays { (first, second) } else { (second, first) };
@@ -742,7 +742,7 @@ impl Case {
         let rest = stage.server.raw().send(&["PTTL", &format!("lock:{name}")]).int();
         let rest = Duration::from_millis(u64::try_from(rest).expect("the dead is in for its lease"));
         assert!(rest <= dead_lease, "{name}: {rest:?} left");
-        let outside = owned_named(&stage.two, &name, STRANGER, LONG);
+        let outside = owned_named(&stage.two, &name, OTHER_OWNER, LONG);
         assert!(outside.try_lock().await.expect("answered").is_none(), "{name}: the dead is in");
         let (next, granted) = within(longest + SOON, next).await.expect("no panic");
         let after = granted - dead_since;
@@ -793,7 +793,7 @@ async fn losing_one_hold_leaves_the_others_and_its_client_comes_in_again() {
     stage.assert_clean().await;
 }
 
-// In line
+// The queue
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_comes_in_past_everybody_who_waits() {
@@ -802,7 +802,7 @@ async fn an_owner_comes_in_past_everybody_who_waits() {
     let guard = enter(&one).await;
     let first = mutex_waiter(stage.mutex());
     queued(&stage.server, 1).await;
-    let waiters = [first, waiter(&stage.stranger())];
+    let waiters = [first, waiter(&stage.other_owner())];
     queued(&stage.server, 2).await;
     let mut again = vec![two.try_lock().await.expect("answered").expect("let in")];
     again.push(owned(&stage.other, OWNER, LONG).lock_timeout(Duration::ZERO).await.expect("let in"));
@@ -834,7 +834,7 @@ async fn waiters_of_one_owner_come_in_together_whoever_they_follow() {
         for (n, lock) in [&one, &two, &three, &one].into_iter().enumerate() {
             owners.push(waiter(lock));
             queued(&stage.server, 2 * n as i64 + 1).await;
-            others.push(if n % 2 == 0 { mutex_waiter(stage.mutex()) } else { waiter(&stage.stranger()) });
+            others.push(if n % 2 == 0 { mutex_waiter(stage.mutex()) } else { waiter(&stage.other_owner()) });
             queued(&stage.server, 2 * n as i64 + 2).await;
         }
         let before = holder.token();
@@ -857,12 +857,14 @@ async fn waiters_of_one_owner_come_in_together_whoever_they_follow() {
         assert!(first.token() > newest && !m2.is_finished());
         newest = first.token();
         first.release().await.expect("held to the end");
-        let strangers = [granted(s1).await, granted(s2).await];
+        let other_guards = [granted(s1).await, granted(s2).await];
         assert!(
-            strangers.iter().all(|guard| guard.token() == strangers[0].token() && guard.token() > newest)
+            other_guards
+                .iter()
+                .all(|guard| guard.token() == other_guards[0].token() && guard.token() > newest)
         );
-        newest = strangers[0].token();
-        release_all(strangers).await;
+        newest = other_guards[0].token();
+        release_all(other_guards).await;
         let last = granted(m2).await;
         assert!(last.token() > newest);
         last.release().await.expect("held to the end");
@@ -921,14 +923,14 @@ async fn a_waiter_that_could_not_be_told_comes_in_when_it_is_heard_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn different_owners_and_mutexes_of_three_clients_are_served_in_order_of_arrival() {
     const WAITERS: usize = 16;
-    let Some(stage) = Stage::set("one line").await else { return };
+    let Some(stage) = Stage::set("one queue").await else { return };
     let clients = [&stage.one, &stage.two, &stage.other];
-    let holder = enter(&stage.stranger()).await;
+    let holder = enter(&stage.other_owner()).await;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
     for i in 0..WAITERS {
         let (client, served) = (clients[i % 3], Arc::clone(&served));
-        let (mutex, lock) = (mutex_in_line(client, LONG), owned(client, &format!("owner {i}"), LONG));
+        let (mutex, lock) = (queued_mutex(client, LONG), owned(client, &format!("owner {i}"), LONG));
         tasks.spawn(async move {
             let guard = match i % 3 {
                 0 => mutex.lock().await,
@@ -950,12 +952,13 @@ async fn different_owners_and_mutexes_of_three_clients_are_served_in_order_of_ar
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_that_has_dropped_its_last_guard_stands_in_line_behind_those_who_wait() {
-    let Some(stage) = Stage::set("the end of the line").await else { return };
+async fn an_owner_that_has_dropped_its_last_guard_queues_behind_those_who_wait() {
+    let Some(stage) = Stage::set("the end of the queue").await else { return };
     let [lock, _] = stage.owners();
     for round in 0..20 {
         let guard = enter(&lock).await;
-        let mut next = if round % 2 == 0 { mutex_waiter(stage.mutex()) } else { waiter(&stage.stranger()) };
+        let mut next =
+            if round % 2 == 0 { mutex_waiter(stage.mutex()) } else { waiter(&stage.other_owner()) };
         queued(&stage.server, 1).await;
         let token = guard.token();
         drop(guard);
@@ -978,7 +981,7 @@ async fn try_lock_does_not_overtake_a_waiter_even_if_the_lock_is_free() {
     let Some(stage) = Stage::set("no overtaking").await else { return };
     let [one, two] = stage.owners();
     for first in [true, false] {
-        let holder = enter(&stage.stranger()).await;
+        let holder = enter(&stage.other_owner()).await;
         let waiter = if first { waiter(&one) } else { mutex_waiter(stage.mutex()) };
         queued(&stage.server, 1).await;
         // Free, and nobody has told the waiter: it would ask in ten seconds.
@@ -1004,11 +1007,11 @@ async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() {
         let [first, second] = stage.both_in().await;
         let guards = [first, second, enter(&one).await];
         let token = guards[0].token();
-        let next = waiter(&stage.stranger());
+        let next = waiter(&stage.other_owner());
         queued(&stage.server, 1).await;
         let forced = match by {
             0 => stage.mutex().force_release().await,
-            1 => stage.stranger().force_release().await,
+            1 => stage.other_owner().force_release().await,
             2 => two.force_release().await,
             _ => owned(&stage.other, OWNER, LONG).force_release().await,
         };
@@ -1062,10 +1065,10 @@ async fn a_request_dropped_after_any_poll_on_a_lock_of_another_owner_leaves_its_
     let Some(stage) = Stage::set("dropped waiters").await else { return };
     let [lock, _] = stage.owners();
     for verb in 0..3 {
-        let guard = enter(&stage.stranger()).await;
+        let guard = enter(&stage.other_owner()).await;
         let mut done = false;
         for polls in 0..MANY {
-            // The last polls come with a wake-up that never comes: then it waits in line.
+            // The last polls come with a wake-up that never comes: then it waits in the queue.
             let asked = timeout(ms(50), polled(ask(&lock, verb), polls)).await;
             done = asked.is_err() || matches!(asked, Ok(Some(None)));
             assert!(!matches!(asked, Ok(Some(Some(_)))), "the lock is held");
@@ -1114,7 +1117,7 @@ async fn a_request_dropped_after_any_poll_while_it_is_granted_leaves_nothing() {
     for verb in 0..2 {
         let mut done = false;
         for polls in 0..MANY {
-            let guard = enter(&stage.stranger()).await;
+            let guard = enter(&stage.other_owner()).await;
             let mut waiter = ask(&lock, verb);
             drive_until(waiter.as_mut(), queued(&stage.server, 1)).await;
             guard.release().await.expect("held");
@@ -1137,7 +1140,7 @@ async fn a_request_dropped_after_any_poll_while_it_is_let_in_with_another_leaves
     for dropped_is_first in [true, false] {
         let mut done = false;
         for polls in 0..MANY {
-            let guard = enter(&stage.stranger()).await;
+            let guard = enter(&stage.other_owner()).await;
             let mut dropped = ask(&lock, 0);
             let other = if dropped_is_first {
                 drive_until(dropped.as_mut(), queued(&stage.server, 1)).await;
@@ -1174,11 +1177,11 @@ async fn a_timeout_that_races_the_grant_leaves_nothing_in_many_rounds() {
     let lanes = (0..LANES).map(|lane| {
         let name = format!("machine:{lane}");
         let locks = [&stage.one, &stage.two].map(|client| owned_named(client, &name, OWNER, LONG));
-        let stranger = owned_named(&stage.other, &name, STRANGER, LONG);
+        let other_owner = owned_named(&stage.other, &name, OTHER_OWNER, LONG);
         async move {
             let mut won = 0;
             for round in 0..ROUNDS {
-                let guard = within(SECOND, stranger.lock()).await.expect("granted");
+                let guard = within(SECOND, other_owner.lock()).await.expect("granted");
                 let limit = Instant::now() + ms(8);
                 // From 5 ms before the limit to 5 ms after it.
                 let release_at = limit - ms(5) + Duration::from_micros(10_000 * round / ROUNDS);
@@ -1301,8 +1304,8 @@ async fn a_release_of_one_hold_that_was_never_answered_ends_that_one() {
 async fn a_last_release_that_was_never_answered_succeeds_and_touches_no_later_holder() {
     let Some((stage, far)) = wired("an unanswered release").await else { return };
     let far_lock = owned(&far.client, OWNER, LONG);
-    // The next one is a stranger, or the same owner elsewhere.
-    for next in [stage.stranger(), stage.owners()[1].clone()] {
+    // The next one is another owner, or the same owner elsewhere.
+    for next in [stage.other_owner(), stage.owners()[1].clone()] {
         let far_guard = enter(&far_lock).await;
         let ahead = mutex_waiter(stage.mutex());
         queued(&stage.server, 1).await;
@@ -1386,14 +1389,14 @@ async fn a_store_that_forgets_tells_all_holds_and_tokens_grow() {
         newest = Some(guards[0].token());
         raw.send(forget);
         assert_all_lost(guards, &reasons).await;
-        let stranger = within(SOON, stage.stranger().lock()).await.expect("granted");
-        assert!(Some(stranger.token()) > newest, "{forget:?}");
-        newest = Some(stranger.token());
+        let other_owner = within(SOON, stage.other_owner().lock()).await.expect("granted");
+        assert!(Some(other_owner.token()) > newest, "{forget:?}");
+        newest = Some(other_owner.token());
         // What is left of the owner's holds opens nothing.
         for lock in &locks {
             assert!(lock.try_lock().await.expect("answered").is_none(), "{forget:?}");
         }
-        stranger.release().await.expect("held to the end");
+        other_owner.release().await.expect("held to the end");
     }
     // A list of holds without its lock goes by itself, with the longest of their leases.
     assert!(raw.send(&["PTTL", HOLDS]).int() != -1);
@@ -1415,7 +1418,7 @@ async fn forgotten_scripts_are_not_noticed() {
         }
         assert_kept(ms(40), &[&guards[0], &guards[1]]).await;
         raw.send(&["SCRIPT", "FLUSH"]);
-        let next = waiter(&stage.stranger());
+        let next = waiter(&stage.other_owner());
         queued(&stage.server, 1).await;
         for guard in guards {
             raw.send(&["SCRIPT", "FLUSH"]);
@@ -1434,7 +1437,7 @@ async fn a_server_restarted_without_memory_tells_all_holds_and_tokens_grow() {
     let locks = [&stage.one, &stage.two].map(|client| owned(client, OWNER, lease));
     let guards = [enter(&locks[0]).await, enter(&locks[1]).await];
     let token = guards[0].token();
-    let next = waiter(&owned(&stage.other, STRANGER, lease));
+    let next = waiter(&owned(&stage.other, OTHER_OWNER, lease));
     queued(&stage.server, 1).await;
     stage.server.restart();
     let (next, _) = within(lease + SOON, next).await.expect("no panic");
@@ -1452,7 +1455,7 @@ async fn a_server_restarted_without_memory_tells_all_holds_and_tokens_grow() {
 async fn a_server_on_disk_that_is_back_within_the_lease_costs_nothing() {
     let Some(mut stage) = Stage::set_with("a restart with disk", Setup::on_disk()).await else { return };
     let lease = 6 * SECOND;
-    let locks = [(&stage.one, OWNER), (&stage.two, OWNER), (&stage.other, STRANGER)]
+    let locks = [(&stage.one, OWNER), (&stage.two, OWNER), (&stage.other, OTHER_OWNER)]
         .map(|(client, owner)| owned(client, owner, lease));
     let guards = [enter(&locks[0]).await, enter(&locks[1]).await];
     let next = waiter(&locks[2]);
@@ -1484,7 +1487,7 @@ async fn a_replaced_lock_key_is_a_loss_for_all_holds_and_is_left_alone() {
             None => replace_by_list(&mut raw, KEY),
         }
         assert_all_lost(guards, &[LossReason::Taken]).await;
-        for lock in [&locks[0], &stage.stranger()] {
+        for lock in [&locks[0], &stage.other_owner()] {
             match (value, within(SOON, lock.try_lock()).await) {
                 (Some(value), answer) => assert!(answer.expect("answered").is_none(), "beside {value:?}"),
                 (None, Err(error @ Error::StoreRefused { .. })) => {
@@ -1540,7 +1543,7 @@ async fn a_list_of_holds_that_lost_its_lead_lets_nobody_else_in() {
     assert_kept(ms(200), &[&lead]).await;
     stage.assert_excluded("the lead is in").await;
     lead.release().await.expect("held to the end");
-    let next = enter(&stage.stranger()).await;
+    let next = enter(&stage.other_owner()).await;
     assert!(locks[1].try_lock().await.expect("answered").is_none(), "a list of holds is no way in");
     next.release().await.expect("held to the end");
     raw.send(&["DEL", HOLDS]);
@@ -1556,8 +1559,8 @@ async fn a_list_of_holds_left_behind_by_another_owner_lets_nobody_in() {
     let listed = raw.send(&["ZRANGE", HOLDS, "0", "-1"]);
     raw.send(&["DEL", KEY]);
     assert_eq!(raw.send(&["ZCARD", HOLDS]).int(), 2, "what the owner left behind");
-    let strangers = [owned(&stage.other, STRANGER, LONG), owned(&stage.two, STRANGER, LONG)];
-    let first = enter(&strangers[0]).await;
+    let other_locks = [owned(&stage.other, OTHER_OWNER, LONG), owned(&stage.two, OTHER_OWNER, LONG)];
+    let first = enter(&other_locks[0]).await;
     for lock in &locks {
         let new = lock.clone().with_owner("order-44").expect("valid");
         assert!(new.try_lock().await.expect("answered").is_none());
@@ -1566,8 +1569,8 @@ async fn a_list_of_holds_left_behind_by_another_owner_lets_nobody_in() {
         assert!(owned(&newcomer, OWNER, LONG).try_lock().await.expect("answered").is_none());
     }
     assert_eq!(stage.inspect().await.holders.len(), 1);
-    // A second hold of the stranger begins a list of its own.
-    let second = enter(&strangers[1]).await;
+    // A second hold of the other owner begins a list of its own.
+    let second = enter(&other_locks[1]).await;
     assert_eq!(stage.inspect().await.holders.len(), 2);
     assert_ne!(raw.send(&["ZRANGE", HOLDS, "0", "-1"]), listed);
     let taken = [LossReason::Taken];
@@ -1593,7 +1596,7 @@ async fn a_list_of_holds_of_another_type_is_refused_and_over_admits_nobody() {
         replace_by_list(&mut raw, HOLDS);
         // Whoever asks now is refused, or excluded.
         let asked = [
-            within(SOON, stage.stranger().try_lock()).await,
+            within(SOON, stage.other_owner().try_lock()).await,
             within(SOON, owned(&stage.other, OWNER, LONG).try_lock()).await,
         ];
         for answer in asked {
@@ -1656,7 +1659,7 @@ async fn a_full_store_refuses_new_holds_and_still_renews_and_hands_over() {
     let mut raw = stage.server.raw();
     let locks = [&stage.one, &stage.two].map(|client| attentive(client, OWNER));
     let guards = [enter(&locks[0]).await, enter(&locks[1]).await];
-    let next = waiter(&stage.stranger());
+    let next = waiter(&stage.other_owner());
     queued(&stage.server, 1).await;
     assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "1"]), Reply::ok());
     let elsewhere = owned_named(&stage.other, "machine:43", OWNER, LONG);
@@ -1679,7 +1682,7 @@ async fn a_user_needs_the_keys_of_the_lock_and_the_wake_channels_and_nothing_els
     raw.send(&["ACL", "SETUSER", "some", "~lock:*", "~{lock:*"]);
     let url = format!("redis://some:pw@127.0.0.1:{}", stage.server.port());
     let (one, two) = (connect(&url).await, connect(&url).await);
-    let holder = enter(&stage.stranger()).await;
+    let holder = enter(&stage.other_owner()).await;
     let waiters = [&one, &two].map(|client| waiter(&owned(client, OWNER, LONG)));
     queued(&stage.server, 2).await;
     holder.release().await.expect("held to the end");
@@ -1788,14 +1791,14 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
             for round in 0..8 {
                 let name = format!("machine:{}", (i + round) % 3);
                 let lock = owned_named(&client, &name, &format!("owner {}", (i + round) % 5), LONG);
-                let patience = ms((i * 7 + round) as u64 % 12);
+                let time_limit = ms((i * 7 + round) as u64 % 12);
                 match (i + round) % 7 {
                     0 => lock.lock().await.expect("granted").release().await.expect("held to the end"),
                     1 => drop(lock.lock().await.expect("granted")),
                     2 => drop(lock.try_lock().await.expect("answered")),
                     // Times out, and is dropped, at any point of the way to a grant and after it.
-                    3 => drop(lock.lock_timeout(patience).await),
-                    4 => drop(timeout(patience, lock.lock()).await),
+                    3 => drop(lock.lock_timeout(time_limit).await),
+                    4 => drop(timeout(time_limit, lock.lock()).await),
                     5 => drop(named(&client, &name, LONG).lock().await.expect("granted")),
                     _ => {
                         let outer = lock.lock().await.expect("granted");
@@ -1826,7 +1829,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
 async fn cost_of_turns(stage: &Stage, waiters: usize) -> f64 {
     // Repeats itself every 100 seconds.
     let lease = 10 * LONG;
-    let guard = enter(&owned(&stage.other, STRANGER, lease)).await;
+    let guard = enter(&owned(&stage.other, OTHER_OWNER, lease)).await;
     let mut tasks = JoinSet::new();
     for n in 0..waiters {
         let locks = [&stage.one, &stage.two].map(|client| owned(client, &format!("owner {n}"), lease));

@@ -193,7 +193,7 @@ impl<S: Store> Side<S> {
     /// What the clients that live were told, once `expected` is among it.
     pub(crate) fn told(&mut self, expected: &BTreeSet<Told>) -> Result<BTreeSet<Told>, Failed> {
         let mut told = BTreeSet::new();
-        let mut patience = self.store.patience();
+        let mut left = self.store.event_timeout();
         loop {
             let heard: Vec<_> = self.hear();
             for event in heard {
@@ -202,11 +202,11 @@ impl<S: Store> Side<S> {
             if told.is_superset(expected) {
                 return Ok(told);
             }
-            if patience.is_zero() {
+            if left.is_zero() {
                 return Err(format!("told {told:?} instead of {expected:?}"));
             }
             let pause = Duration::from_millis(1);
-            patience = patience.saturating_sub(pause);
+            left = left.saturating_sub(pause);
             self.store.run(async move { tokio::time::sleep(pause).await });
         }
     }

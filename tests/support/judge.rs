@@ -23,7 +23,7 @@ pub(crate) fn now() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Primitive {
     Mutex,
-    MutexInLine,
+    QueuedMutex,
     Reentrant,
     Counting,
     Fair,
@@ -31,12 +31,12 @@ pub(crate) enum Primitive {
 
 impl Primitive {
     pub(crate) const ALL: [Self; 5] =
-        [Self::Mutex, Self::MutexInLine, Self::Reentrant, Self::Counting, Self::Fair];
+        [Self::Mutex, Self::QueuedMutex, Self::Reentrant, Self::Counting, Self::Fair];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
-            Self::MutexInLine => "mutex in line",
+            Self::QueuedMutex => "queued mutex",
             Self::Reentrant => "reentrant",
             Self::Counting => "counting",
             Self::Fair => "fair",
@@ -46,7 +46,7 @@ impl Primitive {
     pub(crate) const fn lease(self) -> Duration {
         Duration::from_millis(match self {
             Self::Mutex => 500,
-            Self::MutexInLine => 300,
+            Self::QueuedMutex => 300,
             Self::Reentrant => 700,
             Self::Counting => 1_000,
             Self::Fair => 2_000,

@@ -27,7 +27,7 @@ const ARGS: &str = "LEASEHOLD_WORKER";
 /// Starts the lines that a worker says; everything else on its output is the test runner's.
 const MARK: &str = "@@ ";
 /// How long a worker may take to say something.
-const PATIENCE: Duration = Duration::from_secs(30);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The arguments of this process, if it is a worker.
 pub(crate) fn worker_args() -> Option<String> {
@@ -81,7 +81,7 @@ impl Worker {
 
     /// The next line the worker says; `None` if it has ended. Panics after half a minute of silence.
     pub(crate) async fn line(&mut self) -> Option<String> {
-        within(PATIENCE, self.lines.recv()).await
+        within(OUTPUT_TIMEOUT, self.lines.recv()).await
     }
 
     /// What the worker has said by now and the test has not read yet.
