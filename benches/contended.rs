@@ -30,12 +30,12 @@ use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 
 mod common;
-mod rivals;
+mod strategies;
 
 use common::plot::{self, Axis, Series};
 use common::turns::Spread;
 use common::{Place, Result, median, table};
-use rivals::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
+use strategies::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
 
 /// Turns that each waiter should have, where whoever waits is served.
 const TURNS: u32 = 12;

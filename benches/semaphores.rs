@@ -34,7 +34,7 @@ use uuid::Uuid;
 mod common;
 
 use common::plot::{self, Axis};
-use common::turns::{Held, Rival, Spread, Turn, now, waits};
+use common::turns::{Contender, Held, Spread, Turn, now, waits};
 use common::{Bare, Place, Raw, Result, median, table, url};
 
 /// Clients that share the tasks.
@@ -219,7 +219,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    async fn run<R: Rival>(self, semaphores: [R; CLIENTS]) -> Result<Figures> {
+    async fn run<C: Contender>(self, semaphores: [C; CLIENTS]) -> Result<Figures> {
         let mut raw = Raw::connect(self.port)?;
         let warm_up = self.window / 5;
         let until = Instant::now() + warm_up + self.window + MARGIN;
@@ -262,9 +262,9 @@ struct Occupancy {
     most: AtomicUsize,
 }
 
-async fn turns<R: Rival>(
+async fn turns<C: Contender>(
     waiter: usize,
-    semaphore: &R,
+    semaphore: &C,
     held: &Occupancy,
     until: Instant,
 ) -> Result<Vec<Turn>> {
@@ -298,7 +298,7 @@ async fn fair(url: &str, name: &str, limit: u32) -> Result<[FairSemaphore; CLIEN
     Ok([clients[0].fair_semaphore(name, limit)?, clients[1].fair_semaphore(name, limit)?])
 }
 
-impl Rival for CountingSemaphore {
+impl Contender for CountingSemaphore {
     type Held = Guard;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Guard>> {
@@ -310,7 +310,7 @@ impl Rival for CountingSemaphore {
     }
 }
 
-impl Rival for FairSemaphore {
+impl Contender for FairSemaphore {
     type Held = Guard;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Guard>> {
@@ -359,7 +359,7 @@ impl Naive {
     }
 }
 
-impl Rival for Naive {
+impl Contender for Naive {
     type Held = String;
 
     async fn acquire(&self, until: Instant) -> Result<Option<String>> {

@@ -1,8 +1,8 @@
 //! Operations that arrive while calls are under way go together in the next one, and none of them notices.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::future::{Future, ready};
@@ -17,7 +17,7 @@ use futures::future::{join, join_all};
 use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::{Client, DistMutex, Error, Guard, Inspection};
-use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
+use locks::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::yield_now;

@@ -1313,7 +1313,7 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
     let mut costs = Vec::new();
     for silent in [0, 1000] {
         let mut guard = mutex.lock().await.expect("free");
-        stand_in_line_and_die(&mut raw, silent);
+        queue_up_and_die(&mut raw, silent);
         // The first hand-over meets them all, the others none.
         guard = handed_over(&mutex, guard, &mut raw, silent).await;
         let before = work(&mut raw);
@@ -1327,7 +1327,7 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
 }
 
 /// As `n` tasks of a process that is killed: for half a minute they count as alive, and nobody listens for them.
-fn stand_in_line_and_die(raw: &mut Raw, n: i64) {
+fn queue_up_and_die(raw: &mut Raw, n: i64) {
     let (client, alive_until) = (uuid::Uuid::new_v4(), now_us(raw) / 1000 + 30_000);
     for ticket in 1..=n {
         let (id, ticket) = (format!("{client}.{ticket}"), format!("{ticket:016}"));

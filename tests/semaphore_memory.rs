@@ -4,10 +4,10 @@
 //! What every store must do alike is in `support/semaphore_promises.rs`; here is what only this store lets a test do:
 //! exact times, any number of polls, threads that race.
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 #[path = "support/unresponsive.rs"]
 mod unresponsive;

@@ -2,12 +2,12 @@
 //! Each worker is this test binary once more, as a process of its own.
 #![cfg(feature = "redis")]
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/naive.rs"]
 mod naive;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 
 use std::future::{Future, pending, ready};
@@ -19,9 +19,9 @@ use futures::future::join_all;
 use futures::stream;
 use leasehold::backend::Kind;
 use leasehold::{Client, CountingSemaphore, Error, FairSemaphore, FencingToken, Guard, SemaphoreOptions};
+use locks::left;
 use naive::{Naive, now_us};
 use semaphores::*;
-use stage::left;
 use support::{Clock, Raw, Reply, Worker, eventually, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};

@@ -1,10 +1,10 @@
 //! What both semaphores and their guards promise on a real Redis server, seen from one process.
 #![cfg(feature = "redis")]
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 
 /// Makes a test of a function for each kind named, on a server of its own.
@@ -46,8 +46,8 @@ use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use leasehold::backend::{BackendError, Kind};
 use leasehold::{Client, Error, Guard, LossReason, SemaphoreOptions};
+use locks::{disconnected, drive_until, left, listeners, polled};
 use semaphores::*;
-use stage::{disconnected, drive_until, left, listeners, polled};
 use support::proxy::Request;
 use support::{Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};

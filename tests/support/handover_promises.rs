@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::stage::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
+use crate::locks::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
 use crate::support::{begun, eventually, within};
 
 /// Long enough that nothing here runs out by itself.
@@ -782,9 +782,9 @@ macro_rules! promises {
         $(
             #[$test]
             async fn $name() {
-                let Some(stage) = $clients(stringify!($name), $n).await else { return };
-                handover_promises::$name(&stage.clients).await;
-                stage.end().await;
+                let Some(fixture) = $clients(stringify!($name), $n).await else { return };
+                handover_promises::$name(&fixture.clients).await;
+                fixture.end().await;
             }
         )*
     };

@@ -15,8 +15,8 @@ use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::locks::polled;
 use crate::semaphores::*;
-use crate::stage::polled;
 use crate::support::{eventually, one_place_each, within};
 
 // Never too many

@@ -19,7 +19,7 @@ const READY: &str = "ready\n";
 
 /// The worker's side: says that it is ready and waits for the word.
 pub(crate) async fn ready() -> Result<()> {
-    let told = tether();
+    let told = wait_for_go();
     let mut out = tokio::io::stdout();
     out.write_all(READY.as_bytes()).await?;
     out.flush().await?;
@@ -34,7 +34,7 @@ pub(crate) async fn report(bytes: &[u8]) -> Result<()> {
 }
 
 /// Tells when the word to go has come. This process ends when its standard input does.
-fn tether() -> oneshot::Receiver<()> {
+fn wait_for_go() -> oneshot::Receiver<()> {
     let (go, told) = oneshot::channel();
     thread::spawn(move || {
         let mut line = String::new();
@@ -49,7 +49,7 @@ fn tether() -> oneshot::Receiver<()> {
 }
 
 /// All workers of one measurement. Killed when dropped.
-pub(crate) struct Fleet {
+pub(crate) struct Workers {
     workers: Vec<Worker>,
 }
 
@@ -59,7 +59,7 @@ struct Worker {
     output: BufReader<ChildStdout>,
 }
 
-impl Fleet {
+impl Workers {
     /// Starts one worker for each list of arguments, and waits until all are ready.
     pub(crate) async fn start(args: impl IntoIterator<Item = Vec<String>>) -> Result<Self> {
         Ok(Self { workers: try_join_all(args.into_iter().map(Worker::start)).await? })

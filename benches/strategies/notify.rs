@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::polling::Recipe;
 use crate::common::Result;
-use crate::common::turns::Rival;
+use crate::common::turns::Contender;
 
 const COMPARE_DELETE_AND_PUBLISH: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1])
@@ -61,7 +61,7 @@ async fn subscriber(recipe: &Recipe) -> Result<SubscriberClient> {
     Ok(subscriber)
 }
 
-impl Rival for Notify {
+impl Contender for Notify {
     type Held = Uuid;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Uuid>> {
