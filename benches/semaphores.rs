@@ -1,11 +1,12 @@
-//! What a semaphore costs that many want: this crate's two kinds beside the naive recipe, in one run; the counting one also
+//! The cost of a contended semaphore: this crate's two kinds beside the naive recipe, in one run; the counting one also
 //! with hand-over inside a client.
 //!
 //! `cargo bench -p leasehold-benches --bench semaphores`
 //! starts a `redis-server` of its own (or uses `--port`). Tasks of two clients in one process
 //! share a limit of 10. Each asks for a permit, lets the others run once, returns the permit and at once asks again, until the
 //! time is over. All kinds have their turns in each of some rounds, because a shared machine drifts; the medians of the rounds are
-//! told, and the medians of the ratios within each round. What happens in the first moments is not counted; then, within the window:
+//! reported, and the medians of the ratios within each round. What happens in the first moments is not counted;
+//! then, within the window:
 //!
 //! * acquisitions per second: grants seen;
 //! * wait: from asking to the grant. Who has waited for more than the median when the window ends counts with that;

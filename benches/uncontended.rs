@@ -1,4 +1,4 @@
-//! What a lock costs that nobody else wants, as ratios within one run.
+//! The cost of an uncontended lock, as ratios within one run.
 //!
 //! `cargo bench -p leasehold-benches --bench uncontended`
 //! starts a `redis-server` of its own (or uses `--port`) and measures, beside the bare

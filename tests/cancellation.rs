@@ -296,7 +296,7 @@ fn nothing_outlives_a_runtime(end: impl FnOnce(Runtime)) {
     assert!(start.elapsed() < SOON, "no hang");
     drop(outside);
     drop(client);
-    // Freed by another's view: somebody else gets both within a lease.
+    // As another client sees it: both are free within a lease.
     wait(async {
         let other = connect(&server.url()).await;
         for name in [NAME, "outside"] {

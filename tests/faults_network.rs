@@ -1,4 +1,4 @@
-//! What holds while the wire between client and server is cut, held, or loses single replies.
+//! Faults of the network: the wire between client and server is cut, held, or loses single replies.
 #![cfg(feature = "redis")]
 
 #[path = "support/locks.rs"]
@@ -260,7 +260,7 @@ async fn waiters_whose_subscriptions_are_killed_keep_their_places_and_are_served
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_while_no_subscription_stands_wakes_the_waiter_soon_after() {
+async fn a_release_while_nobody_is_subscribed_wakes_the_waiter_soon_after() {
     let Some(fixture) = Fixture::set_up("a release without listeners").await else { return };
     let mut raw = fixture.server.raw();
     for _ in 0..10 {

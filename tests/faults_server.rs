@@ -1,4 +1,4 @@
-//! What holds while the server hangs, dies, forgets, disconnects its clients, or says nonsense.
+//! Faults of the server: it hangs, dies, loses its data, disconnects its clients, or sends nonsense.
 #![cfg(feature = "redis")]
 
 #[path = "support/locks.rs"]
@@ -248,7 +248,7 @@ async fn a_server_on_disk_that_is_back_within_the_lease_costs_nothing() {
         fixture.server.restart();
         assert_eq!(fixture.server.raw().get(KEY), holder, "remembered");
         let mut raw = fixture.server.raw();
-        // Everybody is back before the next blow.
+        // All clients are connected again before the next fault.
         eventually(SOON, || std::future::ready(listeners(&mut raw) == 2)).await;
     }
     let lost = timeout(lease, guard.lost()).await;
@@ -352,21 +352,21 @@ async fn tokens_grow_in_grant_order_through_flushes_under_load() {
     let count = all.len();
     all.sort_unstable();
     all.dedup();
-    assert_eq!(all.len(), count, "no token twice");
+    assert_eq!(all.len(), count, "no token was issued twice");
     let pushed = pushed.join().expect("no panic");
     assert!(pushed.len() > 10, "grants were heard: {}", pushed.len());
     assert!(pushed.is_sorted_by(|a, b| a < b), "the store's own order of grants");
     nothing_left(&fixture.server, lease + SLACK).await;
 }
 
-/// Hears the tokens of all grants that are pushed until told to stop.
+/// Collects the tokens of all grants that are pushed, until told to stop.
 fn listen(server: &RedisServer, stop: &Arc<AtomicBool>) -> thread::JoinHandle<Vec<u64>> {
     let (mut raw, mut bell, stop) = (server.raw(), server.raw(), Arc::clone(stop));
     raw.send(&["PSUBSCRIBE", "leasehold:*"]);
     thread::spawn(move || {
         let mut tokens = Vec::new();
         while !stop.load(Ordering::SeqCst) {
-            // Never waits for long, and then only for its own voice.
+            // Never waits for long, and then only for the echo of its own message.
             bell.send(&["PUBLISH", "leasehold:nobody", "listening"]);
             loop {
                 let message = raw.read().expect("a message").words();
@@ -516,7 +516,7 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
         let script = "return redis.call('PUBLISH', ARGV[1], '\\255\\254\\0grant')";
         assert_eq!(raw.send(&["EVAL", script, "0", channel]).int(), 1);
     }
-    // Released strays and all, the clients have read this far: a push comes after what was pushed before.
+    // When this push arrives, the clients have handled all messages before it, and released leases that nobody wanted.
     for client in fixture.clients() {
         let probe = named(client, "probe", LONG).lock().await.expect("free");
         let next = spawn_lock(&queued_named(client, "probe", LONG));

@@ -85,7 +85,7 @@ async fn a_forgotten_lease_is_told_to_the_current_holder_alone() {
 
 // Cost
 
-/// How many scripts the server runs while a lock goes through `holds` hands of one client.
+/// How many scripts the server runs while a lock is passed on `holds` times within one client.
 async fn cost_of(fixture: &Fixture, mutex: &DistMutex, holds: i64, is_queued: bool) -> u64 {
     let mut raw = fixture.server.raw();
     let mut guard = mutex.lock().await.expect("free");
@@ -107,7 +107,7 @@ async fn cost_of(fixture: &Fixture, mutex: &DistMutex, holds: i64, is_queued: bo
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_inside_a_client_costs_no_command_and_one_release_if_it_is_switched_off() {
     let Some(fixture) = Fixture::set_up("costs", 1).await else { return };
-    // More than the time of a turn may pass on a machine that has other things to do, but not always.
+    // More than the time of a turn may pass on a busy machine, but not always.
     let mut costs = Vec::new();
     for _ in 0..20 {
         costs.push(cost_of(&fixture, &local(&fixture.clients[0], LONG), 10, false).await);

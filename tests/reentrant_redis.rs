@@ -1,4 +1,4 @@
-//! What `ReentrantLock` promises on a real Redis server, seen from one process. Several clients stand for several
+//! What `ReentrantLock` promises on a real Redis server, seen from one process. Several clients represent several
 //! processes; what another library or an operator would do is sent by hand.
 #![cfg(feature = "redis")]
 
@@ -182,7 +182,7 @@ async fn give_back(guard: Guard, way: usize) {
     if way.is_multiple_of(2) { guard.release().await.expect("held to the end") } else { drop(guard) }
 }
 
-/// What is ready at the first poll has not asked anybody.
+/// The output of a future that is ready at the first poll: it has not asked the store.
 #[track_caller]
 fn at_once<F: Future>(future: F) -> F::Output {
     future.now_or_never().expect("ready at once")
@@ -409,7 +409,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_every_owner() {
         }
         let holder = fixture.inspect().await.holder().cloned().expect("held");
         assert_eq!((holder.id.as_str(), holder.token, holder.owner), (value, None, None));
-        assert!(bare_release(&mut raw, value), "{value:?}: what stood there was touched");
+        assert!(bare_release(&mut raw, value), "{value:?}: the value was changed");
         enter(&fixture.owners()[0]).await.release().await.expect("held to the end");
         nothing_left(&fixture.server, SECOND).await;
     }
@@ -452,7 +452,7 @@ async fn a_mutex_and_a_reentrant_lock_of_one_name_exclude_each_other() {
 
 // Owners
 
-/// Owners that are parts of each other, or of what stands in the store.
+/// Owners that are parts of each other, or of what the store contains.
 fn odd_owners() -> Vec<String> {
     let short = [" ", "a", "a/b", "a/", "/a", "/", "a\n", "\r\n", "a\0", "ä", "%s", "0 1 2 3 4", "%d+"];
     short.map(str::to_owned).into_iter().chain([OWNER.to_owned(), "o".repeat(512), "é".repeat(256)]).collect()
@@ -1483,7 +1483,7 @@ async fn a_server_on_disk_that_is_back_within_the_lease_costs_nothing() {
     nothing_left(&fixture.server, SLACK).await;
 }
 
-// Keys of ours in strange hands
+// Our keys changed by others
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replaced_lock_key_is_a_loss_for_all_holds_and_is_left_alone() {
@@ -1618,7 +1618,7 @@ async fn a_list_of_holds_of_another_type_is_refused_and_over_admits_nobody() {
             }
         }
         assert!(fixture.mutex().try_lock().await.expect("answered").is_none());
-        // Told, or still in: whoever believes to be in at the end is.
+        // Told, or still in: whoever believes it holds the lock at the end does.
         sleep(ms(200)).await;
         let believing = guards.iter().filter(|guard| guard.is_held()).count();
         assert!(believing == 0 || raw.get(KEY).is_some(), "{holds} holds: {believing} are wrong");
@@ -1635,13 +1635,13 @@ async fn a_list_of_holds_of_another_type_is_refused_and_over_admits_nobody() {
     fixture.tear_down().await;
 }
 
-/// Releases a lock while something else stands under a key beside it.
+/// Releases a lock while one of the keys beside it holds something else.
 async fn release_beside_a_broken(key: &str) {
     let Some(fixture) = Fixture::set_up("wrong types").await else { return };
     let mut raw = fixture.server.raw();
     let guard = enter(&fixture.owners()[0]).await;
     replace_by_list(&mut raw, key);
-    // Confirmed or refused: what stands beside the lock does not keep it.
+    // Confirmed or refused: what is in the keys beside the lock does not keep it held.
     let released = guard.release().await;
     assert!(matches!(released, Ok(()) | Err(Error::StoreRefused { .. })), "{key}: {released:?}");
     let mut raw = fixture.server.raw();
@@ -1826,7 +1826,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
     nothing_left(&fixture.server, SECOND).await;
     let mut raw = fixture.server.raw();
     for key in raw.keys("*") {
-        assert!(raw.send(&["PTTL", &key]).int() > 0, "{key} stays for ever");
+        assert!(raw.send(&["PTTL", &key]).int() > 0, "{key} stays forever");
     }
     assert_eq!(raw.keys("*").len(), 3, "one fence per name");
     drop(raw);
@@ -1838,7 +1838,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
 /// How many commands the server carries out per turn while owners are served one after another, each of whom comes in
 /// from a second client as well.
 async fn cost_of_turns(fixture: &Fixture, waiters: usize) -> f64 {
-    // Repeats itself every 100 seconds.
+    // Its requests are repeated every 100 seconds.
     let lease = 10 * LONG;
     let guard = enter(&owned(&fixture.other, OTHER_OWNER, lease)).await;
     let mut tasks = JoinSet::new();

@@ -1,4 +1,4 @@
-//! What holds while a connection is held back and everything is delivered later: nothing that was told too late is believed.
+//! Connections that are held back and deliver everything later: nothing that arrives too late is believed.
 //!
 //! Answers and messages travel on different connections. Each case here holds back one of them, or the server, for longer than
 //! a lease, and lets the rest go on. `stalls_soak` runs them at random, for longer.

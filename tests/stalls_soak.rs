@@ -1,5 +1,5 @@
 //! Four processes use every primitive while their connections are held back, cut, and the server is paused, at random; every
-//! interval in which somebody believed to hold is recorded on one clock and checked.
+//! interval in which somebody believed it held a lease is recorded on one clock and checked.
 //!
 //! With `LEASEHOLD_STALL_FAULT`, all faults are of one sort (`disturb`).
 //!

@@ -1,6 +1,6 @@
-//! Worker processes: this bench once more, started all at the same time, each handing in a report.
+//! Worker processes: this bench once more, started all at the same time, each sending a report.
 //!
-//! A worker says that it is ready, waits for the word to go, writes its report to its standard output and ends. It ends with
+//! A worker says that it is ready, waits for the signal to start, writes its report to its standard output and ends. It ends with
 //! the process that started it, too, however that ends.
 
 use std::env;
@@ -17,7 +17,7 @@ use super::Result;
 
 const READY: &str = "ready\n";
 
-/// The worker's side: says that it is ready and waits for the word.
+/// The worker's side: says that it is ready and waits for the signal.
 pub(crate) async fn ready() -> Result<()> {
     let told = wait_for_go();
     let mut out = tokio::io::stdout();
@@ -26,14 +26,14 @@ pub(crate) async fn ready() -> Result<()> {
     Ok(told.await?)
 }
 
-/// The worker's side: hands in the report.
+/// The worker's side: sends the report.
 pub(crate) async fn report(bytes: &[u8]) -> Result<()> {
     let mut out = tokio::io::stdout();
     out.write_all(bytes).await?;
     Ok(out.flush().await?)
 }
 
-/// Tells when the word to go has come. This process ends when its standard input does.
+/// Receives the signal to start. This process ends when its standard input does.
 fn wait_for_go() -> oneshot::Receiver<()> {
     let (go, told) = oneshot::channel();
     thread::spawn(move || {
@@ -65,7 +65,7 @@ impl Workers {
         Ok(Self { workers: try_join_all(args.into_iter().map(Worker::start)).await? })
     }
 
-    /// Gives the word.
+    /// Gives the signal.
     pub(crate) async fn go(&mut self) -> Result<()> {
         for worker in &mut self.workers {
             worker.input.write_all(b"go\n").await?;

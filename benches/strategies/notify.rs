@@ -20,7 +20,7 @@ const COMPARE_DELETE_AND_PUBLISH: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[
 redis.call('DEL', KEYS[1])
 redis.call('PUBLISH', KEYS[1], '')
 return 1";
-/// How long a waiter trusts that it will be told.
+/// How long a waiter relies on being notified.
 const FALLBACK: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
@@ -72,9 +72,9 @@ impl Contender for Notify {
             if let Some(held) = self.recipe.attempt().await? {
                 return Ok(Some(held));
             }
-            let patience = FALLBACK.min(until.saturating_duration_since(Instant::now()));
+            let fallback = FALLBACK.min(until.saturating_duration_since(Instant::now()));
             // Told or not: the next attempt shows.
-            let _ = timeout(patience, released).await;
+            let _ = timeout(fallback, released).await;
         }
         Ok(None)
     }

@@ -1,4 +1,4 @@
-//! How evenly the machine runs by itself.
+//! How even round trips are while nothing else runs.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Checks what several processes believed to hold: intervals, tokens and waits, on one clock.
+//! Checks what several processes believed they held: intervals, tokens and waits, on one clock.
 
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]

@@ -1,4 +1,4 @@
-//! What the integration tests stand on: real servers, a hand-held protocol, faults, processes, deadlines.
+//! Support for the integration tests: real servers, raw protocol commands, faults, processes, deadlines.
 //!
 //! | module | holds |
 //! |---|---|

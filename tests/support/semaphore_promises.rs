@@ -1031,7 +1031,7 @@ fn lock_options<S: Semaphore>() -> MutexOptions {
     one_place_each().prefix(S::PREFIX)
 }
 
-/// Something that is no lock, or no semaphore, stands under the key: a refusal by the store that says so.
+/// The key holds something that is no lock, or no semaphore: a refusal by the store that says so.
 #[track_caller]
 fn assert_wrong_type<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     let Err(Error::StoreRefused { source, name, .. }) = &outcome else {

@@ -36,7 +36,7 @@ pub(crate) fn worker_args() -> Option<String> {
 
 /// Tells the test one line. The line is on its way when this returns, whatever happens to the process next.
 pub(crate) fn say(line: &str) {
-    // One write, past the capture of the test runner; the runner's own output may stand in the current line.
+    // One write, past the capture of the test runner; the runner's own output may be on the current line.
     let mut stdout = io::stdout().lock();
     let said = stdout.write_all(format!("\n{MARK}{line}\n").as_bytes()).and_then(|()| stdout.flush());
     said.expect("the test process reads");
