@@ -1,8 +1,8 @@
 //! Operations that arrive while calls are under way go together in the next one, and none of them notices.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::future::{Future, ready};
@@ -17,7 +17,7 @@ use futures::future::{join, join_all};
 use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::{Client, DistMutex, Error, Guard, Inspection};
-use stage::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
+use locks::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::yield_now;
@@ -100,7 +100,7 @@ async fn an_operation_that_fails_harms_no_other_in_its_batch() {
     assert_eq!(guards.iter().filter(|guard| guard.is_err()).count(), broken.len());
     guards.retain(Result::is_ok);
     release_all(guards).await;
-    assert_eq!(left(&mut raw).len(), broken.len(), "what stood there before is left alone");
+    assert_eq!(left(&mut raw).len(), broken.len(), "what was there before is left alone");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -258,9 +258,9 @@ async fn permits_granted_with_an_answer_that_got_lost_are_asked_for_at_once() {
     nothing_left(&server, SECOND).await;
 }
 
-/// Waiters repeat themselves every third of a lease, those of one client at the same moments.
+/// Waiters repeat their requests every third of a lease, those of one client at the same moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_that_repeat_themselves_travel_together_and_keep_their_places() {
+async fn repeated_requests_travel_together_and_keep_their_places() {
     let Some(server) = RedisServer::start_or_skip("repetitions") else { return };
     let (holder, client, mut raw) =
         (connect(&server.url()).await, connect(&server.url()).await, server.raw());
@@ -293,7 +293,7 @@ async fn waiters_that_repeat_themselves_travel_together_and_keep_their_places() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn something_else_under_the_key_is_told_to_all_who_repeat_themselves_together() {
+async fn something_else_under_the_key_is_told_to_all_whose_requests_are_repeated_together() {
     let Some(server) = RedisServer::start_or_skip("wrong types in batches") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
@@ -398,7 +398,7 @@ fn requests_do_not_hang_when_the_runtime_of_the_connection_ends() {
 }
 
 /// An answer may be there as soon as its call has left, on a thread that was interrupted meanwhile. The client has more threads than
-/// the machine has processors, so that this happens, and a runtime of its own, so that it can be seen to stand still.
+/// the machine has processors, so that this happens, and a runtime of its own, so that a standstill can be seen.
 #[test]
 fn an_answer_that_is_there_at_once_holds_up_nobody() {
     const FLUSHES: usize = 1000;
@@ -425,7 +425,7 @@ fn an_answer_that_is_there_at_once_holds_up_nobody() {
     let done = is_done.recv_timeout(SOON * 2);
     // A thread that hangs cannot be waited for.
     runtime.shutdown_background();
-    done.expect("nobody waits for ever");
+    done.expect("nobody waits forever");
 }
 
 async fn come_and_go(mutex: DistMutex, is_over: watch::Receiver<bool>) {
@@ -434,7 +434,7 @@ async fn come_and_go(mutex: DistMutex, is_over: watch::Receiver<bool>) {
     }
 }
 
-/// The server stands still, so that what is asked for after the first two requests is queued in the client. On one thread
+/// The server is paused, so that what is asked for after the first two requests is queued in the client. On one thread
 /// it is certain that these two are on their way by then.
 #[tokio::test]
 async fn a_request_given_up_while_it_is_queued_is_not_sent() {

@@ -1,7 +1,7 @@
 //! What hand-over inside a client promises, on the store inside the process, in tokio's paused time.
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 #[macro_use]
 #[path = "support/handover_promises.rs"]
 mod handover_promises;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use handover_promises::{granted, local, waiter};
 use leasehold::{Client, MemoryBackend};
-use stage::*;
+use locks::*;
 use support::{begun, within};
 use tokio::runtime::{Builder, Runtime};
 
@@ -70,13 +70,13 @@ promises! {
 
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_lease_is_told_to_the_current_holder_alone() {
-    let Some(stage) = Processes::start("", 2).await else { return };
-    let store = stage.store.peer();
-    handover_promises::a_forgotten_lease_is_told_to_the_current_holder_alone(&stage.clients, || {
+    let Some(fixture) = Processes::start("", 2).await else { return };
+    let store = fixture.store.peer();
+    handover_promises::a_forgotten_lease_is_told_to_the_current_holder_alone(&fixture.clients, || {
         store.flush()
     })
     .await;
-    stage.end().await;
+    fixture.end().await;
 }
 
 fn runtime() -> Runtime {

@@ -1,5 +1,5 @@
-//! What `DistMutex`, `Guard` and `Client` promise, on the store inside the process. A peer of the store stands
-//! for another process, and where time matters, tokio's paused clock drives it.
+//! What `DistMutex`, `Guard` and `Client` promise, on the store inside the process. A peer of the store represents
+//! another process, and where time matters, tokio's paused clock drives it.
 
 mod support;
 
@@ -57,7 +57,7 @@ fn is_empty(inspection: &Inspection) -> bool {
     inspection.holder().is_none() && inspection.waiters.is_empty()
 }
 
-/// Neither a holder nor a waiter is left, soon.
+/// Waits until neither a holder nor a waiter is left.
 #[track_caller]
 fn nothing_is_left(mutex: &DistMutex) -> impl Future<Output = ()> {
     eventually(SOON, || async { mutex.inspect().await.is_ok_and(|inspection| is_empty(&inspection)) })
@@ -422,7 +422,7 @@ async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease() -> Outcome 
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), mutex_of(&store));
     let mutex = lease_of(&client, SECOND);
-    // A runtime that nobody drives any more stands for a process that has died.
+    // A runtime that nobody drives any more represents a process that has died.
     let (runtime, guard) = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("one");
         let guard = runtime.block_on(mutex.lock()).expect("granted");
@@ -772,7 +772,7 @@ async fn protected_work_ends_at_the_deadline_when_the_store_does_not_answer() ->
     Ok(())
 }
 
-// Guards in odd places
+// Guards in unusual places
 
 #[test]
 fn a_guard_dropped_outside_a_runtime_is_released_when_its_runtime_runs_again() -> Outcome {

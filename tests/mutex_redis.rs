@@ -1,5 +1,5 @@
 //! What `DistMutex`, `Guard` and `Client` promise on a real Redis server, seen from one process. Several
-//! clients stand for several processes; what another library or an operator would do is sent by hand.
+//! clients represent several processes; what another library or an operator would do is sent by hand.
 #![cfg(feature = "redis")]
 
 mod support;
@@ -30,7 +30,7 @@ const FENCE: &str = "{lock:machine:42}:fence";
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
-/// meet it just because a request repeats itself.
+/// meet it just because a request is repeated.
 const SOON: Duration = Duration::from_secs(5);
 const DAY_MS: i64 = 86_400_000;
 
@@ -543,7 +543,7 @@ async fn a_key_of_another_type_is_a_loss_and_is_left_alone() {
     assert_eq!(raw.send(&["LRANGE", LOCK, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
 }
 
-/// Tells when it is dropped.
+/// Records when it is dropped.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -1028,7 +1028,7 @@ struct Cost {
 
 async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Cost {
     let mut raw = server.raw();
-    // Repeats itself every 100 seconds.
+    // Its requests are repeated every 100 seconds.
     let options = one_place_each().ttl(SECOND * 300);
     let guard = mutex_with(&clients[0], options.clone()).lock().await.expect("free");
     raw.send(&["CONFIG", "RESETSTAT"]);
@@ -1315,7 +1315,7 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
     let mut costs = Vec::new();
     for silent in [0, 1000] {
         let mut guard = mutex.lock().await.expect("free");
-        stand_in_line_and_die(&mut raw, silent);
+        queue_up_and_die(&mut raw, silent);
         // The first hand-over meets them all, the others none.
         guard = handed_over(&mutex, guard, &mut raw, silent).await;
         let before = work(&mut raw);
@@ -1328,8 +1328,8 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
     assert!(costs[1] <= costs[0] + TURNS, "{costs:?} commands for {TURNS} hand-overs, without and with them");
 }
 
-/// As `n` tasks of a process that is killed: for half a minute they count as alive, and nobody listens for them.
-fn stand_in_line_and_die(raw: &mut Raw, n: i64) {
+/// As `n` tasks of a process that is killed: for half a minute they count as alive, but nobody receives their events.
+fn queue_up_and_die(raw: &mut Raw, n: i64) {
     let (client, alive_until) = (uuid::Uuid::new_v4(), now_us(raw) / 1000 + 30_000);
     for ticket in 1..=n {
         let (id, ticket) = (format!("{client}.{ticket}"), format!("{ticket:016}"));

@@ -1,4 +1,4 @@
-//! What a lock promises real processes: killed, paused, resumed, ended with and without good order. Each
+//! What a lock promises real processes: killed, paused, resumed, ended with and without a clean shutdown. Each
 //! worker is this test binary once more, as a process of its own.
 #![cfg(feature = "redis")]
 
@@ -24,10 +24,10 @@ const FENCE: &str = "{lock:machine:42}:fence";
 const SECOND: Duration = Duration::from_secs(1);
 /// The lease of every worker.
 const LEASE: Duration = SECOND;
-/// A holder that has died is replaced within this: its lease, and a second.
+/// A holder that has died is replaced within this time: its lease, and a second.
 const REPLACED: Duration = Duration::from_secs(2);
 /// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
-/// meet it just because a request repeats itself.
+/// meet it just because a request is repeated.
 const SOON: Duration = Duration::from_secs(5);
 const ROUNDS: usize = 4;
 
@@ -48,7 +48,7 @@ async fn connect(server: &RedisServer) -> Client {
 }
 
 /// The lock of the tests, with the default lease of half a minute: nothing that a waiter in the test process
-/// gets can come from a request that repeats itself.
+/// gets can come from a repeated request.
 fn mutex_of(client: &Client) -> DistMutex {
     client.mutex_with(NAME, options()).expect("valid")
 }
@@ -114,7 +114,7 @@ fn only_the_fence_is_left<'a>(raw: &'a mut Raw, data: &'a [&str]) -> impl Future
     })
 }
 
-/// Pauses a worker and waits until it stands still: the signal reaches one of its threads, which stops the
+/// Pauses a worker and waits until it has stopped: the signal reaches one of its threads, which stops the
 /// others, and on a busy machine that takes a while.
 async fn pause(worker: &Worker) {
     worker.pause();
@@ -128,7 +128,7 @@ async fn pause(worker: &Worker) {
 fn stand_still(threads: &str) -> io::Result<bool> {
     for thread in fs::read_dir(threads)? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the program's name, which stands in brackets.
+        // The state follows the program's name, which is in brackets.
         if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
             return Ok(false);
         }
@@ -174,7 +174,7 @@ async fn counting_worker() {
     let Some(orders) = Orders::receive().await else { return };
     say("ready");
     let go = orders.raw().send(&["BLPOP", "go", "10"]);
-    assert_ne!(go, Reply::nil(), "nobody said go");
+    assert_ne!(go, Reply::nil(), "no signal to start");
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
         let (mutex, mut raw) = (orders.mutex(), orders.raw());
@@ -194,7 +194,7 @@ async fn counting_worker() {
     say("done");
 }
 
-/// Waits for the lock, and holds it for ever.
+/// Waits for the lock, and holds it forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holding_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -205,7 +205,7 @@ async fn holding_worker() {
     pending::<()>().await;
 }
 
-/// Writes to the fenced register under the lock until the lease is lost, then once more although it was told.
+/// Writes to the fenced register under the lock until the lease is lost, then once more in spite of the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writing_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -230,7 +230,7 @@ async fn writing_worker() {
             let end: Result<(), Error> = guard.protect(write_on).await;
             assert!(matches!(end, Err(Error::Lost { reason: LossReason::Expired, .. })), "{end:?}");
         }
-        other => panic!("no such orders: {other}"),
+        other => panic!("no such order: {other}"),
     }
     say("lost");
     assert!(!guard.is_held());
@@ -252,7 +252,7 @@ async fn leaving_worker() {
         }
         "drop" => drop(guard),
         "exit" => process::exit(0),
-        other => panic!("no such orders: {other}"),
+        other => panic!("no such order: {other}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `ReentrantLock` promises, on the store inside the process. A peer of the store stands for another process,
+//! What `ReentrantLock` promises, on the store inside the process. A peer of the store represents another process,
 //! and where time matters, tokio's paused clock drives it.
 
 mod support;
@@ -27,8 +27,8 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
-/// The clients' tasks have heard what the store has told, and sent what they owe, without any time.
-async fn heard() {
+/// Lets the clients' tasks handle all events and send all pending releases, while no time passes.
+async fn settle() {
     for _ in 0..10 {
         yield_now().await;
     }
@@ -41,7 +41,7 @@ const OTHER_OWNER: &str = "order-43";
 const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once.
 const SOON: Duration = Duration::from_secs(5);
-/// A deadline for what many tasks do on a machine that has other things to do.
+/// A deadline for what many tasks do on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 type Outcome = Result<(), Error>;
@@ -82,7 +82,7 @@ async fn inspect(client: &Client) -> Inspection {
     mutex_of(client).inspect().await.expect("memory answers")
 }
 
-/// Neither a holder nor a waiter is left, soon.
+/// Waits until neither a holder nor a waiter is left.
 #[track_caller]
 fn nothing_is_left(client: &Client) -> impl Future<Output = ()> {
     eventually(SOON, || async {
@@ -91,7 +91,7 @@ fn nothing_is_left(client: &Client) -> impl Future<Output = ()> {
     })
 }
 
-/// The lock is held under `n` leases, soon.
+/// Waits until the lock is held under `n` leases.
 #[track_caller]
 fn holding(client: &Client, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move { inspect(client).await.holders.len() == n })
@@ -136,19 +136,19 @@ where
     assert!(output.is_err(), "expected to stay pending, got {output:?}");
 }
 
-/// What is free, or the owner's, does not take long.
+/// Waits for a lock that is free or already the owner's, which does not take long.
 #[track_caller]
 fn soon<T>(locking: impl Future<Output = Result<T, Error>>) -> impl Future<Output = Result<T, Error>> {
     within(SOON, locking)
 }
 
-/// What is ready at the first poll has not asked anybody.
+/// The output of a future that is ready at the first poll: it has not asked the store.
 #[track_caller]
 fn at_once<F: Future>(future: F) -> F::Output {
     future.now_or_never().expect("ready at once")
 }
 
-/// A process lets itself in for `owner` and dies: nobody renews its hold, and nobody releases it.
+/// A process acquires the lock for `owner` and dies: nobody renews its hold, and nobody releases it.
 async fn die_holding(store: &MemoryBackend, owner: &str, lease: Duration) -> FencingToken {
     let dead = store.peer();
     let lock = Resource::new(KEY, Kind::Reentrant);
@@ -245,7 +245,7 @@ async fn naming_the_owner_keeps_name_prefix_and_options() -> Outcome {
     Ok(())
 }
 
-/// Owners that are parts of each other, or look like something that stands in a store.
+/// Owners that are parts of each other, or look like something that a store contains.
 fn odd_owners() -> Vec<String> {
     let plain = [
         " ", "  ", "a", "A", "a ", " a", "a b", "a/b", "a/", "/a", "/", "//", "a//b", "a\n", "\n", "a\r\nb",
@@ -645,7 +645,8 @@ async fn a_loss_is_told_to_every_guard() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_is_told_to_every_guard_before_anybody_else_is_let_in() -> Outcome {
+async fn a_loss_to_a_store_that_does_not_answer_is_told_to_every_guard_before_anybody_else_is_admitted()
+-> Outcome {
     let store = MemoryBackend::new();
     let wire = Wire::to(&store);
     let client = Client::with_backend(wire.clone());
@@ -668,7 +669,7 @@ async fn after_a_loss_the_owner_asks_the_store_again_while_the_lost_guards_are_s
     let lock = owned(&client, OWNER);
     let lost = [soon(lock.lock()).await?, soon(lock.lock()).await?];
     assert!(lock.force_release().await?);
-    heard().await;
+    settle().await;
     let other_owner = soon(owned(&other, OTHER_OWNER).lock()).await?;
     assert!(lock.try_lock().await?.is_none(), "what is lost opens nothing");
     other_owner.release().await?;
@@ -681,7 +682,7 @@ async fn after_a_loss_the_owner_asks_the_store_again_while_the_lost_guards_are_s
     }
     inner.release().await?;
     assert_pending(60 * SECOND, again.lost()).await;
-    assert_excluded(&other, "the later hold stands").await;
+    assert_excluded(&other, "the later hold remains").await;
     again.release().await
 }
 
@@ -713,7 +714,7 @@ async fn guards_that_were_given_back_count_as_released_and_are_told_of_no_later_
     }
     let later = soon(lock.lock()).await?;
     assert!(lock.force_release().await?);
-    heard().await;
+    settle().await;
     assert!(!later.is_held());
     assert_eq!(at_once(lost), [LeaseEnd::Released; 2]);
     Ok(())
@@ -786,7 +787,7 @@ async fn the_maximum_hold_time_counts_from_the_first_of_nested_guards() -> Outco
     Ok(())
 }
 
-// Guards in odd places
+// Guards in unusual places
 
 #[tokio::test]
 async fn a_guard_dropped_while_panicking_leaves_the_others() -> Outcome {
@@ -1140,7 +1141,7 @@ async fn a_waiter_that_was_dropped_lets_nobody_in_with_it() -> Outcome {
         assert!(poll!(waiter).is_pending());
     }
     drop(head);
-    heard().await;
+    settle().await;
     holder.release().await?;
     let middle = within(SOON, middle).await?;
     assert!(poll!(&mut last).is_pending(), "it is queued behind the mutex");
@@ -1262,7 +1263,7 @@ async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcom
         assert_eq!(started.elapsed(), time_limit);
         let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
         assert_eq!((name.as_str(), waited), (NAME, time_limit));
-        heard().await;
+        settle().await;
         assert!(inspect(&one).await.waiters.is_empty());
     }
     assert!(guard.is_held());
@@ -1322,7 +1323,7 @@ async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() -> O
             _ => same.force_release().await?,
         };
         assert!(taken);
-        heard().await;
+        settle().await;
         for guard in &guards {
             assert_eq!(at_once(guard.lost()), LossReason::Revoked);
             assert!(!guard.is_held());

@@ -22,7 +22,7 @@ const OTHER_OWNER: &str = "order-43";
 const SECOND: Duration = Duration::from_secs(1);
 /// The lease of everybody who may die.
 const LEASE: Duration = SECOND;
-/// A holder that has died is replaced within this: its lease, and a second.
+/// A holder that has died is replaced within this time: its lease, and a second.
 const REPLACED: Duration = Duration::from_secs(2);
 /// A deadline for what should happen at once, and for what a process does that has to be started first.
 const SOON: Duration = Duration::from_secs(10);
@@ -140,7 +140,7 @@ where
     only_fences_are_left(&mut server.raw(), &[]).await;
 }
 
-/// Pauses a worker and waits until it stands still: the signal reaches one of its threads, which stops the
+/// Pauses a worker and waits until it has stopped: the signal reaches one of its threads, which stops the
 /// others, and on a busy machine that takes a while.
 async fn pause(worker: &Worker) {
     worker.pause();
@@ -154,7 +154,7 @@ async fn pause(worker: &Worker) {
 fn stand_still(threads: &str) -> io::Result<bool> {
     for thread in fs::read_dir(threads)? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the program's name, which stands in brackets.
+        // The state follows the program's name, which is in brackets.
         if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
             return Ok(false);
         }
@@ -195,7 +195,7 @@ fn start(worker: &str, server: &RedisServer, name: &str, owner: &str) -> Worker 
     Worker::start(worker, &format!("{} {name} {owner}", server.port()))
 }
 
-/// Waits for the lock, and holds it for ever, under two guards. When it is told of a loss, it comes in again.
+/// Waits for the lock, and holds it forever, under two guards. When it is told of a loss, it comes in again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holding_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -211,7 +211,7 @@ async fn holding_worker() {
     }
 }
 
-/// Takes the lock, gives it back, and ends in good order.
+/// Takes the lock, releases it, and shuts down cleanly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passing_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -231,7 +231,7 @@ async fn counting_worker() {
     let Some(orders) = Orders::receive().await else { return };
     say("ready");
     let go = orders.raw().send(&["BLPOP", "go", "10"]);
-    assert_ne!(go, Reply::nil(), "nobody said go");
+    assert_ne!(go, Reply::nil(), "no signal to start");
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let owner = format!("{} {task}", orders.owner);

@@ -1,13 +1,13 @@
-//! What both semaphores and their guards promise, on the store inside the process. A peer of the store stands for
+//! What both semaphores and their guards promise, on the store inside the process. A peer of the store represents
 //! another process, and where time matters, tokio's paused clock drives it.
 //!
-//! What every store must do alike is in `support/semaphore_promises.rs`; here is what only this store lets a test do:
+//! What every store must do in the same way is in `support/semaphore_promises.rs`; here is what can be tested on this store only:
 //! exact times, any number of polls, threads that race.
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 #[path = "support/unresponsive.rs"]
 mod unresponsive;
@@ -33,7 +33,7 @@ macro_rules! promise {
     };
 }
 
-/// The same under the clock of the wall, on several threads.
+/// The same in real time, on several threads.
 macro_rules! promise_on_threads {
     ($promise:ident = $($body:ident)::+) => {
         mod $promise {
@@ -82,7 +82,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().build().expect("a runtime")
 }
 
-// Threads that race
+// Threads in competition
 
 promise_on_threads!(
     no_permit_too_many_on_many_threads = promises::permits_in_use_never_exceed_the_limit_and_reach_it
@@ -342,7 +342,7 @@ promise!(a_holder_that_no_longer_runs_is_replaced_within_its_lease: counting, fa
 async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::leased(&client, 3, SECOND));
     let living = taken(&two, 1).await;
-    // A runtime that nobody drives any more stands for a process that has died.
+    // A runtime that nobody drives any more represents a process that has died.
     let (runtime, dead) = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("one");
         let guard = runtime.block_on(one.acquire_many(2)).expect("granted");
@@ -396,7 +396,7 @@ async fn tokens_grow_whatever_ended_the_hold_before<S: Semaphore>(site: Site) {
     assert_grow(&tokens);
 }
 
-// Guards out of place
+// Guards in unusual places
 
 promise!(a_forgotten_guard_stays_held_until_the_client_is_shut_down: counting, fair);
 async fn a_forgotten_guard_stays_held_until_the_client_is_shut_down<S: Semaphore>(site: Site) {

@@ -2,12 +2,12 @@
 //! Each worker is this test binary once more, as a process of its own.
 #![cfg(feature = "redis")]
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/naive.rs"]
 mod naive;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 
 use std::future::{Future, pending, ready};
@@ -19,18 +19,18 @@ use futures::future::join_all;
 use futures::stream;
 use leasehold::backend::Kind;
 use leasehold::{Client, CountingSemaphore, Error, FairSemaphore, FencingToken, Guard, SemaphoreOptions};
+use locks::left;
 use naive::{Naive, now_us};
 use semaphores::*;
-use stage::left;
 use support::{Clock, Raw, Reply, Worker, eventually, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// The lease of workers that die.
 const LEASE: Duration = SECOND;
-/// The lease of workers that are to keep what they have, on a machine that has other things to do.
+/// The lease of workers that are to keep what they have, on a busy machine.
 const KEPT: Duration = Duration::from_secs(3);
-/// Whoever has died is replaced within this: its lease, and a second.
+/// A holder that has died is replaced within this time: its lease, and a second.
 const REPLACED: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 20;
 /// How many rounds run at a time.
@@ -125,7 +125,7 @@ macro_rules! worker {
 }
 
 worker!(holding_worker = hold);
-/// Waits for permits, and holds them for ever; says when it loses them.
+/// Waits for permits, and holds them forever; says when it loses them.
 async fn hold<S: Semaphore>(orders: Orders) {
     let mut guard = orders.semaphore::<S>().acquire_many(orders.permits).await.expect("granted");
     say(&format!("held {}", guard.token()));
@@ -146,7 +146,7 @@ async fn crowd<S: Semaphore>(orders: Orders) {
     const TURNS: usize = 12;
     say("ready");
     let go = orders.raw().send(&["BLPOP", "go", "10"]);
-    assert_ne!(go, Reply::nil(), "nobody said go");
+    assert_ne!(go, Reply::nil(), "no signal to start");
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let (semaphore, mut raw, limit) = (orders.semaphore::<S>(), orders.raw(), orders.limit);
@@ -331,7 +331,7 @@ promise!(a_killed_holder_is_replaced_within_its_lease_and_a_second);
 async fn a_killed_holder_is_replaced_within_its_lease_and_a_second<S: Semaphore>(site: Site) {
     let client = site.client().await;
     rounds(async |name| {
-        // Half a minute of lease: nothing here comes from a request that repeats itself.
+        // Half a minute of lease: nothing here comes from a repeated request.
         let semaphore = S::named(&client, &name, 3);
         let own = taken(&semaphore, 1).await;
         let mut worker = Worker::start("holding_worker", &orders::<S>(&site, &name, 3, 2, LEASE));

@@ -1,10 +1,10 @@
 //! What both semaphores and their guards promise on a real Redis server, seen from one process.
 #![cfg(feature = "redis")]
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 
 /// Makes a test of a function for each kind named, on a server of its own.
@@ -46,8 +46,8 @@ use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use leasehold::backend::{BackendError, Kind};
 use leasehold::{Client, Error, Guard, LossReason, SemaphoreOptions};
+use locks::{disconnected, drive_until, left, listeners, polled};
 use semaphores::*;
-use stage::{disconnected, drive_until, left, listeners, polled};
 use support::proxy::Request;
 use support::{Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
@@ -160,7 +160,7 @@ async fn a_release_wakes_exactly_those_that_fit_and_the_others_ask_nothing<S: Se
 /// Commands per hand-over, those inside scripts included, when so many wait for up to three of three permits.
 async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], waiters: usize) -> f64 {
     let mut raw = server.raw();
-    // Repeats itself every 100 seconds.
+    // Its requests are repeated every 100 seconds.
     let options = SemaphoreOptions::new().ttl(SECOND * 300);
     let semaphores: Vec<_> =
         clients.iter().map(|client| S::strict(client, NAME, 3, options.clone())).collect();
@@ -315,7 +315,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection<S: Semaphore>(s
     let end = Instant::now() + LONG;
     while !tasks.is_empty() {
         for key in raw.keys("*") {
-            // Whoever dies now leaves nothing for ever. -2 is a key that has gone since.
+            // Whoever dies now leaves nothing forever. -2 is a key that has gone since.
             let rest = pttl(&mut raw, &key);
             assert!(rest == -2 || rest > 0, "{key} has no expiry: {rest}");
             seen += u32::from(!key.ends_with(":fence"));
@@ -597,7 +597,7 @@ async fn a_fence_that_tells_nothing_is_made_anew_and_admits_nobody_too_many<S: S
         give_back(held).await;
         let mut served = Vec::new();
         for waiter in waiters {
-            // Nobody knows the limit until somebody states it: those who wait, when they repeat themselves.
+            // Nobody knows the limit until somebody declares it: the waiters, when they repeat their requests.
             drop(one.try_acquire().await);
             served.push(granted(waiter).await);
         }
@@ -1007,7 +1007,7 @@ async fn a_request_that_was_never_answered_succeeds_whatever_has_become_of_the_l
 ) {
     let wired = Wired::<S>::set(&site, 5, LONG).await;
     for limit in [7, 3] {
-        // New, so that it states the limit of before when it asks again.
+        // New, so that it declares the old limit when it asks again.
         let far = S::of(&wired.far_client, wired.near.inspect().await.expect("inspected").limit.unwrap_or(5));
         let cut = wired.lose_next_reply();
         let request = tokio::spawn(async move { far.acquire_many(2).await });
@@ -1125,7 +1125,7 @@ async fn a_grant_that_could_not_be_pushed_is_found_when_the_wire_is_back<S: Sema
 
 // Servers that die, forget, and disconnect their clients
 
-/// Several tasks of two clients come and go until told to stop. What they believe to hold is never more than the limit.
+/// Several tasks of two clients acquire and release until told to stop. Together they never believe they hold more than the limit.
 struct Traffic {
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicUsize>,

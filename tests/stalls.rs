@@ -1,11 +1,11 @@
-//! What holds while a connection is held back and everything is delivered later: nothing that was told too late is believed.
+//! Connections that are held back and deliver everything later: nothing that arrives too late is believed.
 //!
 //! Answers and messages travel on different connections. Each case here holds back one of them, or the server, for longer than
 //! a lease, and lets the rest go on. `stalls_soak` runs them at random, for longer.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use leasehold::{Client, Error, Guard, Inspection, SemaphoreOptions};
-use stage::*;
+use locks::*;
 use support::{Direction, Proxy, RedisServer, Traffic, eventually, one_place_each, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -156,7 +156,7 @@ async fn a_client_that_hears_no_answer_blocks_nobody_for_longer_than_a_lease() {
     }
 }
 
-/// Requests that were given up while the server stood still are not granted afterwards.
+/// Requests that were given up while the server was paused are not granted afterwards.
 async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
     const CLIENTS: usize = 3;
     const REQUESTS: u64 = 100;
@@ -185,7 +185,7 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
         }
         for outcome in join_all(given_up).await {
             let outcome = outcome.expect("no panic");
-            assert!(outcome.is_err(), "granted by a server that stands still");
+            assert!(outcome.is_err(), "granted by a paused server");
         }
         tokio::time::sleep_until(stalled + stall).await;
         server.resume();
@@ -213,7 +213,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// How often the server stands still; for so many seconds as `LEASEHOLD_STALL_LENGTH` says.
+/// How often the server is paused, each time for `LEASEHOLD_STALL_LENGTH` seconds.
 fn rounds() -> u64 {
     setting("LEASEHOLD_STALL_ROUNDS", 2)
 }

@@ -1,5 +1,5 @@
-//! Four processes use every primitive while their connections are held back, cut, and the server stands still, at random; every
-//! interval in which somebody believed to hold is recorded on one clock and judged.
+//! Four processes use every primitive while their connections are held back, cut, and the server is paused, at random; every
+//! interval in which somebody believed it held a lease is recorded on one clock and checked.
 //!
 //! With `LEASEHOLD_STALL_FAULT`, all faults are of one sort (`disturb`).
 //!
@@ -11,8 +11,8 @@
 //! ```
 #![cfg(feature = "redis")]
 
-#[path = "support/judge.rs"]
-mod judge;
+#[path = "support/checker.rs"]
+mod checker;
 mod support;
 
 use std::collections::HashMap;
@@ -21,8 +21,8 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use checker::{LIMIT, Primitive, Record, Stall, Verdict, now};
 use futures::future::join_all;
-use judge::{Judgement, LIMIT, Primitive, Record, Stall, now};
 use leasehold::{Client, Error, Guard, MutexOptions, SemaphoreOptions};
 use support::{Direction, Proxy, RedisServer, Traffic, Worker, say, worker_args};
 use tokio::time::{Instant, sleep, timeout};
@@ -119,7 +119,7 @@ impl User {
             let asked = now();
             let opened = self.open(asked);
             let outcome = self.acquire(time_limit).await;
-            let mut record = Record { answered: now(), asked, patient: time_limit.is_none(), ..opened };
+            let mut record = Record { answered: now(), asked, unlimited: time_limit.is_none(), ..opened };
             match outcome {
                 Ok(guard) => self.hold(guard, &mut record).await,
                 Err(Error::TimedOut { .. }) => "timeout".clone_into(&mut record.outcome),
@@ -301,7 +301,7 @@ async fn nothing_told_too_late_is_believed() {
         println!("worker {}", line.unwrap_or_default());
     }
     let records: Vec<_> = files.iter().flat_map(|file| Record::read(file)).collect();
-    let judgement = Judgement::of(&records, &stalls);
-    println!("{judgement}");
-    judgement.assert();
+    let verdict = Verdict::of(&records, &stalls);
+    println!("{verdict}");
+    verdict.assert();
 }

@@ -1,4 +1,4 @@
-//! What hand-over inside a client promises on every store. Each promise is given clients that stand for processes.
+//! What hand-over inside a client promises on every store. Each promise is given clients that represent processes.
 //!
 //! Hand-over is on here, whatever the rest of the run tests.
 
@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::stage::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
+use crate::locks::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
 use crate::support::{begun, eventually, within};
 
 /// Long enough that nothing here runs out by itself.
@@ -242,7 +242,7 @@ async fn holder(mutex: &DistMutex) -> Option<String> {
     mutex.inspect().await.expect("answered").holder().map(|holder| holder.id.clone())
 }
 
-/// Tries `attempt` until it was not too slow for the time of a turn, which a machine with other things to do may be.
+/// Tries `attempt` until it was not too slow for the time of a turn, which a busy machine may be.
 async fn within_a_turn(attempt: impl AsyncFn(Instant) -> bool) {
     for _ in 0..50 {
         if attempt(Instant::now()).await {
@@ -782,9 +782,9 @@ macro_rules! promises {
         $(
             #[$test]
             async fn $name() {
-                let Some(stage) = $clients(stringify!($name), $n).await else { return };
-                handover_promises::$name(&stage.clients).await;
-                stage.end().await;
+                let Some(fixture) = $clients(stringify!($name), $n).await else { return };
+                handover_promises::$name(&fixture.clients).await;
+                fixture.end().await;
             }
         )*
     };

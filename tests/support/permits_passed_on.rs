@@ -1,5 +1,5 @@
 //! What hand-over of a counting semaphore's permits inside a client promises on every store, beyond what semaphores promise
-//! anyway: `scripts/test.sh` runs their tests once more with it. Each client stands for a process.
+//! anyway: `scripts/test.sh` runs their tests once more with it. Each client represents a process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -102,7 +102,7 @@ impl Reply {
                 if kind == "%" {
                     (Self::Array(items), len)
                 } else {
-                    // Attributes stand before what they describe.
+                    // Attributes precede what they describe.
                     let (reply, reply_len) = Self::parse(&body[len..])?;
                     (reply, len + reply_len)
                 }

@@ -15,8 +15,8 @@ use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::locks::polled;
 use crate::semaphores::*;
-use crate::stage::polled;
 use crate::support::{eventually, one_place_each, within};
 
 // Never too many
@@ -1031,7 +1031,7 @@ fn lock_options<S: Semaphore>() -> MutexOptions {
     one_place_each().prefix(S::PREFIX)
 }
 
-/// Something that is no lock, or no semaphore, stands under the key: a refusal by the store that says so.
+/// The key holds something that is no lock, or no semaphore: a refusal by the store that says so.
 #[track_caller]
 fn assert_wrong_type<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     let Err(Error::StoreRefused { source, name, .. }) = &outcome else {

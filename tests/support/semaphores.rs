@@ -25,7 +25,7 @@ pub(crate) const NAME: &str = "slow-service";
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
-/// meet it just because a request repeats itself.
+/// meet it just because a request is repeated.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// How much later than promised something may be, on a machine that has so much else to do that a process may have to
 /// wait for a second until it runs.
@@ -40,7 +40,7 @@ pub(crate) const fn ms(n: u64) -> Duration {
 /// What both kinds can do, word for word.
 pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
     const KIND: Kind;
-    /// What stands before the name by default.
+    /// The default prefix of the name.
     const PREFIX: &'static str;
 
     /// In the way of this run.
@@ -259,7 +259,7 @@ pub(crate) async fn taken<S: Semaphore>(semaphore: &S, permits: u32) -> Guard {
     within(SOON, semaphore.try_acquire_many(permits)).await.expect("answered").expect("free")
 }
 
-/// So many permits cannot be had now.
+/// This many permits are not available now.
 pub(crate) async fn assert_none<S: Semaphore>(semaphore: &S, permits: u32) {
     let taken = within(SOON, semaphore.try_acquire_many(permits)).await.expect("answered");
     assert!(taken.is_none(), "granted: {taken:?}");
@@ -271,7 +271,7 @@ pub(crate) async fn give_back(guards: impl IntoIterator<Item = Guard>) {
     }
 }
 
-/// The guard's lease is renewed, soon: its remaining time grows by that only.
+/// Waits until the guard's lease is renewed: only that increases its remaining time.
 #[track_caller]
 pub(crate) fn renewed(guard: &Guard) -> impl Future<Output = ()> {
     let mut last = guard.remaining();
@@ -331,7 +331,7 @@ pub(crate) fn is_empty(now: &Inspection) -> bool {
     now.holders.is_empty() && now.waiters.is_empty() && now.in_use == 0
 }
 
-/// So many permits are free, soon.
+/// Waits until this many permits are free.
 #[track_caller]
 pub(crate) fn becomes_free<S: Semaphore>(semaphore: &S, permits: u32) -> impl Future<Output = ()> {
     eventually(SOON, move || async move { semaphore.available().await.is_ok_and(|free| free == permits) })
@@ -363,7 +363,7 @@ pub(crate) fn assert_closed<T: fmt::Debug>(outcome: Result<T, Error>) {
     assert!(matches!(outcome, Err(Error::Closed { .. })), "expected Closed, got {outcome:?}");
 }
 
-/// Something else stands under the key.
+/// The key holds something else.
 #[track_caller]
 pub(crate) fn assert_refused<T: fmt::Debug>(outcome: Result<T, Error>) {
     assert!(
@@ -387,7 +387,7 @@ pub(crate) fn assert_differs<T: fmt::Debug>(outcome: Result<T, Error>, limits: (
 
 // Who is inside, and under which tokens
 
-/// Counts the permits in use by those who believe to have them, and never lets them be too many.
+/// Counts the permits in use by those who believe they hold them, and fails if there are too many.
 #[derive(Debug)]
 pub(crate) struct Inside {
     limit: u32,

@@ -20,7 +20,7 @@ pub(crate) const QUEUE: &str = "{lock:machine:42}:queue";
 pub(crate) const FENCE: &str = "{lock:machine:42}:fence";
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
-/// A deadline for what should happen at once, on a machine that has other things to do.
+/// A deadline for what should happen at once, on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// How much later than promised something may be on such a machine.
 pub(crate) const SLACK: Duration = Duration::from_secs(1);
