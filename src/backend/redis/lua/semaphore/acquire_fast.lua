@@ -1,0 +1,77 @@
+-- The fast path of acquire.lua: for a semaphore whose limit the client knows, while no lease has run out. A request gets its permits
+-- if nobody waits, and a place in the queue if there are too few. Answers nothing, and has changed nothing, if the case is another.
+-- If it fails, because somebody has changed a key by hand, the slow path sees to that.
+--
+-- The state is read once per call and written once, however many operations of the call are for the semaphore. To the fields come,
+-- once they are known: waiting, how many places there are in the queue; lease_ms and end_of_lease, when a lease of so many ms would
+-- end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so, grants_with_answers.
+
+local function end_of_lease(s, lease_ms)
+  if s.lease_ms ~= lease_ms then
+    s.lease_ms, s.end_of_lease = lease_ms, millis(s.clock.ms + lease_ms)
+  end
+  return s.end_of_lease
+end
+
+local function join_queue_fast(s, id, lease_text, permits)
+  local lease_ms, number, ticket = tonumber(lease_text), s.clock.us, s.clock.text
+  if s.last_ticket >= number then
+    number = s.last_ticket + 1
+    ticket = micros(number)
+  end
+  local before = s.waiting or redis.call('ZCARD', s.queue)
+  -- One in fifty goes the slow path, which prunes, and whoever makes the queue a long one, for its index.
+  if number % PRUNE_EVERY == 0 or before == INDEXED_AT or redis.call('HEXISTS', s.holds, id) == 1 then
+    return
+  end
+  local record = ticket .. ' ' .. lease_text .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
+  if redis.call('HSETNX', s.waiters, id, record) == 0 then
+    return
+  end
+  redis.call('ZADD', s.queue, s.by_size and permits or '1', ticket .. ' ' .. id)
+  if before == 0 or not s.queue_kept or s.queue_kept - s.clock.ms < lease_ms * 1.5 then
+    local left = redis.call('PTTL', s.queue)
+    if left < lease_ms * 1.5 then
+      left = lease_ms * 2
+      redis.call('PEXPIRE', s.queue, left)
+      redis.call('PEXPIRE', s.waiters, left)
+    end
+    s.queue_kept = s.clock.ms + left
+  end
+  s.last_ticket, s.waiting, s.changed = number, before + 1, true
+  return { QUEUED, s.limit, s.version, s.ends - s.clock.ms, before, ticket }
+end
+
+-- Parameters as in acquire.lua.
+local function acquire_permits_fast(s, id, lease_text, waits, permits, _, known)
+  local now_ms, used, ends, kept, lease_ms = s.clock.ms, s.used, s.ends, s.kept, tonumber(lease_text)
+  if used == 0 then
+    ends, kept = now_ms + lease_ms, now_ms + lease_ms * 2
+  end
+  if not (s.limit and used and s.version == known and now_ms < s.lapse and ends and ends > now_ms)
+    or not (kept and kept - now_ms >= lease_ms * 1.5)
+  then
+    return
+  end
+  if used + permits > s.limit then
+    return waits == '1' and s.limit - permits >= 0 and join_queue_fast(s, id, lease_text, permits)
+  end
+  -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
+  if redis.call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
+    return
+  end
+  local token = issue_permit_token(s)
+  if redis.call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then
+    -- It holds permits already. Nobody gets this token.
+    return
+  end
+  redis.call('ZADD', s.key, end_of_lease(s, lease_ms), id)
+  if used == 0 then
+    redis.call('PEXPIRE', s.key, lease_ms * 2)
+    redis.call('PEXPIRE', s.holds, lease_ms * 2)
+    s.ends, s.kept = ends, kept
+  end
+  begin_lease(s, lease_ms, used + permits)
+  return { GRANTED, s.limit, known, token }
+end
+
