@@ -78,8 +78,6 @@ constants! {
     INDEXED_AT: u64 = 32;
     /// One in how many requests that join a queue removes places of the dead.
     PRUNE_EVERY: u64 = 50;
-    /// No token is less, so that all have 16 digits.
-    LEAST_TOKEN: u64 = 1000000000000000;
 }
 
 #[cfg(test)]

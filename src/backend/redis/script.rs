@@ -29,7 +29,7 @@ pub(super) struct Call {
 
 impl Script {
     fn new(parts: &[&str], keys: Used, code: Option<&'static str>) -> Self {
-        let source = put_together(parts);
+        let source = put_together(&[&[BASE], parts].concat());
         let hash = sha1_hash(&source);
         Self { source: source.into(), hash: hash.into(), keys, code }
     }
@@ -81,6 +81,8 @@ macro_rules! lua {
     };
 }
 
+const BASE: &str = lua!("lib/base");
+
 /// Scripts by name: the keys they use, the code that stands for them in a batch, if they can be part of one, and their parts.
 macro_rules! scripts {
     ($($(#[$doc:meta])* $name:ident($keys:expr, $code:expr): $($part:expr),+;)+) => {
@@ -130,10 +132,10 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
 /// Reads the clock and prepares the fence.
 const PREPARE: &str = "local clock, fence = read_clock(), open_fence(KEYS[3])";
 
-/// The slow path of a lock: carries out an operation, once.
+/// The slow path of a lock: carries out an operation.
 macro_rules! of_lock {
     ($operation:literal) => {
-        concat!("return once(fence, ", $operation, ", lock_at(KEYS[1], KEYS[2], fence, clock), unpack(ARGV))")
+        concat!("return ", $operation, "(lock_at(KEYS[1], KEYS[2], fence, clock), unpack(ARGV))")
     };
 }
 
@@ -141,9 +143,9 @@ macro_rules! of_lock {
 macro_rules! of_semaphore {
     ($operation:literal) => {
         concat!(
-            "return once(fence, ",
+            "return ",
             $operation,
-            ", semaphore_at(KEYS[1], KEYS[2], ARGV[1], fence, clock), unpack(ARGV, 2))"
+            "(semaphore_at(KEYS[1], KEYS[2], ARGV[1], fence, clock), unpack(ARGV, 2))"
         )
     };
 }
@@ -157,7 +159,7 @@ macro_rules! fast_of_semaphore {
             $operation,
             ", s, unpack(ARGV, 2))\n",
             "close_state(s)\n",
-            "if done and answer then close_fence(fence) return answer end end"
+            "if done and answer then return answer end end"
         )
     };
 }
@@ -166,40 +168,40 @@ scripts! {
     ACQUIRE(Used::WithFence, Some(protocol::ACQUIRE)):
         lua!("lock/acquire_alone"), lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"),
         lua!("lib/notify"), lua!("lib/queue"), lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"),
-        lua!("lock/acquire"), lua!("once"), PREPARE, of_lock!("acquire_sole");
+        lua!("lock/acquire"), PREPARE, of_lock!("acquire_sole");
     RENEW(Used::Itself, Some(protocol::RENEW)):
         lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])";
     RELEASE(Used::WithFence, Some(protocol::RELEASE)):
         lua!("lock/release_alone"), lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"),
         lua!("lib/notify"), lua!("lib/queue"), lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"),
-        lua!("lock/release"), lua!("once"), PREPARE, of_lock!("release");
+        lua!("lock/release"), PREPARE, of_lock!("release");
     /// For the owner of a reentrant lock.
     ACQUIRE_OWNED(Used::WithFence, Some(protocol::ACQUIRE_OWNED)):
         lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
         lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/acquire"),
-        lua!("lock/acquire_owned"), lua!("once"), PREPARE, of_lock!("acquire_owned");
+        lua!("lock/acquire_owned"), PREPARE, of_lock!("acquire_owned");
     RENEW_OWNED(Used::WithFence, Some(protocol::RENEW_OWNED)):
         lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
         lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"),
-        lua!("lock/renew_owned"), lua!("once"), PREPARE, of_lock!("renew_owned");
+        lua!("lock/renew_owned"), PREPARE, of_lock!("renew_owned");
     RELEASE_OWNED(Used::WithFence, Some(protocol::RELEASE_OWNED)):
         lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
         lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/release"),
-        lua!("lock/release_owned"), lua!("once"), PREPARE, of_lock!("release_owned");
+        lua!("lock/release_owned"), PREPARE, of_lock!("release_owned");
     ACQUIRE_PERMITS(Used::WithFence, Some(protocol::ACQUIRE_PERMITS)):
         lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"),
         PREPARE, fast_of_semaphore!("acquire_permits_fast"), lua!("lib/grant"), lua!("lib/notify"),
-        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/acquire"), lua!("once"),
+        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/acquire"),
         of_semaphore!("acquire_permits");
     RENEW_PERMITS(Used::WithFence, Some(protocol::RENEW_PERMITS)):
         lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/grant"), lua!("lib/notify"),
-        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/renew"), lua!("once"), PREPARE,
+        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/renew"), PREPARE,
         of_semaphore!("renew_permits");
     RELEASE_PERMITS(Used::WithFence, Some(protocol::RELEASE_PERMITS)):
         lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("semaphore/state"),
         lua!("semaphore/release_fast"), PREPARE, fast_of_semaphore!("release_permits_fast"),
         lua!("lib/notify"), lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/release"),
-        lua!("once"), of_semaphore!("release_permits");
+        of_semaphore!("release_permits");
 
     // Never part of a batch: they are rarely called, or handle many leases anyway.
     RENEW_ALL(Used::Other, None):
@@ -207,10 +209,10 @@ scripts! {
     FORCE(Used::WithFence, None):
         lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
         lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/force"),
-        lua!("once"), PREPARE, of_lock!("force");
+        PREPARE, of_lock!("force");
     RESIZE(Used::WithFence, None):
         lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/grant"), lua!("lib/notify"),
-        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/resize"), lua!("once"), PREPARE,
+        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/resize"), PREPARE,
         of_semaphore!("resize");
     INSPECT(Used::WithFence, None):
         lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect");

@@ -1,5 +1,5 @@
 -- Carries out many operations in one call, in the order given. Follows the fast paths, and slow_paths(), which makes a table of
--- the slow ones (operations.lua). They are made only if one is needed.
+-- the slow ones (operations.lua) only if one is needed.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
 --          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE and RENEW have two and RELEASE
@@ -10,28 +10,33 @@
 -- Returns  the operations' answers in the same order; {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one that
 --          granted something to another request of the same client, with what would otherwise be published to it
 --
--- An operation that fails, because something else stands under its key, say, harms no other one.
+-- An operation that fails, because something else is stored under its key, say, harms no other one.
 
-local parts, answers, number = { cmsgpack.unpack(ARGV[1]) }, {}, 0
+local parts, answers, number, next_at = { cmsgpack.unpack(ARGV[1]) }, {}, 0, 1
 local clock = read_clock()
 local fences, fence, slow, seen = {}, nil, nil, nil
 -- The key of the operation at hand, and what comes before and after it in the names of the others (keys.rs).
 local key, before, after
--- The semaphores that fast paths have met, by their keys.
-local met = {}
+-- The semaphores that fast paths have read the state of, by their keys.
+local semaphores = {}
 
-local function meet_semaphore(kind)
-  if met[key] then
-    close_state(met[key])
+-- Whatever goes wrong with a fast path, the slow path looks for itself.
+local function permits_fast(operation, kind, ...)
+  local semaphore = semaphores[key]
+  if not semaphore or semaphore.kind ~= kind then
+    if semaphore then
+      close_state(semaphore)
+    end
+    semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
+    semaphore.grants_with_answers = true
+    semaphores[key] = semaphore
   end
-  local semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
-  semaphore.grants_with_answers = true
-  met[key] = semaphore
-  return semaphore
+  local done, answer, grant = pcall(operation, semaphore, ...)
+  return done and (grant and { WITH_GRANT, answer, grant } or answer)
 end
 
--- A waiter that asks again. Whatever goes wrong, the slow path looks for itself.
-local function again(id, lease_ms)
+-- A waiter that asks again.
+local function again_fast(id, lease_ms)
   local stem = before .. key .. after
   local done, answer, still_seen =
     pcall(acquire_again_fast, seen, key, stem .. ':queue', stem .. ':waiters', clock, id, lease_ms)
@@ -42,9 +47,9 @@ end
 local function slow_path(code, ...)
   -- Something may change in the queue that the operations before were about.
   seen = nil
-  if met[key] then
-    close_state(met[key])
-    met[key] = nil
+  if semaphores[key] then
+    close_state(semaphores[key])
+    semaphores[key] = nil
   end
   slow = slow or slow_paths()
   -- It may grant a lock under a later token.
@@ -52,18 +57,14 @@ local function slow_path(code, ...)
   return slow[code](key, before .. key .. after .. ':queue', fence, clock, ...)
 end
 
--- Where the next operation starts. Where one starts whose fast path is tried, and where one starts whose fast path has failed: the
--- slow path looks for itself.
-local next_at, tried, failed = 1, nil, nil
-
 local function carry_out_all()
   local parts, answers, clock = parts, answers, clock
   local acquire_fast, release_fast, renew, slow_path = acquire_fast, release_fast, renew, slow_path
   local code = parts[next_at]
   while code do
-    local at, own, arg = next_at, parts[next_at + 1], next_at + 2
+    local own, arg = parts[next_at + 1], next_at + 2
     if code == USE_FENCE then
-      fence = fences[own] or open_fence(own)
+      fence = fences[own] or open_fence(own, false)
       fences[own], next_at = fence, arg
     else
       if own == true then
@@ -76,7 +77,7 @@ local function carry_out_all()
         next_at = arg + 2
         local id, lease_ms = parts[arg], parts[arg + 1]
         answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, id, lease_ms)
-          or again(id, lease_ms) or slow_path(code, id, lease_ms)
+          or again_fast(id, lease_ms) or slow_path(code, id, lease_ms)
       elseif code == RELEASE then
         next_at, seen = arg + 1, nil
         local id = parts[arg]
@@ -86,24 +87,10 @@ local function carry_out_all()
         answer = renew(key, parts[arg], parts[arg + 1])
       else
         next_at = arg + 1 + parts[arg]
-        if code == ACQUIRE_PERMITS or code == RELEASE_PERMITS then
-          seen = nil
-          if failed ~= at then
-            tried = at
-            local kind, semaphore = parts[arg + 1], met[key]
-            if not semaphore or semaphore.kind ~= kind then
-              semaphore = meet_semaphore(kind)
-            end
-            if code == ACQUIRE_PERMITS then
-              answer = acquire_permits_fast(semaphore, parts[arg + 2], parts[arg + 3], parts[arg + 4], parts[arg + 5],
-                parts[arg + 6], parts[arg + 7])
-            else
-              local grant
-              answer, grant = release_permits_fast(semaphore, parts[arg + 2], parts[arg + 3])
-              answer = grant and { WITH_GRANT, answer, grant } or answer
-            end
-            tried = nil
-          end
+        if code == ACQUIRE_PERMITS then
+          answer = permits_fast(acquire_permits_fast, unpack(parts, arg + 1, next_at - 1))
+        elseif code == RELEASE_PERMITS then
+          answer = permits_fast(release_permits_fast, unpack(parts, arg + 1, next_at - 1))
         elseif code == ACQUIRE_WITH then
           code = ACQUIRE
           answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, parts[arg + 1], parts[arg + 2])
@@ -119,25 +106,17 @@ end
 
 repeat
   local done, problem = pcall(carry_out_all)
-  if not done and tried then
-    next_at, failed, tried = tried, tried, nil
-  elseif not done then
-    seen = nil
-    number = number + 1
+  if not done then
+    seen, number = nil, number + 1
     answers[number] = { FAILED, type(problem) == 'table' and problem.err or tostring(problem) }
   end
 until done
-for _, semaphore in pairs(met) do
+for _, semaphore in pairs(semaphores) do
   close_state(semaphore)
 end
 for _, fence in pairs(fences) do
-  if fence.token then
-    local done, problem = pcall(close_fence, fence)
-    problem = type(problem) == 'table' and problem.err or problem
-    -- A server that has no memory left refuses this only if nothing was written before, so nothing was granted.
-    if not done and not string.find(problem, 'OOM', 1, true) then
-      error(problem, 0)
-    end
+  if fence.unwritten then
+    call('SET', fence.key, fence.unwritten, 'KEEPTTL')
   end
 end
 return answers

@@ -3,9 +3,9 @@
 -- {lease id, ms for which it counts as alive, permits, ...} in order of arrival; of the hash `key`, as in queue.lua.
 local function living(key, now_ms)
   local places = {}
-  local records = redis.call('HGETALL', key)
+  local records = call('HGETALL', key)
   for i = 1, #records, 2 do
-    local ticket, alive_until, permits = string.match(records[i + 1], '^(%d+) %d+ (%d+) (%d+)')
+    local ticket, alive_until, permits = match(records[i + 1], '^(%d+) %d+ (%d+) (%d+)')
     if ticket and tonumber(alive_until) > now_ms then
       local alive_ms = tonumber(alive_until) - now_ms
       table.insert(places, { id = records[i], ticket = ticket, alive_ms = alive_ms, permits = tonumber(permits) })

@@ -19,14 +19,13 @@
 --   by_size               whether small requests may pass large ones
 --   terms                 what a waiter has to know about the kind of its grant, for messages
 --   last_ticket           of a semaphore, whose places are not in the order of their tickets
---   issue                 function(r): a new token
 --   admit                 function(r, id, request): makes a waiter a holder
 
 -- The waiter with this lease id, as it stands in the queue; nil if it does not.
 local function waiter(r, id)
-  local record = redis.call('HGET', r.waiters, id)
+  local record = call('HGET', r.waiters, id)
   local ticket, lease_ms, alive_until, permits, owner =
-    string.match(record or '', '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
+    match(record or '', '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
   if not ticket then
     return nil
   end
@@ -41,7 +40,7 @@ end
 
 -- The lease ids of those who wait for `owner`, each followed by a space.
 local function waiting_for(r, owner)
-  return redis.call('HGET', r.waiters, '/' .. owner) or ''
+  return call('HGET', r.waiters, '/' .. owner) or ''
 end
 
 -- Takes `id` out of the queue; nil if it is not in it. Whoever knows what it asked for says so.
@@ -50,16 +49,16 @@ local function remove(r, id, request)
   if not request then
     return nil
   end
-  redis.call('HDEL', r.waiters, id)
-  redis.call('ZREM', r.queue, request.ticket .. ' ' .. id)
+  call('HDEL', r.waiters, id)
+  call('ZREM', r.queue, request.ticket .. ' ' .. id)
   if request.owner then
     local ids, field = waiting_for(r, request.owner), '/' .. request.owner
     local from, to = string.find(ids, id .. ' ', 1, true)
-    local others = from and string.sub(ids, 1, from - 1) .. string.sub(ids, to + 1) or ids
+    local others = from and sub(ids, 1, from - 1) .. sub(ids, to + 1) or ids
     if others == '' then
-      redis.call('HDEL', r.waiters, field)
+      call('HDEL', r.waiters, field)
     else
-      redis.call('HSET', r.waiters, field, others)
+      call('HSET', r.waiters, field, others)
     end
   end
   return request
@@ -72,8 +71,8 @@ end
 local function next_ticket(r)
   local last = r.last_ticket
   if not last then
-    local newest = redis.call('ZREVRANGE', r.queue, 0, 0)[1]
-    last = tonumber(string.sub(newest or '', 1, 16)) or 0
+    local newest = call('ZREVRANGE', r.queue, 0, 0)[1]
+    last = tonumber(sub(newest or '', 1, 16)) or 0
   end
   return last < r.clock.us and r.clock.text or string.format('%016.0f', last + 1)
 end
@@ -81,35 +80,35 @@ end
 -- A client that could not be reached for a while is heard again: all its waiters get back the places they had on arrival. Done
 -- once per such time, by the first of them that asks.
 local function restore_places(r, id)
-  local client = string.match(id, '^[^.]+%.')
-  local records = redis.call('HGETALL', r.waiters)
+  local client = match(id, '^[^.]+%.')
+  local records = call('HGETALL', r.waiters)
   for i = 1, #records, 2 do
-    if string.sub(records[i], 1, #client) == client then
-      local ticket, permits = string.match(records[i + 1], '^(%d+) %d+ %d+ (%d+)')
-      redis.call('ZADD', r.queue, score(r, tonumber(permits)), ticket .. ' ' .. records[i])
+    if sub(records[i], 1, #client) == client then
+      local ticket, permits = match(records[i + 1], '^(%d+) %d+ %d+ (%d+)')
+      call('ZADD', r.queue, score(r, tonumber(permits)), ticket .. ' ' .. records[i])
     end
   end
 end
 
 -- Two keys that are written together expire when those who use them have been silent for a lease or two. Returns in how many ms.
 local function keep(key, other, lease_ms)
-  local left = redis.call('PTTL', key)
+  local left = call('PTTL', key)
   if left < lease_ms * 1.5 then
     left = lease_ms * 2
-    redis.call('PEXPIRE', key, left)
-    redis.call('PEXPIRE', other, left)
+    call('PEXPIRE', key, left)
+    call('PEXPIRE', other, left)
   end
   return left
 end
 
 -- The places of those that have died among so many at random.
 local function dead_among(r, count)
-  local places, ids, dead = redis.call('ZRANDMEMBER', r.queue, count), {}, {}
+  local places, ids, dead = call('ZRANDMEMBER', r.queue, count), {}, {}
   for i, place in ipairs(places) do
-    ids[i] = string.sub(place, 18)
+    ids[i] = sub(place, 18)
   end
-  for i, record in ipairs(redis.call('HMGET', r.waiters, unpack(ids))) do
-    local alive_until = string.match(record or '', '^%d+ %d+ (%d+) ')
+  for i, record in ipairs(call('HMGET', r.waiters, unpack(ids))) do
+    local alive_until = match(record or '', '^%d+ %d+ (%d+) ')
     if (tonumber(alive_until) or 0) <= r.clock.ms then
       table.insert(dead, places[i])
     end
@@ -130,11 +129,11 @@ local function prune(r)
       table.insert(dead, place)
     end
   else
-    dead = redis.call('ZRANGEBYSCORE', r.queue, '(-' .. millis(r.clock.ms), '(0', 'LIMIT', 0, 100)
+    dead = call('ZRANGEBYSCORE', r.queue, '(-' .. millis(r.clock.ms), '(0', 'LIMIT', 0, 100)
   end
   for _, place in ipairs(dead) do
-    remove(r, string.sub(place, 18))
-    redis.call('ZREM', r.queue, place)
+    remove(r, sub(place, 18))
+    call('ZREM', r.queue, place)
   end
 end
 
@@ -142,10 +141,10 @@ end
 -- queue of some length that takes longer than the rest of a script, so it is given an index, which it keeps.
 local function index_queue(r)
   local long = string.rep(' ', 65)
-  redis.call('ZADD', r.queue, '0', long)
-  redis.call('ZREM', r.queue, long)
-  redis.call('HSET', r.waiters, long, '')
-  redis.call('HDEL', r.waiters, long)
+  call('ZADD', r.queue, '0', long)
+  call('ZREM', r.queue, long)
+  call('HSET', r.waiters, long, '')
+  call('HDEL', r.waiters, long)
 end
 
 -- Gives `id` a place in the queue, or lets it keep the one it has; alive for another lease. Returns its ticket; if the place is
@@ -154,17 +153,17 @@ local function join_queue(r, id, lease_ms, permits, owner)
   local before = waiter(r, id)
   local ticket = before and before.ticket or next_ticket(r)
   local place = ticket .. ' ' .. id
-  if before and tonumber(redis.call('ZSCORE', r.queue, place) or -1) < 0 then
+  if before and tonumber(call('ZSCORE', r.queue, place) or -1) < 0 then
     restore_places(r, id)
   end
   local record = table.concat({ ticket, lease_ms, millis(r.clock.ms + lease_ms), permits, owner }, ' ')
   -- First: should something else stand there, no record is left. The waiters have been read already.
-  redis.call('ZADD', r.queue, score(r, permits), place)
+  call('ZADD', r.queue, score(r, permits), place)
   if owner and not before then
-    redis.call('HSET', r.waiters, '/' .. owner, waiting_for(r, owner) .. id .. ' ')
+    call('HSET', r.waiters, '/' .. owner, waiting_for(r, owner) .. id .. ' ')
   end
-  redis.call('HSET', r.waiters, id, record)
-  local others = not before and redis.call('ZCARD', r.queue) - 1
+  call('HSET', r.waiters, id, record)
+  local others = not before and call('ZCARD', r.queue) - 1
   if others == INDEXED_AT then
     index_queue(r)
   end
@@ -175,17 +174,17 @@ end
 
 -- How many places come before that of `id`, unreachable ones included: for a new one all the others.
 local function places_before(r, ticket, id, others)
-  return others or redis.call('ZRANK', r.queue, ticket .. ' ' .. id) or 0
+  return others or call('ZRANK', r.queue, ticket .. ' ' .. id) or 0
 end
 
 -- The place to be served next: the first in the queue, or the first among those that fit.
 local function next_place(r)
   if not r.by_size then
-    return redis.call('ZRANGEBYSCORE', r.queue, '1', '+inf', 'LIMIT', '0', '1')[1]
+    return call('ZRANGEBYSCORE', r.queue, '1', '+inf', 'LIMIT', '0', '1')[1]
   end
   local first, size = nil, 0
   while size < r.free do
-    local found = redis.call('ZRANGEBYSCORE', r.queue, '(' .. size, r.free, 'WITHSCORES', 'LIMIT', '0', '1')
+    local found = call('ZRANGEBYSCORE', r.queue, '(' .. size, r.free, 'WITHSCORES', 'LIMIT', '0', '1')
     if not found[1] then
       return first
     end
@@ -208,11 +207,11 @@ local function hand_over(r, asker)
     if not place then
       return answer
     end
-    local id = string.sub(place, 18)
+    local id = sub(place, 18)
     local request = waiter(r, id)
     if not request or request.alive_until <= r.clock.ms or request.permits > r.limit then
       remove(r, id, request)
-      redis.call('ZREM', r.queue, place)
+      call('ZREM', r.queue, place)
       if request and request.permits > r.limit then
         -- It will be told why when it asks.
         tell(id, ASK .. ' ' .. id .. ' ' .. r.key)
@@ -221,16 +220,16 @@ local function hand_over(r, asker)
       -- Whoever comes behind it waits with it.
       return answer
     else
-      local client = string.sub(id, 1, 36)
+      local client = sub(id, 1, 36)
       local reached = id == asker
       if not reached and request.permits <= r.free and not silent[client] then
-        request.token = r.issue(r)
+        request.token = next_token(r.fence, r.clock)
         local terms = request.owner and 'reentrant' or r.terms
         reached = tell(id, grant_message(id, request.token, request.ticket, terms, r.fence, r.key))
       end
       if reached then
         remove(r, id, request)
-        request.token = request.token or r.issue(r)
+        request.token = request.token or next_token(r.fence, r.clock)
         if id ~= asker then
           -- It ends when the place would have ended: whoever waits there counts it from its last request.
           request.lease_ms = request.alive_until - r.clock.ms
@@ -241,7 +240,7 @@ local function hand_over(r, asker)
         end
       else
         silent[client] = true
-        redis.call('ZADD', r.queue, '-' .. millis(request.alive_until), place)
+        call('ZADD', r.queue, '-' .. millis(request.alive_until), place)
       end
     end
   end

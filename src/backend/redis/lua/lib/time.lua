@@ -2,8 +2,8 @@
 
 -- Now: in microseconds as text and as a number, and in milliseconds.
 local function read_clock()
-  local time = redis.call('TIME')
-  local text = time[1] .. string.sub('00000' .. time[2], -6)
+  local time = call('TIME')
+  local text = time[1] .. sub('00000' .. time[2], -6)
   local us = tonumber(text)
   return { text = text, us = us, ms = math.floor(us / 1000) }
 end

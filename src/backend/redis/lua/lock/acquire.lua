@@ -20,13 +20,13 @@
 -- `enter` lets an owner in that holds the lock already (acquire_owned.lua).
 local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
   lease_ms = tonumber(lease_ms)
-  local value = redis.call('GET', r.key)
+  local value = call('GET', r.key)
   local holder, held, held_for = read_value(value)
   if holder == id and held_for == owner then
-    local left = redis.call('PTTL', r.key)
+    local left = call('PTTL', r.key)
     if left < 0 then
       left = lease_ms
-      redis.call('PEXPIRE', r.key, left)
+      call('PEXPIRE', r.key, left)
     end
     return { held, left }
   end
@@ -34,8 +34,8 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
   local ticket, others
   if waits ~= '0' then
     ticket, others = join_queue(r, id, lease_ms, 1, owner)
-    if holder and not held_for and string.sub(value, -1) ~= WAITED_FOR then
-      redis.call('APPEND', r.key, WAITED_FOR)
+    if holder and not held_for and sub(value, -1) ~= WAITED_FOR then
+      call('APPEND', r.key, WAITED_FOR)
     end
   end
   if not value then
@@ -51,9 +51,9 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
       return token
     end
   end
-  local remaining = redis.call('PTTL', r.key)
+  local remaining = call('PTTL', r.key)
   if remaining == -1 and (tonumber(repair_ms) or 0) > 0 then
-    redis.call('PEXPIRE', r.key, repair_ms)
+    call('PEXPIRE', r.key, repair_ms)
     remaining = tonumber(repair_ms)
   end
   if waits == '0' then

@@ -5,29 +5,29 @@
 
 local function look_at_queue(lock, queue)
   return {
-    lock = lock, value = redis.call('GET', lock), remaining = redis.call('PTTL', lock),
-    kept = redis.call('PTTL', queue), unreachable = redis.call('ZCOUNT', queue, '-inf', '(0'),
+    lock = lock, value = call('GET', lock), remaining = call('PTTL', lock),
+    kept = call('PTTL', queue), unreachable = call('ZCOUNT', queue, '-inf', '(0'),
   }
 end
 
 local function acquire_again_fast(seen, lock, queue, waiters, clock, id, lease_ms)
-  local ticket = string.match(redis.call('HGET', waiters, id) or '', '^(%d+) %d+ %d+ 1$')
+  local ticket = match(call('HGET', waiters, id) or '', '^(%d+) %d+ %d+ 1$')
   if not ticket then
     return nil, seen
   end
   if not seen or seen.lock ~= lock then
     seen = look_at_queue(lock, queue)
   end
-  local before = redis.call('ZRANK', queue, ticket .. ' ' .. id)
+  local before = call('ZRANK', queue, ticket .. ' ' .. id)
   -- Nobody holds the lock, it has no expiry, or this request holds it or is to get its place back.
   if seen.remaining < 0 or names_lease(seen.value, id) or not before or before < seen.unreachable then
     return nil, seen
   end
-  redis.call('HSET', waiters, id, ticket .. ' ' .. lease_ms .. ' ' .. millis(clock.ms + lease_ms) .. ' 1')
+  call('HSET', waiters, id, ticket .. ' ' .. lease_ms .. ' ' .. millis(clock.ms + lease_ms) .. ' 1')
   if seen.kept < lease_ms * 1.5 then
     seen.kept = lease_ms * 2
-    redis.call('PEXPIRE', queue, seen.kept)
-    redis.call('PEXPIRE', waiters, seen.kept)
+    call('PEXPIRE', queue, seen.kept)
+    call('PEXPIRE', waiters, seen.kept)
   end
   return { seen.remaining, before, ticket }, seen
 end

@@ -4,8 +4,6 @@
 -- Tokens of one lock must grow, those of different locks need not differ. So all that are granted here get the same one, until one
 -- of them is released in the same call (release_fast.lua), or a slow path has granted something.
 
-local call = redis.call
-
 local function acquire_fast(lock, queue, fence, clock, id, lease_ms)
   if call('EXISTS', lock, queue) == 0 then
     local token = fence.shared

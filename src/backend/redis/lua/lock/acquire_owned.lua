@@ -7,15 +7,15 @@ local function enter(r, id, lease_ms, owner)
   if not lead or owned_by ~= owner or (lead == id and not several) then
     return nil
   end
-  local ends = several and redis.call('ZSCORE', r.holds, id)
+  local ends = several and call('ZSCORE', r.holds, id)
   if ends then
     return { token, ends - r.clock.ms }
   end
   if not several then
-    redis.call('DEL', r.holds)
-    redis.call('ZADD', r.holds, millis(r.clock.ms + math.max(redis.call('PTTL', r.key), 1)), lead)
+    call('DEL', r.holds)
+    call('ZADD', r.holds, millis(r.clock.ms + math.max(call('PTTL', r.key), 1)), lead)
   end
-  redis.call('ZADD', r.holds, millis(r.clock.ms + lease_ms), id)
+  call('ZADD', r.holds, millis(r.clock.ms + lease_ms), id)
   expire_with_holds(r)
   remove(r, id)
   return token

@@ -7,7 +7,7 @@
 -- Not idempotent: the second time it ends the next holder's lease.
 
 local function force(r)
-  local value = redis.call('GET', r.key)
+  local value = call('GET', r.key)
   if not value then
     return NOT_HELD
   end
@@ -19,15 +19,15 @@ local function force(r)
   end
   local holders = { lead }
   if several then
-    holders = redis.call('ZRANGE', r.holds, 0, -1)
+    holders = call('ZRANGE', r.holds, 0, -1)
   end
   -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. Several holds
   -- may have been told different tokens, so it names none.
   for _, id in ipairs(holders) do
     tell(id, REVOKE .. ' ' .. id .. ' ' .. (several and '0' or token) .. ' ' .. r.key)
   end
-  redis.call('DEL', r.key, r.holds)
-  raise_fence(r.fence, tonumber(token) or 0)
+  call('DEL', r.key, r.holds)
+  raise_fence(r.fence, token)
   r.free = 1
   pcall(hand_over, r)
   return RELEASED

@@ -7,27 +7,27 @@
 -- Forgets holds that have run out; if the lead has, another one becomes it. Returns the lead, its token, its owner, and whether
 -- there are several holds; nil if none of ours holds the lock.
 local function settle_holds(r)
-  local lead, token, owner = read_value(redis.call('GET', r.key))
-  if not owner or not redis.call('ZSCORE', r.holds, lead) then
+  local lead, token, owner = read_value(call('GET', r.key))
+  if not owner or not call('ZSCORE', r.holds, lead) then
     return lead, token, owner, false
   end
   -- As for keys, a time is over when it has passed, not when it has come.
-  redis.call('ZREMRANGEBYSCORE', r.holds, '-inf', '(' .. millis(r.clock.ms))
-  if not redis.call('ZSCORE', r.holds, lead) then
-    lead = redis.call('ZREVRANGE', r.holds, 0, 0)[1]
+  call('ZREMRANGEBYSCORE', r.holds, '-inf', '(' .. millis(r.clock.ms))
+  if not call('ZSCORE', r.holds, lead) then
+    lead = call('ZREVRANGE', r.holds, 0, 0)[1]
     if not lead then
-      redis.call('DEL', r.key)
+      call('DEL', r.key)
       return nil
     end
-    redis.call('SET', r.key, write_value(lead, token, owner), 'KEEPTTL')
+    call('SET', r.key, write_value(lead, token, owner), 'KEEPTTL')
   end
   return lead, token, owner, true
 end
 
 -- Lets the lock last as long as the last of the holds.
 local function expire_with_holds(r)
-  local last = redis.call('ZREVRANGE', r.holds, 0, 0, 'WITHSCORES')[2]
-  redis.call('PEXPIREAT', r.key, last)
-  redis.call('PEXPIREAT', r.holds, last)
+  local last = call('ZREVRANGE', r.holds, 0, 0, 'WITHSCORES')[2]
+  call('PEXPIREAT', r.key, last)
+  call('PEXPIREAT', r.holds, last)
 end
 

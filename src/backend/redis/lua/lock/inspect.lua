@@ -7,17 +7,17 @@
 --           {lease id, ms for which it counts as alive, permits, ...} in order of arrival, the living only,
 --           {lease id, ms until it ends, ...} of the owner's holds if there are several}
 
-local value, holds, waiters = redis.call('GET', KEYS[1]), {}, {}
+local value, holds, waiters = call('GET', KEYS[1]), {}, {}
 if ARGV[1] == EVERYBODY then
   local now = read_clock().ms
-  local stem = string.sub(KEYS[2], 1, -6)
+  local stem = sub(KEYS[2], 1, -6)
   waiters = living(stem .. 'waiters', now)
   local lead, _, owner = read_value(value)
-  if owner and redis.call('ZSCORE', stem .. 'holds', lead) then
-    local several = redis.call('ZRANGEBYSCORE', stem .. 'holds', millis(now), '+inf', 'WITHSCORES')
+  if owner and call('ZSCORE', stem .. 'holds', lead) then
+    local several = call('ZRANGEBYSCORE', stem .. 'holds', millis(now), '+inf', 'WITHSCORES')
     for i, part in ipairs(several) do
       table.insert(holds, i % 2 == 1 and part or tonumber(part) - now)
     end
   end
 end
-return { value, redis.call('PTTL', KEYS[1]), waiters, holds }
+return { value, call('PTTL', KEYS[1]), waiters, holds }

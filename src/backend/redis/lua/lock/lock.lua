@@ -7,7 +7,7 @@
 
 -- Makes a request the holder.
 local function hold_lock(r, id, request)
-  redis.call('SET', r.key, write_value(id, request.token, request.owner), 'PX', request.lease_ms)
+  call('SET', r.key, write_value(id, request.token, request.owner), 'PX', request.lease_ms)
   r.free = 0
   if request.owner then
     -- Whoever else waits for this owner may come in with it, and is told to ask.
@@ -17,15 +17,11 @@ local function hold_lock(r, id, request)
   end
 end
 
-local function issue_token(r)
-  return next_token(r.fence, r.clock)
-end
-
 local function lock_at(key, queue, fence, clock)
-  local stem = string.sub(queue, 1, -6)
+  local stem = sub(queue, 1, -6)
   return {
     key = key, queue = queue, waiters = stem .. 'waiters', holds = stem .. 'holds', fence = fence, clock = clock,
-    free = 0, limit = 1, by_size = false, terms = 'mutex', issue = issue_token, admit = hold_lock,
+    free = 0, limit = 1, by_size = false, terms = 'mutex', admit = hold_lock,
   }
 end
 

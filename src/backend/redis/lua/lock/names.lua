@@ -1,5 +1,5 @@
 -- Whether what stands under the key of a lock (value.lua) is that of lease `id`.
 local function names_lease(value, id)
-  return string.sub(value, 1, #id) == id and string.byte(value, #id + 1) == 32
+  return sub(value, 1, #id) == id and string.byte(value, #id + 1) == 32
 end
 

@@ -9,19 +9,17 @@
 -- Idempotent: nothing is found the second time. Another holder's lease is never touched.
 
 local function release(r, id)
-  local value = redis.call('GET', r.key)
+  local value = call('GET', r.key)
   -- What stands beside the lock may be broken; that must not keep it. Whoever waits is told when it asks again.
   local waiting = tonumber(redis.pcall('ZCARD', r.queue)) or 0
   if value and names_lease(value, id) then
-    local intact = true
-    r.free = 1
+    -- First: a server that has no memory left refuses to write, but not to a script that has written.
+    call('DEL', r.key)
     if waiting > 0 then
       local _, token = read_value(value)
-      raise_fence(r.fence, tonumber(token) or 0)
-      intact = pcall(hand_over, r)
-    end
-    if not intact or r.free == 1 then
-      redis.call('DEL', r.key)
+      raise_fence(r.fence, token)
+      r.free = 1
+      pcall(hand_over, r)
     end
     return RELEASED
   end

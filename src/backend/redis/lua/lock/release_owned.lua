@@ -6,10 +6,10 @@ local function release_owned(r, id)
   -- Also from holds that do not count now: they might again, if their lead came back.
   local left = redis.pcall('ZREM', r.holds, id) == 1
   if intact and several and left then
-    local last = redis.call('ZREVRANGE', r.holds, 0, 0)[1]
+    local last = call('ZREVRANGE', r.holds, 0, 0)[1]
     if last then
       if lead == id then
-        redis.call('SET', r.key, write_value(last, token, owner), 'KEEPTTL')
+        call('SET', r.key, write_value(last, token, owner), 'KEEPTTL')
       end
       expire_with_holds(r)
       return RELEASED

@@ -9,9 +9,9 @@
 -- Idempotent. Never takes back a lock that was lost.
 
 local function renew(lock, id, lease_ms)
-  local value = redis.call('GET', lock)
+  local value = call('GET', lock)
   if value and names_lease(value, id) then
-    redis.call('PEXPIRE', lock, lease_ms)
+    call('PEXPIRE', lock, lease_ms)
     return RENEWED
   end
   return value and TAKEN or EXPIRED

@@ -19,7 +19,7 @@ for id in string.gmatch(ARGV[2], '%S+') do
   elseif type(value) == 'table' then
     answer = EACH_UNKNOWN
   elseif names_lease(value, id) then
-    redis.call('PEXPIRE', lock, lease_ms)
+    call('PEXPIRE', lock, lease_ms)
     answer = EACH_RENEWED
   end
   answers[#answers + 1] = answer

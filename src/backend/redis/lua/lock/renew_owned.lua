@@ -10,13 +10,13 @@
 
 local function renew_owned(r, id, lease_ms)
   local lead, _, _, several = settle_holds(r)
-  if several and redis.call('ZSCORE', r.holds, id) then
-    redis.call('ZADD', r.holds, millis(r.clock.ms + lease_ms), id)
+  if several and call('ZSCORE', r.holds, id) then
+    call('ZADD', r.holds, millis(r.clock.ms + lease_ms), id)
     expire_with_holds(r)
   elseif not several and lead == id then
-    redis.call('PEXPIRE', r.key, lease_ms)
+    call('PEXPIRE', r.key, lease_ms)
   else
-    return redis.call('EXISTS', r.key) == 1 and TAKEN or EXPIRED
+    return call('EXISTS', r.key) == 1 and TAKEN or EXPIRED
   end
   return RENEWED
 end

@@ -7,11 +7,11 @@
 
 -- Lease id, token and owner; nil for what another library has put there.
 local function read_value(value)
-  local id, token, rest = string.match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+) (%d+)' .. '%' .. WAITED_FOR .. '?(.*)$')
-  if not id or not (rest == '' or string.sub(rest, 1, 1) == '/') then
+  local id, token, rest = match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+) (%d+)' .. '%' .. WAITED_FOR .. '?(.*)$')
+  if not id or not (rest == '' or sub(rest, 1, 1) == '/') then
     return nil
   end
-  return id, token, rest ~= '' and string.sub(rest, 2) or nil
+  return id, token, rest ~= '' and sub(rest, 2) or nil
 end
 
 local function write_value(id, token, owner)

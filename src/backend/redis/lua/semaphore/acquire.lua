@@ -27,8 +27,8 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
   local held = settle(s, id)
   if held then
     -- Granted before, and the answer got lost: whatever has become of the limit since.
-    local left = redis.call('ZSCORE', s.key, id) - s.clock.ms
-    return { GRANTED, s.limit or stated, s.version or '0', string.match(held, '%d+$'), left }
+    local left = call('ZSCORE', s.key, id) - s.clock.ms
+    return { GRANTED, s.limit or stated, s.version or '0', match(held, '%d+$'), left }
   end
   if s.limit and s.version ~= known and stated ~= s.limit and not waiter(s, id) then
     return { LIMIT_DIFFERS, s.limit }
@@ -40,7 +40,7 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
     put_in_force(s, s.limit or stated, lease_ms)
   end
 
-  local queued = redis.call('EXISTS', s.queue) == 1
+  local queued = call('EXISTS', s.queue) == 1
   if waits == '1' and (queued or permits > s.free) then
     local ticket, others, left = join_queue(s, id, lease_ms, permits)
     if others then
@@ -59,10 +59,10 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
     hand_over_permits(s)
   end
   -- Nobody in the queue fits. Where nobody may be passed, there must be nobody.
-  if permits > s.free or (queued and not s.by_size and redis.call('ZCOUNT', s.queue, 1, '+inf') > 0) then
+  if permits > s.free or (queued and not s.by_size and call('ZCOUNT', s.queue, 1, '+inf') > 0) then
     return { NONE_FREE, s.limit, s.version }
   end
-  local token = issue_permit_token(s)
+  local token = next_token(s.fence, s.clock)
   hold_permits(s, id, { lease_ms = lease_ms, permits = permits, token = token })
   return { GRANTED, s.limit, s.version, token }
 end

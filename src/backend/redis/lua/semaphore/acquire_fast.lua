@@ -19,22 +19,22 @@ local function join_queue_fast(s, id, lease_text, permits)
     number = s.last_ticket + 1
     ticket = micros(number)
   end
-  local before = s.waiting or redis.call('ZCARD', s.queue)
+  local before = s.waiting or call('ZCARD', s.queue)
   -- One in fifty goes the slow path, which prunes, and whoever makes the queue a long one, for its index.
-  if number % PRUNE_EVERY == 0 or before == INDEXED_AT or redis.call('HEXISTS', s.holds, id) == 1 then
+  if number % PRUNE_EVERY == 0 or before == INDEXED_AT or call('HEXISTS', s.holds, id) == 1 then
     return
   end
   local record = ticket .. ' ' .. lease_text .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
-  if redis.call('HSETNX', s.waiters, id, record) == 0 then
+  if call('HSETNX', s.waiters, id, record) == 0 then
     return
   end
-  redis.call('ZADD', s.queue, s.by_size and permits or '1', ticket .. ' ' .. id)
+  call('ZADD', s.queue, s.by_size and permits or '1', ticket .. ' ' .. id)
   if before == 0 or not s.queue_kept or s.queue_kept - s.clock.ms < lease_ms * 1.5 then
-    local left = redis.call('PTTL', s.queue)
+    local left = call('PTTL', s.queue)
     if left < lease_ms * 1.5 then
       left = lease_ms * 2
-      redis.call('PEXPIRE', s.queue, left)
-      redis.call('PEXPIRE', s.waiters, left)
+      call('PEXPIRE', s.queue, left)
+      call('PEXPIRE', s.waiters, left)
     end
     s.queue_kept = s.clock.ms + left
   end
@@ -57,18 +57,18 @@ local function acquire_permits_fast(s, id, lease_text, waits, permits, _, known)
     return waits == '1' and s.limit - permits >= 0 and join_queue_fast(s, id, lease_text, permits)
   end
   -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
-  if redis.call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
+  if call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
     return
   end
-  local token = issue_permit_token(s)
-  if redis.call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then
+  local token = next_token(s.fence, s.clock)
+  if call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then
     -- It holds permits already. Nobody gets this token.
     return
   end
-  redis.call('ZADD', s.key, end_of_lease(s, lease_ms), id)
+  call('ZADD', s.key, end_of_lease(s, lease_ms), id)
   if used == 0 then
-    redis.call('PEXPIRE', s.key, lease_ms * 2)
-    redis.call('PEXPIRE', s.holds, lease_ms * 2)
+    call('PEXPIRE', s.key, lease_ms * 2)
+    call('PEXPIRE', s.holds, lease_ms * 2)
     s.ends, s.kept = ends, kept
   end
   begin_lease(s, lease_ms, used + permits)

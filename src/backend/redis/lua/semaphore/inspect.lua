@@ -11,30 +11,30 @@ local now = s.clock.ms
 local now_text = millis(now)
 
 local function hold(id)
-  local permits, token = string.match(redis.call('HGET', s.holds, id) or '', '^(%d+) (%d+)$')
+  local permits, token = match(call('HGET', s.holds, id) or '', '^(%d+) (%d+)$')
   return tonumber(permits or 0), token
 end
 
 local limit, used = s.limit, s.used
-if not used or redis.call('EXISTS', s.key) == 0 then
+if not used or call('EXISTS', s.key) == 0 then
   -- The state was lost, or the holders are gone.
   used = 0
-  for _, id in ipairs(redis.call('ZRANGE', s.key, 0, -1)) do
+  for _, id in ipairs(call('ZRANGE', s.key, 0, -1)) do
     used = used + hold(id)
   end
 end
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', s.key, '-inf', now_text)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', s.key, '-inf', now_text)) do
   used = used - hold(id)
 end
-if limit and now >= s.lapse and redis.call('EXISTS', s.queue) == 0
-  and redis.call('ZCOUNT', s.key, '(' .. now_text, '+inf') == 0 then
+if limit and now >= s.lapse and call('EXISTS', s.queue) == 0
+  and call('ZCOUNT', s.key, '(' .. now_text, '+inf') == 0 then
   limit = nil
 end
 
 local waiters, holders = {}, {}
 if ARGV[1] == EVERYBODY then
   waiters = living(s.waiters, now)
-  local held = redis.call('ZRANGEBYSCORE', s.key, '(' .. now_text, '+inf', 'WITHSCORES')
+  local held = call('ZRANGEBYSCORE', s.key, '(' .. now_text, '+inf', 'WITHSCORES')
   for i = 1, #held, 2 do
     local permits, token = hold(held[i])
     for _, part in ipairs({ held[i], tonumber(held[i + 1]) - now, permits, token or '0' }) do

@@ -20,7 +20,7 @@ local function release_permits(s, id, kept)
       end_hold(s, id, surplus)
     elseif surplus > 0 then
       begin_writing(s)
-      redis.call('HSET', s.holds, id, kept .. ' ' .. string.match(held, '%d+$'))
+      call('HSET', s.holds, id, kept .. ' ' .. match(held, '%d+$'))
       use(s, s.used - surplus)
     end
     answer = RELEASED

@@ -4,39 +4,39 @@
 -- The permit of `id` goes to whoever stands at `place`. Returns as well what is to be told with the answer: the grant of the
 -- caller's own request, if so it may be told.
 local function hand_over_fast(s, id, place, used)
-  local next = string.sub(place, 18)
+  local next = sub(place, 18)
   -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13.
-  local record = redis.call('HGET', s.waiters, next) or ''
-  local lease_ms, ends = tonumber(string.sub(record, 18, -17)), string.sub(record, -15, -3)
+  local record = call('HGET', s.waiters, next) or ''
+  local lease_ms, ends = tonumber(sub(record, 18, -17)), sub(record, -15, -3)
   -- Times of as many digits compare as texts do, and the first 13 of microseconds are milliseconds.
-  if not s.version or not lease_ms or string.sub(record, -2) ~= ' 1'
-    or ends <= string.sub(s.clock.text, 1, 13)
+  if not s.version or not lease_ms or sub(record, -2) ~= ' 1'
+    or ends <= sub(s.clock.text, 1, 13)
     or not (s.kept and s.kept - s.clock.ms >= lease_ms * 1.5)
   then
     return
   end
-  local client = string.sub(next, 1, 36)
+  local client = sub(next, 1, 36)
   s.terms = s.terms or s.kind .. '/' .. s.limit .. '/' .. s.version
-  local ticket = string.sub(place, 1, 16)
-  local token = issue_permit_token(s)
+  local ticket = sub(place, 1, 16)
+  local token = next_token(s.fence, s.clock)
   local message = grant_message(next, token, ticket, s.terms, s.fence, s.key)
-  local with_answer = s.grants_with_answers and string.sub(id, 1, 36) == client
-  if not with_answer and redis.call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then
+  local with_answer = s.grants_with_answers and sub(id, 1, 36) == client
+  if not with_answer and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then
     return
   end
-  redis.call('HDEL', s.waiters, next)
-  redis.call('ZREM', s.queue, place)
+  call('HDEL', s.waiters, next)
+  call('ZREM', s.queue, place)
   s.waiting = s.waiting and s.waiting - 1
   -- Before the other goes, since with the last one goes the key and its expiry.
-  redis.call('HSET', s.holds, next, '1 ' .. token)
+  call('HSET', s.holds, next, '1 ' .. token)
   -- It ends when the place would have ended: whoever waits there counts it from its last request.
-  redis.call('ZADD', s.key, ends, next)
-  redis.call('HDEL', s.holds, id)
+  call('ZADD', s.key, ends, next)
+  call('HDEL', s.holds, id)
   begin_lease(s, tonumber(ends) - s.clock.ms, used + 1)
-  local found = redis.call('ZREM', s.key, id)
+  local found = call('ZREM', s.key, id)
   if found == 0 then
     -- Somebody has deleted the holders: they have just been made anew.
-    redis.call('PEXPIRE', s.key, lease_ms * 2)
+    call('PEXPIRE', s.key, lease_ms * 2)
     s.kept = math.min(s.kept, s.clock.ms + lease_ms * 2)
   end
   return found, with_answer and message
@@ -45,20 +45,20 @@ end
 -- Parameters as in release.lua.
 local function release_permits_fast(s, id, kept)
   local known = kept == '0' and s.limit and s.used and s.ends and s.ends > s.clock.ms
-  local held = known and redis.call('HGET', s.holds, id)
+  local held = known and call('HGET', s.holds, id)
   if not held then
     return
   end
-  local used = s.used - (string.sub(held, 1, 2) == '1 ' and 1 or string.match(held, '^%d+'))
+  local used = s.used - (sub(held, 1, 2) == '1 ' and 1 or match(held, '^%d+'))
   local free = s.limit - used
-  local place = free == 1 and redis.call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
+  local place = free == 1 and call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
   if place then
     return hand_over_fast(s, id, place, used)
   end
   -- Whoever waits for more stays where he is. If it is no holder any more, somebody has changed the key, and all is to be
   -- counted anew.
-  if (free <= 1 or redis.call('EXISTS', s.queue) == 0) and redis.call('ZREM', s.key, id) == 1 then
-    redis.call('HDEL', s.holds, id)
+  if (free <= 1 or call('EXISTS', s.queue) == 0) and call('ZREM', s.key, id) == 1 then
+    call('HDEL', s.holds, id)
     s.used, s.changed = used, true
     return RELEASED
   end

@@ -13,7 +13,7 @@ local function resize(s, limit, lease_ms)
   settle(s)
   put_in_force(s, tonumber(limit), tonumber(lease_ms))
   -- Whoever waits for more than anybody can have now leaves the queue, asks, and is told why.
-  for _, id in ipairs(redis.call('HKEYS', s.waiters)) do
+  for _, id in ipairs(call('HKEYS', s.waiters)) do
     local request = waiter(s, id)
     if request and request.permits > s.limit then
       remove(s, id)

@@ -11,18 +11,14 @@
 --
 -- All times are the server's. Holders and holds go with the last lease, and by themselves if nobody is heard of.
 
-local function write_state(s)
-  set_state(s, redis.call)
-end
-
 local function permits_of(record)
-  return tonumber(string.match(record, '^%d+'))
+  return tonumber(match(record, '^%d+'))
 end
 
 -- Needs no memory, and does nothing: a server that has none left refuses to write, but not to a script that has written. Giving
 -- back and renewing must not be refused.
 local function begin_writing(s)
-  redis.call('ZREM', s.key, '')
+  call('ZREM', s.key, '')
 end
 
 -- How many permits are held is written with everything that changes it.
@@ -35,18 +31,18 @@ end
 -- Somebody from outside has changed one of the keys: what is in both holders and holds counts.
 local function recount(s)
   local permits = 0
-  local records = redis.call('HGETALL', s.holds)
+  local records = call('HGETALL', s.holds)
   begin_writing(s)
   for i = 1, #records, 2 do
-    if redis.call('ZSCORE', s.key, records[i]) then
+    if call('ZSCORE', s.key, records[i]) then
       permits = permits + permits_of(records[i + 1])
     else
-      redis.call('HDEL', s.holds, records[i])
+      call('HDEL', s.holds, records[i])
     end
   end
-  for _, id in ipairs(redis.call('ZRANGE', s.key, 0, -1)) do
-    if redis.call('HEXISTS', s.holds, id) == 0 then
-      redis.call('ZREM', s.key, id)
+  for _, id in ipairs(call('ZRANGE', s.key, 0, -1)) do
+    if call('HEXISTS', s.holds, id) == 0 then
+      call('ZREM', s.key, id)
     end
   end
   use(s, permits)
@@ -54,22 +50,22 @@ end
 
 -- Ends the hold of `id`, which has `permits`.
 local function end_hold(s, id, permits)
-  redis.call('HDEL', s.holds, id)
-  redis.call('ZREM', s.key, id)
+  call('HDEL', s.holds, id)
+  call('ZREM', s.key, id)
   use(s, s.used - permits)
 end
 
 -- Ends the leases whose time is over; each is met once. Returns the record of `id`, if it holds permits.
 local function settle(s, id)
-  local holders = redis.call('ZCARD', s.key)
-  if redis.call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then
+  local holders = call('ZCARD', s.key)
+  if call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then
     recount(s)
   end
   s.used = s.used or 0
-  local first = redis.call('ZRANGE', s.key, 0, 0, 'WITHSCORES')
+  local first = call('ZRANGE', s.key, 0, 0, 'WITHSCORES')
   while first[1] and tonumber(first[2]) <= s.clock.ms do
-    end_hold(s, first[1], permits_of(redis.call('HGET', s.holds, first[1])))
-    first = redis.call('ZRANGE', s.key, 0, 0, 'WITHSCORES')
+    end_hold(s, first[1], permits_of(call('HGET', s.holds, first[1])))
+    first = call('ZRANGE', s.key, 0, 0, 'WITHSCORES')
   end
   local ends_before = s.ends
   s.ends = tonumber(first[2])
@@ -77,11 +73,11 @@ local function settle(s, id)
     begin_writing(s)
     write_state(s)
   end
-  if s.limit and s.clock.ms >= s.lapse and redis.call('EXISTS', s.key, s.queue) == 0 then
+  if s.limit and s.clock.ms >= s.lapse and call('EXISTS', s.key, s.queue) == 0 then
     s.limit = nil
   end
   s.free = s.limit and s.limit - s.used or 0
-  return id and redis.call('HGET', s.holds, id)
+  return id and call('HGET', s.holds, id)
 end
 
 -- The semaphore is in use: its limit stays in force for a lease after this one, and the keys of its holders live on.
@@ -105,13 +101,13 @@ end
 
 -- When the lease of `id` ends.
 local function set_end(s, id, lease_ms)
-  redis.call('ZADD', s.key, millis(s.clock.ms + lease_ms), id)
+  call('ZADD', s.key, millis(s.clock.ms + lease_ms), id)
   s.ends = math.min(s.ends or s.clock.ms + lease_ms, s.clock.ms + lease_ms)
 end
 
 -- Makes a request a holder.
 local function hold_permits(s, id, request)
-  redis.call('HSET', s.holds, id, request.permits .. ' ' .. request.token)
+  call('HSET', s.holds, id, request.permits .. ' ' .. request.token)
   set_end(s, id, request.lease_ms)
   use(s, s.used + request.permits)
   touch(s, request.lease_ms)
@@ -120,7 +116,7 @@ end
 -- Hands what is free over to those waiters that now fit (queue.lua).
 local function hand_over_permits(s, asker)
   s.terms = s.kind .. '/' .. s.limit .. '/' .. (s.version or '0')
-  s.issue, s.admit = issue_permit_token, hold_permits
+  s.admit = hold_permits
   return hand_over(s, asker)
 end
 
