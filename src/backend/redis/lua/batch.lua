@@ -24,9 +24,7 @@ local semaphores = {}
 local function permits_fast(operation, kind, ...)
   local semaphore = semaphores[key]
   if not semaphore or semaphore.kind ~= kind then
-    if semaphore then
-      close_state(semaphore)
-    end
+    if semaphore then close_state(semaphore) end
     semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
     semaphore.grants_with_answers = true
     semaphores[key] = semaphore
@@ -115,8 +113,6 @@ for _, semaphore in pairs(semaphores) do
   close_state(semaphore)
 end
 for _, fence in pairs(fences) do
-  if fence.unwritten then
-    call('SET', fence.key, fence.unwritten, 'KEEPTTL')
-  end
+  if fence.unwritten then call('SET', fence.key, fence.unwritten, 'KEEPTTL') end
 end
 return answers

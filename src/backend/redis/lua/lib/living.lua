@@ -11,14 +11,12 @@ local function living(key, now_ms)
       table.insert(places, { id = records[i], ticket = ticket, alive_ms = alive_ms, permits = tonumber(permits) })
     end
   end
-  table.sort(places, function(a, b)
-    return a.ticket < b.ticket
-  end)
+  table.sort(places, function(a, b) return a.ticket < b.ticket end)
   local waiters = {}
   for _, waiter in ipairs(places) do
-    table.insert(waiters, waiter.id)
-    table.insert(waiters, waiter.alive_ms)
-    table.insert(waiters, waiter.permits)
+    for _, field in ipairs({ 'id', 'alive_ms', 'permits' }) do
+      table.insert(waiters, waiter[field])
+    end
   end
   return waiters
 end

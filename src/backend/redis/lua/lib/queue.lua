@@ -26,14 +26,9 @@ local function waiter(r, id)
   local record = call('HGET', r.waiters, id)
   local ticket, lease_ms, alive_until, permits, owner =
     match(record or '', '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
-  if not ticket then
-    return nil
-  end
+  if not ticket then return nil end
   return {
-    ticket = ticket,
-    lease_ms = tonumber(lease_ms),
-    alive_until = tonumber(alive_until),
-    permits = tonumber(permits),
+    ticket = ticket, lease_ms = tonumber(lease_ms), alive_until = tonumber(alive_until), permits = tonumber(permits),
     owner = owner ~= '' and owner or nil,
   }
 end
@@ -46,9 +41,7 @@ end
 -- Takes `id` out of the queue; nil if it is not in it. Whoever knows what it asked for says so.
 local function remove(r, id, request)
   request = request or waiter(r, id)
-  if not request then
-    return nil
-  end
+  if not request then return nil end
   call('HDEL', r.waiters, id)
   call('ZREM', r.queue, request.ticket .. ' ' .. id)
   if request.owner then
@@ -62,10 +55,6 @@ local function remove(r, id, request)
     end
   end
   return request
-end
-
-local function score(r, permits)
-  return r.by_size and permits or '1'
 end
 
 local function next_ticket(r)
@@ -85,7 +74,7 @@ local function restore_places(r, id)
   for i = 1, #records, 2 do
     if sub(records[i], 1, #client) == client then
       local ticket, permits = match(records[i + 1], '^(%d+) %d+ %d+ (%d+)')
-      call('ZADD', r.queue, score(r, tonumber(permits)), ticket .. ' ' .. records[i])
+      call('ZADD', r.queue, r.by_size and permits or '1', ticket .. ' ' .. records[i])
     end
   end
 end
@@ -109,9 +98,7 @@ local function dead_among(r, count)
   end
   for i, record in ipairs(call('HMGET', r.waiters, unpack(ids))) do
     local alive_until = match(record or '', '^%d+ %d+ (%d+) ')
-    if (tonumber(alive_until) or 0) <= r.clock.ms then
-      table.insert(dead, places[i])
-    end
+    if (tonumber(alive_until) or 0) <= r.clock.ms then table.insert(dead, places[i]) end
   end
   return dead
 end
@@ -148,49 +135,32 @@ local function index_queue(r)
 end
 
 -- Gives `id` a place in the queue, or lets it keep the one it has; alive for another lease. Returns its ticket; if the place is
--- new, how many there are besides, unreachable ones included; and for how many ms the queue is kept.
+-- new, how many come before it, unreachable ones included; and for how many ms the queue is kept.
 local function join_queue(r, id, lease_ms, permits, owner)
   local before = waiter(r, id)
   local ticket = before and before.ticket or next_ticket(r)
   local place = ticket .. ' ' .. id
-  if before and tonumber(call('ZSCORE', r.queue, place) or -1) < 0 then
-    restore_places(r, id)
-  end
+  if before and tonumber(call('ZSCORE', r.queue, place) or -1) < 0 then restore_places(r, id) end
   local record = table.concat({ ticket, lease_ms, millis(r.clock.ms + lease_ms), permits, owner }, ' ')
   -- First: should something else stand there, no record is left. The waiters have been read already.
-  call('ZADD', r.queue, score(r, permits), place)
-  if owner and not before then
-    call('HSET', r.waiters, '/' .. owner, waiting_for(r, owner) .. id .. ' ')
-  end
+  call('ZADD', r.queue, r.by_size and permits or '1', place)
+  if owner and not before then call('HSET', r.waiters, '/' .. owner, waiting_for(r, owner) .. id .. ' ') end
   call('HSET', r.waiters, id, record)
   local others = not before and call('ZCARD', r.queue) - 1
-  if others == INDEXED_AT then
-    index_queue(r)
-  end
+  if others == INDEXED_AT then index_queue(r) end
   local left = keep(r.queue, r.waiters, lease_ms)
   prune(r)
   return ticket, others, left
 end
 
--- How many places come before that of `id`, unreachable ones included: for a new one all the others.
-local function places_before(r, ticket, id, others)
-  return others or call('ZRANK', r.queue, ticket .. ' ' .. id) or 0
-end
-
 -- The place to be served next: the first in the queue, or the first among those that fit.
 local function next_place(r)
-  if not r.by_size then
-    return call('ZRANGEBYSCORE', r.queue, '1', '+inf', 'LIMIT', '0', '1')[1]
-  end
+  if not r.by_size then return call('ZRANGEBYSCORE', r.queue, '1', '+inf', 'LIMIT', '0', '1')[1] end
   local first, size = nil, 0
   while size < r.free do
     local found = call('ZRANGEBYSCORE', r.queue, '(' .. size, r.free, 'WITHSCORES', 'LIMIT', '0', '1')
-    if not found[1] then
-      return first
-    end
-    if not first or found[1] < first then
-      first = found[1]
-    end
+    if not found[1] then return first end
+    if not first or found[1] < first then first = found[1] end
     size = tonumber(found[2])
   end
   return first
@@ -204,9 +174,7 @@ local function hand_over(r, asker)
   local silent, answer = {}, nil
   while r.free > 0 do
     local place = next_place(r)
-    if not place then
-      return answer
-    end
+    if not place then return answer end
     local id = sub(place, 18)
     local request = waiter(r, id)
     if not request or request.alive_until <= r.clock.ms or request.permits > r.limit then
@@ -230,14 +198,13 @@ local function hand_over(r, asker)
       if reached then
         remove(r, id, request)
         request.token = request.token or next_token(r.fence, r.clock)
-        if id ~= asker then
+        if id == asker then
+          answer = request.token
+        else
           -- It ends when the place would have ended: whoever waits there counts it from its last request.
           request.lease_ms = request.alive_until - r.clock.ms
         end
         r.admit(r, id, request)
-        if id == asker then
-          answer = request.token
-        end
       else
         silent[client] = true
         call('ZADD', r.queue, '-' .. millis(request.alive_until), place)

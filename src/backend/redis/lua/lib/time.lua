@@ -15,9 +15,7 @@ end
 
 -- Microseconds, and with them tickets and tokens, as text of 16 digits.
 local function micros(us)
-  if us < 2e15 then
-    return string.format('%d%06d', us / 1e6, us % 1e6)
-  end
+  if us < 2e15 then return string.format('%d%06d', us / 1e6, us % 1e6) end
   return string.format('%.0f', us)
 end
 

@@ -34,19 +34,10 @@ local function next_token(fence, clock)
     local gap = now - last
     -- If the clock was set back, or the last grant's numbers reach up to now, they count, if they are tokens.
     token = math.max(gap < TOKENS_PER_GRANT and last < 2 ^ 53 and math.floor(last) + TOKENS_PER_GRANT or now, fence.least)
-    if token ~= now then
-      text = micros(token)
-    end
+    if token ~= now then text = micros(token) end
     -- The first grant within 100 seconds makes the fence last for another day.
-    if token ~= now or gap > now % 1e8 then
-      call('SET', key, text, 'PX', FENCE_MS)
-    end
+    if token ~= now or gap > now % 1e8 then call('SET', key, text, 'PX', FENCE_MS) end
   end
   fence.token = token
   return text
-end
-
--- This token was issued with its grant, whatever the fence tells.
-local function raise_fence(fence, token)
-  fence.least = math.max(fence.least, (tonumber(token) or 0) + TOKENS_PER_GRANT)
 end

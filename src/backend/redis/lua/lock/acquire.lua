@@ -34,9 +34,7 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
   local ticket, others
   if waits ~= '0' then
     ticket, others = join_queue(r, id, lease_ms, 1, owner)
-    if holder and not held_for and sub(value, -1) ~= WAITED_FOR then
-      call('APPEND', r.key, WAITED_FOR)
-    end
+    if holder and not held_for and sub(value, -1) ~= WAITED_FOR then call('APPEND', r.key, WAITED_FOR) end
   end
   if not value then
     r.free = 1
@@ -47,19 +45,15 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
     end
     -- Its owner may have been let in under another lease.
     token = token or (enter and enter(r, id, lease_ms, owner))
-    if token then
-      return token
-    end
+    if token then return token end
   end
   local remaining = call('PTTL', r.key)
   if remaining == -1 and (tonumber(repair_ms) or 0) > 0 then
     call('PEXPIRE', r.key, repair_ms)
     remaining = tonumber(repair_ms)
   end
-  if waits == '0' then
-    return BUSY
-  end
-  return { remaining, places_before(r, ticket, id, others), ticket }
+  if waits == '0' then return BUSY end
+  return { remaining, others or call('ZRANK', r.queue, ticket .. ' ' .. id) or 0, ticket }
 end
 
 local function acquire_sole(r, ...)

@@ -12,12 +12,8 @@ end
 
 local function acquire_again_fast(seen, lock, queue, waiters, clock, id, lease_ms)
   local ticket = match(call('HGET', waiters, id) or '', '^(%d+) %d+ %d+ 1$')
-  if not ticket then
-    return nil, seen
-  end
-  if not seen or seen.lock ~= lock then
-    seen = look_at_queue(lock, queue)
-  end
+  if not ticket then return nil, seen end
+  if not seen or seen.lock ~= lock then seen = look_at_queue(lock, queue) end
   local before = call('ZRANK', queue, ticket .. ' ' .. id)
   -- Nobody holds the lock, it has no expiry, or this request holds it or is to get its place back.
   if seen.remaining < 0 or names_lease(seen.value, id) or not before or before < seen.unreachable then

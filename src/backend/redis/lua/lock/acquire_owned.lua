@@ -4,13 +4,9 @@
 
 local function enter(r, id, lease_ms, owner)
   local lead, token, owned_by, several = settle_holds(r)
-  if not lead or owned_by ~= owner or (lead == id and not several) then
-    return nil
-  end
+  if not lead or owned_by ~= owner or (lead == id and not several) then return nil end
   local ends = several and call('ZSCORE', r.holds, id)
-  if ends then
-    return { token, ends - r.clock.ms }
-  end
+  if ends then return { token, ends - r.clock.ms } end
   if not several then
     call('DEL', r.holds)
     call('ZADD', r.holds, millis(r.clock.ms + math.max(call('PTTL', r.key), 1)), lead)

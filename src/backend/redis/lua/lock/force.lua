@@ -8,9 +8,7 @@
 
 local function force(r)
   local value = call('GET', r.key)
-  if not value then
-    return NOT_HELD
-  end
+  if not value then return NOT_HELD end
   -- What stands beside the lock may be broken; that must not keep it.
   local intact, lead, token, _, several = pcall(settle_holds, r)
   if not intact then
@@ -18,9 +16,7 @@ local function force(r)
     several = false
   end
   local holders = { lead }
-  if several then
-    holders = call('ZRANGE', r.holds, 0, -1)
-  end
+  if several then holders = call('ZRANGE', r.holds, 0, -1) end
   -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. Several holds
   -- may have been told different tokens, so it names none.
   for _, id in ipairs(holders) do

@@ -8,9 +8,7 @@
 -- there are several holds; nil if none of ours holds the lock.
 local function settle_holds(r)
   local lead, token, owner = read_value(call('GET', r.key))
-  if not owner or not call('ZSCORE', r.holds, lead) then
-    return lead, token, owner, false
-  end
+  if not owner or not call('ZSCORE', r.holds, lead) then return lead, token, owner, false end
   -- As for keys, a time is over when it has passed, not when it has come.
   call('ZREMRANGEBYSCORE', r.holds, '-inf', '(' .. millis(r.clock.ms))
   if not call('ZSCORE', r.holds, lead) then

@@ -6,9 +6,7 @@ local function release_fast(lock, fence, id)
   -- A token has 16 digits: so what follows the id is a token and nothing else, not even the mark of those who wait (value.lua).
   if value and #value == #id + 17 and string.find(value, id, 1, true) == 1 then
     call('DEL', lock)
-    if fence.shared and string.find(value, fence.shared, #id + 2, true) then
-      fence.shared = false
-    end
+    if fence.shared and string.find(value, fence.shared, #id + 2, true) then fence.shared = false end
     return RELEASED
   end
 end

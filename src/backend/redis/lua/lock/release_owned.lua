@@ -8,9 +8,7 @@ local function release_owned(r, id)
   if intact and several and left then
     local last = call('ZREVRANGE', r.holds, 0, 0)[1]
     if last then
-      if lead == id then
-        call('SET', r.key, write_value(last, token, owner), 'KEEPTTL')
-      end
+      if lead == id then call('SET', r.key, write_value(last, token, owner), 'KEEPTTL') end
       expire_with_holds(r)
       return RELEASED
     end

@@ -8,10 +8,13 @@
 -- Lease id, token and owner; nil for what another library has put there.
 local function read_value(value)
   local id, token, rest = match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+) (%d+)' .. '%' .. WAITED_FOR .. '?(.*)$')
-  if not id or not (rest == '' or sub(rest, 1, 1) == '/') then
-    return nil
-  end
+  if not id or not (rest == '' or sub(rest, 1, 1) == '/') then return nil end
   return id, token, rest ~= '' and sub(rest, 2) or nil
+end
+
+-- This token was issued with its grant, whatever the fence tells.
+local function raise_fence(fence, token)
+  fence.least = math.max(fence.least, (tonumber(token) or 0) + TOKENS_PER_GRANT)
 end
 
 local function write_value(id, token, owner)

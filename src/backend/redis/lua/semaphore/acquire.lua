@@ -33,31 +33,21 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
   if s.limit and s.version ~= known and stated ~= s.limit and not waiter(s, id) then
     return { LIMIT_DIFFERS, s.limit }
   end
-  if permits > (s.limit or stated) then
-    return { ABOVE_LIMIT, s.limit or stated }
-  end
-  if not s.limit or not s.version then
-    put_in_force(s, s.limit or stated, lease_ms)
-  end
+  if permits > (s.limit or stated) then return { ABOVE_LIMIT, s.limit or stated } end
+  if not s.limit or not s.version then put_in_force(s, s.limit or stated, lease_ms) end
 
   local queued = call('EXISTS', s.queue) == 1
   if waits == '1' and (queued or permits > s.free) then
     local ticket, others, left = join_queue(s, id, lease_ms, permits)
-    if others then
-      s.last_ticket = tonumber(ticket)
-    end
+    if others then s.last_ticket = tonumber(ticket) end
     s.queue_kept = s.clock.ms + left
     write_state(s)
     local token = hand_over_permits(s, id)
-    if token then
-      return { GRANTED, s.limit, s.version, token }
-    end
+    if token then return { GRANTED, s.limit, s.version, token } end
     local remaining = s.ends and s.ends - s.clock.ms or -1
-    return { QUEUED, s.limit, s.version, remaining, places_before(s, ticket, id, others), ticket }
+    return { QUEUED, s.limit, s.version, remaining, others or call('ZRANK', s.queue, ticket .. ' ' .. id) or 0, ticket }
   end
-  if queued then
-    hand_over_permits(s)
-  end
+  if queued then hand_over_permits(s) end
   -- Nobody in the queue fits. Where nobody may be passed, there must be nobody.
   if permits > s.free or (queued and not s.by_size and call('ZCOUNT', s.queue, 1, '+inf') > 0) then
     return { NONE_FREE, s.limit, s.version }

@@ -6,13 +6,6 @@
 -- once they are known: waiting, how many places there are in the queue; lease_ms and end_of_lease, when a lease of so many ms would
 -- end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so, grants_with_answers.
 
-local function end_of_lease(s, lease_ms)
-  if s.lease_ms ~= lease_ms then
-    s.lease_ms, s.end_of_lease = lease_ms, millis(s.clock.ms + lease_ms)
-  end
-  return s.end_of_lease
-end
-
 local function join_queue_fast(s, id, lease_text, permits)
   local lease_ms, number, ticket = tonumber(lease_text), s.clock.us, s.clock.text
   if s.last_ticket >= number then
@@ -21,13 +14,10 @@ local function join_queue_fast(s, id, lease_text, permits)
   end
   local before = s.waiting or call('ZCARD', s.queue)
   -- One in fifty goes the slow path, which prunes, and whoever makes the queue a long one, for its index.
-  if number % PRUNE_EVERY == 0 or before == INDEXED_AT or call('HEXISTS', s.holds, id) == 1 then
-    return
-  end
-  local record = ticket .. ' ' .. lease_text .. ' ' .. end_of_lease(s, lease_ms) .. ' ' .. permits
-  if call('HSETNX', s.waiters, id, record) == 0 then
-    return
-  end
+  if number % PRUNE_EVERY == 0 or before == INDEXED_AT or call('HEXISTS', s.holds, id) == 1 then return end
+  if s.lease_ms ~= lease_ms then s.lease_ms, s.end_of_lease = lease_ms, millis(s.clock.ms + lease_ms) end
+  local record = ticket .. ' ' .. lease_text .. ' ' .. s.end_of_lease .. ' ' .. permits
+  if call('HSETNX', s.waiters, id, record) == 0 then return end
   call('ZADD', s.queue, s.by_size and permits or '1', ticket .. ' ' .. id)
   if before == 0 or not s.queue_kept or s.queue_kept - s.clock.ms < lease_ms * 1.5 then
     local left = call('PTTL', s.queue)
@@ -45,33 +35,25 @@ end
 -- Parameters as in acquire.lua.
 local function acquire_permits_fast(s, id, lease_text, waits, permits, _, known)
   local now_ms, used, ends, kept, lease_ms = s.clock.ms, s.used, s.ends, s.kept, tonumber(lease_text)
-  if used == 0 then
-    ends, kept = now_ms + lease_ms, now_ms + lease_ms * 2
-  end
-  if not (s.limit and used and s.version == known and now_ms < s.lapse and ends and ends > now_ms)
-    or not (kept and kept - now_ms >= lease_ms * 1.5)
-  then
-    return
-  end
+  if used == 0 then ends, kept = now_ms + lease_ms, now_ms + lease_ms * 2 end
+  local known_and_in_force = s.limit and used and s.version == known and now_ms < s.lapse
+  if not (known_and_in_force and ends and ends > now_ms and kept and kept - now_ms >= lease_ms * 1.5) then return end
   if used + permits > s.limit then
     return waits == '1' and s.limit - permits >= 0 and join_queue_fast(s, id, lease_text, permits)
   end
   -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
-  if call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then
-    return
-  end
+  if call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then return end
   local token = next_token(s.fence, s.clock)
-  if call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then
-    -- It holds permits already. Nobody gets this token.
-    return
-  end
-  call('ZADD', s.key, end_of_lease(s, lease_ms), id)
+  -- If it holds permits already, nobody gets this token.
+  if call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then return end
+  call('ZADD', s.key, millis(now_ms + lease_ms), id)
   if used == 0 then
     call('PEXPIRE', s.key, lease_ms * 2)
     call('PEXPIRE', s.holds, lease_ms * 2)
-    s.ends, s.kept = ends, kept
+    s.kept = kept
   end
-  begin_lease(s, lease_ms, used + permits)
+  s.used, s.ends, s.changed = used + permits, math.min(ends, now_ms + lease_ms), true
+  s.lapse = math.max(s.lapse, now_ms + lease_ms * 2)
   return { GRANTED, s.limit, known, token }
 end
 

@@ -28,9 +28,7 @@ local function release_permits(s, id, kept)
     answer = LEFT_QUEUE
   end
   -- If the state was lost, nobody knows the limit until somebody states it.
-  if s.limit then
-    hand_over_permits(s)
-  end
+  if s.limit then hand_over_permits(s) end
   return answer
 end
 

@@ -21,9 +21,7 @@ local function hand_over_fast(s, id, place, used)
   local token = next_token(s.fence, s.clock)
   local message = grant_message(next, token, ticket, s.terms, s.fence, s.key)
   local with_answer = s.grants_with_answers and sub(id, 1, 36) == client
-  if not with_answer and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then
-    return
-  end
+  if not with_answer and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then return end
   call('HDEL', s.waiters, next)
   call('ZREM', s.queue, place)
   s.waiting = s.waiting and s.waiting - 1
@@ -32,7 +30,8 @@ local function hand_over_fast(s, id, place, used)
   -- It ends when the place would have ended: whoever waits there counts it from its last request.
   call('ZADD', s.key, ends, next)
   call('HDEL', s.holds, id)
-  begin_lease(s, tonumber(ends) - s.clock.ms, used + 1)
+  s.used, s.ends, s.changed = used + 1, math.min(s.ends, ends), true
+  s.lapse = math.max(s.lapse, ends * 2 - s.clock.ms)
   local found = call('ZREM', s.key, id)
   if found == 0 then
     -- Somebody has deleted the holders: they have just been made anew.
@@ -46,15 +45,11 @@ end
 local function release_permits_fast(s, id, kept)
   local known = kept == '0' and s.limit and s.used and s.ends and s.ends > s.clock.ms
   local held = known and call('HGET', s.holds, id)
-  if not held then
-    return
-  end
+  if not held then return end
   local used = s.used - (sub(held, 1, 2) == '1 ' and 1 or match(held, '^%d+'))
   local free = s.limit - used
   local place = free == 1 and call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
-  if place then
-    return hand_over_fast(s, id, place, used)
-  end
+  if place then return hand_over_fast(s, id, place, used) end
   -- Whoever waits for more stays where he is. If it is no holder any more, somebody has changed the key, and all is to be
   -- counted anew.
   if (free <= 1 or call('EXISTS', s.queue) == 0) and call('ZREM', s.key, id) == 1 then

@@ -41,9 +41,7 @@ local function recount(s)
     end
   end
   for _, id in ipairs(call('ZRANGE', s.key, 0, -1)) do
-    if call('HEXISTS', s.holds, id) == 0 then
-      call('ZREM', s.key, id)
-    end
+    if call('HEXISTS', s.holds, id) == 0 then call('ZREM', s.key, id) end
   end
   use(s, permits)
 end
@@ -58,9 +56,7 @@ end
 -- Ends the leases whose time is over; each is met once. Returns the record of `id`, if it holds permits.
 local function settle(s, id)
   local holders = call('ZCARD', s.key)
-  if call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then
-    recount(s)
-  end
+  if call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then recount(s) end
   s.used = s.used or 0
   local first = call('ZRANGE', s.key, 0, 0, 'WITHSCORES')
   while first[1] and tonumber(first[2]) <= s.clock.ms do
@@ -73,9 +69,7 @@ local function settle(s, id)
     begin_writing(s)
     write_state(s)
   end
-  if s.limit and s.clock.ms >= s.lapse and call('EXISTS', s.key, s.queue) == 0 then
-    s.limit = nil
-  end
+  if s.limit and s.clock.ms >= s.lapse and call('EXISTS', s.key, s.queue) == 0 then s.limit = nil end
   s.free = s.limit and s.limit - s.used or 0
   return id and call('HGET', s.holds, id)
 end

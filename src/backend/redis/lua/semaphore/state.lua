@@ -33,21 +33,11 @@ local function write_state(s, with)
   s.expires, s.changed = keeps and s.expires or last + (last - now), false
   local text =
     cmsgpack.pack(s.limit, s.version, s.lapse, s.used, s.ends, s.kept, s.queue_kept, s.expires, s.last_ticket)
-  if keeps then
-    return write('SET', s.state, text, 'KEEPTTL')
-  end
+  if keeps then return write('SET', s.state, text, 'KEEPTTL') end
   return write('SET', s.state, text, 'PXAT', millis(s.expires))
 end
 
 -- Writes the state if it has changed. If it may not be written, all is to be counted anew.
 local function close_state(s)
-  if s.changed and write_state(s, redis.pcall).err then
-    redis.pcall('DEL', s.state)
-  end
-end
-
--- A lease begins, with so many permits in use from now on.
-local function begin_lease(s, lease_ms, used)
-  s.used, s.changed = used, true
-  s.ends, s.lapse = math.min(s.ends, s.clock.ms + lease_ms), math.max(s.lapse, s.clock.ms + lease_ms * 2)
+  if s.changed and write_state(s, redis.pcall).err then redis.pcall('DEL', s.state) end
 end
