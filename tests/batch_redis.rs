@@ -23,7 +23,7 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::yield_now;
 
-use support::{Proxy, Raw, RedisServer, eventually, options, within};
+use support::{Proxy, Raw, RedisServer, Reply, eventually, options, within};
 
 const MANY: usize = 200;
 
@@ -78,15 +78,100 @@ async fn operations_that_arrive_while_calls_are_under_way_travel_together() {
     nothing_left(&server, SECOND).await;
 }
 
+/// The server's memory, in bytes.
+fn used_memory(raw: &mut Raw) -> u64 {
+    let info = raw.send(&["INFO", "memory"]).text().expect("text");
+    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("told");
+    used.trim().parse().expect("a number")
+}
+
 /// However many names there have been.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_that_were_released_leave_nothing_but_one_fence() {
+async fn twenty_thousand_locks_that_were_released_leave_one_fence_and_no_memory() {
     let Some(server) = RedisServer::start_or_skip("names left behind") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
-    for from in (0..20 * MANY).step_by(MANY) {
-        release_all(lock_all(&client, from..from + MANY).await).await;
-    }
+    let lock_and_release = async |names: Range<usize>| {
+        for from in names.step_by(MANY) {
+            release_all(lock_all(&client, from..from + MANY).await).await;
+        }
+    };
+    // Buffers and scripts have their size then.
+    lock_and_release(0..2_000).await;
+    let before = used_memory(&mut raw);
+    lock_and_release(2_000..22_000).await;
     assert_eq!(raw.keys("*"), [stage::FENCE]);
+    // The buffers of connections shrink when they are idle.
+    eventually(SOON * 4, || ready(used_memory(&mut raw) <= before + before / 100)).await;
+}
+
+/// Whoever gets a lock gets a token that the store remembers, or nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_that_may_be_read_but_not_written_grants_nothing() {
+    let Some(server) = RedisServer::start_or_skip("fences that cannot be written") else { return };
+    let mut raw = server.raw();
+    let fences = [stage::FENCE, "{semaphore:}:fence"];
+    let allowed = ["~lock:*", "~semaphore:*", "~{lock:m*", "~{semaphore:m*", "+@all", "&leasehold:*"];
+    let fences_only_read = fences.map(|fence| format!("%R~{fence}"));
+    let rules = [&["on", ">pw"], &allowed[..], &fences_only_read.each_ref().map(|rule| &**rule)].concat();
+    if raw.send(&[&["ACL", "SETUSER", "limited"], &rules[..]].concat()) != Reply::ok() {
+        // Before Redis 7, who may read a key may write it.
+        return;
+    }
+    for fence in fences {
+        raw.send(&["SET", fence, "1000000000000000"]);
+    }
+    let client = connect(&format!("redis://limited:pw@127.0.0.1:{}", server.port())).await;
+    let refused = |error: &Error| matches!(error, Error::StoreRefused { .. });
+    for many in [1, MANY] {
+        for _ in 0..3 {
+            let locks = lock_all(&client, 0..many).await;
+            assert!(locks.iter().all(|lock| lock.as_ref().is_err_and(refused)), "{locks:?}");
+            let semaphore = client.counting_semaphore("machine", 3).expect("valid");
+            let permits = join_all((0..many).map(|_| semaphore.acquire())).await;
+            assert!(permits.iter().all(|permit| permit.as_ref().is_err_and(refused)), "{permits:?}");
+        }
+    }
+    assert_eq!(left(&mut raw), Vec::<String>::new());
+    for fence in fences {
+        assert_eq!(raw.get(fence).as_deref(), Some("1000000000000000"));
+    }
+}
+
+/// A server that has no memory left refuses to write, but not to a script that has written: so what a batch gives back lets it
+/// grant something. It does not grant what its fence cannot tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_store_grants_nothing_that_its_fence_does_not_tell() {
+    let Some(server) = RedisServer::start_or_skip("batches on a full store") else { return };
+    let (client, mut raw) = (connect(&server.url()).await, server.raw());
+    warm_up(&client, &mut raw).await;
+    let (mut granted, mut refused) = (0, 0);
+    for round in 0..20 {
+        let held = lock_all(&client, 0..MANY).await;
+        // The next tokens do not come from the clock.
+        let ahead = 5_000_000_000_000_000 + round * 1_000_000;
+        raw.send(&["SET", stage::FENCE, &ahead.to_string()]);
+        raw.send(&["CONFIG", "SET", "maxmemory", "1"]);
+        let (locks, ()) = join(try_lock_all(&client, MANY..2 * MANY), release_all(held)).await;
+        let fence: u64 = raw.get(stage::FENCE).expect("a token").parse().expect("a number");
+        for lock in &locks {
+            match lock {
+                Ok(Some(guard)) => {
+                    let token = guard.token().get();
+                    assert!(ahead < token && token <= fence, "{ahead} {token} {fence}");
+                    granted += 1;
+                }
+                Ok(None) => panic!("nobody else holds it"),
+                Err(error) => {
+                    assert!(format!("{error:?}").contains("OOM"), "{error:?}");
+                    refused += 1;
+                }
+            }
+        }
+        raw.send(&["CONFIG", "SET", "maxmemory", "0"]);
+        drop(locks);
+        nothing_left(&server, SECOND).await;
+    }
+    assert!(refused > 0, "{granted} granted");
 }
 
 /// Locks that are granted in one call may share a token, but each grant of a lock has a greater one than that before it.

@@ -7,8 +7,8 @@
 --          of its others comes after true and what these start with; instead of the key of the operation before comes false.
 --          USE_FENCE and the name of a fence tell of which prefix those that follow are.
 --
--- Returns  the operations' answers in the same order; {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one that
---          granted something to another request of the same client, with what would otherwise be published to it
+-- Returns  the operations' answers in the same order; {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one
+--          that granted something to another request of the same client, with what would otherwise be published to it
 --
 -- An operation that fails, because something else is stored under its key, say, harms no other one.
 

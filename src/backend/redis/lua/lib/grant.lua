@@ -1,5 +1,5 @@
--- What tells a waiter that it holds now. `terms` is the kind, for a semaphore with the limit and its version. The number is how many
--- bytes of the key, which follows, are its prefix: the fence is '{<prefix>}:fence' or '{<tag>}:<prefix>:fence' (keys.rs).
+-- What tells a waiter that it holds now. `terms` is the kind, for a semaphore with the limit and its version. The number is how
+-- many bytes of the key, which follows, are its prefix: the fence is '{<prefix>}:fence' or '{<tag>}:<prefix>:fence' (keys.rs).
 local function grant_message(id, token, ticket, terms, fence, key)
   local prefix = fence.prefix
   if not prefix then

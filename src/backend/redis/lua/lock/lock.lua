@@ -1,8 +1,8 @@
 -- A lock: what its operations share.
 --
 -- KEYS[1]  lock   see value.lua. Expires with the lease.
--- KEYS[2]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are made from this one: each key of a
---                 call costs as much as a command.
+-- KEYS[2]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are made from this one: each key
+--                 of a call costs as much as a command.
 -- KEYS[3]  fence  see token.lua
 
 -- Makes a request the holder.

@@ -1,10 +1,10 @@
--- The fast path of acquire.lua: for a semaphore whose limit the client knows, while no lease has run out. A request gets its permits
--- if nobody waits, and a place in the queue if there are too few. Answers nothing, and has changed nothing, if the case is another.
--- If it fails, because somebody has changed a key by hand, the slow path sees to that.
+-- The fast path of acquire.lua: for a semaphore whose limit the client knows, while no lease has run out. A request gets its
+-- permits if nobody waits, and a place in the queue if there are too few. Answers nothing, and has changed nothing, if the case
+-- is another. If it fails, because somebody has changed a key by hand, the slow path sees to that.
 --
--- The state is read once per call and written once, however many operations of the call are for the semaphore. To the fields come,
--- once they are known: waiting, how many places there are in the queue; lease_ms and end_of_lease, when a lease of so many ms would
--- end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so, grants_with_answers.
+-- The state is read once per call and written once, however many operations of the call are for the semaphore. To the fields
+-- come, once they are known: waiting, how many places there are in the queue; lease_ms and end_of_lease, when a lease of so many
+-- ms would end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so, grants_with_answers.
 
 local function join_queue_fast(s, id, lease_text, permits)
   local lease_ms, number, ticket = tonumber(lease_text), s.clock.us, s.clock.text

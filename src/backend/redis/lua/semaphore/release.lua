@@ -5,8 +5,8 @@
 -- ARGV[2]  lease id
 -- ARGV[3]  how many permits the lease keeps, '0' to end it
 --
--- Returns  RELEASED if a hold has ended or given back what it should, LEFT_QUEUE if a place in the queue was given up, NOT_HELD if
---          there was neither
+-- Returns  RELEASED if a hold has ended or given back what it should, LEFT_QUEUE if a place in the queue was given up, NOT_HELD
+--          if there was neither
 --
 -- Idempotent: never gives a lease more than it has, and finds nothing once it has ended.
 

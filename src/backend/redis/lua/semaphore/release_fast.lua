@@ -1,5 +1,5 @@
--- The fast path of release.lua: a whole hold ends, while no lease has run out, and nobody waits, or one permit becomes free and goes
--- to the first in the queue, who wants one. Answers nothing, and has changed nothing, if the case is another.
+-- The fast path of release.lua: a whole hold ends, while no lease has run out, and nobody waits, or one permit becomes free and
+-- goes to the first in the queue, who wants one. Answers nothing, and has changed nothing, if the case is another.
 
 -- The permit of `id` goes to whoever stands at `place`. Returns as well what is to be told with the answer: the grant of the
 -- caller's own request, if so it may be told.

@@ -1,10 +1,10 @@
 -- What every operation on a semaphore has to know, as one text: to read and to write it costs one command.
 --
--- state  string, in MessagePack: the limit; its version, when it came into force; its lapse, until when, in ms, it stays in force if
---        nobody holds or waits; how many permits are used; before when, in ms, no holder's lease ends; until when, in ms, holders and
---        holds are kept; until when, in ms, queue and waiters are; when, in ms, the state expires; the last ticket. The version is a
---        text of digits, all else are numbers. What is not known is nil or false. Expires after the limit has lapsed: two to four
---        leases after nobody holds or waits.
+-- state  string, in MessagePack: the limit; its version, when it came into force; its lapse, until when, in ms, it stays in force
+--        if nobody holds or waits; how many permits are used; before when, in ms, no holder's lease ends; until when, in ms,
+--        holders and holds are kept; until when, in ms, queue and waiters are; when, in ms, the state expires; the last ticket.
+--        The version is a text of digits, all else are numbers. What is not known is nil or false. Expires after the limit has
+--        lapsed: two to four leases after nobody holds or waits.
 
 -- A semaphore as its state tells; keys as in semaphore.lua. Something else under the key of the state tells nothing.
 local function semaphore_at(key, queue, kind, fence, clock)
