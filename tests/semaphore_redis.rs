@@ -1376,3 +1376,23 @@ async fn jumping_clock<S: Semaphore>(clock: Clock, site: Site) {
     last.release().await.expect("held to the end");
     nothing_is_left(&one).await;
 }
+
+under_a_clock!(tokens_grow_when_the_clock_is_set_back_while_nobody_uses_the_semaphore: idle_under_a_clock);
+async fn idle_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::leased(&client, 2, ms(200));
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..5 {
+            let guard = taken(&semaphore, 1).await;
+            tokens.push(guard.token());
+            guard.release().await.expect("held to the end");
+            sleep(ms(40)).await;
+        }
+        // What is left of it has expired, and is not only hidden until the clock is set back.
+        eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;
+        assert_eq!(raw.keys("*"), [fence::<S>()]);
+        clock.set_back(SECOND * 100);
+    }
+    assert_grow(&tokens);
+}

@@ -9,8 +9,8 @@
 -- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place has the ticket of another: the
 -- answer "queued" and the grant both name it, so that a grant of an earlier place that was held back on its way is not believed.
 --
--- A hand-over sets a waiter that cannot be reached aside, so that no other meets it again; when its client is heard again, it
--- gets back its place.
+-- A hand-over sets a waiter that cannot be reached aside, so that no other comes across it again; when its client is heard from
+-- again, it gets back its place.
 --
 -- `r` is what is waited for, made by lock.lua or semaphore.lua:
 --   key, queue, waiters   keys
@@ -21,7 +21,7 @@
 --   last_ticket           of a semaphore, whose places are not in the order of their tickets
 --   admit                 function(r, id, request): makes a waiter a holder
 
--- The waiter with this lease id, as it stands in the queue; nil if it does not.
+-- The waiter with this lease id; nil if it is not in the queue.
 local function waiter(r, id)
   local record = call('HGET', r.waiters, id)
   local ticket, lease_ms, alive_until, permits, owner =
@@ -103,14 +103,14 @@ local function dead_among(r, count)
   return dead
 end
 
--- Removes places of those that have died, so that they do not pile up however few are ever met again: up to a hundred, since
+-- Removes places of those that have died, so that they do not pile up even if no hand-over comes across them: up to a hundred, as
 -- one arrival in fifty at least comes by here, and each adds one at most.
 local function prune(r)
   local dead
   if r.by_size then
-    -- One that asked for much may not be met even if it can be reached. So they are looked for at random: among a hundred takes
-    -- longer than all else, and among a few tells whether that is worth it. So even if everybody in the queue dies, about half of
-    -- the places are dead ones' at most.
+    -- Hand-overs may pass over one that asked for much. So the dead are looked for at random: first among a few places, which
+    -- tells whether it is worth looking at a hundred, which takes longer than all else. So at most about half of the places
+    -- belong to the dead.
     dead = dead_among(r, 8)
     for _, place in ipairs(dead[1] and dead_among(r, 100) or {}) do
       table.insert(dead, place)
@@ -142,7 +142,7 @@ local function join_queue(r, id, lease_ms, permits, owner)
   local place = ticket .. ' ' .. id
   if before and tonumber(call('ZSCORE', r.queue, place) or -1) < 0 then restore_places(r, id) end
   local record = table.concat({ ticket, lease_ms, millis(r.clock.ms + lease_ms), permits, owner }, ' ')
-  -- First: should something else stand there, no record is left. The waiters have been read already.
+  -- First: if something else is stored there, no record is left. The waiters have been read already.
   call('ZADD', r.queue, r.by_size and permits or '1', place)
   if owner and not before then call('HSET', r.waiters, '/' .. owner, waiting_for(r, owner) .. id .. ' ') end
   call('HSET', r.waiters, id, record)
@@ -167,8 +167,8 @@ local function next_place(r)
 end
 
 -- Hands what is free to those next in the queue that are alive and can be told; `asker`, if it is one of them, is being answered
--- anyway. Returns the token of `asker` if it is served. Every waiter met on the way is removed if it is dead, or if it asks for
--- more than anybody can have, and set aside if it cannot be reached. So each waiter is met at most three times, however many
+-- anyway. Returns the token of `asker` if it is served. A waiter on the way is removed if it is dead, or if it asks for more
+-- than anybody can have, and set aside if it cannot be reached. So each waiter is looked at three times at most, however many
 -- there are.
 local function hand_over(r, asker)
   local silent, answer = {}, nil

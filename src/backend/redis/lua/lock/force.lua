@@ -9,7 +9,7 @@
 local function force(r)
   local value = call('GET', r.key)
   if not value then return NOT_HELD end
-  -- What stands beside the lock may be broken; that must not keep it.
+  -- If the holds or the queue are broken, the lock is released nevertheless.
   local intact, lead, token, _, several = pcall(settle_holds, r)
   if not intact then
     lead, token, several = read_value(value)

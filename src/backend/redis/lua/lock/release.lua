@@ -10,7 +10,7 @@
 
 local function release(r, id)
   local value = call('GET', r.key)
-  -- What stands beside the lock may be broken; that must not keep it. Whoever waits is told when it asks again.
+  -- If the queue is broken, the lock is released nevertheless. Whoever waits is told when it asks again.
   local waiting = tonumber(redis.pcall('ZCARD', r.queue)) or 0
   if value and names_lease(value, id) then
     -- First: a server that has no memory left refuses to write, but not to a script that has written.

@@ -4,7 +4,7 @@
 -- ARGV[1]  lease id
 -- ARGV[2]  lease, in ms
 --
--- Returns  RENEWED; TAKEN if something else stands there, EXPIRED if nothing does
+-- Returns  RENEWED; TAKEN if something else is stored there, EXPIRED if nothing is
 --
 -- Idempotent. Never takes back a lock that was lost.
 

@@ -1,6 +1,6 @@
--- What stands under the key of a lock: "<lease id> <token>", followed by WAITED_FOR if somebody may wait for it, or by "/<owner>"
+-- What is stored under the key of a lock: "<lease id> <token>", followed by WAITED_FOR if somebody may wait for it, or by "/<owner>"
 -- for a reentrant lock. Set only if absent, with an expiry, and deleted by comparison: the canonical recipe, so that other
--- libraries' locks exclude these and are excluded. What they put there has another form.
+-- libraries' locks exclude these and are excluded. What they store there has another form.
 --
 -- The mark spares the release of a mutex a look at the queue. Whoever joins the queue sets it, and whoever gets the lock by a
 -- slow path, which is taken if there is a queue.

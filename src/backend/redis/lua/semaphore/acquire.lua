@@ -7,7 +7,7 @@
 -- ARGV[4]  '1' to wait if there are not enough permits, '0' not to
 -- ARGV[5]  how many permits
 -- ARGV[6]  the limit that the request states
--- ARGV[7]  the version of that limit, '0' if it has met none
+-- ARGV[7]  the version of that limit, '0' if it knows none
 --
 -- Returns  {GRANTED, limit, version, token}
 --          {GRANTED, limit, version, token, ms until the lease ends} if it was granted before

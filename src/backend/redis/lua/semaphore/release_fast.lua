@@ -1,7 +1,7 @@
 -- The fast path of release.lua: a whole hold ends, while no lease has run out, and nobody waits, or one permit becomes free and
 -- goes to the first in the queue, who wants one. Answers nothing, and has changed nothing, if the case is another.
 
--- The permit of `id` goes to whoever stands at `place`. Returns as well what is to be told with the answer: the grant of the
+-- The permit of `id` goes to the waiter at `place`. Returns as well what is to be told with the answer: the grant of the
 -- caller's own request, if so it may be told.
 local function hand_over_fast(s, id, place, used)
   local next = sub(place, 18)
@@ -50,7 +50,7 @@ local function release_permits_fast(s, id, kept)
   local free = s.limit - used
   local place = free == 1 and call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
   if place then return hand_over_fast(s, id, place, used) end
-  -- Whoever waits for more stays where he is. If it is no holder any more, somebody has changed the key, and all is to be
+  -- Whoever waits for more stays in the queue. If it is no holder any more, somebody has changed the key, and all is to be
   -- counted anew.
   if (free <= 1 or call('EXISTS', s.queue) == 0) and call('ZREM', s.key, id) == 1 then
     call('HDEL', s.holds, id)

@@ -53,7 +53,7 @@ local function end_hold(s, id, permits)
   use(s, s.used - permits)
 end
 
--- Ends the leases whose time is over; each is met once. Returns the record of `id`, if it holds permits.
+-- Ends the leases whose time is over; each is looked at once. Returns the record of `id`, if it holds permits.
 local function settle(s, id)
   local holders = call('ZCARD', s.key)
   if call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then recount(s) end
