@@ -70,7 +70,8 @@ constants! {
     /// In the value of a lock: somebody may wait for it.
     WAITED_FOR: &str = "+";
 
-    /// How many tokens a grant reserves: one for each hold that its lease may have within a client.
+    /// How many tokens a grant reserves, whatever its request says: one for each hold that its lease may have within a client. So
+    /// no request and no record of a waiter has to tell it. A request for more is refused (`calls.rs`).
     TOKENS_PER_GRANT: u64 = 16;
     /// How long a fence outlives the last grant, in ms.
     FENCE_MS: &str = "86400000";
