@@ -25,7 +25,8 @@ use futures::future::{BoxFuture, Either, join_all, ready};
 use tokio::sync::oneshot;
 
 use super::notifications::Notifications;
-use super::operation::Operation;
+use super::operation::{Operation, pack_prefix};
+use super::protocol::{FAILED, WITH_GRANT};
 use super::script::{BATCH, Call};
 use super::wire::{Wire, is_unknown_script, sort};
 use crate::backend::BackendError;
@@ -76,7 +77,7 @@ impl State {
 /// An operation in the queue.
 #[derive(Debug)]
 struct Queued {
-    letter: u8,
+    code: &'static str,
     operation: Operation,
     answer: oneshot::Sender<Result<Value, FredError>>,
 }
@@ -103,12 +104,12 @@ impl Batches {
         self: &Arc<Self>,
         operation: Operation,
     ) -> impl Future<Output = Result<Value, FredError>> + Send + use<'_> {
-        let letter = operation.script.letter();
-        let direct = letter.and_then(|_| self.go_direct());
-        match letter {
+        let code = operation.script.code();
+        let direct = code.and_then(|_| self.go_direct());
+        match code {
             // It does not wait for ever: the calls before it have a timeout, and then the queue is rejected.
-            Some(letter) if direct.is_none() => {
-                let answered = self.enqueue(letter, operation);
+            Some(code) if direct.is_none() => {
+                let answered = self.enqueue(code, operation);
                 Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
             }
             _ => Either::Right(Box::pin(async move {
@@ -138,12 +139,12 @@ impl Batches {
 
     fn enqueue(
         self: &Arc<Self>,
-        letter: u8,
+        code: &'static str,
         operation: Operation,
     ) -> oneshot::Receiver<Result<Value, FredError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state.lock();
-        state.queue.push_back(Queued { letter, operation, answer });
+        state.queue.push_back(Queued { code, operation, answer });
         let start = state.drains == 0 || state.is_worth_another_call();
         if start {
             state.drains += 1;
@@ -233,11 +234,13 @@ impl Batches {
     /// The answer of one operation of a batch.
     fn read(&self, answer: Value) -> Result<Value, FredError> {
         let Value::Array(mut parts) = answer else { return Ok(answer) };
-        match (parts.first().and_then(Value::as_bytes), &parts[..]) {
-            (Some(b"!"), [_, text]) => {
+        let mark = parts.first().and_then(Value::as_bytes);
+        let is = |known: &str| mark == Some(known.as_bytes());
+        match &parts[..] {
+            [_, text] if is(FAILED) => {
                 Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
             }
-            (Some(b"+"), [_, _, grant]) => {
+            [_, _, grant] if is(WITH_GRANT) => {
                 self.notifications.tell(&grant.as_bytes_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))
             }
@@ -319,11 +322,15 @@ fn together(operations: &[Queued]) -> Call {
         return only.operation.call();
     }
     let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
-    let mut last: Option<&str> = None;
-    for Queued { letter, operation, .. } in operations {
+    let (mut last, mut prefix): (Option<&str>, Option<&str>) = (None, None);
+    for Queued { code, operation, .. } in operations {
+        let resource = &operation.resource;
+        if prefix.replace(resource.prefix()) != Some(resource.prefix()) {
+            pack_prefix(resource.prefix(), &mut packed);
+        }
         // Operations of many tasks on the same key often follow each other.
-        let key = Some(&*operation.key);
-        operation.pack(*letter, mem::replace(&mut last, key) == key, &mut packed);
+        let key = Some(&*resource.key);
+        operation.pack(code, mem::replace(&mut last, key) == key, &mut packed);
     }
     Call { script: &BATCH, keys: Vec::new(), args: vec![Value::Bytes(Bytes::from(packed))] }
 }

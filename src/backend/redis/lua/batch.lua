@@ -1,92 +1,118 @@
--- Carries out many operations in one call, in the order given. Stands after the short ways as functions, and long_ways(), which
--- makes a table of functions, one for each kind of operation, by the letter that names it. They are made only if one is needed.
+-- Carries out many operations in one call, in the order given. Follows the fast paths, and slow_paths(), which makes a table of
+-- the slow ones (operations.lua) only if one is needed.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
---          here: the name of each, how many arguments it has, its key, its arguments. A key that is not itself the hash tag of its
---          others comes after true and what these start with; instead of the key of the operation before comes false.
+--          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE and RENEW have two and RELEASE
+--          has one, which is not said; a request for a lock with more is ACQUIRE_WITH. A key that is not itself the hash tag
+--          of its others comes after true and what these start with; instead of the key of the operation before comes false.
+--          USE_FENCE and the name of a fence tell of which prefix those that follow are.
 --
--- Returns  the operations' answers in the same order; {'!', text} for one that failed; {'+', answer, grant} for one that granted
---          something to another request of the same client, with what would otherwise be published to it
+-- Returns  the operations' answers in the same order; {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one
+--          that granted something to another request of the same client, with what would otherwise be published to it
 --
--- An operation that fails, because something else stands under its key, say, harms no other one.
+-- An operation that fails, because something else is stored under its key, say, harms no other one.
 
--- Whatever goes wrong: the long way looks for itself, does what can be done, and tells what stands in the way.
-local function short(way, ...)
-  local done, answer = pcall(way, ...)
+local parts, answers, number, next_at = { cmsgpack.unpack(ARGV[1]) }, {}, 0, 1
+local clock = read_clock()
+local fences, fence, slow, seen = {}, nil, nil, nil
+-- The key of the operation at hand, and what comes before and after it in the names of the others (keys.rs).
+local key, before, after
+-- The semaphores that fast paths have read the state of, by their keys.
+local semaphores = {}
+
+-- Whatever goes wrong with a fast path, the slow path looks for itself.
+local function permits_fast(operation, kind, ...)
+  local semaphore = semaphores[key]
+  if not semaphore or semaphore.kind ~= kind then
+    if semaphore then close_state(semaphore) end
+    semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
+    semaphore.grants_with_answers = true
+    semaphores[key] = semaphore
+  end
+  local done, answer, grant = pcall(operation, semaphore, ...)
+  return done and (grant and { WITH_GRANT, answer, grant } or answer)
+end
+
+-- A waiter that asks again.
+local function again_fast(id, lease_ms)
+  local stem = before .. key .. after
+  local done, answer, still_seen =
+    pcall(acquire_again_fast, seen, key, stem .. ':queue', stem .. ':waiters', clock, id, lease_ms)
+  seen = done and still_seen or nil
   return done and answer
 end
 
-local function careful(way, ...)
-  local done, answer = pcall(way, ...)
-  return done and answer or not done and { '!', type(answer) == 'table' and answer.err or tostring(answer) }
+local function slow_path(code, ...)
+  -- Something may change in the queue that the operations before were about.
+  seen = nil
+  if semaphores[key] then
+    close_state(semaphores[key])
+    semaphores[key] = nil
+  end
+  slow = slow or slow_paths()
+  -- It may grant a lock under a later token.
+  fence.shared = false
+  return slow[code](key, before .. key .. after .. ':queue', fence, clock, ...)
 end
 
--- The key of the operation at hand, and what stands before and behind it in the names of the others (keys.rs).
-local key, before, behind
-
-local function keys()
-  local stem = before .. key .. behind
-  return { key, stem .. ':queue', stem .. ':waiters', stem .. ':fence', stem .. ':holds' }
-end
-
--- The semaphores that short ways have met, by their keys.
-local met = {}
-
-local function short_way_of_permits(operation, ...)
-  local semaphore = met[key]
-  if not semaphore then
-    semaphore = look(now, now_us, now_ms, unpack(keys()))
-    semaphore.grants_with_answers = true
-    met[key] = semaphore
-  end
-  if operation == 'p' then
-    return acquire_permits(semaphore, ...)
-  end
-  local released, grant = release_permits(semaphore, ...)
-  return grant and { '+', released, grant } or released
-end
-
-local parts, answers, way = { cmsgpack.unpack(ARGV[1]) }, {}, nil
-local part = 1
-while parts[part] do
-  local operation, args, arg = parts[part], parts[part + 1], part + 3
-  local own = parts[part + 2]
-  if own == true then
-    before, key, behind, arg = parts[part + 3], parts[part + 4], '', part + 5
-  elseif own then
-    before, key, behind = '{', own, '}'
-  end
-  local answer, stands
-  if operation == 'a' then
-    local queue = before .. key .. behind .. ':queue'
-    answer = short(acquire_alone, key, queue, before .. key .. behind .. ':fence', parts[arg], parts[arg + 1], now, now_us)
-    if not answer and args == 2 then
-      answer = short(acquire_again, key, queue, before .. key .. behind .. ':waiters', parts[arg], parts[arg + 1])
-      stands = answer
+local function carry_out_all()
+  local parts, answers, clock = parts, answers, clock
+  local acquire_fast, release_fast, renew, slow_path = acquire_fast, release_fast, renew, slow_path
+  local code = parts[next_at]
+  while code do
+    local own, arg = parts[next_at + 1], next_at + 2
+    if code == USE_FENCE then
+      fence = fences[own] or open_fence(own, false)
+      fences[own], next_at = fence, arg
+    else
+      if own == true then
+        before, key, after, arg = parts[arg], parts[arg + 1], '', arg + 2
+      elseif own then
+        before, key, after = '{', own, '}'
+      end
+      local answer
+      if code == ACQUIRE then
+        next_at = arg + 2
+        local id, lease_ms = parts[arg], parts[arg + 1]
+        answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, id, lease_ms)
+          or again_fast(id, lease_ms) or slow_path(code, id, lease_ms)
+      elseif code == RELEASE then
+        next_at, seen = arg + 1, nil
+        local id = parts[arg]
+        answer = release_fast(key, fence, id) or slow_path(code, id)
+      elseif code == RENEW then
+        next_at = arg + 2
+        answer = renew(key, parts[arg], parts[arg + 1])
+      else
+        next_at = arg + 1 + parts[arg]
+        if code == ACQUIRE_PERMITS then
+          answer = permits_fast(acquire_permits_fast, unpack(parts, arg + 1, next_at - 1))
+        elseif code == RELEASE_PERMITS then
+          answer = permits_fast(release_permits_fast, unpack(parts, arg + 1, next_at - 1))
+        elseif code == ACQUIRE_WITH then
+          code = ACQUIRE
+          answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, parts[arg + 1], parts[arg + 2])
+        end
+        answer = answer or slow_path(code, unpack(parts, arg + 1, next_at - 1))
+      end
+      number = number + 1
+      answers[number] = answer
     end
-  elseif operation == 'r' then
-    answer = short(release_alone, key, before .. key .. behind .. ':queue', parts[arg])
-  elseif operation == 'n' then
-    answer = short(renew_alone, key, before .. key .. behind .. ':fence', parts[arg], parts[arg + 1])
-  elseif operation == 'p' or operation == 's' then
-    answer = short(short_way_of_permits, operation, unpack(parts, arg, arg + args - 1))
+    code = parts[next_at]
   end
-  if not answer then
-    if met[key] then
-      note(met[key])
-      met[key] = nil
-    end
-    way = way or long_ways()
-    answer = careful(way[operation], keys(), { unpack(parts, arg, arg + args - 1) })
-  end
-  if not stands then
-    -- Something may have changed in the line that the operation before was about.
-    line = nil
-  end
-  answers[#answers + 1] = answer
-  part = arg + args
 end
-for _, semaphore in pairs(met) do
-  note(semaphore)
+
+repeat
+  local done, problem = pcall(carry_out_all)
+  if not done then
+    seen, number = nil, number + 1
+    answers[number] = { FAILED, type(problem) == 'table' and problem.err or tostring(problem) }
+  end
+until done
+for _, semaphore in pairs(semaphores) do
+  close_state(semaphore)
+end
+for _, fence in pairs(fences) do
+  if fence.unwritten then call('SET', fence.key, fence.unwritten, 'KEEPTTL') end
 end
 return answers
