@@ -31,7 +31,8 @@ pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind
     let resource = Resource::new(format!("{prefix}:{name}"), kind);
     let (one, other) = (Site::of(store, resource.clone()).await, Site::of(store, resource).await);
     let (hold_back, held_back) = watch::channel(HeldBack::Nothing);
-    let late = Client::with_backend(Arc::new(Delayed { store: store.client().await, held_back }));
+    let (answered, mut answers) = watch::channel(());
+    let late = Client::with_backend(Arc::new(Delayed { store: store.client().await, held_back, answered }));
 
     let (holder, next) = (one.request(), other.request_waiting());
     one.grant(&holder).await;
@@ -45,8 +46,11 @@ pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind
     // Granted to the client that hears nothing; when that is over, to the next one.
     let (served, _) = one.within(one.ttl * 2 + one.slack, "the next one", waiting_next).await;
     let told_late = async {
+        answers.mark_unchanged();
         hold_back.send_replace(HeldBack::Events);
         one.until_waiting(1).await;
+        // The client must know its new place before it hears of the old one.
+        answers.changed().await.expect("the client exists");
         hold_back.send_replace(HeldBack::Nothing);
         let believed = timeout(one.ttl, &mut waiting).await;
         assert!(believed.is_err(), "the grant of an old ticket was believed beside the next holder");
@@ -82,6 +86,8 @@ enum HeldBack {
 struct Delayed {
     store: Arc<dyn Backend>,
     held_back: watch::Receiver<HeldBack>,
+    /// Changes with every answer to a request.
+    answered: watch::Sender<()>,
 }
 
 impl Delayed {
@@ -97,7 +103,8 @@ impl Backend for Delayed {
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        self.pass().then(|()| self.store.request(request)).boxed()
+        let answer = self.pass().then(|()| self.store.request(request));
+        answer.inspect(|_| self.answered.send_modify(|()| {})).boxed()
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
