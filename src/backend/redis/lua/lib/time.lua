@@ -4,7 +4,8 @@
 local function read_clock()
   local time = call('TIME')
   local text = time[1] .. sub('00000' .. time[2], -6)
-  local us = tonumber(text)
+  -- Two short numbers are read faster than a long one.
+  local us = time[1] * 1e6 + time[2]
   return { text = text, us = us, ms = math.floor(us / 1000) }
 end
 
