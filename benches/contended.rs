@@ -1,4 +1,4 @@
-//! What a lock costs that many want: this crate and the usual recipes side by side, in one run.
+//! The cost of a contended lock: this crate and the usual recipes side by side, in one run.
 //!
 //! `cargo bench -p leasehold-benches --bench contended`
 //! starts a `redis-server` of its own (or uses `--port`) and, for each strategy, length of
@@ -15,7 +15,7 @@
 //! * Jain: Jain's fairness index of the number of grants of each waiter, 1 if all have the same;
 //! * PING: median time of a PING from the parent, every 5 ms on a connection of its own;
 //! * PINGs alone: right after this crate's turns in strict order, PINGs one after another while nothing else runs, as many as
-//!   usually take as long as a wait. How evenly they do tells what the machine does to things in order.
+//!   usually take as long as a wait. Their spread is what this machine adds to anything that is done in order.
 //!
 //! WATCH/MULTI increments are over when they succeed, so they have no hand-over; their counter is checked instead.
 //!
@@ -30,12 +30,12 @@ use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 
 mod common;
-mod rivals;
+mod strategies;
 
 use common::plot::{self, Axis, Series};
 use common::turns::Spread;
 use common::{Place, Result, median, table};
-use rivals::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
+use strategies::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
 
 /// Turns that each waiter should have, where whoever waits is served.
 const TURNS: u32 = 12;
@@ -43,7 +43,7 @@ const TURNS: u32 = 12;
 const ROUNDS: usize = 3;
 /// Below so many, that they are whole numbers shows in Jain's index.
 const TURNS_FOR_JAIN: usize = 8;
-/// A guess at what a hand-over takes besides the section: one through the server, on a machine with other things to do.
+/// A guess at what a hand-over takes besides the section: one through the server, on a busy machine.
 const HAND_OVER: Duration = Duration::from_micros(150);
 
 #[derive(Parser)]
@@ -319,7 +319,7 @@ impl Claims {
         ]);
     }
 
-    /// What is not ours to reach.
+    /// A figure of the machine, which has no target.
     fn tell(&mut self, what: String, measured: f64) {
         self.table.add_row([what, format!("{measured:.3}"), "-".to_owned(), "the machine".to_owned()]);
     }

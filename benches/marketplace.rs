@@ -5,7 +5,7 @@
 //! after the other, as fast as they can; each buyer looks for any of the items on sale (`ZRANDMEMBER`), tries to buy it at
 //! the price it saw, and looks again if it did not get it. Nobody pauses between attempts. A listing takes the item out of
 //! the seller's inventory and puts it on the market; a purchase takes it off the market, moves the money, and puts it into
-//! the buyer's inventory. Three ways to make such a move whole, in turn on the same server, for every number of traders:
+//! the buyer's inventory. Three methods to make such a move atomic, in turn on the same server, for every number of traders:
 //!
 //! * **WATCH/MULTI**: WATCH and the checks in one flight, then the move in MULTI and EXEC; again if EXEC is refused. A buyer
 //!   watches the market and its funds, a seller its inventory. Every trader has a connection of its own.
@@ -36,13 +36,13 @@ use tokio::task::JoinSet;
 mod common;
 #[path = "marketplace/market.rs"]
 mod market;
-#[path = "marketplace/ways.rs"]
-mod ways;
+#[path = "marketplace/methods.rs"]
+mod methods;
 
 use common::plot::{Axis, bars};
 use common::{Bare, Place, Result, table, url};
 use market::{Market, buyer_name};
-use ways::{Access, Attempt, Exclusion, Way};
+use methods::{Access, Attempt, Exclusion, Method};
 
 /// Sellers and buyers.
 const TRADERS: [(usize, usize); 4] = [(1, 1), (5, 1), (5, 5), (5, 20)];
@@ -64,7 +64,7 @@ struct Options {
 /// What one round is made of.
 struct Round {
     port: u16,
-    way: Way,
+    method: Method,
     sellers: usize,
     buyers: usize,
     clients: usize,
@@ -91,12 +91,12 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     let Some((port, _server)) = options.place.server("the marketplace") else { return Ok(()) };
     let length = Duration::from_secs_f64(options.place.choose(options.seconds, 0.2));
-    let progress = ProgressBar::new((TRADERS.len() * Way::ALL.len()) as u64);
+    let progress = ProgressBar::new((TRADERS.len() * Method::ALL.len()) as u64);
     progress.tick();
     let mut outcomes = Vec::new();
     for (sellers, buyers) in TRADERS {
-        for way in Way::ALL {
-            let round = Round { port, way, sellers, buyers, clients: options.clients.into(), length };
+        for method in Method::ALL {
+            let round = Round { port, method, sellers, buyers, clients: options.clients.into(), length };
             outcomes.push(round.run().await.map_err(|error| format!("{}: {error}", round.name()))?);
             progress.inc(1);
         }
@@ -109,7 +109,7 @@ async fn main() -> Result<()> {
 
 impl Round {
     fn name(&self) -> String {
-        format!("{} x {}, {}", self.sellers, self.buyers, self.way.name())
+        format!("{} x {}, {}", self.sellers, self.buyers, self.method.name())
     }
 
     async fn run(&self) -> Result<Outcome> {
@@ -145,10 +145,10 @@ impl Round {
         let mut accesses = Vec::new();
         for trader in 0..self.sellers + self.buyers {
             let (client, shared) = &clients[trader % clients.len()];
-            let (connection, exclusion) = match self.way {
-                Way::Watch => (Bare::connection(&url(self.port)).await?, Exclusion::Watch),
-                Way::OneLock => (shared.clone(), Exclusion::OneLock(client.mutex(&market.lock_name())?)),
-                Way::LockPerItem => (shared.clone(), Exclusion::LockPerItem(client.clone())),
+            let (connection, exclusion) = match self.method {
+                Method::Watch => (Bare::connection(&url(self.port)).await?, Exclusion::Watch),
+                Method::OneLock => (shared.clone(), Exclusion::OneLock(client.mutex(&market.lock_name())?)),
+                Method::LockPerItem => (shared.clone(), Exclusion::LockPerItem(client.clone())),
             };
             accesses.push(Access { market: market.clone(), connection, exclusion });
         }
@@ -242,7 +242,7 @@ impl Tally {
 fn summary(outcomes: &[Outcome]) -> Table {
     let mut table = table([
         "sellers x buyers",
-        "way",
+        "method",
         "listed",
         "bought",
         "refused",
@@ -252,11 +252,11 @@ fn summary(outcomes: &[Outcome]) -> Table {
         "buy mean ms",
         "buy p99 ms",
     ]);
-    let rounds = TRADERS.iter().flat_map(|traders| Way::ALL.map(|way| (traders, way)));
-    for (((sellers, buyers), way), Outcome { listed, bought }) in rounds.zip(outcomes) {
+    let rounds = TRADERS.iter().flat_map(|traders| Method::ALL.map(|method| (traders, method)));
+    for (((sellers, buyers), method), Outcome { listed, bought }) in rounds.zip(outcomes) {
         table.add_row([
             format!("{sellers} x {buyers}"),
-            way.name().to_owned(),
+            method.name().to_owned(),
             listed.done.to_string(),
             bought.done.to_string(),
             (listed.refused + bought.refused).to_string(),
@@ -273,9 +273,13 @@ fn summary(outcomes: &[Outcome]) -> Table {
 fn draw(place: &Place, outcomes: &[Outcome], length: Duration) -> Result<()> {
     let labels = TRADERS.map(|(sellers, buyers)| format!("{sellers} x {buyers}"));
     let series = |figure: &dyn Fn(&Tally) -> f64| {
-        let of_way = |way: usize| outcomes.iter().skip(way).step_by(Way::ALL.len());
-        let values = |way| of_way(way).map(|outcome| figure(&outcome.bought)).collect();
-        Way::ALL.iter().enumerate().map(|(n, way)| (way.name().to_owned(), values(n))).collect::<Vec<_>>()
+        let of_method = |method: usize| outcomes.iter().skip(method).step_by(Method::ALL.len());
+        let values = |method| of_method(method).map(|outcome| figure(&outcome.bought)).collect();
+        Method::ALL
+            .iter()
+            .enumerate()
+            .map(|(n, method)| (method.name().to_owned(), values(n)))
+            .collect::<Vec<_>>()
     };
     if let Some(file) = place.plot("marketplace-bought")? {
         let rate = series(&|tally| tally.done as f64 / length.as_secs_f64());

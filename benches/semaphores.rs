@@ -1,11 +1,12 @@
-//! What a semaphore costs that many want: this crate's two kinds beside the naive recipe, in one run; the counting one also
+//! The cost of a contended semaphore: this crate's two kinds beside the naive recipe, in one run; the counting one also
 //! with hand-over inside a client.
 //!
 //! `cargo bench -p leasehold-benches --bench semaphores`
 //! starts a `redis-server` of its own (or uses `--port`). Tasks of two clients in one process
 //! share a limit of 10. Each asks for a permit, lets the others run once, returns the permit and at once asks again, until the
 //! time is over. All kinds have their turns in each of some rounds, because a shared machine drifts; the medians of the rounds are
-//! told, and the medians of the ratios within each round. What happens in the first moments is not counted; then, within the window:
+//! reported, and the medians of the ratios within each round. What happens in the first moments is not counted;
+//! then, within the window:
 //!
 //! * acquisitions per second: grants seen;
 //! * wait: from asking to the grant. Who has waited for more than the median when the window ends counts with that;
@@ -34,7 +35,7 @@ use uuid::Uuid;
 mod common;
 
 use common::plot::{self, Axis};
-use common::turns::{Held, Rival, Spread, Turn, now, waits};
+use common::turns::{Contender, Held, Spread, Turn, now, waits};
 use common::{Bare, Place, Raw, Result, median, table, url};
 
 /// Clients that share the tasks.
@@ -219,7 +220,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    async fn run<R: Rival>(self, semaphores: [R; CLIENTS]) -> Result<Figures> {
+    async fn run<C: Contender>(self, semaphores: [C; CLIENTS]) -> Result<Figures> {
         let mut raw = Raw::connect(self.port)?;
         let warm_up = self.window / 5;
         let until = Instant::now() + warm_up + self.window + MARGIN;
@@ -262,9 +263,9 @@ struct Occupancy {
     most: AtomicUsize,
 }
 
-async fn turns<R: Rival>(
+async fn turns<C: Contender>(
     waiter: usize,
-    semaphore: &R,
+    semaphore: &C,
     held: &Occupancy,
     until: Instant,
 ) -> Result<Vec<Turn>> {
@@ -298,7 +299,7 @@ async fn fair(url: &str, name: &str, limit: u32) -> Result<[FairSemaphore; CLIEN
     Ok([clients[0].fair_semaphore(name, limit)?, clients[1].fair_semaphore(name, limit)?])
 }
 
-impl Rival for CountingSemaphore {
+impl Contender for CountingSemaphore {
     type Held = Guard;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Guard>> {
@@ -310,7 +311,7 @@ impl Rival for CountingSemaphore {
     }
 }
 
-impl Rival for FairSemaphore {
+impl Contender for FairSemaphore {
     type Held = Guard;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Guard>> {
@@ -359,7 +360,7 @@ impl Naive {
     }
 }
 
-impl Rival for Naive {
+impl Contender for Naive {
     type Held = String;
 
     async fn acquire(&self, until: Instant) -> Result<Option<String>> {

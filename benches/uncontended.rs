@@ -1,4 +1,4 @@
-//! What a lock costs that nobody else wants, as ratios within one run.
+//! The cost of an uncontended lock, as ratios within one run.
 //!
 //! `cargo bench -p leasehold-benches --bench uncontended`
 //! starts a `redis-server` of its own (or uses `--port`) and measures, beside the bare
@@ -49,48 +49,48 @@ struct Options {
 async fn main() -> Result<()> {
     let options = Options::parse();
     let Some((port, _server)) = options.place.server("the cost of a mutex") else { return Ok(()) };
-    let rivals = Rivals::connect(port).await?;
-    let times = one_task(&rivals, options.place.choose(options.pairs, BLOCK)).await?;
+    let libraries = Libraries::connect(port).await?;
+    let times = one_task(&libraries, options.place.choose(options.pairs, BLOCK)).await?;
     println!("{}\n", times.table());
     let round = Duration::from_millis(options.place.choose(options.round, 50));
-    let rates = many_tasks(&rivals, round, options.place.choose(5, 1)).await?;
+    let rates = many_tasks(&libraries, round, options.place.choose(5, 1)).await?;
     println!("{}\n", rates_table(&rates));
     if options.place.choose(true, false) {
         println!("{}", targets(&times, &rates));
     }
     times.draw(&options.place)?;
     draw_rates(&options.place, &rates)?;
-    Ok(rivals.client.shutdown().await?)
+    Ok(libraries.client.shutdown().await?)
 }
 
 /// One connection of each library.
-struct Rivals {
+struct Libraries {
     bare: Bare,
     rslock: LockManager,
     client: Client,
 }
 
-impl Rivals {
+impl Libraries {
     const NAMES: [&str; 3] = ["bare", "rslock", "leasehold"];
 
     async fn connect(port: u16) -> Result<Self> {
         let url = url(port);
-        let rivals = Self {
+        let libraries = Self {
             bare: Bare::connect(&url).await?,
             rslock: LockManager::new(vec![url.as_str()]),
             client: Client::connect(&url).await?,
         };
         // rslock connects with its first request, and scripts are loaded with theirs.
-        for rival in 0..Self::NAMES.len() {
-            rivals.lock(rival, "warm")?.pair().await?;
+        for library in 0..Self::NAMES.len() {
+            libraries.lock(library, "warm")?.pair().await?;
         }
-        Ok(rivals)
+        Ok(libraries)
     }
 
     /// The lock of this name, by one of `NAMES`.
-    fn lock(&self, rival: usize, name: &str) -> Result<Lock> {
-        let key = format!("bench:{}:{name}", Self::NAMES[rival]);
-        Ok(match rival {
+    fn lock(&self, library: usize, name: &str) -> Result<Lock> {
+        let key = format!("bench:{}:{name}", Self::NAMES[library]);
+        Ok(match library {
             0 => Lock::Bare(self.bare.clone(), key),
             1 => Lock::Rslock(self.rslock.clone(), key),
             _ => Lock::Leasehold(self.client.mutex(&key)?),
@@ -123,12 +123,13 @@ impl Lock {
 /// What one task did, kind by kind.
 struct Times([Histogram<u64>; 5]);
 
-async fn one_task(rivals: &Rivals, pairs: usize) -> Result<Times> {
-    let locks =
-        (0..Rivals::NAMES.len()).map(|rival| rivals.lock(rival, "one")).collect::<Result<Vec<_>>>()?;
-    // Each is dropped once a block, so that none is asked for while its release is still on its way.
+async fn one_task(libraries: &Libraries, pairs: usize) -> Result<Times> {
+    let locks = (0..Libraries::NAMES.len())
+        .map(|library| libraries.lock(library, "one"))
+        .collect::<Result<Vec<_>>>()?;
+    // Each is dropped once a block, so that none is asked for while its release is still on its method.
     let dropped = (0..BLOCK)
-        .map(|n| rivals.client.mutex(&format!("bench:dropped:{n}")))
+        .map(|n| libraries.client.mutex(&format!("bench:dropped:{n}")))
         .collect::<std::result::Result<Vec<_>, _>>()?;
     let mut times = Times::new()?;
     let progress = ProgressBar::new(pairs as u64);
@@ -137,9 +138,9 @@ async fn one_task(rivals: &Rivals, pairs: usize) -> Result<Times> {
         for (kind, histogram) in times.0.iter_mut().enumerate() {
             for mutex in &dropped {
                 let took = match kind {
-                    Times::PING => timed(rivals.bare.ping()).await?,
+                    Times::PING => timed(libraries.bare.ping()).await?,
                     Times::DROP => timed(lock_and_drop(mutex)).await?,
-                    rival => timed(locks[rival].pair()).await?,
+                    library => timed(locks[library].pair()).await?,
                 };
                 if block > 0 {
                     histogram.record(took)?;
@@ -156,7 +157,7 @@ async fn one_task(rivals: &Rivals, pairs: usize) -> Result<Times> {
 }
 
 impl Times {
-    // The rivals' pairs come first.
+    // The libraries' pairs come first.
     const BARE: usize = 0;
     const RELEASE: usize = 2;
     const DROP: usize = 3;
@@ -209,29 +210,29 @@ impl Times {
     }
 }
 
-/// Pairs per second, by rival, round by round.
+/// Pairs per second, by library, round by round.
 struct Rates(Vec<[f64; 3]>);
 
 impl Rates {
-    fn median(&self, rival: usize) -> f64 {
-        median(self.0.iter().map(|round| round[rival]))
+    fn median(&self, library: usize) -> f64 {
+        median(self.0.iter().map(|round| round[library]))
     }
 
-    fn against_bare(&self, rival: usize) -> f64 {
-        median(self.0.iter().map(|round| round[rival] / round[0]))
+    fn against_bare(&self, library: usize) -> f64 {
+        median(self.0.iter().map(|round| round[library] / round[0]))
     }
 }
 
 /// For each of `TASKS`.
-async fn many_tasks(rivals: &Rivals, length: Duration, rounds: usize) -> Result<Vec<Rates>> {
+async fn many_tasks(libraries: &Libraries, length: Duration, rounds: usize) -> Result<Vec<Rates>> {
     let progress = ProgressBar::new((TASKS.len() * rounds) as u64);
     let mut all = Vec::new();
     for tasks in TASKS {
         let mut rates = Vec::new();
         for _ in 0..rounds {
             let mut round = [0.0; 3];
-            for (rival, rate) in round.iter_mut().enumerate() {
-                let locks = (0..tasks).map(|task| rivals.lock(rival, &format!("many:{task}")));
+            for (library, rate) in round.iter_mut().enumerate() {
+                let locks = (0..tasks).map(|task| libraries.lock(library, &format!("many:{task}")));
                 *rate = per_second(locks.collect::<Result<_>>()?, length).await?;
             }
             rates.push(round);
@@ -289,10 +290,10 @@ fn rates_table(all: &[Rates]) -> Table {
 fn draw_rates(place: &Place, all: &[Rates]) -> Result<()> {
     let Some(file) = place.plot("uncontended-many-tasks")? else { return Ok(()) };
     let labels = TASKS.map(|tasks| format!("{tasks} tasks"));
-    let series: Vec<_> = Rivals::NAMES
+    let series: Vec<_> = Libraries::NAMES
         .iter()
         .enumerate()
-        .map(|(rival, name)| ((*name).to_owned(), all.iter().map(|rates| rates.median(rival)).collect()))
+        .map(|(library, name)| ((*name).to_owned(), all.iter().map(|rates| rates.median(library)).collect()))
         .collect();
     let y = Axis { label: "pairs per second", log: false };
     bars(&file, "Many tasks, each with a lock that nobody else wants", y, &labels, &series)

@@ -1,8 +1,8 @@
 //! Operations that arrive while calls are under way go together in the next one, and none of them notices.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::future::{Future, ready};
@@ -18,7 +18,7 @@ use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Released, Request, Resource};
 use leasehold::{Client, DistMutex, Error, Guard, Inspection, RedisBackend};
-use stage::{SECOND, SOON, connect, left, ms, named, named_in_line, nothing_left, polled};
+use locks::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::yield_now;
@@ -37,7 +37,7 @@ async fn lock_all(client: &Client, names: Range<usize>) -> Vec<Result<Guard, Err
     join_all(mutexes.iter().map(|mutex| mutex.lock())).await
 }
 
-/// The same, without the patience of those who wait.
+/// The same, without waiting for those that are held.
 async fn try_lock_all(client: &Client, names: Range<usize>) -> Vec<Result<Option<Guard>, Error>> {
     let mutexes: Vec<_> = names.map(|n| named(client, &name(n), SECOND * 30)).collect();
     join_all(mutexes.iter().map(|mutex| mutex.try_lock())).await
@@ -99,7 +99,7 @@ async fn twenty_thousand_locks_that_were_released_leave_one_fence_and_no_memory(
     lock_and_release(0..2_000).await;
     let before = used_memory(&mut raw);
     lock_and_release(2_000..22_000).await;
-    assert_eq!(raw.keys("*"), [stage::FENCE]);
+    assert_eq!(raw.keys("*"), [locks::FENCE]);
     // The buffers of connections shrink when they are idle.
     eventually(SOON * 4, || ready(used_memory(&mut raw) <= before + before / 100)).await;
 }
@@ -109,7 +109,7 @@ async fn twenty_thousand_locks_that_were_released_leave_one_fence_and_no_memory(
 async fn a_fence_that_may_be_read_but_not_written_grants_nothing() {
     let Some(server) = RedisServer::start_or_skip("fences that cannot be written") else { return };
     let mut raw = server.raw();
-    let fences = [stage::FENCE, "{semaphore:}:fence"];
+    let fences = [locks::FENCE, "{semaphore:}:fence"];
     let allowed = ["~lock:*", "~semaphore:*", "~{lock:m*", "~{semaphore:m*", "+@all", "&leasehold:*"];
     let fences_only_read = fences.map(|fence| format!("%R~{fence}"));
     let rules = [&["on", ">pw"], &allowed[..], &fences_only_read.each_ref().map(|rule| &**rule)].concat();
@@ -149,10 +149,10 @@ async fn a_full_store_grants_nothing_that_its_fence_does_not_tell() {
         let held = lock_all(&client, 0..MANY).await;
         // The next tokens do not come from the clock.
         let ahead = 5_000_000_000_000_000 + round * 1_000_000;
-        raw.send(&["SET", stage::FENCE, &ahead.to_string()]);
+        raw.send(&["SET", locks::FENCE, &ahead.to_string()]);
         raw.send(&["CONFIG", "SET", "maxmemory", "1"]);
         let (locks, ()) = join(try_lock_all(&client, MANY..2 * MANY), release_all(held)).await;
-        let fence: u64 = raw.get(stage::FENCE).expect("a token").parse().expect("a number");
+        let fence: u64 = raw.get(locks::FENCE).expect("a token").parse().expect("a number");
         for lock in &locks {
             match lock {
                 Ok(Some(guard)) => {
@@ -209,7 +209,7 @@ async fn a_lock_that_is_granted_several_times_in_one_call_gets_a_greater_token_e
             assert!(tokens.is_sorted_by(|before, after| **before + 16 <= **after), "{tokens:?}");
         }
     }
-    assert_eq!(raw.keys("*"), [stage::FENCE]);
+    assert_eq!(raw.keys("*"), [locks::FENCE]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,7 +235,7 @@ async fn an_operation_that_fails_harms_no_other_in_its_batch() {
     assert_eq!(guards.iter().filter(|guard| guard.is_err()).count(), broken.len());
     guards.retain(Result::is_ok);
     release_all(guards).await;
-    assert_eq!(left(&mut raw).len(), broken.len(), "what stood there before is left alone");
+    assert_eq!(left(&mut raw).len(), broken.len(), "what was there before is left alone");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -274,7 +274,7 @@ async fn names_of_every_sort_have_the_same_keys_in_batches_as_alone() {
     // A length is written in one way up to 31, 127 and 255 bytes, and in another above.
     names.extend([1, 26, 27, 122, 123, 250, 251, 500].map(|length| "n".repeat(length)));
     names.extend(names.clone().iter().map(|name| format!("{name}}}!")));
-    let mutexes: Vec<_> = names.iter().map(|name| named_in_line(&client, name, SECOND * 30)).collect();
+    let mutexes: Vec<_> = names.iter().map(|name| queued_named(&client, name, SECOND * 30)).collect();
     raw.send(&["FLUSHALL"]);
 
     let (mut held, mut waiting) = (Vec::new(), Vec::new());
@@ -336,7 +336,7 @@ async fn forty_at_a_time<F, I>(
     eventually(SOON, || ready(raw.send(&["ZCARD", &beside("queue")]).int() == (MANY - 40) as i64)).await;
     for (suffix, encoding) in [("queue", "skiplist"), ("waiters", "hashtable")] {
         let told = raw.send(&["OBJECT", "ENCODING", &beside(suffix)]);
-        assert_eq!(told.text().as_deref(), Some(encoding), "a long line has an index");
+        assert_eq!(told.text().as_deref(), Some(encoding), "a long queue has an index");
         assert!(raw.send(&["PTTL", &beside(suffix)]).int() > 0);
     }
     // As the state tells.
@@ -393,16 +393,16 @@ async fn permits_granted_with_an_answer_that_got_lost_are_asked_for_at_once() {
     nothing_left(&server, SECOND).await;
 }
 
-/// Waiters repeat themselves every third of a lease, those of one client at the same moments.
+/// Waiters repeat their requests every third of a lease, those of one client at the same moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_that_repeat_themselves_travel_together_and_keep_their_places() {
+async fn repeated_requests_travel_together_and_keep_their_places() {
     let Some(server) = RedisServer::start_or_skip("repetitions") else { return };
     let (holder, client, mut raw) =
         (connect(&server.url()).await, connect(&server.url()).await, server.raw());
     // Calls that find their script unknown go again, and may overtake each other.
     warm_up(&client, &mut raw).await;
     let guard = named(&holder, "one", SECOND * 30).lock().await.expect("free");
-    let mutex = named_in_line(&client, "one", SECOND * 3);
+    let mutex = queued_named(&client, "one", SECOND * 3);
     let served = Arc::new(Mutex::new(Vec::new()));
     let wait = |n| {
         let (mutex, served) = (mutex.clone(), Arc::clone(&served));
@@ -428,7 +428,7 @@ async fn waiters_that_repeat_themselves_travel_together_and_keep_their_places() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn something_else_under_the_key_is_told_to_all_who_repeat_themselves_together() {
+async fn something_else_under_the_key_is_told_to_all_whose_requests_are_repeated_together() {
     let Some(server) = RedisServer::start_or_skip("wrong types in batches") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
@@ -437,7 +437,7 @@ async fn something_else_under_the_key_is_told_to_all_who_repeat_themselves_toget
         .map(|mutex| async move { mutex.lock().await.expect("free") });
     let (guard, other) = join(guard, other).await;
     let waiting = |name| {
-        let mutex = named_in_line(&client, name, SECOND * 3);
+        let mutex = queued_named(&client, name, SECOND * 3);
         tokio::spawn(async move { join_all((0..40).map(|_| mutex.lock())).await })
     };
     let (refused, served) = (waiting("one"), waiting("two"));
@@ -533,7 +533,7 @@ fn requests_do_not_hang_when_the_runtime_of_the_connection_ends() {
 }
 
 /// An answer may be there as soon as its call has left, on a thread that was interrupted meanwhile. The client has more threads than
-/// the machine has processors, so that this happens, and a runtime of its own, so that it can be seen to stand still.
+/// the machine has processors, so that this happens, and a runtime of its own, so that a standstill can be seen.
 #[test]
 fn an_answer_that_is_there_at_once_holds_up_nobody() {
     const FLUSHES: usize = 1000;
@@ -560,7 +560,7 @@ fn an_answer_that_is_there_at_once_holds_up_nobody() {
     let done = is_done.recv_timeout(SOON * 2);
     // A thread that hangs cannot be waited for.
     runtime.shutdown_background();
-    done.expect("nobody waits for ever");
+    done.expect("nobody waits forever");
 }
 
 async fn come_and_go(mutex: DistMutex, is_over: watch::Receiver<bool>) {
@@ -569,7 +569,7 @@ async fn come_and_go(mutex: DistMutex, is_over: watch::Receiver<bool>) {
     }
 }
 
-/// The server stands still, so that what is asked for after the first two requests is queued in the client. On one thread
+/// The server is paused, so that what is asked for after the first two requests is queued in the client. On one thread
 /// it is certain that these two are on their way by then.
 #[tokio::test]
 async fn a_request_given_up_while_it_is_queued_is_not_sent() {

@@ -1,8 +1,8 @@
 //! What is left when futures, guards, runtimes and clients are dropped at every point: nothing.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::future::Future;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::{FutureExt, poll};
 use leasehold::{Client, Error, LossReason};
-use stage::*;
+use locks::*;
 use support::{Direction, Proxy, RedisServer, begun, eventually, local_handover, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -24,14 +24,14 @@ const LONG: Duration = Duration::from_secs(30);
 /// More polls than any request takes.
 const MANY: usize = 100;
 
-struct Stage {
+struct Fixture {
     one: Client,
     other: Client,
     server: RedisServer,
 }
 
-impl Stage {
-    async fn set(left_out: &str) -> Option<Self> {
+impl Fixture {
+    async fn set_up(left_out: &str) -> Option<Self> {
         let server = RedisServer::start_or_skip(left_out)?;
         let (one, other) = (connect(&server.url()).await, connect(&server.url()).await);
         warm_up(&server, &one).await;
@@ -52,12 +52,12 @@ impl Stage {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_dropped_after_any_poll_on_a_free_lock_leaves_nothing() {
-    let Some(stage) = Stage::set("dropped requests on a free lock").await else { return };
+    let Some(fixture) = Fixture::set_up("dropped requests on a free lock").await else { return };
     for polls in 0..MANY {
-        let locked = polled(mutex(&stage.one, LONG).lock(), polls).await;
+        let locked = polled(mutex(&fixture.one, LONG).lock(), polls).await;
         let done = locked.is_some();
         drop(locked);
-        stage.assert_clean().await;
+        fixture.assert_clean().await;
         if done {
             return;
         }
@@ -67,12 +67,12 @@ async fn a_lock_dropped_after_any_poll_on_a_free_lock_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_lock_dropped_after_any_poll_leaves_nothing() {
-    let Some(stage) = Stage::set("dropped attempts").await else { return };
+    let Some(fixture) = Fixture::set_up("dropped attempts").await else { return };
     for polls in 0..MANY {
-        let locked = polled(mutex(&stage.one, LONG).try_lock(), polls).await;
+        let locked = polled(mutex(&fixture.one, LONG).try_lock(), polls).await;
         let done = locked.is_some();
         drop(locked);
-        stage.assert_clean().await;
+        fixture.assert_clean().await;
         if done {
             return;
         }
@@ -82,16 +82,16 @@ async fn a_try_lock_dropped_after_any_poll_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_dropped_after_any_poll_on_a_held_lock_leaves_its_place() {
-    let Some(stage) = Stage::set("dropped waiters").await else { return };
-    let guard = mutex(&stage.other, LONG).lock().await.expect("free");
+    let Some(fixture) = Fixture::set_up("dropped waiters").await else { return };
+    let guard = mutex(&fixture.other, LONG).lock().await.expect("free");
     for polls in 0..MANY {
-        // The last polls come with a wake-up that never comes: then it waits in line.
-        let waiting = timeout(ms(50), polled(mutex(&stage.one, LONG).lock(), polls)).await;
+        // The last polls come with a wake-up that never comes: then it waits in the queue.
+        let waiting = timeout(ms(50), polled(mutex(&fixture.one, LONG).lock(), polls)).await;
         assert!(!matches!(waiting, Ok(Some(_))), "the lock is held");
-        queued(&stage.server, 0).await;
+        queued(&fixture.server, 0).await;
         if waiting.is_err() {
             guard.release().await.expect("held to the end");
-            stage.assert_clean().await;
+            fixture.assert_clean().await;
             return;
         }
     }
@@ -100,17 +100,17 @@ async fn a_lock_dropped_after_any_poll_on_a_held_lock_leaves_its_place() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_dropped_after_any_poll_while_it_is_granted_leaves_nothing() {
-    let Some(stage) = Stage::set("dropped while granted").await else { return };
+    let Some(fixture) = Fixture::set_up("dropped while granted").await else { return };
     for polls in 0..MANY {
-        let guard = mutex(&stage.other, LONG).lock().await.expect("free");
-        let mutex = mutex(&stage.one, LONG);
+        let guard = mutex(&fixture.other, LONG).lock().await.expect("free");
+        let mutex = mutex(&fixture.one, LONG);
         let mut waiter = mutex.lock().boxed();
-        drive_until(waiter.as_mut(), queued(&stage.server, 1)).await;
+        drive_until(waiter.as_mut(), queued(&fixture.server, 1)).await;
         guard.release().await.expect("held");
         let locked = polled(waiter, polls).await;
         let done = locked.is_some();
         drop(locked);
-        stage.assert_clean().await;
+        fixture.assert_clean().await;
         if done {
             return;
         }
@@ -120,15 +120,15 @@ async fn a_lock_dropped_after_any_poll_while_it_is_granted_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_to_a_dropped_request_goes_on_to_the_next_waiter_at_once() {
-    let Some(stage) = Stage::set("a grant to nobody").await else { return };
+    let Some(fixture) = Fixture::set_up("a grant to nobody").await else { return };
     let mut slowest = Duration::ZERO;
     for _ in 0..50 {
-        let guard = mutex(&stage.other, LONG).lock().await.expect("free");
-        let (first, next) = (mutex(&stage.one, LONG), mutex_in_line(&stage.other, LONG));
+        let guard = mutex(&fixture.other, LONG).lock().await.expect("free");
+        let (first, next) = (mutex(&fixture.one, LONG), queued_mutex(&fixture.other, LONG));
         let mut first = first.lock().boxed();
-        drive_until(first.as_mut(), queued(&stage.server, 1)).await;
+        drive_until(first.as_mut(), queued(&fixture.server, 1)).await;
         let next = tokio::spawn(async move { next.lock().await });
-        queued(&stage.server, 2).await;
+        queued(&fixture.server, 2).await;
         // Granted in the store, and not polled since: the push arrives at a future that will be dropped.
         guard.release().await.expect("held");
         let dropped = Instant::now();
@@ -138,28 +138,28 @@ async fn a_grant_to_a_dropped_request_goes_on_to_the_next_waiter_at_once() {
         guard.release().await.expect("held to the end");
     }
     assert!(slowest < ms(100) + SLACK / 2, "{slowest:?}");
-    stage.assert_clean().await;
+    fixture.assert_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_dropped_right_after_it_was_sent_is_given_back_when_it_is_granted() {
-    let Some(stage) = Stage::set("a grant after the drop").await else { return };
+    let Some(fixture) = Fixture::set_up("a grant after the drop").await else { return };
     for _ in 0..100 {
         // The first poll sends; the answer is under way when the future is dropped.
-        drop(polled(mutex(&stage.one, LONG).lock(), 1).await);
-        drop(polled(mutex(&stage.other, LONG).lock(), 1).await);
+        drop(polled(mutex(&fixture.one, LONG).lock(), 1).await);
+        drop(polled(mutex(&fixture.other, LONG).lock(), 1).await);
     }
-    stage.assert_clean().await;
+    fixture.assert_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_timeout_that_races_the_grant_leaves_nothing_in_a_thousand_rounds() {
     const LANES: u64 = 4;
     const ROUNDS: u64 = 250;
-    let Some(stage) = Stage::set("timeouts that race the grant").await else { return };
+    let Some(fixture) = Fixture::set_up("timeouts that race the grant").await else { return };
     let lanes = (0..LANES).map(|lane| {
         let name = format!("machine:{lane}");
-        let (one, other) = (named(&stage.one, &name, LONG), named(&stage.other, &name, LONG));
+        let (one, other) = (named(&fixture.one, &name, LONG), named(&fixture.other, &name, LONG));
         async move {
             let mut won = 0;
             for round in 0..ROUNDS {
@@ -185,14 +185,14 @@ async fn a_timeout_that_races_the_grant_leaves_nothing_in_a_thousand_rounds() {
     });
     let won: u64 = join_all(lanes).await.into_iter().sum();
     assert!(won > 0 && won < LANES * ROUNDS, "a race that both sides win now and then: {won}");
-    nothing_left(&stage.server, SECOND).await;
-    stage.assert_clean().await;
+    nothing_left(&fixture.server, SECOND).await;
+    fixture.assert_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_timeout_that_races_the_grant_leaves_nothing() {
-    let Some(stage) = Stage::set("limits that race the grant").await else { return };
-    let (one, other) = (mutex(&stage.one, LONG), mutex(&stage.other, LONG));
+    let Some(fixture) = Fixture::set_up("limits that race the grant").await else { return };
+    let (one, other) = (mutex(&fixture.one, LONG), mutex(&fixture.other, LONG));
     for round in 0..200 {
         let guard = other.lock_timeout(SECOND).await.expect("free");
         let release_at = Instant::now() + ms(3) + Duration::from_micros(50 * (round % 100));
@@ -206,16 +206,16 @@ async fn lock_timeout_that_races_the_grant_leaves_nothing() {
             Err(error) => assert!(matches!(error, Error::TimedOut { .. }), "{error:?}"),
         }
     }
-    stage.assert_clean().await;
+    fixture.assert_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_dropped_after_any_poll_still_releases() {
-    let Some(stage) = Stage::set("dropped releases").await else { return };
+    let Some(fixture) = Fixture::set_up("dropped releases").await else { return };
     for polls in 0..MANY {
-        let guard = mutex(&stage.one, LONG).lock_timeout(SECOND).await.expect("free");
+        let guard = mutex(&fixture.one, LONG).lock_timeout(SECOND).await.expect("free");
         let released = polled(guard.release(), polls).await;
-        stage.assert_clean().await;
+        fixture.assert_clean().await;
         if let Some(released) = released {
             released.expect("held to the end");
             return;
@@ -296,7 +296,7 @@ fn nothing_outlives_a_runtime(end: impl FnOnce(Runtime)) {
     assert!(start.elapsed() < SOON, "no hang");
     drop(outside);
     drop(client);
-    // Freed by another's view: somebody else gets both within a lease.
+    // As another client sees it: both are free within a lease.
     wait(async {
         let other = connect(&server.url()).await;
         for name in [NAME, "outside"] {

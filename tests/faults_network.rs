@@ -1,15 +1,15 @@
-//! What holds while the wire between client and server is cut, held, or loses single replies.
+//! Faults of the network: the wire between client and server is cut, held, or loses single replies.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::time::Duration;
 
 use futures::future::join_all;
 use leasehold::{Client, DistMutex, Error, Guard, LossReason};
-use stage::*;
+use locks::*;
 use support::{Direction, Proxy, RedisServer, eventually, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
@@ -19,15 +19,15 @@ use tokio::time::{Instant, timeout};
 const LONG: Duration = Duration::from_secs(30);
 
 /// A server, a client behind a wire, and a client beside it.
-struct Stage {
+struct Fixture {
     far: Client,
     near: Client,
     proxy: Proxy,
     server: RedisServer,
 }
 
-impl Stage {
-    async fn set(left_out: &str) -> Option<Self> {
+impl Fixture {
+    async fn set_up(left_out: &str) -> Option<Self> {
         let server = RedisServer::start_or_skip(left_out)?;
         let proxy = Proxy::start(server.port()).await;
         let (far, near) = (connect(&proxy.url()).await, connect(&server.url()).await);
@@ -50,11 +50,11 @@ fn spawn_lock(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
 }
 
 /// `n` waiters behind the wire, in this order.
-async fn line_up(stage: &Stage, n: i64) -> Vec<JoinHandle<Result<Guard, Error>>> {
+async fn queue_up(fixture: &Fixture, n: i64) -> Vec<JoinHandle<Result<Guard, Error>>> {
     let mut waiters = Vec::new();
     for n in 1..=n {
-        waiters.push(spawn_lock(&mutex_in_line(&stage.far, LONG)));
-        queued(&stage.server, n).await;
+        waiters.push(spawn_lock(&queued_mutex(&fixture.far, LONG)));
+        queued(&fixture.server, n).await;
     }
     waiters
 }
@@ -111,30 +111,30 @@ async fn the_proxy_counts_neither_pushes_nor_confirmations_as_replies() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_works_through_the_proxy() {
-    let Some(stage) = Stage::set("a client through the proxy").await else { return };
-    let guard = stage.far(LONG).lock().await.expect("free");
-    let waiters = line_up(&stage, 2).await;
+    let Some(fixture) = Fixture::set_up("a client through the proxy").await else { return };
+    let guard = fixture.far(LONG).lock().await.expect("free");
+    let waiters = queue_up(&fixture, 2).await;
     guard.release().await.expect("held");
     for waiter in waiters {
         granted(waiter, SOON).await.release().await.expect("held");
     }
     let why = "one connection for commands, one for renewals, one that listens, and no reconnects";
-    assert_eq!(stage.proxy.accepted(), 3, "{why}");
-    nothing_left(&stage.server, SECOND).await;
+    assert_eq!(fixture.proxy.accepted(), 3, "{why}");
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 // Applied, and never answered
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_whose_grant_was_never_answered_is_adopted() {
-    let Some(stage) = Stage::set("an unanswered lock").await else { return };
-    let cut = stage.proxy.cut_after_next_request(asks);
-    let guard = within(SOON, stage.far(LONG).lock()).await.expect("granted");
+    let Some(fixture) = Fixture::set_up("an unanswered lock").await else { return };
+    let cut = fixture.proxy.cut_after_next_request(asks);
+    let guard = within(SOON, fixture.far(LONG).lock()).await.expect("granted");
     within(SOON, cut).await.expect("the first answer was lost");
-    let mut raw = stage.server.raw();
+    let mut raw = fixture.server.raw();
     assert!(guard.is_held());
     // One grant: the second request was told the token of the first.
-    assert_eq!(stage::token_held(&mut raw), Some(guard.token().to_string()));
+    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()));
     assert_eq!(left(&mut raw), [KEY]);
     guard.release().await.expect("held to the end");
     assert_eq!(left(&mut raw), Vec::<String>::new());
@@ -142,111 +142,111 @@ async fn a_lock_whose_grant_was_never_answered_is_adopted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_lock_whose_grant_was_never_answered_is_adopted() {
-    let Some(stage) = Stage::set("an unanswered try_lock").await else { return };
-    let cut = stage.proxy.cut_after_next_request(asks);
-    let guard = within(SOON, stage.far(LONG).try_lock()).await.expect("answered").expect("free");
+    let Some(fixture) = Fixture::set_up("an unanswered try_lock").await else { return };
+    let cut = fixture.proxy.cut_after_next_request(asks);
+    let guard = within(SOON, fixture.far(LONG).try_lock()).await.expect("answered").expect("free");
     within(SOON, cut).await.expect("the first answer was lost");
-    let mut raw = stage.server.raw();
-    assert_eq!(stage::token_held(&mut raw), Some(guard.token().to_string()));
+    let mut raw = fixture.server.raw();
+    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()));
     guard.release().await.expect("held to the end");
     assert_eq!(left(&mut raw), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_that_was_never_answered_succeeds_and_touches_no_later_holder() {
-    let Some(stage) = Stage::set("an unanswered release").await else { return };
-    let guard = stage.far(LONG).lock().await.expect("free");
-    let next = spawn_lock(&stage.near(LONG));
-    queued(&stage.server, 1).await;
-    let cut = stage.proxy.cut_after_next_request(releases);
+    let Some(fixture) = Fixture::set_up("an unanswered release").await else { return };
+    let guard = fixture.far(LONG).lock().await.expect("free");
+    let next = spawn_lock(&fixture.near(LONG));
+    queued(&fixture.server, 1).await;
+    let cut = fixture.proxy.cut_after_next_request(releases);
     let (released, next) = tokio::join!(guard.release(), granted(next, SOON));
     within(SOON, cut).await.expect("the first answer was lost");
     released.expect("repeated until answered");
-    let mut raw = stage.server.raw();
-    assert_eq!(stage::token_held(&mut raw), Some(next.token().to_string()));
+    let mut raw = fixture.server.raw();
+    assert_eq!(locks::token_held(&mut raw), Some(next.token().to_string()));
     assert!(raw.get(KEY).is_some() && next.is_held(), "the repeated release left the next holder alone");
     next.release().await.expect("held to the end");
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_was_never_answered_costs_nothing() {
-    let Some(stage) = Stage::set("an unanswered renewal").await else { return };
+    let Some(fixture) = Fixture::set_up("an unanswered renewal").await else { return };
     let lease = 2 * SECOND;
-    let guard = stage.far(lease).lock().await.expect("free");
-    let (token, holder) = (guard.token(), stage.server.raw().get(KEY));
-    let cut = stage.proxy.cut_after_next_request(renews);
+    let guard = fixture.far(lease).lock().await.expect("free");
+    let (token, holder) = (guard.token(), fixture.server.raw().get(KEY));
+    let cut = fixture.proxy.cut_after_next_request(renews);
     within(lease, cut).await.expect("an answer to a renewal was lost");
     let lost = timeout(2 * lease, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
-    assert_eq!(stage.server.raw().get(KEY), holder);
+    assert_eq!(fixture.server.raw().get(KEY), holder);
     assert_eq!(guard.token(), token);
     guard.release().await.expect("held to the end");
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_its_place() {
-    let Some(stage) = Stage::set("an unanswered place in line").await else { return };
-    let guard = stage.near(LONG).lock().await.expect("free");
-    let cut = stage.proxy.cut_after_next_request(asks);
-    let first = spawn_lock(&stage.far(LONG));
+async fn a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_place() {
+    let Some(fixture) = Fixture::set_up("an unanswered place in the queue").await else { return };
+    let guard = fixture.near(LONG).lock().await.expect("free");
+    let cut = fixture.proxy.cut_after_next_request(asks);
+    let first = spawn_lock(&fixture.far(LONG));
     within(SOON, cut).await.expect("the first answer was lost");
-    queued(&stage.server, 1).await;
-    let second = spawn_lock(&mutex_in_line(&stage.near, LONG));
-    queued(&stage.server, 2).await;
+    queued(&fixture.server, 1).await;
+    let second = spawn_lock(&queued_mutex(&fixture.near, LONG));
+    queued(&fixture.server, 2).await;
     // The connection and the subscription are back: their places can be told of a grant.
-    let mut raw = stage.server.raw();
-    eventually(SOON, || std::future::ready(listeners(&mut raw) == 2 && stage.proxy.open() == 2)).await;
+    let mut raw = fixture.server.raw();
+    eventually(SOON, || std::future::ready(listeners(&mut raw) == 2 && fixture.proxy.open() == 2)).await;
     eventually(SOON, || std::future::ready(raw.send(&["ZCARD", QUEUE]).int() == 2)).await;
     guard.release().await.expect("held");
     let first = granted(first, SOON).await;
-    assert!(!second.is_finished(), "the line was kept");
+    assert!(!second.is_finished(), "the order of the queue was kept");
     first.release().await.expect("held");
     granted(second, SOON).await.release().await.expect("held");
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 // Lost pushes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_could_not_be_pushed_is_found_when_the_wire_is_back() {
-    let Some(stage) = Stage::set("a delayed push").await else { return };
+    let Some(fixture) = Fixture::set_up("a delayed push").await else { return };
     let lease = 6 * SECOND;
     for cut in [false, true] {
-        let guard = stage.near(lease).lock().await.expect("free");
-        let waiter = spawn_lock(&stage.far(lease));
-        queued(&stage.server, 1).await;
-        stage.proxy.hold(Direction::ToClient);
+        let guard = fixture.near(lease).lock().await.expect("free");
+        let waiter = spawn_lock(&fixture.far(lease));
+        queued(&fixture.server, 1).await;
+        fixture.proxy.hold(Direction::ToClient);
         guard.release().await.expect("held");
-        queued(&stage.server, 0).await;
-        assert!(stage.server.raw().get(KEY).is_some(), "granted in the store");
+        queued(&fixture.server, 0).await;
+        assert!(fixture.server.raw().get(KEY).is_some(), "granted in the store");
         assert!(!waiter.is_finished(), "and nobody knows");
         if cut {
-            stage.proxy.cut();
+            fixture.proxy.cut();
         }
-        stage.proxy.resume();
+        fixture.proxy.resume();
         let guard = granted(waiter, lease / 3 + SLACK).await;
         assert!(guard.is_held());
         guard.release().await.expect("held to the end");
-        nothing_left(&stage.server, SECOND).await;
+        nothing_left(&fixture.server, SECOND).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_whose_subscriptions_are_killed_keep_their_places_and_are_served_in_order() {
-    let Some(stage) = Stage::set("killed subscriptions").await else { return };
-    let mut raw = stage.server.raw();
-    let guard = stage.near(LONG).lock().await.expect("free");
+    let Some(fixture) = Fixture::set_up("killed subscriptions").await else { return };
+    let mut raw = fixture.server.raw();
+    let guard = fixture.near(LONG).lock().await.expect("free");
     let mut waiters = Vec::new();
     for n in 1..=6 {
-        let mutex = mutex_in_line(if n % 2 == 0 { &stage.near } else { &stage.far }, LONG);
+        let mutex = queued_mutex(if n % 2 == 0 { &fixture.near } else { &fixture.far }, LONG);
         waiters.push(spawn_lock(&mutex));
-        queued(&stage.server, n).await;
+        queued(&fixture.server, n).await;
     }
-    let line = raw.send(&["ZRANGE", QUEUE, "0", "-1"]);
+    let queue = raw.send(&["ZRANGE", QUEUE, "0", "-1"]);
     assert_eq!(raw.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).int(), 2);
-    assert_eq!(raw.send(&["ZRANGE", QUEUE, "0", "-1"]), line);
+    assert_eq!(raw.send(&["ZRANGE", QUEUE, "0", "-1"]), queue);
     eventually(SOON, || std::future::ready(listeners(&mut raw) == 2)).await;
     let mut last = guard.token();
     guard.release().await.expect("held");
@@ -256,49 +256,49 @@ async fn waiters_whose_subscriptions_are_killed_keep_their_places_and_are_served
         last = guard.token();
         guard.release().await.expect("held");
     }
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_while_no_subscription_stands_wakes_the_waiter_soon_after() {
-    let Some(stage) = Stage::set("a release without listeners").await else { return };
-    let mut raw = stage.server.raw();
+async fn a_release_while_nobody_is_subscribed_wakes_the_waiter_soon_after() {
+    let Some(fixture) = Fixture::set_up("a release without listeners").await else { return };
+    let mut raw = fixture.server.raw();
     for _ in 0..10 {
-        let guard = stage.near(LONG).lock().await.expect("free");
-        let waiter = spawn_lock(&stage.far(LONG));
-        queued(&stage.server, 1).await;
+        let guard = fixture.near(LONG).lock().await.expect("free");
+        let waiter = spawn_lock(&fixture.far(LONG));
+        queued(&fixture.server, 1).await;
         raw.send(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         guard.release().await.expect("held");
         // Far below a third of the lease: the reconnect is what wakes it.
         granted(waiter, SOON).await.release().await.expect("held");
     }
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 // Black holes
 
 /// Holds the wire for half a lease: the holder keeps its lease, the waiter its place.
 async fn half_a_lease_of_black_hole(direction: Direction) {
-    let Some(stage) = Stage::set("a short black hole").await else { return };
+    let Some(fixture) = Fixture::set_up("a short black hole").await else { return };
     let lease = 3 * SECOND;
-    let guard = stage.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex_in_line(&stage.far, lease));
-    queued(&stage.server, 1).await;
-    let mut raw = stage.server.raw();
+    let guard = fixture.far(lease).lock().await.expect("free");
+    let waiter = spawn_lock(&queued_mutex(&fixture.far, lease));
+    queued(&fixture.server, 1).await;
+    let mut raw = fixture.server.raw();
     let holder = raw.get(KEY);
     // From just before a renewal on, which is when it hurts most.
     let renewed = guard.remaining();
     eventually(lease, || std::future::ready(guard.remaining() < renewed - lease / 4)).await;
-    stage.proxy.hold(direction);
+    fixture.proxy.hold(direction);
     lasting(lease / 2).await;
-    stage.proxy.resume();
+    fixture.proxy.resume();
     let lost = timeout(lease, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     assert_eq!(raw.get(KEY), holder);
     assert_eq!(raw.send(&["ZCARD", QUEUE]).int(), 1);
     guard.release().await.expect("held to the end");
     granted(waiter, lease / 3 + SLACK).await.release().await.expect("held");
-    nothing_left(&stage.server, SLACK).await;
+    nothing_left(&fixture.server, SLACK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -319,16 +319,16 @@ async fn a_black_hole_of_half_a_lease_from_the_store_costs_nothing() {
 /// Holds the wire for two leases: the holder is told at its deadline and before anybody else is, and the client
 /// works again afterwards.
 async fn two_leases_of_black_hole(direction: Direction) {
-    let Some(stage) = Stage::set("a long black hole").await else { return };
+    let Some(fixture) = Fixture::set_up("a long black hole").await else { return };
     let lease = 2 * SECOND;
-    let guard = stage.far(lease).lock().await.expect("free");
-    let next = stage.near(lease);
+    let guard = fixture.far(lease).lock().await.expect("free");
+    let next = fixture.near(lease);
     let next = tokio::spawn(async move {
         let guard = next.lock().await.expect("granted");
         (Instant::now(), guard)
     });
-    queued(&stage.server, 1).await;
-    stage.proxy.hold(direction);
+    queued(&fixture.server, 1).await;
+    fixture.proxy.hold(direction);
     let start = Instant::now();
     // No renewal that was sent before can still be answered.
     let told = guard.lost();
@@ -348,14 +348,14 @@ async fn two_leases_of_black_hole(direction: Direction) {
     assert!(next.token() > guard.token());
     tokio::time::sleep_until(start + 2 * lease).await;
     assert!(next.is_held());
-    stage.proxy.resume();
+    fixture.proxy.resume();
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     // What the first client still sent does not touch the new holder.
-    let far = spawn_lock(&stage.far(lease));
-    queued(&stage.server, 1).await;
+    let far = spawn_lock(&fixture.far(lease));
+    queued(&fixture.server, 1).await;
     next.release().await.expect("held to the end");
     granted(far, SOON).await.release().await.expect("held");
-    nothing_left(&stage.server, lease + SLACK).await;
+    nothing_left(&fixture.server, lease + SLACK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -375,9 +375,9 @@ async fn a_black_hole_of_two_leases_from_the_store_is_told_before_anybody_else_i
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_is_told_within_50_ms_of_the_deadline() {
-    let Some(stage) = Stage::set("the moment of a loss").await else { return };
-    let guard = stage.far(SECOND).lock().await.expect("free");
-    stage.proxy.hold(Direction::Both);
+    let Some(fixture) = Fixture::set_up("the moment of a loss").await else { return };
+    let guard = fixture.far(SECOND).lock().await.expect("free");
+    fixture.proxy.hold(Direction::Both);
     let deadline = deadline(&guard);
     // What a timer can do on this machine now is what may be asked for.
     let timer = tokio::spawn(async move {
@@ -396,75 +396,75 @@ async fn a_loss_is_told_within_50_ms_of_the_deadline() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_timeout_returns_in_time_from_a_black_hole() {
-    let Some(stage) = Stage::set("a time limit in a black hole").await else { return };
-    let mutex = stage.far(4 * SECOND);
+    let Some(fixture) = Fixture::set_up("a time limit in a black hole").await else { return };
+    let mutex = fixture.far(4 * SECOND);
     for direction in [Direction::Both, Direction::ToClient] {
-        stage.proxy.hold(direction);
+        fixture.proxy.hold(direction);
         let start = Instant::now();
         assert_unavailable(&mutex.lock_timeout(ms(300)).await);
         let waited = start.elapsed();
         assert!(waited >= ms(300) && waited < ms(300) + SLACK, "{waited:?}");
-        stage.proxy.resume();
-        nothing_left(&stage.server, 4 * SECOND + SLACK).await;
+        fixture.proxy.resume();
+        nothing_left(&fixture.server, 4 * SECOND + SLACK).await;
     }
     within(SOON, mutex.lock()).await.expect("works again").release().await.expect("held");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_lock_returns_within_seconds_from_a_black_hole() {
-    let Some(stage) = Stage::set("try_lock in a black hole").await else { return };
-    stage.proxy.hold(Direction::Both);
-    let answer = within(SOON + SLACK, stage.far(LONG).try_lock()).await;
+    let Some(fixture) = Fixture::set_up("try_lock in a black hole").await else { return };
+    fixture.proxy.hold(Direction::Both);
+    let answer = within(SOON + SLACK, fixture.far(LONG).try_lock()).await;
     assert_unavailable(&answer);
-    stage.proxy.resume();
-    nothing_left(&stage.server, SOON).await;
-    let guard = within(SOON, stage.far(LONG).try_lock()).await.expect("works again").expect("free");
+    fixture.proxy.resume();
+    nothing_left(&fixture.server, SOON).await;
+    let guard = within(SOON, fixture.far(LONG).try_lock()).await.expect("works again").expect("free");
     guard.release().await.expect("held");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_into_a_black_hole_says_so_and_is_done_when_the_wire_is_back() {
-    let Some(stage) = Stage::set("a release in a black hole").await else { return };
-    let guard = stage.far(LONG).lock().await.expect("free");
-    stage.proxy.hold(Direction::Both);
+    let Some(fixture) = Fixture::set_up("a release in a black hole").await else { return };
+    let guard = fixture.far(LONG).lock().await.expect("free");
+    fixture.proxy.hold(Direction::Both);
     assert_unavailable(&within(SOON + SLACK, guard.release()).await);
-    assert!(stage.server.raw().get(KEY).is_some());
-    stage.proxy.resume();
-    nothing_left(&stage.server, SOON).await;
+    assert!(fixture.server.raw().get(KEY).is_some());
+    fixture.proxy.resume();
+    nothing_left(&fixture.server, SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_survive_a_server_that_refuses_connections_for_a_second() {
-    let Some(stage) = Stage::set("refused connections").await else { return };
-    let guard = stage.near(LONG).lock().await.expect("free");
-    let waiters = line_up(&stage, 2).await;
-    stage.proxy.refuse(true);
-    stage.proxy.cut();
+    let Some(fixture) = Fixture::set_up("refused connections").await else { return };
+    let guard = fixture.near(LONG).lock().await.expect("free");
+    let waiters = queue_up(&fixture, 2).await;
+    fixture.proxy.refuse(true);
+    fixture.proxy.cut();
     lasting(SECOND).await;
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     // Released while nobody can be told.
     guard.release().await.expect("held");
-    stage.proxy.refuse(false);
+    fixture.proxy.refuse(false);
     // In whichever order they come back. Far below a third of the lease: the reconnect is what wakes them.
     join_all(waiters.into_iter().map(|waiter| async {
         granted(waiter, SOON).await.release().await.expect("held");
     }))
     .await;
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_that_could_not_be_told_for_a_while_are_served_in_the_order_of_their_arrival() {
-    let Some(stage) = Stage::set("order after an outage").await else { return };
-    let guard = stage.near(LONG).lock().await.expect("free");
-    let waiters = line_up(&stage, 8).await;
-    stage.proxy.refuse(true);
-    stage.proxy.cut();
-    let mut raw = stage.server.raw();
+    let Some(fixture) = Fixture::set_up("order after an outage").await else { return };
+    let guard = fixture.near(LONG).lock().await.expect("free");
+    let waiters = queue_up(&fixture, 8).await;
+    fixture.proxy.refuse(true);
+    fixture.proxy.cut();
+    let mut raw = fixture.server.raw();
     eventually(SOON, || std::future::ready(listeners(&mut raw) == 1)).await;
     // Everybody is passed over.
     guard.release().await.expect("held");
-    stage.proxy.refuse(false);
+    fixture.proxy.refuse(false);
     let tokens = join_all(waiters.into_iter().map(|waiter| async {
         let guard = granted(waiter, SOON).await;
         let token = guard.token();
@@ -473,38 +473,38 @@ async fn waiters_that_could_not_be_told_for_a_while_are_served_in_the_order_of_t
     }))
     .await;
     assert!(tokens.is_sorted(), "{tokens:?}");
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reset_of_every_connection_while_holding_and_waiting_costs_nothing() {
-    let Some(stage) = Stage::set("resets").await else { return };
+    let Some(fixture) = Fixture::set_up("resets").await else { return };
     let lease = LONG;
-    let guard = stage.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex_in_line(&stage.far, lease));
-    queued(&stage.server, 1).await;
+    let guard = fixture.far(lease).lock().await.expect("free");
+    let waiter = spawn_lock(&queued_mutex(&fixture.far, lease));
+    queued(&fixture.server, 1).await;
     for _ in 0..10 {
-        let accepted = stage.proxy.accepted();
-        stage.proxy.reset();
+        let accepted = fixture.proxy.accepted();
+        fixture.proxy.reset();
         // A connection that is cut while it is being set up is waited for until fred's timeouts are over.
-        eventually(2 * SOON, || std::future::ready(stage.proxy.accepted() >= accepted + 2)).await;
+        eventually(2 * SOON, || std::future::ready(fixture.proxy.accepted() >= accepted + 2)).await;
     }
     assert!(guard.is_held());
     within(2 * SOON, guard.release()).await.expect("held to the end");
     granted(waiter, lease / 3 + SLACK).await.release().await.expect("held");
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_next_holder() {
-    let Some(stage) = Stage::set("a forced release without reply").await else { return };
+    let Some(fixture) = Fixture::set_up("a forced release without reply").await else { return };
     // The server must know the script, or it is the refusal whose reply is lost.
-    stage.near(LONG).force_release().await.expect("nobody holds");
-    let first = stage.near(LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex_in_line(&stage.near, LONG));
-    queued(&stage.server, 1).await;
-    let cut = stage.proxy.cut_after_next_request(releases_by_force);
-    let forced = stage.far(LONG).force_release().await;
+    fixture.near(LONG).force_release().await.expect("nobody holds");
+    let first = fixture.near(LONG).lock().await.expect("free");
+    let waiter = spawn_lock(&queued_mutex(&fixture.near, LONG));
+    queued(&fixture.server, 1).await;
+    let cut = fixture.proxy.cut_after_next_request(releases_by_force);
+    let forced = fixture.far(LONG).force_release().await;
     assert!(matches!(forced, Err(Error::StoreUnavailable { .. })), "the outcome is unknown: {forced:?}");
     within(SOON, cut).await.expect("the reply is lost");
     assert_eq!(within(SOON, first.lost()).await, LossReason::Revoked);

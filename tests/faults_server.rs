@@ -1,8 +1,8 @@
-//! What holds while the server hangs, dies, forgets, disconnects its clients, or says nonsense.
+//! Faults of the server: it hangs, dies, loses its data, disconnects its clients, or sends nonsense.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, DistMutex, Error, Guard, LeaseEnd, LossReason};
-use stage::*;
+use locks::*;
 use support::{Raw, RedisServer, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
@@ -20,18 +20,18 @@ use tokio::time::{Instant, timeout};
 const LONG: Duration = Duration::from_secs(30);
 
 /// A server and two clients.
-struct Stage {
+struct Fixture {
     one: Client,
     other: Client,
     server: RedisServer,
 }
 
-impl Stage {
-    async fn set(left_out: &str) -> Option<Self> {
-        Self::set_with(left_out, Setup::default()).await
+impl Fixture {
+    async fn set_up(left_out: &str) -> Option<Self> {
+        Self::set_up_with(left_out, Setup::default()).await
     }
 
-    async fn set_with(left_out: &str, setup: Setup) -> Option<Self> {
+    async fn set_up_with(left_out: &str, setup: Setup) -> Option<Self> {
         let server = RedisServer::start_with_or_skip(left_out, setup)?;
         let (one, other) = (connect(&server.url()).await, connect(&server.url()).await);
         warm_up(&server, &one).await;
@@ -70,10 +70,10 @@ struct Seen {
 }
 
 impl Contention {
-    fn start(stage: &Stage, tasks_per_client: usize, lease: Duration) -> Self {
+    fn start(fixture: &Fixture, tasks_per_client: usize, lease: Duration) -> Self {
         let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Seen::default()));
         let mut tasks = JoinSet::new();
-        for client in stage.clients() {
+        for client in fixture.clients() {
             for _ in 0..tasks_per_client {
                 let (mutex, stop, seen) = (mutex(client, lease), Arc::clone(&stop), Arc::clone(&seen));
                 tasks.spawn(async move {
@@ -134,37 +134,37 @@ impl Seen {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_hangs_for_half_a_lease_costs_nothing() {
-    let Some(stage) = Stage::set("a short hang").await else { return };
+    let Some(fixture) = Fixture::set_up("a short hang").await else { return };
     let lease = 3 * SECOND;
-    let guard = mutex(&stage.one, lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&stage.other, lease));
-    queued(&stage.server, 1).await;
-    stage.server.pause();
+    let guard = mutex(&fixture.one, lease).lock().await.expect("free");
+    let waiter = spawn_lock(&mutex(&fixture.other, lease));
+    queued(&fixture.server, 1).await;
+    fixture.server.pause();
     lasting(lease / 2).await;
-    stage.server.resume();
+    fixture.server.resume();
     let lost = timeout(lease, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
-    assert_eq!(stage.server.raw().send(&["ZCARD", QUEUE]).int(), 1);
+    assert_eq!(fixture.server.raw().send(&["ZCARD", QUEUE]).int(), 1);
     guard.release().await.expect("held to the end");
     granted(waiter, lease / 3 + SLACK).await.release().await.expect("held");
-    nothing_left(&stage.server, SLACK).await;
+    nothing_left(&fixture.server, SLACK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_hangs_for_two_leases_delays_no_loss_and_serves_the_waiters_afterwards() {
-    let Some(stage) = Stage::set("a long hang").await else { return };
+    let Some(fixture) = Fixture::set_up("a long hang").await else { return };
     let lease = 2 * SECOND;
-    let guard = mutex(&stage.one, lease).lock().await.expect("free");
-    let waiters = [spawn_lock(&mutex(&stage.other, lease)), spawn_lock(&mutex_in_line(&stage.one, lease))];
-    queued(&stage.server, 2).await;
-    stage.server.pause();
+    let guard = mutex(&fixture.one, lease).lock().await.expect("free");
+    let waiters = [spawn_lock(&mutex(&fixture.other, lease)), spawn_lock(&queued_mutex(&fixture.one, lease))];
+    queued(&fixture.server, 2).await;
+    fixture.server.pause();
     let start = Instant::now();
     assert_eq!(within(lease + SLACK, guard.lost()).await, LossReason::StoreUnreachable);
     assert!(start.elapsed() <= lease, "by the clock: {:?}", start.elapsed());
     assert!(!guard.is_held());
     tokio::time::sleep_until(start + 2 * lease).await;
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-    stage.server.resume();
+    fixture.server.resume();
     let resumed = Instant::now();
     let mut last = guard.token();
     // In whichever order: their places have run out meanwhile.
@@ -181,22 +181,22 @@ async fn a_server_that_hangs_for_two_leases_delays_no_loss_and_serves_the_waiter
         assert!(token > last);
         last = token;
     }
-    nothing_left(&stage.server, lease + SLACK).await;
+    nothing_left(&fixture.server, lease + SLACK).await;
 }
 
 // A server that dies
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_restarted_without_memory_tells_the_holder_and_serves_the_waiters_with_greater_tokens() {
-    let Some(mut stage) = Stage::set("a restart without disk").await else { return };
+    let Some(mut fixture) = Fixture::set_up("a restart without disk").await else { return };
     let lease = 3 * SECOND;
-    let guard = mutex(&stage.one, lease).lock().await.expect("free");
+    let guard = mutex(&fixture.one, lease).lock().await.expect("free");
     let mut waiters = Vec::new();
-    for client in [&stage.one, &stage.other, &stage.other] {
-        waiters.push(spawn_lock(&mutex_in_line(client, lease)));
+    for client in [&fixture.one, &fixture.other, &fixture.other] {
+        waiters.push(spawn_lock(&queued_mutex(client, lease)));
     }
-    queued(&stage.server, 3).await;
-    stage.server.restart();
+    queued(&fixture.server, 3).await;
+    fixture.server.restart();
     let restarted = Instant::now();
     let lost = tokio::spawn(guard.lost());
     let tokens: Vec<_> = futures::future::join_all(waiters.into_iter().map(|waiter| async {
@@ -216,37 +216,39 @@ async fn a_server_restarted_without_memory_tells_the_holder_and_serves_the_waite
     let reason = within(lease, lost).await.expect("no panic");
     assert!(matches!(reason, LeaseEnd::Lost(LossReason::Taken | LossReason::Missing)), "{reason:?}");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
-    nothing_left(&stage.server, SLACK).await;
+    nothing_left(&fixture.server, SLACK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stays_away_for_a_while_is_waited_for() {
-    let Some(mut stage) = Stage::set("a dead server").await else { return };
-    let guard = mutex(&stage.one, LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&stage.other, LONG));
-    queued(&stage.server, 1).await;
-    stage.server.kill();
+    let Some(mut fixture) = Fixture::set_up("a dead server").await else { return };
+    let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
+    let waiter = spawn_lock(&mutex(&fixture.other, LONG));
+    queued(&fixture.server, 1).await;
+    fixture.server.kill();
     lasting(SECOND).await;
     assert!(!waiter.is_finished() && guard.is_held(), "its lease still lasts");
-    stage.server.restart();
+    fixture.server.restart();
     granted(waiter, 2 * SOON).await.release().await.expect("held");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })), "the store had forgotten it");
-    nothing_left(&stage.server, SLACK).await;
+    nothing_left(&fixture.server, SLACK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_on_disk_that_is_back_within_the_lease_costs_nothing() {
-    let Some(mut stage) = Stage::set_with("a restart with disk", Setup::on_disk()).await else { return };
+    let Some(mut fixture) = Fixture::set_up_with("a restart with disk", Setup::on_disk()).await else {
+        return;
+    };
     let lease = 6 * SECOND;
-    let guard = mutex(&stage.one, lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&stage.other, lease));
-    queued(&stage.server, 1).await;
-    let holder = stage.server.raw().get(KEY);
+    let guard = mutex(&fixture.one, lease).lock().await.expect("free");
+    let waiter = spawn_lock(&mutex(&fixture.other, lease));
+    queued(&fixture.server, 1).await;
+    let holder = fixture.server.raw().get(KEY);
     for _ in 0..2 {
-        stage.server.restart();
-        assert_eq!(stage.server.raw().get(KEY), holder, "remembered");
-        let mut raw = stage.server.raw();
-        // Everybody is back before the next blow.
+        fixture.server.restart();
+        assert_eq!(fixture.server.raw().get(KEY), holder, "remembered");
+        let mut raw = fixture.server.raw();
+        // All clients are connected again before the next fault.
         eventually(SOON, || std::future::ready(listeners(&mut raw) == 2)).await;
     }
     let lost = timeout(lease, guard.lost()).await;
@@ -256,13 +258,13 @@ async fn a_server_on_disk_that_is_back_within_the_lease_costs_nothing() {
     let next = granted(waiter, lease / 3 + SLACK).await;
     assert!(next.token() > token);
     next.release().await.expect("held");
-    nothing_left(&stage.server, SLACK).await;
+    nothing_left(&fixture.server, SLACK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarts_under_load_are_survived_and_tokens_grow() {
-    let Some(mut stage) = Stage::set("restarts under load").await else { return };
-    let url = stage.server.url();
+    let Some(mut fixture) = Fixture::set_up("restarts under load").await else { return };
+    let url = fixture.server.url();
     // Without memory a restart can admit two, so only tokens are watched: by a third party that asks for the
     // lock once after each restart.
     let mut last = 0;
@@ -271,25 +273,25 @@ async fn restarts_under_load_are_survived_and_tokens_grow() {
         let guard = within(LONG, mutex(&client, LONG).lock()).await.expect("granted");
         assert!(guard.token().get() > last);
         last = guard.token().get();
-        let waiting = spawn_lock(&mutex(&stage.one, LONG));
-        queued(&stage.server, 1).await;
-        stage.server.restart();
+        let waiting = spawn_lock(&mutex(&fixture.one, LONG));
+        queued(&fixture.server, 1).await;
+        fixture.server.restart();
         let next = granted(waiting, 2 * SOON).await;
         assert!(next.token().get() > last);
         last = next.token().get();
         next.release().await.expect("held");
         drop(guard);
     }
-    nothing_left(&stage.server, SOON).await;
+    nothing_left(&fixture.server, SOON).await;
 }
 
 // A server that forgets
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_flush_under_load_is_not_noticed() {
-    let Some(stage) = Stage::set("SCRIPT FLUSH").await else { return };
-    let contention = Contention::start(&stage, 3, LONG);
-    let mut raw = stage.server.raw();
+    let Some(fixture) = Fixture::set_up("SCRIPT FLUSH").await else { return };
+    let contention = Contention::start(&fixture, 3, LONG);
+    let mut raw = fixture.server.raw();
     for _ in 0..50 {
         contention.progress(5, SOON).await;
         raw.send(&["SCRIPT", "FLUSH"]);
@@ -297,21 +299,21 @@ async fn a_script_flush_under_load_is_not_noticed() {
     let seen = contention.end().await;
     assert_eq!(seen.lost(), 0);
     assert!(seen.slowest() < SOON, "{:?}", seen.slowest());
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_grow_in_grant_order_through_flushes_under_load() {
     const TASKS: usize = 6;
-    let Some(stage) = Stage::set("FLUSHALL").await else { return };
+    let Some(fixture) = Fixture::set_up("FLUSHALL").await else { return };
     let lease = 3 * SECOND;
     let stop = Arc::new(AtomicBool::new(false));
     // A flush admits two holders at once, so the order of grants is told by the store: a listener of its own
     // hears every grant that is pushed, in order.
-    let pushed = listen(&stage.server, &stop);
+    let pushed = listen(&fixture.server, &stop);
     let mut tasks = JoinSet::new();
     for n in 0..TASKS {
-        let (mutex, stop) = (mutex(stage.clients()[n % 2], lease), Arc::clone(&stop));
+        let (mutex, stop) = (mutex(fixture.clients()[n % 2], lease), Arc::clone(&stop));
         tasks.spawn(async move {
             let mut own = Vec::new();
             while !stop.load(Ordering::SeqCst) {
@@ -325,7 +327,7 @@ async fn tokens_grow_in_grant_order_through_flushes_under_load() {
             own
         });
     }
-    let mut raw = stage.server.raw();
+    let mut raw = fixture.server.raw();
     for _ in 0..5 {
         let mut fence = raw.get(FENCE);
         for _ in 0..20 {
@@ -350,21 +352,21 @@ async fn tokens_grow_in_grant_order_through_flushes_under_load() {
     let count = all.len();
     all.sort_unstable();
     all.dedup();
-    assert_eq!(all.len(), count, "no token twice");
+    assert_eq!(all.len(), count, "no token was issued twice");
     let pushed = pushed.join().expect("no panic");
     assert!(pushed.len() > 10, "grants were heard: {}", pushed.len());
     assert!(pushed.is_sorted_by(|a, b| a < b), "the store's own order of grants");
-    nothing_left(&stage.server, lease + SLACK).await;
+    nothing_left(&fixture.server, lease + SLACK).await;
 }
 
-/// Hears the tokens of all grants that are pushed until told to stop.
+/// Collects the tokens of all grants that are pushed, until told to stop.
 fn listen(server: &RedisServer, stop: &Arc<AtomicBool>) -> thread::JoinHandle<Vec<u64>> {
     let (mut raw, mut bell, stop) = (server.raw(), server.raw(), Arc::clone(stop));
     raw.send(&["PSUBSCRIBE", "leasehold:*"]);
     thread::spawn(move || {
         let mut tokens = Vec::new();
         while !stop.load(Ordering::SeqCst) {
-            // Never waits for long, and then only for its own voice.
+            // Never waits for long, and then only for the echo of its own message.
             bell.send(&["PUBLISH", "leasehold:nobody", "listening"]);
             loop {
                 let message = raw.read().expect("a message").words();
@@ -386,10 +388,10 @@ fn listen(server: &RedisServer, stop: &Arc<AtomicBool>) -> thread::JoinHandle<Ve
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_connections_under_contention_lose_no_wake_up_and_admit_nobody_twice() {
-    let Some(stage) = Stage::set("CLIENT KILL").await else { return };
+    let Some(fixture) = Fixture::set_up("CLIENT KILL").await else { return };
     let lease = 6 * SECOND;
-    let contention = Contention::start(&stage, 4, lease);
-    let mut raw = stage.server.raw();
+    let contention = Contention::start(&fixture, 4, lease);
+    let mut raw = fixture.server.raw();
     for round in 0..20 {
         contention.progress(10, lease / 3 + SOON).await;
         let kind = if round % 2 == 0 { "pubsub" } else { "normal" };
@@ -399,7 +401,7 @@ async fn killed_connections_under_contention_lose_no_wake_up_and_admit_nobody_tw
     let seen = contention.end().await;
     assert_eq!(seen.lost(), 0);
     assert!(seen.slowest() < lease / 3 + SOON, "{:?}", seen.slowest());
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 // Pushes: too many, and nonsense
@@ -477,18 +479,18 @@ async fn every_waiter_is_served_although_the_subscription_lags() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nonsense_on_the_wake_channel_changes_nothing() {
-    let Some(stage) = Stage::set("nonsense").await else { return };
-    let mut raw = stage.server.raw();
-    let guard = mutex(&stage.one, LONG).lock().await.expect("free");
-    let elsewhere = named(&stage.other, "elsewhere", LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&stage.other, LONG));
-    queued(&stage.server, 1).await;
+    let Some(fixture) = Fixture::set_up("nonsense").await else { return };
+    let mut raw = fixture.server.raw();
+    let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
+    let elsewhere = named(&fixture.other, "elsewhere", LONG).lock().await.expect("free");
+    let waiter = spawn_lock(&mutex(&fixture.other, LONG));
+    queued(&fixture.server, 1).await;
     let holder = raw.get(KEY).expect("held");
     let channels = raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).words();
     let value = raw.get(KEY);
     let holder = holder.split(' ').next().expect("a lease id");
     let unknown = format!("{}.999999", holder.split('.').next().expect("a lease id"));
-    let stranger = "0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.1";
+    let foreign = "0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.1";
     let forged = [
         String::new(),
         "grant".to_owned(),
@@ -500,13 +502,13 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
         format!("grant {holder} 99999999999999999999999999 1 mutex 5 {KEY}"),
         format!("grant {holder} 1 1 gate 5 {KEY}"),
         format!("grant {unknown} 1 1 mutex 5 {KEY}"),
-        format!("grant {stranger} 1 1 mutex 5 {KEY}"),
+        format!("grant {foreign} 1 1 mutex 5 {KEY}"),
         format!("grant {unknown} 1 1 mutex 5 lock:elsewhere"),
         format!("grant {unknown} 1 1 fair 5 lock:elsewhere"),
         format!("ask {unknown} {KEY}"),
-        format!("ask {stranger} {KEY}"),
+        format!("ask {foreign} {KEY}"),
         format!("revoke {unknown} {KEY}"),
-        format!("revoke {stranger} {KEY}"),
+        format!("revoke {foreign} {KEY}"),
     ];
     for channel in &channels {
         for message in &forged {
@@ -516,10 +518,10 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
         let script = "return redis.call('PUBLISH', ARGV[1], '\\255\\254\\0grant')";
         assert_eq!(raw.send(&["EVAL", script, "0", channel]).int(), 1);
     }
-    // Released strays and all, the clients have read this far: a push comes after what was pushed before.
-    for client in stage.clients() {
+    // When this push arrives, the clients have handled all messages before it, and released leases that nobody wanted.
+    for client in fixture.clients() {
         let probe = named(client, "probe", LONG).lock().await.expect("free");
-        let next = spawn_lock(&named_in_line(client, "probe", LONG));
+        let next = spawn_lock(&queued_named(client, "probe", LONG));
         eventually(SOON, || std::future::ready(raw.send(&["ZCARD", "{lock:probe}:queue"]).int() == 1)).await;
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");
@@ -529,17 +531,17 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
     assert_eq!(raw.send(&["ZCARD", QUEUE]).int(), 1);
     guard.release().await.expect("held to the end");
     let guard = granted(waiter, SOON).await;
-    assert_eq!(stage::token_held(&mut raw), Some(guard.token().to_string()), "the real token");
+    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()), "the real token");
     guard.release().await.expect("held to the end");
     elsewhere.release().await.expect("held to the end");
-    nothing_left(&stage.server, SECOND).await;
+    nothing_left(&fixture.server, SECOND).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
-    let Some(stage) = Stage::set("forged grants").await else { return };
-    let mut raw = stage.server.raw();
-    let guard = mutex(&stage.one, LONG).lock().await.expect("free");
+    let Some(fixture) = Fixture::set_up("forged grants").await else { return };
+    let mut raw = fixture.server.raw();
+    let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
     let value = raw.get(KEY);
     let holder = value.as_deref().and_then(|value| value.split(' ').next()).expect("held");
     // Its own client knows the lease; the other one does not, and has no business with it either.
@@ -547,9 +549,9 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
         assert_eq!(raw.send(&["PUBLISH", &channel, &format!("grant {holder} 7 1 mutex 5 {KEY}")]).int(), 1);
     }
     // What a client gives back goes the way of its requests: a later request is answered after it.
-    for client in stage.clients() {
+    for client in fixture.clients() {
         let probe = named(client, "probe", LONG).lock().await.expect("free");
-        let next = spawn_lock(&named_in_line(client, "probe", LONG));
+        let next = spawn_lock(&queued_named(client, "probe", LONG));
         eventually(SOON, || std::future::ready(raw.send(&["ZCARD", "{lock:probe}:queue"]).int() == 1)).await;
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");

@@ -1,7 +1,7 @@
 //! What hand-over inside a client promises, on the store inside the process, in tokio's paused time.
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 #[macro_use]
 #[path = "support/handover_promises.rs"]
 mod handover_promises;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use handover_promises::{granted, local, waiter};
 use leasehold::{Client, MemoryBackend};
-use stage::*;
+use locks::*;
 use support::{begun, within};
 use tokio::runtime::{Builder, Runtime};
 
@@ -50,14 +50,14 @@ promises! {
     a_leader_whose_time_is_over_leaves_its_place_to_the_next_one: 3,
     a_leader_dropped_after_any_poll_while_it_is_granted_stalls_nobody: 2,
     a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_nobody: 2,
-    one_that_sits_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
+    one_that_waits_in_the_client_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
     a_leader_that_is_not_polled_holds_the_others_up_for_two_leases_at_most: 2,
     a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later: 2,
     one_that_was_passed_the_lease_and_is_not_polled_holds_the_others_up_for_two_leases_at_most: 1,
     a_loss_is_told_to_the_current_holder_alone: 2,
     the_maximum_hold_time_counts_for_each_hold: 1,
     short_leases_are_passed_on_for_many_lease_lengths_and_none_is_lost: 2,
-    a_shutdown_ends_those_who_hold_lead_and_sit: 2,
+    a_shutdown_ends_those_who_hold_lead_and_wait: 2,
     a_shutdown_does_not_wait_for_ever_for_those_that_are_not_polled: 2,
 }
 
@@ -70,13 +70,13 @@ promises! {
 
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_lease_is_told_to_the_current_holder_alone() {
-    let Some(stage) = Processes::start("", 2).await else { return };
-    let store = stage.store.peer();
-    handover_promises::a_forgotten_lease_is_told_to_the_current_holder_alone(&stage.clients, || {
+    let Some(fixture) = Processes::start("", 2).await else { return };
+    let store = fixture.store.peer();
+    handover_promises::a_forgotten_lease_is_told_to_the_current_holder_alone(&fixture.clients, || {
         store.flush()
     })
     .await;
-    stage.end().await;
+    fixture.end().await;
 }
 
 fn runtime() -> Runtime {
@@ -84,7 +84,7 @@ fn runtime() -> Runtime {
 }
 
 #[test]
-fn a_runtime_that_ends_while_some_hold_lead_and_sit_leaves_nothing() {
+fn a_runtime_that_ends_while_some_hold_lead_and_wait_leaves_nothing() {
     for led in [false, true] {
         let store = MemoryBackend::new();
         let (client, other) =

@@ -1,8 +1,8 @@
 //! What hand-over inside a client promises, on a real server.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 #[macro_use]
 #[path = "support/handover_promises.rs"]
 mod handover_promises;
@@ -11,9 +11,9 @@ mod support;
 use std::time::Duration;
 
 use futures::future::join_all;
-use handover_promises::{granted, in_line, local, waiter};
+use handover_promises::{granted, local, until_waiting, waiter};
 use leasehold::{Client, DistMutex, Error, LeaseEnd, LossReason};
-use stage::*;
+use locks::*;
 use support::{Direction, Proxy, RedisServer, begun, eventually, within};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -22,13 +22,13 @@ use tokio::time::timeout;
 const LONG: Duration = Duration::from_secs(30);
 
 /// A server and its clients.
-struct Stage {
+struct Fixture {
     clients: Vec<Client>,
     server: RedisServer,
 }
 
-impl Stage {
-    async fn set(left_out: &str, n: usize) -> Option<Self> {
+impl Fixture {
+    async fn set_up(left_out: &str, n: usize) -> Option<Self> {
         let server = RedisServer::start_or_skip(left_out)?;
         let url = server.url();
         let clients = join_all((0..n).map(|_| connect(&url))).await;
@@ -47,7 +47,7 @@ impl Stage {
 }
 
 promises! {
-    tokio::test(flavor = "multi_thread", worker_threads = 2), Stage::set,
+    tokio::test(flavor = "multi_thread", worker_threads = 2), Fixture::set_up,
     tasks_of_one_client_are_served_in_order_of_arrival: 2,
     a_hundred_tasks_exclude_each_other_under_growing_tokens: 4,
     another_client_waits_for_sixteen_holds_at_most: 2,
@@ -61,7 +61,7 @@ promises! {
     a_leader_whose_time_is_over_leaves_its_place_to_the_next_one: 3,
     a_leader_dropped_after_any_poll_while_it_is_granted_stalls_nobody: 2,
     a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_nobody: 2,
-    one_that_sits_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
+    one_that_waits_in_the_client_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
     one_that_is_dropped_while_the_lease_is_passed_to_it_stalls_nobody: 1,
     a_leader_that_is_not_polled_holds_the_others_up_for_two_leases_at_most: 2,
     a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later: 2,
@@ -69,30 +69,30 @@ promises! {
     a_loss_is_told_to_the_current_holder_alone: 2,
     the_maximum_hold_time_counts_for_each_hold: 1,
     short_leases_are_passed_on_for_many_lease_lengths_and_none_is_lost: 2,
-    a_shutdown_ends_those_who_hold_lead_and_sit: 2,
+    a_shutdown_ends_those_who_hold_lead_and_wait: 2,
     a_shutdown_does_not_wait_for_ever_for_those_that_are_not_polled: 2,
     whatever_tasks_do_at_random_nothing_is_left: 2,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forgotten_lease_is_told_to_the_current_holder_alone() {
-    let Some(stage) = Stage::set("forgotten leases", 2).await else { return };
-    let mut raw = stage.server.raw();
+    let Some(fixture) = Fixture::set_up("forgotten leases", 2).await else { return };
+    let mut raw = fixture.server.raw();
     let forget = move || drop(raw.send(&["DEL", KEY]));
-    handover_promises::a_forgotten_lease_is_told_to_the_current_holder_alone(&stage.clients, forget).await;
-    stage.end().await;
+    handover_promises::a_forgotten_lease_is_told_to_the_current_holder_alone(&fixture.clients, forget).await;
+    fixture.end().await;
 }
 
 // Cost
 
-/// How many scripts the server runs while a lock goes through `holds` hands of one client.
-async fn cost_of(stage: &Stage, mutex: &DistMutex, holds: i64, in_line: bool) -> u64 {
-    let mut raw = stage.server.raw();
+/// How many scripts the server runs while a lock is passed on `holds` times within one client.
+async fn cost_of(fixture: &Fixture, mutex: &DistMutex, holds: i64, is_queued: bool) -> u64 {
+    let mut raw = fixture.server.raw();
     let mut guard = mutex.lock().await.expect("free");
     let mut waiters = Vec::new();
     for n in 1..holds {
         waiters.push(waiter(mutex).await);
-        queued(&stage.server, if in_line { n } else { 0 }).await;
+        queued(&fixture.server, if is_queued { n } else { 0 }).await;
     }
     raw.send(&["CONFIG", "RESETSTAT"]);
     for waiter in waiters {
@@ -106,52 +106,52 @@ async fn cost_of(stage: &Stage, mutex: &DistMutex, holds: i64, in_line: bool) ->
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_inside_a_client_costs_no_command_and_one_release_if_it_is_switched_off() {
-    let Some(stage) = Stage::set("costs", 1).await else { return };
-    // More than the time of a turn may pass on a machine that has other things to do, but not always.
+    let Some(fixture) = Fixture::set_up("costs", 1).await else { return };
+    // More than the time of a turn may pass on a busy machine, but not always.
     let mut costs = Vec::new();
     for _ in 0..20 {
-        costs.push(cost_of(&stage, &local(&stage.clients[0], LONG), 10, false).await);
+        costs.push(cost_of(&fixture, &local(&fixture.clients[0], LONG), 10, false).await);
         if costs.last() == Some(&0) {
             break;
         }
     }
     assert_eq!(costs.last(), Some(&0), "{costs:?}");
-    let switched_off = cost_of(&stage, &mutex_in_line(&stage.clients[0], LONG), 10, true).await;
+    let switched_off = cost_of(&fixture, &queued_mutex(&fixture.clients[0], LONG), 10, true).await;
     assert_eq!(switched_off, 9);
-    stage.end().await;
+    fixture.end().await;
 }
 
 // A store that fails
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_was_passed_the_lease_is_told_that_the_server_hangs() {
-    let Some(stage) = Stage::set("a server that hangs", 1).await else { return };
+    let Some(fixture) = Fixture::set_up("a server that hangs", 1).await else { return };
     let lease = SECOND;
-    let mutex = local(&stage.clients[0], lease);
+    let mutex = local(&fixture.clients[0], lease);
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
     let before = first.lost();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
-    stage.server.pause();
+    fixture.server.pause();
     assert_eq!(within(lease + SLACK, second.lost()).await, LossReason::StoreUnreachable);
     assert!(!second.is_held() && !third.is_finished());
     assert_eq!(before.await, LeaseEnd::Released);
-    stage.server.resume();
+    fixture.server.resume();
     let third = within(lease + SOON, third).await.expect("no panic").expect("granted");
     assert!(third.token() > second.token());
     assert!(matches!(second.release().await, Err(Error::Lost { .. })));
     third.release().await.expect("held to the end");
-    nothing_left(&stage.server, lease + SLACK).await;
-    stage.end().await;
+    nothing_left(&fixture.server, lease + SLACK).await;
+    fixture.end().await;
 }
 
-/// `lock_timeout` of a leader and of those who sit behind it.
-async fn impatient(client: &Client, patience: Duration) -> Vec<JoinHandle<Result<(), Error>>> {
+/// `lock_timeout` of a leader and of those who wait behind it.
+async fn lock_with_time_limit(client: &Client, time_limit: Duration) -> Vec<JoinHandle<Result<(), Error>>> {
     let mut waiters = Vec::new();
     for _ in 0..5 {
         let mutex = local(client, LONG);
-        let lock = async move { mutex.lock_timeout(patience).await?.release().await };
+        let lock = async move { mutex.lock_timeout(time_limit).await?.release().await };
         waiters.push(begun(lock).await);
     }
     waiters
@@ -159,13 +159,13 @@ async fn impatient(client: &Client, patience: Duration) -> Vec<JoinHandle<Result
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_hangs_when_the_store_goes_away() {
-    let Some(stage) = Stage::set("a store that goes away", 1).await else { return };
+    let Some(fixture) = Fixture::set_up("a store that goes away", 1).await else { return };
     for held_back in [false, true] {
-        let proxy = Proxy::start(stage.server.port()).await;
+        let proxy = Proxy::start(fixture.server.port()).await;
         let far = connect(&proxy.url()).await;
-        let guard = local(&stage.clients[0], LONG).lock().await.expect("free");
-        let waiters = impatient(&far, SECOND).await;
-        queued(&stage.server, 1).await;
+        let guard = local(&fixture.clients[0], LONG).lock().await.expect("free");
+        let waiters = lock_with_time_limit(&far, SECOND).await;
+        queued(&fixture.server, 1).await;
         if held_back {
             proxy.hold(Direction::Both);
         } else {
@@ -180,21 +180,21 @@ async fn nobody_hangs_when_the_store_goes_away() {
         proxy.refuse(false);
         proxy.resume();
         guard.release().await.expect("held to the end");
-        for outcome in within(2 * SOON, join_all(impatient(&far, 2 * SOON).await)).await {
+        for outcome in within(2 * SOON, join_all(lock_with_time_limit(&far, 2 * SOON).await)).await {
             outcome.expect("no panic").expect("works again");
         }
-        nothing_left(&stage.server, SOON).await;
+        nothing_left(&fixture.server, SOON).await;
         far.shutdown().await.expect("drained");
     }
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_by_the_store_is_told_to_everybody_who_waits() {
-    let Some(stage) = Stage::set("refusals", 1).await else { return };
-    let mut raw = stage.server.raw();
+    let Some(fixture) = Fixture::set_up("refusals", 1).await else { return };
+    let mut raw = fixture.server.raw();
     raw.send(&["LPUSH", KEY, "something else"]);
-    let mutex = local(&stage.clients[0], LONG);
+    let mutex = local(&fixture.clients[0], LONG);
     let mut waiters = Vec::new();
     for _ in 0..10 {
         waiters.push(waiter(&mutex).await);
@@ -204,45 +204,45 @@ async fn a_refusal_by_the_store_is_told_to_everybody_who_waits() {
         assert!(matches!(outcome, Err(Error::StoreRefused { .. })), "{outcome:?}");
     }
     raw.send(&["DEL", KEY]);
-    mutex.lock_timeout(SECOND).await.expect("mended").release().await.expect("held to the end");
+    mutex.lock_timeout(SECOND).await.expect("works again").release().await.expect("held to the end");
     drop(raw);
-    stage.end().await;
+    fixture.end().await;
 }
 
 // Places and connections
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_task_of_a_client_stands_in_line_for_all() {
-    let Some(stage) = Stage::set("places in line", 2).await else { return };
-    let mutex = local(&stage.clients[0], LONG);
-    let guard = local(&stage.clients[1], LONG).lock().await.expect("free");
+async fn one_task_of_a_client_is_queued_for_all() {
+    let Some(fixture) = Fixture::set_up("places in the queue", 2).await else { return };
+    let mutex = local(&fixture.clients[0], LONG);
+    let guard = local(&fixture.clients[1], LONG).lock().await.expect("free");
     let mut waiters = Vec::new();
     for _ in 0..30 {
         waiters.push(waiter(&mutex).await);
     }
-    in_line(&mutex, 1).await;
-    assert!(timeout(ms(100), in_line(&mutex, 2)).await.is_err(), "more than one");
+    until_waiting(&mutex, 1).await;
+    assert!(timeout(ms(100), until_waiting(&mutex, 2)).await.is_err(), "more than one");
     guard.release().await.expect("held to the end");
     for waiter in waiters {
         granted(waiter).await.release().await.expect("held to the end");
     }
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_is_dropped_while_some_hold_lead_and_sit_leaves_nothing() {
-    let Some(stage) = Stage::set("a dropped client", 1).await else { return };
-    let mut raw = stage.server.raw();
+async fn a_client_that_is_dropped_while_some_hold_lead_and_wait_leaves_nothing() {
+    let Some(fixture) = Fixture::set_up("a dropped client", 1).await else { return };
+    let mut raw = fixture.server.raw();
     let before = connections(&mut raw);
-    let doomed = connect(&stage.server.url()).await;
-    let blocker = local(&stage.clients[0], LONG).lock().await.expect("free");
+    let doomed = connect(&fixture.server.url()).await;
+    let blocker = local(&fixture.clients[0], LONG).lock().await.expect("free");
     let held = doomed.mutex("held").expect("valid");
     let guard = held.lock().await.expect("free");
     let mut waiters = vec![waiter(&held).await, waiter(&held).await];
     for _ in 0..4 {
         waiters.push(waiter(&local(&doomed, LONG)).await);
     }
-    queued(&stage.server, 1).await;
+    queued(&fixture.server, 1).await;
     for waiter in &waiters {
         waiter.abort();
     }
@@ -254,5 +254,5 @@ async fn a_client_that_is_dropped_while_some_hold_lead_and_sit_leaves_nothing() 
     eventually(SOON, || std::future::ready(connections(&mut raw) == before)).await;
     drop(raw);
     blocker.release().await.expect("held to the end");
-    stage.end().await;
+    fixture.end().await;
 }

@@ -1,4 +1,4 @@
-//! The support that the other tests stand on can itself be trusted: its servers, faults and processes do what
+//! The support code of the other tests can itself be trusted: its servers, faults and processes do what
 //! their names say, and its waits can fail.
 
 mod support;
@@ -162,7 +162,7 @@ async fn a_server_does_not_outlive_a_test_process_that_is_killed() {
     eventually(5 * SECOND, || async { Raw::connect(port).is_err() && !Path::new(&dir).exists() }).await;
 }
 
-// The gate
+// Missing servers
 
 /// Runs one test of this binary, as `cargo test` would on a machine without a server.
 fn run_without_server(test: &str, require: &str) -> Output {
@@ -383,7 +383,7 @@ async fn a_worker_does_not_outlive_a_test_process_that_is_killed() {
 /// Seconds since 1970, by this process's clock.
 fn seconds() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    i64::try_from(now.as_secs()).expect("the sun still shines")
+    i64::try_from(now.as_secs()).expect("before the year 292 billion")
 }
 
 /// What the server's clock is ahead of the machine's, in whole seconds, rounded.

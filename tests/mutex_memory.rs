@@ -1,5 +1,5 @@
-//! What `DistMutex`, `Guard` and `Client` promise, on the store inside the process. A peer of the store stands
-//! for another process, and where time matters, tokio's paused clock drives it.
+//! What `DistMutex`, `Guard` and `Client` promise, on the store inside the process. A peer of the store represents
+//! another process, and where time matters, tokio's paused clock drives it.
 
 mod support;
 
@@ -13,17 +13,15 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt, join_all};
+use futures::future::{FutureExt, join_all};
 use futures::poll;
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{
-    Answer, Answered, BackendError, Capabilities, Claim, Detail, Event, Kind, LeaseId, LeaseRef, Limit,
-    Released, Renew, Request, Resource,
-};
+use leasehold::backend::{Answer, Answered, Claim, Kind, LeaseRef, Released, Renew, Request, Resource};
 use leasehold::{
     Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, Protected,
 };
+use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, eventually, local_handover, one_place_each, options, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc};
@@ -59,13 +57,13 @@ fn is_empty(inspection: &Inspection) -> bool {
     inspection.holder().is_none() && inspection.waiters.is_empty()
 }
 
-/// Neither a holder nor a waiter is left, soon.
+/// Waits until neither a holder nor a waiter is left.
 #[track_caller]
 fn nothing_is_left(mutex: &DistMutex) -> impl Future<Output = ()> {
     eventually(SOON, || async { mutex.inspect().await.is_ok_and(|inspection| is_empty(&inspection)) })
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
 fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move {
@@ -333,15 +331,15 @@ async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outc
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     let (mut granted, mut timed_out) = (0, 0);
     for round in 0..1100 {
-        let patience = ms(45 + round % 11); // the lock is given back after 50 ms
+        let time_limit = ms(45 + round % 11); // the lock is given back after 50 ms
         let guard = other.lock().await?;
         let request = async {
             match round % 3 {
-                0 => mutex.lock_timeout(patience).await.ok(),
-                1 => timeout(patience, mutex.lock()).await.ok().transpose().expect("no error"),
+                0 => mutex.lock_timeout(time_limit).await.ok(),
+                1 => timeout(time_limit, mutex.lock()).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
-                    () = sleep(patience) => None,
+                    () = sleep(time_limit) => None,
                     guard = mutex.lock() => guard.ok(),
                 },
             }
@@ -374,8 +372,8 @@ async fn requests_cancelled_on_many_threads_leave_nothing_behind() -> Outcome {
         let (mutex, held) = (clients[i % 2].mutex_with(NAME, options()).expect("valid"), Arc::clone(&held));
         tokio::spawn(async move {
             for round in 0..200 {
-                let patience = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
-                let Ok(guard) = timeout(patience, mutex.lock()).await else { continue };
+                let time_limit = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
+                let Ok(guard) = timeout(time_limit, mutex.lock()).await else { continue };
                 let guard = guard.expect("granted");
                 assert!(!held.swap(true, Ordering::SeqCst), "two holders");
                 yield_now().await;
@@ -424,7 +422,7 @@ async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease() -> Outcome 
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), mutex_of(&store));
     let mutex = lease_of(&client, SECOND);
-    // A runtime that nobody drives any more stands for a process that has died.
+    // A runtime that nobody drives any more represents a process that has died.
     let (runtime, guard) = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("one");
         let guard = runtime.block_on(mutex.lock()).expect("granted");
@@ -575,7 +573,7 @@ async fn lost_fires_when_the_client_is_shut_down() -> Outcome {
 #[tokio::test(start_paused = true)]
 async fn loss_is_told_before_anybody_else_is_granted_when_the_store_does_not_answer() -> Outcome {
     let store = MemoryBackend::new();
-    let hanging = Arc::new(Reluctant::on(&store));
+    let hanging = SlowStore::on(&store);
     let guard = lease_of(&Client::with_backend(hanging.clone()), 2 * SECOND).lock().await?;
     hanging.hang();
     let other = mutex_of(&store);
@@ -633,8 +631,8 @@ async fn lost_can_be_awaited_by_reference_in_a_loop() -> Outcome {
 async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Outcome {
     for forgotten in [false, true] {
         let store = MemoryBackend::new();
-        let slow = Arc::new(Reluctant::on(&store));
-        slow.slow.store(true, Ordering::SeqCst);
+        let slow = SlowStore::on(&store);
+        slow.slow_down();
         let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
         let mut lost = guard.lost();
         let mut release = Box::pin(guard.release());
@@ -653,8 +651,8 @@ async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Ou
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_dropped_half_way_counts_as_one() -> Outcome {
     let store = MemoryBackend::new();
-    let slow = Arc::new(Reluctant::on(&store));
-    slow.slow.store(true, Ordering::SeqCst);
+    let slow = SlowStore::on(&store);
+    slow.slow_down();
     let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
     let mut lost = guard.lost();
     let mut release = Box::pin(guard.release());
@@ -766,7 +764,7 @@ async fn no_step_of_protected_work_is_taken_after_a_loss() -> Outcome {
 #[tokio::test(start_paused = true)]
 async fn protected_work_ends_at_the_deadline_when_the_store_does_not_answer() -> Outcome {
     let store = MemoryBackend::new();
-    let hanging = Arc::new(Reluctant::on(&store));
+    let hanging = SlowStore::on(&store);
     let guard = lease_of(&Client::with_backend(hanging.clone()), 2 * SECOND).lock().await?;
     hanging.hang();
     let outcome = within(2 * SECOND, guard.protect(std::future::pending())).await;
@@ -774,7 +772,7 @@ async fn protected_work_ends_at_the_deadline_when_the_store_does_not_answer() ->
     Ok(())
 }
 
-// Guards in odd places
+// Guards in unusual places
 
 #[test]
 fn a_guard_dropped_outside_a_runtime_is_released_when_its_runtime_runs_again() -> Outcome {
@@ -838,7 +836,7 @@ fn guards_and_waiters_dropped_by_a_dying_runtime_are_released_from_the_next_runt
         })
         .await;
         begun(async move { waiter.lock().await }).await;
-        // With hand-over, it sits behind the holder.
+        // With hand-over, it waits behind the holder in the client.
         waiting(&mutex, usize::from(!local_handover())).await;
     });
     drop(first);
@@ -852,9 +850,9 @@ fn guards_and_waiters_dropped_by_a_dying_runtime_are_released_from_the_next_runt
 #[tokio::test(start_paused = true)]
 async fn what_the_last_handle_owes_is_released_even_if_the_store_is_slow() -> Outcome {
     let store = MemoryBackend::new();
-    let reluctant = Arc::new(Reluctant::on(&store));
-    let guard = Client::with_backend(reluctant.clone()).mutex_with(NAME, options())?.lock().await?;
-    reluctant.slow_down();
+    let slow = SlowStore::on(&store);
+    let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
+    slow.slow_down();
     drop(guard);
     nothing_is_left(&mutex_of(&store)).await;
     Ok(())
@@ -863,15 +861,15 @@ async fn what_the_last_handle_owes_is_released_even_if_the_store_is_slow() -> Ou
 #[test]
 fn a_release_that_died_with_its_runtime_is_sent_again_from_the_next_one() -> Outcome {
     let store = MemoryBackend::new();
-    let reluctant = Arc::new(Reluctant::on(&store));
-    let client = Client::with_backend(reluctant.clone());
+    let slow = SlowStore::on(&store);
+    let client = Client::with_backend(slow.clone());
     let mutex = client.mutex_with(NAME, options())?;
     let first = runtime();
     first.block_on(async {
         let guard = mutex.lock().await?;
-        reluctant.slow_down();
+        slow.slow_down();
         drop(guard);
-        within(SOON, reluctant.asked.notified()).await;
+        within(SOON, slow.called.notified()).await;
         Ok::<_, Error>(())
     })?;
     drop(first);
@@ -914,14 +912,14 @@ fn a_guard_that_outlives_its_runtime_is_renewed_from_the_next_one() -> Outcome {
 #[test]
 fn a_renewal_that_died_with_its_runtime_does_not_keep_the_next_runtime_from_renewing() -> Outcome {
     let store = MemoryBackend::new();
-    let hanging = Arc::new(Reluctant::on(&store));
+    let hanging = SlowStore::on(&store);
     let client = Client::with_backend(hanging.clone());
     let mutex = client.mutex_with(NAME, options().ttl(ms(900)).renewal_period(ms(50)))?;
     let first = runtime();
     let guard = first.block_on(async {
         let guard = mutex.lock().await?;
         hanging.hang();
-        within(SOON, hanging.asked.notified()).await;
+        within(SOON, hanging.called.notified()).await;
         Ok::<_, Error>(guard)
     })?;
     drop(first);
@@ -948,7 +946,7 @@ async fn shutdown_ends_waiting_requests_and_refuses_later_ones() -> Outcome {
             tokio::spawn(async move { mutex.lock().await })
         })
         .collect();
-    // With hand-over, one stands in line for all.
+    // With hand-over, one is queued for all of them.
     waiting(&other, if local_handover() { 1 } else { 3 }).await;
     client.clone().shutdown().await?;
     for waiter in waiters {
@@ -1166,20 +1164,19 @@ async fn handles_guards_and_futures_can_be_printed_without_the_lease_id() -> Out
     Ok(())
 }
 
-// A store that does not answer renewals, or takes its time over releases.
+// A store that does not answer renewals, or is slow to release.
 
-#[derive(Debug)]
-struct Reluctant {
-    store: MemoryBackend,
+#[derive(Debug, Default)]
+struct SlowStore {
     hanging: AtomicBool,
-    asked: Notify,
     slow: AtomicBool,
+    /// A call has come that is not answered, or not at once.
+    called: Notify,
 }
 
-impl Reluctant {
-    fn on(store: &MemoryBackend) -> Self {
-        let (hanging, slow) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { store: store.peer(), hanging, asked: Notify::new(), slow }
+impl SlowStore {
+    fn on(store: &MemoryBackend) -> Arc<Intercepted<Self>> {
+        Intercepted::new(store, Self::default())
     }
 
     /// From now on, renewals are not answered.
@@ -1197,73 +1194,24 @@ impl Reluctant {
     }
 }
 
-impl Backend for Reluctant {
-    fn lease_id(&self) -> LeaseId {
-        self.store.lease_id()
-    }
-
-    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        self.store.request(request)
-    }
-
-    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+impl Intercept for SlowStore {
+    fn renew<'a>(&'a self, store: &'a MemoryBackend, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         if self.hanging.load(Ordering::SeqCst) {
-            self.asked.notify_one();
+            self.called.notify_one();
             return stream::pending().boxed();
         }
-        self.store.renew(renewals)
+        store.renew(renewals)
     }
 
-    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
         async move {
             if self.slow.load(Ordering::SeqCst) {
-                self.asked.notify_one();
+                self.called.notify_one();
                 sleep(ms(100)).await;
             }
-            self.store.release(lease).await
+            store.release(lease).await
         }
         .boxed()
-    }
-
-    fn release_permits<'a>(
-        &'a self,
-        lease: &'a LeaseRef,
-        keep: u32,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release_permits(lease, keep)
-    }
-
-    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
-        self.store.force_release(resource)
-    }
-
-    fn set_limit<'a>(
-        &'a self,
-        resource: &'a Resource,
-        permits: u32,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
-        self.store.set_limit(resource, permits, ttl)
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        self.store.inspect(resource, detail)
-    }
-
-    fn events(&self) -> BoxStream<'static, Event> {
-        self.store.events()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
     }
 }
 

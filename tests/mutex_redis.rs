@@ -1,5 +1,5 @@
 //! What `DistMutex`, `Guard` and `Client` promise on a real Redis server, seen from one process. Several
-//! clients stand for several processes; what another library or an operator would do is sent by hand.
+//! clients represent several processes; what another library or an operator would do is sent by hand.
 #![cfg(feature = "redis")]
 
 mod support;
@@ -30,7 +30,7 @@ const FENCE: &str = "{lock:}:fence";
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
-/// meet it just because a request repeats itself.
+/// meet it just because a request is repeated.
 const SOON: Duration = Duration::from_secs(5);
 const DAY_MS: i64 = 86_400_000;
 
@@ -78,8 +78,8 @@ fn mutex_with(client: &Client, options: MutexOptions) -> DistMutex {
     client.mutex_with(NAME, options).expect("valid")
 }
 
-/// The lock of the tests, with a place of its own in the store's line for every waiter.
-fn mutex_in_line(client: &Client) -> DistMutex {
+/// The lock of the tests, with a place of its own in the store's queue for every waiter.
+fn queued_mutex(client: &Client) -> DistMutex {
     mutex_with(client, one_place_each())
 }
 
@@ -99,7 +99,7 @@ async fn granted(waiter: JoinHandle<Guard>) -> Guard {
     within(SOON, waiter).await.expect("the waiter did not panic")
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
 fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move {
@@ -264,7 +264,7 @@ async fn waiters_of_three_clients_are_served_in_order_of_arrival() {
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
     for i in 0..WAITERS {
-        let (mutex, served) = (mutex_in_line(&clients[i % clients.len()]), Arc::clone(&served));
+        let (mutex, served) = (queued_mutex(&clients[i % clients.len()]), Arc::clone(&served));
         tasks.spawn(async move {
             let guard = mutex.lock().await.expect("granted");
             served.lock().unwrap_or_else(PoisonError::into_inner).push((i, guard.token()));
@@ -288,7 +288,7 @@ async fn inspect_lists_the_waiters_in_order_and_the_holders_token() {
     let guard = mutex_of(&one).lock().await.expect("free");
     let mut waiters = Vec::new();
     for (i, client) in [&two, &one, &two].into_iter().enumerate() {
-        waiters.push(waiter(&mutex_in_line(client)));
+        waiters.push(waiter(&queued_mutex(client)));
         waiting(&mutex_of(&one), i + 1).await;
     }
     let inspection = mutex_of(&two).inspect().await.expect("inspected");
@@ -549,7 +549,7 @@ async fn a_key_of_another_type_is_a_loss_and_is_left_alone() {
     assert_eq!(raw.send(&["LRANGE", LOCK, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
 }
 
-/// Tells when it is dropped.
+/// Records when it is dropped.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -681,7 +681,7 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
         }
         let first = guard.token();
         drop(guard);
-        // It may have to find out by itself that it stands in no line any more.
+        // It may have to find out by itself that it is no longer queued.
         let next = granted(waiter).await;
         assert!(next.token() > first, "after {forget:?}: {:?} after {first:?}", next.token());
         next.release().await.expect("held to the end");
@@ -775,7 +775,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
         assert!(Instant::now() < end, "{} tasks still run", tasks.len());
         tokio::task::yield_now().await;
     }
-    assert!(seen > 0, "no line was ever seen: the test proves nothing");
+    assert!(seen > 0, "no queue was ever seen: the test proves nothing");
     for client in &clients {
         client.shutdown().await.expect("drained");
     }
@@ -790,7 +790,7 @@ async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown() {
     let ([holder, client], mut raw) = (connect_many(&server).await, server.raw());
     let guard = mutex_of(&holder).lock().await.expect("free");
     let waiters: Vec<_> = (0..20).map(|_| waiter(&mutex_of(&client))).collect();
-    // With hand-over, one stands in line for all.
+    // With hand-over, one is queued for all of them.
     waiting(&mutex_of(&client), if local_handover() { 1 } else { 20 }).await;
     for key in [QUEUE, "{lock:machine:42}:waiters"] {
         assert!((1..=60_000).contains(&pttl(&mut raw, key)), "{key}: two leases at most");
@@ -1025,7 +1025,7 @@ async fn odd_names_lock_wait_and_hand_over_and_never_collide() {
 
 /// What contended acquisitions cost.
 struct Cost {
-    /// Operations per acquisition, from standing in line to having released.
+    /// Operations per acquisition, from the queued request to the end of its release.
     operations: f64,
     /// Client commands for that; some operations share one.
     client_commands: f64,
@@ -1035,7 +1035,7 @@ struct Cost {
 
 async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Cost {
     let mut raw = server.raw();
-    // Repeats itself every 100 seconds.
+    // Its requests are repeated every 100 seconds.
     let options = one_place_each().ttl(SECOND * 300);
     let guard = mutex_with(&clients[0], options.clone()).lock().await.expect("free");
     raw.send(&["CONFIG", "RESETSTAT"]);
@@ -1044,8 +1044,8 @@ async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Co
         let mutex = mutex_with(&clients[i % clients.len()], options.clone());
         tasks.spawn(async move { mutex.lock().await.expect("granted").release().await });
     }
-    let standing = i64::try_from(waiters).expect("a small number");
-    eventually(SECOND * 20, || ready(raw.send(&["ZCARD", QUEUE]).int() == standing)).await;
+    let expected = i64::try_from(waiters).expect("a small number");
+    eventually(SECOND * 20, || ready(raw.send(&["ZCARD", QUEUE]).int() == expected)).await;
     let queueing = raw.info_commandstats();
     raw.send(&["CONFIG", "RESETSTAT"]);
     guard.release().await.expect("held to the end");
@@ -1055,7 +1055,7 @@ async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Co
     let calls = raw.info_commandstats();
     // The first release was not the waiters'.
     let client_commands = scripts_called(&queueing) + scripts_called(&calls) - 1;
-    // Each request that stands in line writes its record once, each release tells one waiter.
+    // Each queued request writes its record once, each release notifies one waiter.
     let operations = queueing["hset"] + calls["publish"];
     Cost {
         operations: operations as f64 / waiters as f64,
@@ -1235,20 +1235,20 @@ async fn a_user_needs_the_wake_channels_and_is_told_so() {
     let mut raw = server.raw();
     let before = connections(&mut raw);
     let user = |name: &str| format!("redis://{name}:pw@127.0.0.1:{}", server.port());
-    raw.send(&["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "+@all", "resetchannels"]);
+    raw.send(&["ACL", "SETUSER", "no-channels", "on", ">pw", "~*", "+@all", "resetchannels"]);
     // More than once: the server's answer may find the client at one step or the next.
     for _ in 0..20 {
-        let error = refusal(within(SOON, Client::connect(&user("deaf"))).await);
+        let error = refusal(within(SOON, Client::connect(&user("no-channels"))).await);
         assert!(error.contains("leasehold:*"), "{error}");
     }
     eventually(SOON, || ready(connections(&mut raw) == before)).await;
     assert_eq!(raw.keys("*"), Vec::<String>::new());
 
-    raw.send(&["ACL", "SETUSER", "hearing", "on", ">pw", "+@all", "resetchannels", "&leasehold:*"]);
-    raw.send(&["ACL", "SETUSER", "hearing", "~lock:*", "~{lock:*"]);
-    let client = Client::connect(&user("hearing")).await.expect("it may subscribe");
+    raw.send(&["ACL", "SETUSER", "subscriber", "on", ">pw", "+@all", "resetchannels", "&leasehold:*"]);
+    raw.send(&["ACL", "SETUSER", "subscriber", "~lock:*", "~{lock:*"]);
+    let client = Client::connect(&user("subscriber")).await.expect("it may subscribe");
     let guard = mutex_of(&client).lock().await.expect("free");
-    let waiter = waiter(&mutex_in_line(&client));
+    let waiter = waiter(&queued_mutex(&client));
     waiting(&mutex_of(&client), 1).await;
     guard.release().await.expect("held to the end");
     granted(waiter).await.release().await.expect("held to the end");
@@ -1282,7 +1282,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
         eventually(SOON, || ready(raw.keys("*") == [key])).await;
         assert_eq!(raw.send(&["LRANGE", key, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
         raw.send(&["DEL", key]);
-        mutex.lock().await.expect("mended").release().await.expect("held to the end");
+        mutex.lock().await.expect("works again").release().await.expect("held to the end");
         raw.send(&["DEL", FENCE]);
     }
 }
@@ -1317,11 +1317,11 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
     const TURNS: u64 = 50;
     let Some(server) = RedisServer::start_or_skip("silent waiters") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
-    let mutex = mutex_in_line(&client);
+    let mutex = queued_mutex(&client);
     let mut costs = Vec::new();
     for silent in [0, 1000] {
         let mut guard = mutex.lock().await.expect("free");
-        stand_in_line_and_die(&mut raw, silent);
+        queue_up_and_die(&mut raw, silent);
         // The first hand-over meets them all, the others none.
         guard = handed_over(&mutex, guard, &mut raw, silent).await;
         let before = work(&mut raw);
@@ -1334,8 +1334,8 @@ async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_
     assert!(costs[1] <= costs[0] + TURNS, "{costs:?} commands for {TURNS} hand-overs, without and with them");
 }
 
-/// As `n` tasks of a process that is killed: for half a minute they count as alive, and nobody listens for them.
-fn stand_in_line_and_die(raw: &mut Raw, n: i64) {
+/// As `n` tasks of a process that is killed: for half a minute they count as alive, but nobody receives their events.
+fn queue_up_and_die(raw: &mut Raw, n: i64) {
     let (client, alive_until) = (uuid::Uuid::new_v4(), now_us(raw) / 1000 + 30_000);
     for ticket in 1..=n {
         let (id, ticket) = (format!("{client}.{ticket}"), format!("{ticket:016}"));

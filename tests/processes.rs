@@ -1,4 +1,4 @@
-//! What a lock promises real processes: killed, paused, resumed, ended with and without good order. Each
+//! What a lock promises real processes: killed, paused, resumed, ended with and without a clean shutdown. Each
 //! worker is this test binary once more, as a process of its own.
 #![cfg(feature = "redis")]
 
@@ -24,10 +24,10 @@ const FENCE: &str = "{lock:}:fence";
 const SECOND: Duration = Duration::from_secs(1);
 /// The lease of every worker.
 const LEASE: Duration = SECOND;
-/// A holder that has died is replaced within this: its lease, and a second.
+/// A holder that has died is replaced within this time: its lease, and a second.
 const REPLACED: Duration = Duration::from_secs(2);
 /// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
-/// meet it just because a request repeats itself.
+/// meet it just because a request is repeated.
 const SOON: Duration = Duration::from_secs(5);
 const ROUNDS: usize = 4;
 
@@ -48,7 +48,7 @@ async fn connect(server: &RedisServer) -> Client {
 }
 
 /// The lock of the tests, with the default lease of half a minute: nothing that a waiter in the test process
-/// gets can come from a request that repeats itself.
+/// gets can come from a repeated request.
 fn mutex_of(client: &Client) -> DistMutex {
     client.mutex_with(NAME, options()).expect("valid")
 }
@@ -58,8 +58,8 @@ fn brief_mutex_of(client: &Client) -> DistMutex {
     client.mutex_with(NAME, options().ttl(LEASE)).expect("valid")
 }
 
-/// The lock of the tests, with a place of its own in the store's line for every waiter.
-fn in_line(client: &Client, one_place_each: MutexOptions) -> DistMutex {
+/// The lock of the tests, with a place of its own in the store's queue for every waiter.
+fn queued_mutex(client: &Client, one_place_each: MutexOptions) -> DistMutex {
     client.mutex_with(NAME, one_place_each).expect("valid")
 }
 
@@ -69,9 +69,9 @@ fn waiter(mutex: &DistMutex) -> JoinHandle<(Guard, Instant)> {
     tokio::spawn(async move { (mutex.lock().await.expect("granted"), Instant::now()) })
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
-fn waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
+fn until_waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
     eventually(SOON * 2, move || async move {
         mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
     })
@@ -114,7 +114,7 @@ fn only_the_fence_is_left<'a>(raw: &'a mut Raw, data: &'a [&str]) -> impl Future
     })
 }
 
-/// Pauses a worker and waits until it stands still: the signal reaches one of its threads, which stops the
+/// Pauses a worker and waits until it has stopped: the signal reaches one of its threads, which stops the
 /// others, and on a busy machine that takes a while.
 async fn pause(worker: &Worker) {
     worker.pause();
@@ -128,7 +128,7 @@ async fn pause(worker: &Worker) {
 fn stand_still(threads: &str) -> io::Result<bool> {
     for thread in fs::read_dir(threads)? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the program's name, which stands in brackets.
+        // The state follows the program's name, which is in brackets.
         if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
             return Ok(false);
         }
@@ -174,7 +174,7 @@ async fn counting_worker() {
     let Some(orders) = Orders::receive().await else { return };
     say("ready");
     let go = orders.raw().send(&["BLPOP", "go", "10"]);
-    assert_ne!(go, Reply::nil(), "nobody said go");
+    assert_ne!(go, Reply::nil(), "no signal to start");
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
         let (mutex, mut raw) = (orders.mutex(), orders.raw());
@@ -194,7 +194,7 @@ async fn counting_worker() {
     say("done");
 }
 
-/// Waits for the lock, and holds it for ever.
+/// Waits for the lock, and holds it forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holding_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -205,7 +205,7 @@ async fn holding_worker() {
     pending::<()>().await;
 }
 
-/// Writes to the fenced register under the lock until the lease is lost, then once more although it was told.
+/// Writes to the fenced register under the lock until the lease is lost, then once more in spite of the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writing_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -230,7 +230,7 @@ async fn writing_worker() {
             let end: Result<(), Error> = guard.protect(write_on).await;
             assert!(matches!(end, Err(Error::Lost { reason: LossReason::Expired, .. })), "{end:?}");
         }
-        other => panic!("no such orders: {other}"),
+        other => panic!("no such order: {other}"),
     }
     say("lost");
     assert!(!guard.is_held());
@@ -252,7 +252,7 @@ async fn leaving_worker() {
         }
         "drop" => drop(guard),
         "exit" => process::exit(0),
-        other => panic!("no such orders: {other}"),
+        other => panic!("no such order: {other}"),
     }
 }
 
@@ -306,7 +306,7 @@ async fn a_killed_holder_is_replaced_within_its_lease_and_a_second() {
         let mut worker = start("holding_worker", &server, "");
         let token = held(&mut worker).await;
         let waiter = waiter(&mutex_of(&client));
-        waiting(&mutex_of(&client), 1).await;
+        until_waiting(&mutex_of(&client), 1).await;
         let killed = Instant::now();
         worker.kill();
         let (next, granted) = within(SOON, waiter).await.expect("no panic");
@@ -320,7 +320,7 @@ async fn a_killed_holder_is_replaced_within_its_lease_and_a_second() {
 }
 
 /// A holder in this process, perhaps a waiter in this process, then a worker, then a waiter in this process.
-struct Line {
+struct Queue {
     holder: Guard,
     before: Option<JoinHandle<(Guard, Instant)>>,
     doomed: Worker,
@@ -333,16 +333,16 @@ enum Place {
     Middle,
 }
 
-impl Line {
+impl Queue {
     async fn form(server: &RedisServer, mutex: &DistMutex, place: Place) -> Self {
         let holder = mutex.lock().await.expect("free");
         let before = (place == Place::Middle).then(|| waiter(mutex));
         let ahead = usize::from(before.is_some());
-        waiting(mutex, ahead).await;
+        until_waiting(mutex, ahead).await;
         let doomed = start("holding_worker", server, "");
-        waiting(mutex, ahead + 1).await;
+        until_waiting(mutex, ahead + 1).await;
         let after = waiter(mutex);
-        waiting(mutex, ahead + 2).await;
+        until_waiting(mutex, ahead + 2).await;
         Self { holder, before, doomed, after }
     }
 
@@ -382,8 +382,8 @@ enum Kill {
 async fn kill_waiters(server: &RedisServer, place: Place, kill: Kill) {
     let client = connect(server).await;
     for round in 0..ROUNDS {
-        let line = Line::form(server, &in_line(&client, one_place_each().ttl(LEASE)), place).await;
-        let blocked = line.serve(kill).await;
+        let queue = Queue::form(server, &queued_mutex(&client, one_place_each().ttl(LEASE)), place).await;
+        let blocked = queue.serve(kill).await;
         assert!(blocked <= REPLACED, "round {round}: a dead waiter blocked the others for {blocked:?}");
     }
     client.shutdown().await.expect("drained");
@@ -414,12 +414,12 @@ async fn a_waiter_killed_on_the_way_to_its_grant_blocks_nobody_for_longer_than_a
 async fn a_killed_waiter_is_passed_over_in_the_release_itself() {
     let Some(server) = RedisServer::start_or_skip("killed waiters") else { return };
     let client = connect(&server).await;
-    let mutex = in_line(&client, one_place_each());
+    let mutex = queued_mutex(&client, one_place_each());
     for place in [Place::Head, Place::Middle] {
-        let line = Line::form(&server, &mutex, place).await;
-        let blocked = line.serve(Kill::BeforeItsTurn).await;
+        let queue = Queue::form(&server, &mutex, place).await;
+        let blocked = queue.serve(Kill::BeforeItsTurn).await;
         assert!(blocked <= SECOND, "blocked for {blocked:?}");
-        waiting(&mutex, 0).await;
+        until_waiting(&mutex, 0).await;
     }
     assert!(mutex.try_lock().await.expect("answered").is_some());
 }
@@ -483,7 +483,7 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
     let mutex = mutex_of(&client);
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
-    waiting(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     pause(&worker).await;
     let paused = Instant::now();
     let first_token = first.token();
@@ -495,8 +495,8 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
     sleep_until(paused + LEASE * 2).await;
     worker.resume();
 
-    // It asks again instead, stands in line, and leaves the holder alone.
-    waiting(&mutex, 1).await;
+    // It asks again instead, is queued, and leaves the holder alone.
+    until_waiting(&mutex, 1).await;
     assert_silent(&mut worker, LEASE).await;
     let holder = mutex.inspect().await.expect("inspected").holder().and_then(|holder| holder.token);
     assert_eq!(holder, Some(second.token()));
@@ -509,20 +509,20 @@ async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_was_forgotten_while_it_was_paused_stands_in_line_again() {
+async fn a_waiter_that_was_forgotten_while_it_was_paused_is_queued_again() {
     let Some(server) = RedisServer::start_or_skip("paused waiters") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     let mutex = mutex_of(&client);
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
-    waiting(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     pause(&worker).await;
     let paused = Instant::now();
-    waiting(&mutex, 0).await;
+    until_waiting(&mutex, 0).await;
     assert!(paused.elapsed() <= REPLACED, "it counted as alive for {:?}", paused.elapsed());
     sleep_until(paused + LEASE * 2).await;
     worker.resume();
-    waiting(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     assert_eq!(worker.heard(), None);
     let first_token = first.token();
     first.release().await.expect("held to the end");

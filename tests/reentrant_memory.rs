@@ -1,4 +1,4 @@
-//! What `ReentrantLock` promises, on the store inside the process. A peer of the store stands for another process,
+//! What `ReentrantLock` promises, on the store inside the process. A peer of the store represents another process,
 //! and where time matters, tokio's paused clock drives it.
 
 mod support;
@@ -12,25 +12,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt, join_all};
+use futures::future::{FutureExt, join_all};
 use futures::poll;
 use futures::stream::{BoxStream, StreamExt};
-use leasehold::backend::{
-    Answer, Answered, BackendError, Capabilities, Claim, Detail, Event, Kind, LeaseId, LeaseRef, Limit,
-    Released, Renew, Request, Resource,
-};
+use leasehold::backend::{Answer, Answered, Claim, Kind, LeaseRef, Released, Renew, Request, Resource};
 use leasehold::{
     Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
+use support::intercept::{Intercept, Intercepted, Reply};
 use support::{eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
-/// The clients' tasks have heard what the store has told, and sent what they owe, without any time.
-async fn heard() {
+/// Lets the clients' tasks handle all events and send all pending releases, while no time passes.
+async fn settle() {
     for _ in 0..10 {
         yield_now().await;
     }
@@ -39,11 +37,11 @@ async fn heard() {
 const NAME: &str = "stock";
 const KEY: &str = "lock:stock";
 const OWNER: &str = "order-42";
-const STRANGER: &str = "order-43";
+const OTHER_OWNER: &str = "order-43";
 const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once.
 const SOON: Duration = Duration::from_secs(5);
-/// A deadline for what many tasks do on a machine that has other things to do.
+/// A deadline for what many tasks do on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 type Outcome = Result<(), Error>;
@@ -75,7 +73,7 @@ fn leased(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
     owned_with(client, owner, MutexOptions::new().ttl(lease))
 }
 
-/// The same lock as a mutex, with a place of its own in the store's line for every waiter, as reentrant locks have.
+/// The same lock as a mutex, with a place of its own in the store's queue for every waiter, as reentrant locks have.
 fn mutex_of(client: &Client) -> DistMutex {
     client.mutex_with(NAME, one_place_each()).expect("valid")
 }
@@ -84,7 +82,7 @@ async fn inspect(client: &Client) -> Inspection {
     mutex_of(client).inspect().await.expect("memory answers")
 }
 
-/// Neither a holder nor a waiter is left, soon.
+/// Waits until neither a holder nor a waiter is left.
 #[track_caller]
 fn nothing_is_left(client: &Client) -> impl Future<Output = ()> {
     eventually(SOON, || async {
@@ -93,13 +91,13 @@ fn nothing_is_left(client: &Client) -> impl Future<Output = ()> {
     })
 }
 
-/// The lock is held under `n` leases, soon.
+/// Waits until the lock is held under `n` leases.
 #[track_caller]
 fn holding(client: &Client, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move { inspect(client).await.holders.len() == n })
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
 fn waiting(client: &Client, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move { inspect(client).await.waiters.len() == n })
@@ -108,13 +106,13 @@ fn waiting(client: &Client, n: usize) -> impl Future<Output = ()> {
 /// Nobody but its owner gets the lock.
 async fn assert_excluded(client: &Client, at: &str) {
     assert!(mutex_of(client).try_lock().await.expect("answered").is_none(), "{at}: a mutex got in");
-    let other = owned(client, STRANGER).try_lock().await.expect("answered");
+    let other = owned(client, OTHER_OWNER).try_lock().await.expect("answered");
     assert!(other.is_none(), "{at}: another owner got in");
 }
 
 /// Anybody gets it.
 async fn assert_free(client: &Client, at: &str) {
-    let guard = owned(client, STRANGER).try_lock().await.expect("answered");
+    let guard = owned(client, OTHER_OWNER).try_lock().await.expect("answered");
     guard.unwrap_or_else(|| panic!("{at}: not free")).release().await.expect("held to the end");
 }
 
@@ -138,19 +136,19 @@ where
     assert!(output.is_err(), "expected to stay pending, got {output:?}");
 }
 
-/// What is free, or the owner's, does not take long.
+/// Waits for a lock that is free or already the owner's, which does not take long.
 #[track_caller]
 fn soon<T>(locking: impl Future<Output = Result<T, Error>>) -> impl Future<Output = Result<T, Error>> {
     within(SOON, locking)
 }
 
-/// What is ready at the first poll has not asked anybody.
+/// The output of a future that is ready at the first poll: it has not asked the store.
 #[track_caller]
 fn at_once<F: Future>(future: F) -> F::Output {
     future.now_or_never().expect("ready at once")
 }
 
-/// A process lets itself in for `owner` and dies: nobody renews its hold, and nobody releases it.
+/// A process acquires the lock for `owner` and dies: nobody renews its hold, and nobody releases it.
 async fn die_holding(store: &MemoryBackend, owner: &str, lease: Duration) -> FencingToken {
     let dead = store.peer();
     let lock = Resource::new(KEY, Kind::Reentrant);
@@ -247,7 +245,7 @@ async fn naming_the_owner_keeps_name_prefix_and_options() -> Outcome {
     Ok(())
 }
 
-/// Owners that are parts of each other, or look like something that stands in a store.
+/// Owners that are parts of each other, or look like something that a store contains.
 fn odd_owners() -> Vec<String> {
     let plain = [
         " ", "  ", "a", "A", "a ", " a", "a b", "a/b", "a/", "/a", "/", "//", "a//b", "a\n", "\n", "a\r\nb",
@@ -335,8 +333,8 @@ async fn an_owner_is_in_only_where_it_has_locked() -> Outcome {
     let (client, other) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&client, OWNER).lock()).await?;
     let elsewhere = client.reentrant_lock("stocks")?.with_owner(OWNER)?;
-    let stranger = other.reentrant_lock("stocks")?.with_owner(STRANGER)?;
-    let held = stranger.lock().await?;
+    let other_owner = other.reentrant_lock("stocks")?.with_owner(OTHER_OWNER)?;
+    let held = other_owner.lock().await?;
     assert!(elsewhere.try_lock().await?.is_none(), "another name is another lock");
     // Prefix and name count together.
     let joined = client.reentrant_lock_with("k:stock", MutexOptions::new().prefix("loc"))?;
@@ -365,7 +363,7 @@ async fn coming_in_again_shares_the_lease_and_the_token() -> Outcome {
 
 #[tokio::test(start_paused = true)]
 async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outcome {
-    let wire = Arc::new(Wire::to(&MemoryBackend::new()));
+    let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     let lock = owned(&client, OWNER);
     let outer = soon(lock.lock()).await?;
@@ -389,7 +387,7 @@ async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outco
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_tasks_come_in_at_once_under_one_lease() -> Outcome {
-    let wire = Arc::new(Wire::to(&MemoryBackend::new()));
+    let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     let lock = owned(&client, OWNER);
     let outer = soon(lock.lock()).await?;
@@ -503,7 +501,7 @@ async fn nested_guards_are_kept_for_many_leases_whichever_of_them_stays() -> Out
 #[tokio::test(start_paused = true)]
 async fn requests_of_one_owner_that_are_under_way_together_come_in_together() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let (client, other) = (Client::with_backend(wire.clone()), client_of(&store));
     // Granted by the store, and the answers are still on their way when the next one asks.
     wire.slow_down();
@@ -523,7 +521,7 @@ async fn requests_of_one_owner_that_are_under_way_together_come_in_together() ->
 
 #[tokio::test(start_paused = true)]
 async fn an_owner_with_several_leases_comes_in_by_one_that_is_still_held() -> Outcome {
-    let wire = Arc::new(Wire::to(&MemoryBackend::new()));
+    let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     wire.slow_down();
     let brief = owned_with(&client, OWNER, MutexOptions::new().max_hold(SECOND));
@@ -638,7 +636,7 @@ async fn a_loss_is_told_to_every_guard() -> Outcome {
     lose_all(lock.clone(), LossReason::Missing, async || store.flush()).await?;
     lose_all(lock.clone(), LossReason::Taken, async || {
         store.flush();
-        die_holding(&store, STRANGER, 5 * SECOND).await;
+        die_holding(&store, OTHER_OWNER, 5 * SECOND).await;
     })
     .await?;
     let capped = owned_with(&client, "capped", MutexOptions::new().max_hold(ms(700)));
@@ -647,14 +645,15 @@ async fn a_loss_is_told_to_every_guard() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_is_told_to_every_guard_before_anybody_else_is_let_in() -> Outcome {
+async fn a_loss_to_a_store_that_does_not_answer_is_told_to_every_guard_before_anybody_else_is_admitted()
+-> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let client = Client::with_backend(wire.clone());
     let lock = leased(&client, OWNER, 2 * SECOND);
     let guards = [soon(lock.lock()).await?, soon(lock.lock()).await?];
     wire.hang();
-    let next = within(10 * SECOND, owned(&client_of(&store), STRANGER).lock()).await?;
+    let next = within(10 * SECOND, owned(&client_of(&store), OTHER_OWNER).lock()).await?;
     for guard in guards {
         assert!(!guard.is_held(), "two owners");
         assert_eq!(at_once(guard.lost()), LossReason::StoreUnreachable);
@@ -670,10 +669,10 @@ async fn after_a_loss_the_owner_asks_the_store_again_while_the_lost_guards_are_s
     let lock = owned(&client, OWNER);
     let lost = [soon(lock.lock()).await?, soon(lock.lock()).await?];
     assert!(lock.force_release().await?);
-    heard().await;
-    let stranger = soon(owned(&other, STRANGER).lock()).await?;
+    settle().await;
+    let other_owner = soon(owned(&other, OTHER_OWNER).lock()).await?;
     assert!(lock.try_lock().await?.is_none(), "what is lost opens nothing");
-    stranger.release().await?;
+    other_owner.release().await?;
     let (again, inner) = (soon(lock.lock()).await?, soon(lock.lock()).await?);
     assert!(again.token() > lost[0].token());
     assert_eq!(inner.token(), again.token());
@@ -683,14 +682,14 @@ async fn after_a_loss_the_owner_asks_the_store_again_while_the_lost_guards_are_s
     }
     inner.release().await?;
     assert_pending(60 * SECOND, again.lost()).await;
-    assert_excluded(&other, "the later hold stands").await;
+    assert_excluded(&other, "the later hold remains").await;
     again.release().await
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_has_passed_unnoticed_is_not_shared_any_more() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let client = Client::with_backend(wire.clone());
     let lock = leased(&client, OWNER, SECOND);
     let guard = soon(lock.lock()).await?;
@@ -715,7 +714,7 @@ async fn guards_that_were_given_back_count_as_released_and_are_told_of_no_later_
     }
     let later = soon(lock.lock()).await?;
     assert!(lock.force_release().await?);
-    heard().await;
+    settle().await;
     assert!(!later.is_held());
     assert_eq!(at_once(lost), [LeaseEnd::Released; 2]);
     Ok(())
@@ -788,7 +787,7 @@ async fn the_maximum_hold_time_counts_from_the_first_of_nested_guards() -> Outco
     Ok(())
 }
 
-// Guards in odd places
+// Guards in unusual places
 
 #[tokio::test]
 async fn a_guard_dropped_while_panicking_leaves_the_others() -> Outcome {
@@ -867,7 +866,7 @@ async fn each_client_holds_under_a_lease_of_its_own_and_the_same_token() -> Outc
         guards.push(soon(owned(client, OWNER).lock()).await?);
     }
     assert!(guards.iter().all(|guard| guard.token() == guards[0].token()));
-    let inspection = owned(&clients[0], STRANGER).inspect().await?;
+    let inspection = owned(&clients[0], OTHER_OWNER).inspect().await?;
     assert_eq!((inspection.holders.len(), inspection.in_use, inspection.limit), (3, 1, None));
     let mut ids: Vec<_> = inspection.holders.iter().map(|holder| holder.id.clone()).collect();
     ids.sort();
@@ -976,7 +975,7 @@ async fn the_lock_is_free_when_the_last_lease_of_the_dead_is_over_and_a_waiter_h
 #[tokio::test(start_paused = true)]
 async fn losing_one_hold_leaves_those_of_other_clients() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let (hanging, living, other) = (Client::with_backend(wire.clone()), client_of(&store), client_of(&store));
     let capped = owned_with(&living, OWNER, MutexOptions::new().max_hold(2 * SECOND));
     let stays = soon(leased(&other, OWNER, SECOND).lock()).await?;
@@ -1021,7 +1020,7 @@ async fn a_store_that_forgets_everything_tells_the_holds_of_all_clients_and_toke
         ];
         let token = guards[0].token();
         store.flush();
-        let next = if taken { Some(soon(owned(&other, STRANGER).lock()).await?) } else { None };
+        let next = if taken { Some(soon(owned(&other, OTHER_OWNER).lock()).await?) } else { None };
         let reason = if taken { LossReason::Taken } else { LossReason::Missing };
         for guard in guards {
             assert_eq!(within(ms(1010), guard.lost()).await, reason);
@@ -1037,16 +1036,16 @@ async fn a_store_that_forgets_everything_tells_the_holds_of_all_clients_and_toke
     Ok(())
 }
 
-// In line
+// The queue
 
 #[tokio::test(start_paused = true)]
 async fn an_owner_comes_in_past_everybody_who_waits() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
-    let (mutex, stranger) = (mutex_of(&two), owned(&two, STRANGER));
-    let mut line = [mutex.lock().boxed(), stranger.lock().boxed()];
-    for waiter in &mut line {
+    let (mutex, other_owner) = (mutex_of(&two), owned(&two, OTHER_OWNER));
+    let mut queue = [mutex.lock().boxed(), other_owner.lock().boxed()];
+    for waiter in &mut queue {
         assert!(poll!(waiter).is_pending());
     }
     let started = Instant::now();
@@ -1059,16 +1058,16 @@ async fn an_owner_comes_in_past_everybody_who_waits() -> Outcome {
     }
     assert_eq!(started.elapsed(), Duration::ZERO);
     assert!(again.iter().all(|again| again.token() == guard.token()));
-    assert_eq!(inspect(&one).await.waiters.len(), 2, "the line is as it was");
+    assert_eq!(inspect(&one).await.waiters.len(), 2, "the queue is as it was");
     drop((guard, again));
-    for waiter in line {
+    for waiter in queue {
         within(SOON, waiter).await?.release().await?;
     }
     Ok(())
 }
 
 #[tokio::test(start_paused = true)]
-async fn different_owners_and_mutexes_are_served_in_one_line_in_order_of_arrival() -> Outcome {
+async fn different_owners_and_mutexes_are_served_from_one_queue_in_order_of_arrival() -> Outcome {
     let store = MemoryBackend::new();
     let clients = [(); 3].map(|()| client_of(&store));
     let guard = soon(anonymous(&clients[0]).lock()).await?;
@@ -1103,11 +1102,11 @@ async fn waiters_of_one_owner_come_in_together_with_the_first_of_them() -> Outco
     let store = MemoryBackend::new();
     let (one, two, other) = (client_of(&store), client_of(&store), client_of(&store));
     let (same, also) = (owned(&one, OWNER), owned(&two, OWNER));
-    let (mutex, stranger) = (mutex_of(&other), owned(&other, STRANGER));
+    let (mutex, other_owner) = (mutex_of(&other), owned(&other, OTHER_OWNER));
     let holder = mutex.lock().await?;
     // Two of one client and one of another, with others in between.
     let mut owners = [same.lock().boxed(), also.lock().boxed(), also.lock().boxed()];
-    let mut others = [mutex.lock().boxed(), stranger.lock().boxed()];
+    let mut others = [mutex.lock().boxed(), other_owner.lock().boxed()];
     assert!(poll!(&mut owners[0]).is_pending());
     assert!(poll!(&mut others[0]).is_pending());
     assert!(poll!(&mut owners[1]).is_pending());
@@ -1142,10 +1141,10 @@ async fn a_waiter_that_was_dropped_lets_nobody_in_with_it() -> Outcome {
         assert!(poll!(waiter).is_pending());
     }
     drop(head);
-    heard().await;
+    settle().await;
     holder.release().await?;
     let middle = within(SOON, middle).await?;
-    assert!(poll!(&mut last).is_pending(), "it stands behind the mutex");
+    assert!(poll!(&mut last).is_pending(), "it is queued behind the mutex");
     middle.release().await?;
     within(SOON, last).await?.release().await?;
     nothing_is_left(&one).await;
@@ -1156,7 +1155,7 @@ async fn a_waiter_that_was_dropped_lets_nobody_in_with_it() -> Outcome {
 async fn a_waiter_that_no_longer_runs_holds_nobody_up_for_longer_than_its_lease() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
-    let [holder, dead] = [STRANGER, OWNER].map(|owner| leased(&one, owner, SECOND));
+    let [holder, dead] = [OTHER_OWNER, OWNER].map(|owner| leased(&one, owner, SECOND));
     let [living, other] = [OWNER, "order-44"].map(|owner| leased(&two, owner, SECOND));
     let holder = holder.lock().await?;
     let mut hung = dead.lock().boxed();
@@ -1193,7 +1192,7 @@ async fn a_mutex_and_a_reentrant_lock_of_one_name_are_one_lock() -> Outcome {
 }
 
 #[tokio::test]
-async fn an_owner_that_has_dropped_its_last_guard_stands_in_line_behind_those_who_wait() -> Outcome {
+async fn an_owner_that_has_dropped_its_last_guard_queues_behind_those_who_wait() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let (lock, mutex) = (owned(&one, OWNER), mutex_of(&two));
@@ -1224,8 +1223,8 @@ async fn try_lock_does_not_overtake_waiters_of_other_owners() -> Outcome {
     let (one, two) = (client_of(&store), client_of(&store));
     for mutex_waits in [true, false] {
         let guard = soon(owned(&one, OWNER).lock()).await?;
-        let (mutex, stranger) = (mutex_of(&two), owned(&two, STRANGER));
-        let mut waiter = if mutex_waits { mutex.lock().boxed() } else { stranger.lock().boxed() };
+        let (mutex, other_owner) = (mutex_of(&two), owned(&two, OTHER_OWNER));
+        let mut waiter = if mutex_waits { mutex.lock().boxed() } else { other_owner.lock().boxed() };
         assert!(poll!(&mut waiter).is_pending());
         drop(guard);
         for client in [&one, &two] {
@@ -1258,24 +1257,24 @@ async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcom
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
-    for patience in [Duration::ZERO, ms(250)] {
+    for time_limit in [Duration::ZERO, ms(250)] {
         let started = Instant::now();
-        let error = owned(&two, STRANGER).lock_timeout(patience).await.expect_err("held");
-        assert_eq!(started.elapsed(), patience);
+        let error = owned(&two, OTHER_OWNER).lock_timeout(time_limit).await.expect_err("held");
+        assert_eq!(started.elapsed(), time_limit);
         let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
-        assert_eq!((name.as_str(), waited), (NAME, patience));
-        heard().await;
+        assert_eq!((name.as_str(), waited), (NAME, time_limit));
+        settle().await;
         assert!(inspect(&one).await.waiters.is_empty());
     }
     assert!(guard.is_held());
     guard.release().await?;
-    owned(&two, STRANGER).lock_timeout(Duration::ZERO).await?.release().await
+    owned(&two, OTHER_OWNER).lock_timeout(Duration::ZERO).await?.release().await
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_timeout_waits_no_longer_than_its_patience_for_a_release_of_its_own() -> Outcome {
+async fn lock_timeout_waits_no_longer_than_its_limit_for_a_release_of_its_own() -> Outcome {
     let store = MemoryBackend::new();
-    let wire = Arc::new(Wire::to(&store));
+    let wire = Wire::to(&store);
     let (client, other) = (Client::with_backend(wire.clone()), client_of(&store));
     let (lock, mutex) = (owned(&client, OWNER), mutex_of(&other));
     let guard = soon(lock.lock()).await?;
@@ -1296,7 +1295,7 @@ async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Out
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
-    let lock = owned(&two, STRANGER);
+    let lock = owned(&two, OTHER_OWNER);
     let mut waiter = pin!(lock.lock_timeout(Duration::MAX));
     assert!(poll!(waiter.as_mut()).is_pending());
     drop(guard);
@@ -1324,7 +1323,7 @@ async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() -> O
             _ => same.force_release().await?,
         };
         assert!(taken);
-        heard().await;
+        settle().await;
         for guard in &guards {
             assert_eq!(at_once(guard.lost()), LossReason::Revoked);
             assert!(!guard.is_held());
@@ -1378,7 +1377,7 @@ async fn shutdown_ends_waiting_requests_and_coming_in_again() -> Outcome {
     let (client, other) = (client_of(&store), client_of(&store));
     let held = client.reentrant_lock("held")?.with_owner(OWNER)?;
     let inside = [soon(held.lock()).await?, soon(held.lock()).await?];
-    let guard = soon(owned(&other, STRANGER).lock()).await?;
+    let guard = soon(owned(&other, OTHER_OWNER).lock()).await?;
     let lock = owned(&client, OWNER);
     let waiter = tokio::spawn({
         let lock = lock.clone();
@@ -1413,7 +1412,7 @@ enum Meanwhile {
     HeldByItself,
     /// Somebody else gives it back after so many polls.
     ReleasedAfter(usize),
-    /// The same, and the same owner stands in line before it in another client: both come in together.
+    /// The same, and the same owner is queued before it in another client: both come in together.
     LetInAfter(usize),
     /// The same owner in another client leaves after so many polls.
     LeftAfter(usize),
@@ -1445,7 +1444,7 @@ async fn drop_after(case: Meanwhile, polls: usize, verb: usize) -> Outcome {
     let mut holder = match case {
         Meanwhile::Free => None,
         Meanwhile::Held | Meanwhile::ReleasedAfter(_) | Meanwhile::LetInAfter(_) => {
-            Some(soon(owned(&other, STRANGER).lock()).await?)
+            Some(soon(owned(&other, OTHER_OWNER).lock()).await?)
         }
         _ => Some(soon(same.lock()).await?),
     };
@@ -1510,15 +1509,15 @@ async fn a_timeout_that_races_the_grant_either_holds_or_leaves_nothing() -> Outc
     let lock = owned(&one, OWNER);
     let (mut granted, mut timed_out) = (0, 0);
     for round in 0..1100 {
-        let patience = ms(45 + round % 11); // the lock is given back after 50 ms
+        let time_limit = ms(45 + round % 11); // the lock is given back after 50 ms
         let guard = soon(anonymous(&two).lock()).await?;
         let request = async {
             match round % 3 {
-                0 => lock.lock_timeout(patience).await.ok(),
-                1 => timeout(patience, lock.lock()).await.ok().transpose().expect("no error"),
+                0 => lock.lock_timeout(time_limit).await.ok(),
+                1 => timeout(time_limit, lock.lock()).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
-                    () = sleep(patience) => None,
+                    () = sleep(time_limit) => None,
                     guard = lock.lock() => guard.ok(),
                 },
             }
@@ -1554,8 +1553,8 @@ async fn requests_cancelled_on_many_threads_leave_nothing_behind() -> Outcome {
         let inside = Arc::clone(&inside);
         tokio::spawn(async move {
             for round in 0..200 {
-                let patience = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
-                let Ok(guard) = timeout(patience, lock.lock()).await else { continue };
+                let time_limit = Duration::from_micros((i as u64 * 37 + round * 13) % 300);
+                let Ok(guard) = timeout(time_limit, lock.lock()).await else { continue };
                 let guard = guard.expect("granted");
                 inside.enter(owner, guard.token());
                 yield_now().await;
@@ -1662,9 +1661,8 @@ async fn handles_and_guards_can_be_printed_without_the_lease_id() -> Outcome {
 
 // A wire to the store that counts what is sent, and may hold it up.
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Wire {
-    store: MemoryBackend,
     sent: AtomicUsize,
     hanging: AtomicBool,
     slow: AtomicBool,
@@ -1672,17 +1670,11 @@ struct Wire {
 }
 
 impl Wire {
-    fn to(store: &MemoryBackend) -> Self {
-        Self {
-            store: store.peer(),
-            sent: AtomicUsize::new(0),
-            hanging: AtomicBool::new(false),
-            slow: AtomicBool::new(false),
-            slow_releases: AtomicBool::new(false),
-        }
+    fn to(store: &MemoryBackend) -> Arc<Intercepted<Self>> {
+        Intercepted::new(store, Self::default())
     }
 
-    /// How many requests were sent so far.
+    /// How many calls were sent so far.
     fn sent(&self) -> usize {
         self.sent.load(Ordering::SeqCst)
     }
@@ -1706,7 +1698,7 @@ impl Wire {
         self.slow_releases.store(true, Ordering::SeqCst);
     }
 
-    /// Counts a request, and loses it if nothing arrives.
+    /// Counts a call, and loses it if nothing arrives.
     async fn send(&self) {
         self.sent.fetch_add(1, Ordering::SeqCst);
         if self.hanging.load(Ordering::SeqCst) {
@@ -1715,15 +1707,11 @@ impl Wire {
     }
 }
 
-impl Backend for Wire {
-    fn lease_id(&self) -> LeaseId {
-        self.store.lease_id()
-    }
-
-    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
+impl Intercept for Wire {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
         async move {
             self.send().await;
-            let answer = self.store.request(request).await;
+            let answer = store.request(request).await;
             if self.slow.load(Ordering::SeqCst) {
                 sleep(ms(100)).await;
             }
@@ -1732,67 +1720,30 @@ impl Backend for Wire {
         .boxed()
     }
 
-    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+    fn renew<'a>(&'a self, store: &'a MemoryBackend, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         let renewed = async move {
             self.send().await;
-            self.store.renew(renewals)
+            store.renew(renewals)
         };
         StreamExt::boxed(renewed.flatten_stream())
     }
 
-    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
         async move {
             self.send().await;
             if self.slow_releases.load(Ordering::SeqCst) {
                 sleep(ms(500)).await;
             }
-            self.store.release(lease).await
+            store.release(lease).await
         }
         .boxed()
     }
 
-    fn release_permits<'a>(
-        &'a self,
-        lease: &'a LeaseRef,
-        keep: u32,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release_permits(lease, keep)
-    }
-
-    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+    fn force_release<'a>(&'a self, store: &'a MemoryBackend, resource: &'a Resource) -> Reply<'a, bool> {
         async move {
             self.send().await;
-            self.store.force_release(resource).await
+            store.force_release(resource).await
         }
         .boxed()
-    }
-
-    fn set_limit<'a>(
-        &'a self,
-        resource: &'a Resource,
-        permits: u32,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
-        self.store.set_limit(resource, permits, ttl)
-    }
-
-    fn events(&self) -> BoxStream<'static, Event> {
-        self.store.events()
-    }
-
-    fn inspect<'a>(
-        &'a self,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        self.store.inspect(resource, detail)
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
     }
 }

@@ -17,12 +17,12 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
 const OWNER: &str = "order-42";
-const STRANGER: &str = "order-43";
+const OTHER_OWNER: &str = "order-43";
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The lease of everybody who may die.
 const LEASE: Duration = SECOND;
-/// A holder that has died is replaced within this: its lease, and a second.
+/// A holder that has died is replaced within this time: its lease, and a second.
 const REPLACED: Duration = Duration::from_secs(2);
 /// A deadline for what should happen at once, and for what a process does that has to be started first.
 const SOON: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ async fn inspect(client: &Client, name: &str) -> Inspection {
     mutex(client, name).inspect().await.expect("inspected")
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
 fn waiting<'a>(client: &'a Client, name: &'a str, n: usize) -> impl Future<Output = ()> + use<'a> {
     eventually(SOON, move || async move { inspect(client, name).await.waiters.len() == n })
@@ -87,7 +87,7 @@ fn waiter(lock: ReentrantLock) -> Waiter {
 /// Somebody else: another owner, or a mutex.
 fn other_waiter(client: &Client, name: &str, round: usize) -> Waiter {
     if round.is_multiple_of(2) {
-        return waiter(owned(client, name, STRANGER));
+        return waiter(owned(client, name, OTHER_OWNER));
     }
     let mutex = mutex(client, name);
     tokio::spawn(async move { (mutex.lock().await.expect("granted"), Instant::now()) })
@@ -140,7 +140,7 @@ where
     only_fences_are_left(&mut server.raw(), &[]).await;
 }
 
-/// Pauses a worker and waits until it stands still: the signal reaches one of its threads, which stops the
+/// Pauses a worker and waits until it has stopped: the signal reaches one of its threads, which stops the
 /// others, and on a busy machine that takes a while.
 async fn pause(worker: &Worker) {
     worker.pause();
@@ -154,7 +154,7 @@ async fn pause(worker: &Worker) {
 fn stand_still(threads: &str) -> io::Result<bool> {
     for thread in fs::read_dir(threads)? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the program's name, which stands in brackets.
+        // The state follows the program's name, which is in brackets.
         if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
             return Ok(false);
         }
@@ -195,7 +195,7 @@ fn start(worker: &str, server: &RedisServer, name: &str, owner: &str) -> Worker 
     Worker::start(worker, &format!("{} {name} {owner}", server.port()))
 }
 
-/// Waits for the lock, and holds it for ever, under two guards. When it is told of a loss, it comes in again.
+/// Waits for the lock, and holds it forever, under two guards. When it is told of a loss, it comes in again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holding_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -211,7 +211,7 @@ async fn holding_worker() {
     }
 }
 
-/// Takes the lock, gives it back, and ends in good order.
+/// Takes the lock, releases it, and shuts down cleanly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passing_worker() {
     let Some(orders) = Orders::receive().await else { return };
@@ -231,7 +231,7 @@ async fn counting_worker() {
     let Some(orders) = Orders::receive().await else { return };
     say("ready");
     let go = orders.raw().send(&["BLPOP", "go", "10"]);
-    assert_ne!(go, Reply::nil(), "nobody said go");
+    assert_ne!(go, Reply::nil(), "no signal to start");
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let owner = format!("{} {task}", orders.owner);
@@ -303,7 +303,7 @@ async fn processes_of_one_owner_are_in_together_and_the_lock_is_free_when_the_la
     let holders = inspect(&client, name).await.holders;
     assert_eq!(holders.len(), PROCESSES + 1);
     assert!(holders.iter().all(|holder| holder.owner.as_deref() == Some(OWNER)));
-    let next = waiter(owned(&client, name, STRANGER));
+    let next = waiter(owned(&client, name, OTHER_OWNER));
     waiting(&client, name, 1).await;
     own.release().await.expect("held to the end");
     let mut killed = Instant::now();
@@ -329,7 +329,7 @@ async fn processes_of_one_owner_that_wait_come_in_together() {
     let holder = mutex(&client, name).lock().await.expect("free");
     let mut owners = vec![start("holding_worker", &server, name, OWNER)];
     waiting(&client, name, 1).await;
-    let between = waiter(owned(&client, name, STRANGER));
+    let between = waiter(owned(&client, name, OTHER_OWNER));
     waiting(&client, name, 2).await;
     for n in 2..4 {
         owners.push(start("holding_worker", &server, name, OWNER));
@@ -374,8 +374,8 @@ async fn a_process_that_leaves_in_good_order_leaves_the_holds_of_others() {
             // Not eventually: it has waited for that itself.
             assert_eq!(inspect(&client, name).await.holders.len(), 1);
             assert!(guard.is_held());
-            let stranger = owned(&client, name, STRANGER).try_lock().await.expect("answered");
-            assert!(stranger.is_none());
+            let other_owner = owned(&client, name, OTHER_OWNER).try_lock().await.expect("answered");
+            assert!(other_owner.is_none());
             guard.release().await.expect("held to the end");
         }
     }
@@ -475,7 +475,7 @@ async fn after_the_living_have_left_a_killed_process_blocks_nobody_for_longer_th
 }
 
 /// A holder in this process, perhaps a waiter in this process, then a worker, then a waiter in this process.
-struct Line {
+struct Queue {
     holder: Guard,
     before: Option<Waiter>,
     doomed: Worker,
@@ -495,7 +495,7 @@ enum Kill {
     InItsTurn,
 }
 
-impl Line {
+impl Queue {
     async fn form(server: &RedisServer, client: &Client, name: &str, place: Place, round: usize) -> Self {
         let holder = within(SOON, owned(client, name, "order-41").lock()).await.expect("free");
         // Never of the same kind as the last one.
@@ -546,8 +546,8 @@ async fn kill_waiters(place: Place, kill: Kill) {
     rounds(&server, |name, round| {
         let server = &server;
         async move {
-            let line = Line::form(server, client, &name, place, round).await;
-            let (blocked, token) = line.serve(kill).await;
+            let queue = Queue::form(server, client, &name, place, round).await;
+            let (blocked, token) = queue.serve(kill).await;
             assert!(blocked <= REPLACED, "{name}, round {round}: blocked for {blocked:?}");
             // What was granted to the dead together with the same owner goes with its lease.
             eventually(REPLACED, || async { inspect(client, &name).await.holders.is_empty() }).await;
@@ -585,7 +585,7 @@ async fn a_process_paused_for_two_leases_is_told_although_its_owner_never_left_a
     let paused = Instant::now();
     holding(&client, name, 1, REPLACED).await;
     sleep_until(paused + LEASE * 2).await;
-    assert!(owned(&client, name, STRANGER).try_lock().await.expect("answered").is_none());
+    assert!(owned(&client, name, OTHER_OWNER).try_lock().await.expect("answered").is_none());
     worker.resume();
     let told = worker.line().await.expect("it goes on");
     assert!(told.starts_with("lost"), "{told}");
@@ -605,16 +605,16 @@ async fn a_process_paused_until_another_owner_is_in_is_told_and_waits_its_turn()
     let token = held(&mut worker).await;
     pause(&worker).await;
     let paused = Instant::now();
-    let stranger = within(REPLACED, owned(&client, name, STRANGER).lock()).await.expect("granted");
-    assert!(stranger.token() > token);
+    let other_owner = within(REPLACED, owned(&client, name, OTHER_OWNER).lock()).await.expect("granted");
+    assert!(other_owner.token() > token);
     sleep_until(paused + LEASE * 2).await;
     worker.resume();
     let told = worker.line().await.expect("it goes on");
     assert!(told.starts_with("lost"), "{told}");
     waiting(&client, name, 1).await;
     assert_eq!(worker.heard(), None, "what it had opens nothing");
-    let newest = stranger.token();
-    stranger.release().await.expect("held to the end");
+    let newest = other_owner.token();
+    other_owner.release().await.expect("held to the end");
     assert!(held(&mut worker).await > newest);
     worker.kill();
     only_fences_are_left(&mut server.raw(), &[]).await;

@@ -1,17 +1,18 @@
 //! Leases are renewed in rounds: a renewal that hangs holds up no other, and no deadline.
 
-#[path = "support/deaf.rs"]
-mod deaf;
 mod support;
+#[path = "support/unresponsive.rs"]
+mod unresponsive;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use deaf::Deaf;
 use futures::future::join_all;
-use leasehold::{Backend, Client, Guard, LossReason};
+use leasehold::{Client, Guard, LossReason, MemoryBackend};
+use support::intercept::Intercepted;
 use support::{options, within};
 use tokio::time::{Instant, sleep};
+use unresponsive::{UNANSWERED, Unresponsive};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -19,9 +20,9 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-fn client() -> (Client, Arc<Deaf>) {
-    let store = Arc::new(Deaf::default());
-    (Client::with_backend(Arc::clone(&store) as Arc<dyn Backend>), store)
+fn client() -> (Client, Arc<Intercepted<Unresponsive>>) {
+    let store = Unresponsive::on(&MemoryBackend::new());
+    (Client::with_backend(store.clone()), store)
 }
 
 async fn take(client: &Client, names: impl Iterator<Item = (String, Duration)>) -> Vec<Guard> {
@@ -36,17 +37,17 @@ async fn take(client: &Client, names: impl Iterator<Item = (String, Duration)>) 
 async fn a_renewal_that_hangs_holds_up_no_other_in_its_round() {
     let (client, store) = client();
     // Of every hundred one hangs: in every round there is one.
-    let name = |n: usize| if n.is_multiple_of(100) { format!("{n}:unheard") } else { n.to_string() };
+    let name = |n: usize| if n.is_multiple_of(100) { format!("{n}:{UNANSWERED}") } else { n.to_string() };
     let guards = take(&client, (0..1000).map(|n| (name(n), SECOND))).await;
     sleep(SECOND * 10).await;
     for guard in &guards {
-        assert_eq!(guard.is_held(), !guard.name().ends_with("unheard"), "{}", guard.name());
+        assert_eq!(guard.is_held(), !guard.name().ends_with(UNANSWERED), "{}", guard.name());
     }
     // Nor what comes later, though those before it will never be answered.
     let later = take(&client, (1000..1500).map(|n| (n.to_string(), SECOND / 2))).await;
     sleep(SECOND * 10).await;
     assert!(later.iter().all(Guard::is_held));
-    assert!(store.released_at("lock:0:unheard").is_some());
+    assert!(store.released_at("lock:0:unanswered").is_some());
 }
 
 /// Nobody asks the guards: the store is told at the deadline all the same.

@@ -1,15 +1,15 @@
 //! Leases that are due together are renewed by few commands, and none of them notices the others.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::future::ready;
 
 use futures::future::join_all;
 use leasehold::{Client, Guard, LossReason};
-use stage::{SECOND, SLACK, SOON, connect, deadline, ms, named, nothing_left};
+use locks::{SECOND, SLACK, SOON, connect, deadline, ms, named, nothing_left};
 use support::{Raw, RedisServer, eventually, options, within};
 use tokio::time::{Instant, sleep, timeout};
 

@@ -1,8 +1,8 @@
 //! Leases are kept whatever the threads of the application do, and a client goes on working after a runtime has ended.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::future::ready;
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, MutexOptions};
-use stage::*;
+use locks::*;
 use support::{RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;

@@ -1,16 +1,16 @@
-//! What both semaphores and their guards promise, on the store inside the process. A peer of the store stands for
+//! What both semaphores and their guards promise, on the store inside the process. A peer of the store represents
 //! another process, and where time matters, tokio's paused clock drives it.
 //!
-//! What every store must do alike is in `support/semaphore_promises.rs`; here is what only this store lets a test do:
+//! What every store must do in the same way is in `support/semaphore_promises.rs`; here is what can be tested on this store only:
 //! exact times, any number of polls, threads that race.
 
-#[path = "support/deaf.rs"]
-mod deaf;
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
+#[path = "support/unresponsive.rs"]
+mod unresponsive;
 
 /// Makes a test of a function for each kind named, on a store of its own, under a paused clock.
 macro_rules! promise {
@@ -33,7 +33,7 @@ macro_rules! promise {
     };
 }
 
-/// The same under the clock of the wall, on several threads.
+/// The same in real time, on several threads.
 macro_rules! promise_on_threads {
     ($promise:ident = $($body:ident)::+) => {
         mod $promise {
@@ -65,7 +65,6 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use deaf::Deaf;
 use futures::FutureExt;
 use futures::poll;
 use leasehold::{
@@ -77,19 +76,20 @@ use support::within;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
+use unresponsive::Unresponsive;
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().build().expect("a runtime")
 }
 
-// Threads that race
+// Threads in competition
 
 promise_on_threads!(
     no_permit_too_many_on_many_threads = promises::permits_in_use_never_exceed_the_limit_and_reach_it
 );
 
 promise_on_threads!(
-    no_permit_idles_on_many_threads = promises::no_permit_idles_while_it_would_serve_the_next_in_line
+    no_permit_idles_on_many_threads = promises::no_permit_idles_while_it_would_serve_the_next_in_the_queue
 );
 
 promise_on_threads!(
@@ -105,9 +105,9 @@ async fn cancelled_on_many_threads<S: Semaphore>(site: Site) {
         let (semaphore, inside) = (S::of(&clients[i as usize % 2], LIMIT), Arc::clone(&inside));
         tasks.spawn(async move {
             for turn in 0..150 {
-                let patience = Duration::from_micros((i * 37 + turn * 13) % 300);
+                let time_limit = Duration::from_micros((i * 37 + turn * 13) % 300);
                 let permits = 1 + size((i + turn) as usize) % LIMIT;
-                let Ok(guard) = timeout(patience, semaphore.acquire_many(permits)).await else { continue };
+                let Ok(guard) = timeout(time_limit, semaphore.acquire_many(permits)).await else { continue };
                 let mut guard = guard.expect("granted");
                 inside.count(permits);
                 yield_now().await;
@@ -124,7 +124,7 @@ async fn cancelled_on_many_threads<S: Semaphore>(site: Site) {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_panics_fails_one_request_and_no_other_of_its_client() {
-    let store = Arc::new(Deaf::on(Site::memory().store()));
+    let store = Unresponsive::on(Site::memory().store());
     let client = Client::with_backend(store.clone());
     let options = SemaphoreOptions::new().local_handover(true);
     let semaphore = client.counting_semaphore_with(NAME, 1, options).expect("valid");
@@ -234,16 +234,16 @@ async fn a_time_limit_that_races_the_grant_either_holds_or_leaves_nothing<S: Sem
     let [mine, other] = site.clients().await.map(|client| S::of(&client, 4));
     let (mut won, mut timed_out) = (0, 0);
     for round in 0..1100 {
-        let patience = ms(45 + round % 11); // a part is given back after 50 ms
+        let time_limit = ms(45 + round % 11); // a part is given back after 50 ms
         let mut rest = taken(&other, 4).await;
         let part = rest.split(2).expect("of four");
         let request = async {
             match round % 3 {
-                0 => mine.acquire_many_timeout(2, patience).await.ok(),
-                1 => timeout(patience, mine.acquire_many(2)).await.ok().transpose().expect("no error"),
+                0 => mine.acquire_many_timeout(2, time_limit).await.ok(),
+                1 => timeout(time_limit, mine.acquire_many(2)).await.ok().transpose().expect("no error"),
                 _ => tokio::select! {
                     biased;
-                    () = sleep(patience) => None,
+                    () = sleep(time_limit) => None,
                     guard = mine.acquire_many(2) => guard.ok(),
                 },
             }
@@ -278,7 +278,7 @@ async fn a_request_times_out_to_the_millisecond<S: Semaphore>(site: Site) {
         panic!("one is missing");
     };
     assert_eq!((started.elapsed(), name.as_str(), waited), (ms(250), NAME, ms(250)));
-    in_line(&mine, 0).await;
+    until_waiting(&mine, 0).await;
 }
 
 promise!(hand_overs_take_no_time: counting, fair);
@@ -330,7 +330,7 @@ async fn a_request_that_does_not_run_blocks_nobody_for_longer_than_a_lease_and_a
     assert_eq!(holds(&two).await, [2], "granted, and nobody knows");
     let next = within(ms(1010), two.acquire_many(2)).await.expect("granted");
     assert!(poll!(stalled.as_mut()).is_pending(), "what it was granted is over");
-    assert_eq!(line(&two).await, [2]);
+    assert_eq!(queued_permits(&two).await, [2]);
     let token = next.token();
     next.release().await.expect("held to the end");
     assert!(within(SOON, stalled).await.expect("granted").token() > token);
@@ -342,7 +342,7 @@ promise!(a_holder_that_no_longer_runs_is_replaced_within_its_lease: counting, fa
 async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::leased(&client, 3, SECOND));
     let living = taken(&two, 1).await;
-    // A runtime that nobody drives any more stands for a process that has died.
+    // A runtime that nobody drives any more represents a process that has died.
     let (runtime, dead) = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("one");
         let guard = runtime.block_on(one.acquire_many(2)).expect("granted");
@@ -365,8 +365,8 @@ async fn loss_is_told_to_all_parts_before_anybody_else_is_granted_when_the_store
 >(
     site: Site,
 ) {
-    let hanging = Arc::new(Deaf::on(site.store()));
-    let client = Client::with_backend(Arc::<Deaf>::clone(&hanging));
+    let hanging = Unresponsive::on(site.store());
+    let client = Client::with_backend(hanging.clone());
     let mut guard = taken(&S::leased(&client, 2, SECOND * 2), 2).await;
     let part = guard.split(1).expect("of two");
     hanging.hang();
@@ -396,7 +396,7 @@ async fn tokens_grow_whatever_ended_the_hold_before<S: Semaphore>(site: Site) {
     assert_grow(&tokens);
 }
 
-// Guards out of place
+// Guards in unusual places
 
 promise!(a_forgotten_guard_stays_held_until_the_client_is_shut_down: counting, fair);
 async fn a_forgotten_guard_stays_held_until_the_client_is_shut_down<S: Semaphore>(site: Site) {

@@ -2,12 +2,12 @@
 //! Each worker is this test binary once more, as a process of its own.
 #![cfg(feature = "redis")]
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/naive.rs"]
 mod naive;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 
 use std::future::{Future, pending, ready};
@@ -19,18 +19,18 @@ use futures::future::join_all;
 use futures::stream;
 use leasehold::backend::Kind;
 use leasehold::{Client, CountingSemaphore, Error, FairSemaphore, FencingToken, Guard, SemaphoreOptions};
+use locks::left;
 use naive::{Naive, now_us};
 use semaphores::*;
-use stage::left;
 use support::{Clock, Raw, Reply, Worker, eventually, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// The lease of workers that die.
 const LEASE: Duration = SECOND;
-/// The lease of workers that are to keep what they have, on a machine that has other things to do.
+/// The lease of workers that are to keep what they have, on a busy machine.
 const KEPT: Duration = Duration::from_secs(3);
-/// Whoever has died is replaced within this: its lease, and a second.
+/// A holder that has died is replaced within this time: its lease, and a second.
 const REPLACED: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 20;
 /// How many rounds run at a time.
@@ -125,7 +125,7 @@ macro_rules! worker {
 }
 
 worker!(holding_worker = hold);
-/// Waits for permits, and holds them for ever; says when it loses them.
+/// Waits for permits, and holds them forever; says when it loses them.
 async fn hold<S: Semaphore>(orders: Orders) {
     let mut guard = orders.semaphore::<S>().acquire_many(orders.permits).await.expect("granted");
     say(&format!("held {}", guard.token()));
@@ -146,7 +146,7 @@ async fn crowd<S: Semaphore>(orders: Orders) {
     const TURNS: usize = 12;
     say("ready");
     let go = orders.raw().send(&["BLPOP", "go", "10"]);
-    assert_ne!(go, Reply::nil(), "nobody said go");
+    assert_ne!(go, Reply::nil(), "no signal to start");
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let (semaphore, mut raw, limit) = (orders.semaphore::<S>(), orders.raw(), orders.limit);
@@ -169,15 +169,15 @@ async fn crowd<S: Semaphore>(orders: Orders) {
     say("done");
 }
 
-worker!(lining_up_worker = line_up_on_command);
-/// Stands in the store's line once more whenever it is told to, and holds what it gets for ever.
-async fn line_up_on_command<S: Semaphore>(orders: Orders) {
+worker!(queueing_worker = queue_up_on_command);
+/// Queues one more request whenever it is told to, and holds what it gets forever.
+async fn queue_up_on_command<S: Semaphore>(orders: Orders) {
     let options = SemaphoreOptions::new().ttl(orders.lease);
     let (semaphore, mut raw) = (S::strict(&orders.client, &orders.name, orders.limit, options), orders.raw());
     say("ready");
     loop {
         // It blocks one of two threads. The other is enough for the requests.
-        if raw.send(&["BLPOP", "line up", "9"]) == Reply::nil() {
+        if raw.send(&["BLPOP", "queue up", "9"]) == Reply::nil() {
             continue;
         }
         let semaphore = semaphore.clone();
@@ -331,13 +331,13 @@ promise!(a_killed_holder_is_replaced_within_its_lease_and_a_second);
 async fn a_killed_holder_is_replaced_within_its_lease_and_a_second<S: Semaphore>(site: Site) {
     let client = site.client().await;
     rounds(async |name| {
-        // Half a minute of lease: nothing here comes from a request that repeats itself.
+        // Half a minute of lease: nothing here comes from a repeated request.
         let semaphore = S::named(&client, &name, 3);
         let own = taken(&semaphore, 1).await;
         let mut worker = Worker::start("holding_worker", &orders::<S>(&site, &name, 3, 2, LEASE));
         let token = held(&mut worker).await;
         let waiter = timed(&semaphore, 2);
-        in_line(&semaphore, 1).await;
+        until_waiting(&semaphore, 1).await;
         let killed = Instant::now();
         worker.kill();
         let (next, granted) = within(SOON, waiter).await.expect("no panic");
@@ -350,17 +350,17 @@ async fn a_killed_holder_is_replaced_within_its_lease_and_a_second<S: Semaphore>
     only_fences_and(&mut site.server().raw(), &[]).await;
 }
 
-/// Kills a waiter that stands in line behind so many others, and lets everybody have a turn.
+/// Kills a waiter that is queued behind so many others, and lets everybody else have a turn.
 async fn kill_waiters<S: Semaphore>(site: Site, ahead: usize) {
     let client = site.client().await;
     rounds(async |name| {
         let semaphore = brief::<S>(&client, &name, 3);
         let holder = taken(&S::named(&client, &name, 3), 3).await;
-        let before = line_up(from_ref(&semaphore), &[2, 3][..ahead]).await;
+        let before = queue_up(from_ref(&semaphore), &[2, 3][..ahead]).await;
         let mut doomed = Worker::start("holding_worker", &orders::<S>(&site, &name, 3, 3, LEASE));
-        in_line(&semaphore, ahead + 1).await;
+        until_waiting(&semaphore, ahead + 1).await;
         let after = [a_turn(&semaphore, 1), a_turn(&semaphore, 2)];
-        in_line(&semaphore, ahead + 3).await;
+        until_waiting(&semaphore, ahead + 3).await;
         doomed.kill();
         let (killed, mut newest) = (Instant::now(), holder.token());
         holder.release().await.expect("held to the end");
@@ -376,7 +376,7 @@ async fn kill_waiters<S: Semaphore>(site: Site, ahead: usize) {
             assert!(S::KIND == Kind::Counting || token > newest, "{name}");
         }
         assert_eq!(doomed.heard(), None, "it never held");
-        in_line(&semaphore, 0).await;
+        until_waiting(&semaphore, 0).await;
         delay
     })
     .await;
@@ -402,17 +402,17 @@ async fn a_killed_head_that_wants_more_than_is_free_lets_those_behind_it_in_with
         let semaphore = brief::<S>(&client, &name, 3);
         let holder = taken(&S::named(&client, &name, 3), 1).await;
         let mut doomed = Worker::start("holding_worker", &orders::<S>(&site, &name, 3, 3, LEASE));
-        in_line(&semaphore, 1).await;
+        until_waiting(&semaphore, 1).await;
         let behind = timed(&semaphore, 2);
         if S::KIND == Kind::Fair {
-            in_line(&semaphore, 2).await;
+            until_waiting(&semaphore, 2).await;
         }
         let killed = Instant::now();
         doomed.kill();
         // Nobody releases anything.
         let (behind, granted) = within(SOON, behind).await.expect("no panic");
         give_back([holder, behind]).await;
-        in_line(&semaphore, 0).await;
+        until_waiting(&semaphore, 0).await;
         granted.saturating_duration_since(killed)
     })
     .await;
@@ -427,27 +427,27 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
     let semaphores =
         clients.clone().map(|client| S::strict(&client, NAME, 2, SemaphoreOptions::new().ttl(KEPT)));
     let [one, _] = &semaphores;
-    let mut doomed = Worker::start("lining_up_worker", &orders::<S>(&site, NAME, 2, 1, LEASE));
+    let mut doomed = Worker::start("queueing_worker", &orders::<S>(&site, NAME, 2, 1, LEASE));
     assert_eq!(doomed.line().await.as_deref(), Some("ready"));
     let holder = taken(&S::of(&clients[0], 2), 2).await;
     let (mut rest, mut dropped) = (Vec::new(), Vec::new());
     for i in 0..WAITERS {
         let semaphore = semaphores[i % 2].clone();
         match i {
-            // Two of five are in the process that will be killed, one runs out of patience, two are dropped.
-            1 | 11 | 21 | 31 => drop(raw.send(&["RPUSH", "line up", "once"])),
+            // Two of five are in the process that will be killed, one times out, two are dropped.
+            1 | 11 | 21 | 31 => drop(raw.send(&["RPUSH", "queue up", "once"])),
             6 | 26 => {
                 drop(tokio::spawn(async move { semaphore.acquire_timeout(SECOND * 4).await.map(drop) }))
             }
             16 | 36 | 41 | 46 => dropped.push(waiter(&semaphore, 1)),
             _ => rest.push(waiter(&semaphore, 1)),
         }
-        in_line(one, i + 1).await;
+        until_waiting(one, i + 1).await;
     }
     assert_eq!(rest.len(), WAITERS * 4 / 5);
     dropped.iter().for_each(JoinHandle::abort);
-    // Until the impatient have left as well.
-    in_line(one, rest.len() + 4).await;
+    // Until those with a time limit have given up as well.
+    until_waiting(one, rest.len() + 4).await;
     doomed.kill();
     holder.release().await.expect("held to the end");
     let mut tokens = Vec::new();
@@ -458,7 +458,7 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
     }
     assert_grow(&tokens);
     assert_eq!(doomed.heard(), None, "the dead never held");
-    in_line(one, 0).await;
+    until_waiting(one, 0).await;
     // Each request forgets two of those that died while they were parked.
     for _ in 0..2 {
         taken(one, 1).await.release().await.expect("held to the end");
@@ -475,7 +475,7 @@ async fn a_process_paused_for_two_leases_loses_its_permits_and_is_told_when_it_r
     let mut worker = Worker::start("holding_worker", &orders::<S>(&site, NAME, 3, 2, LEASE));
     let token = held(&mut worker).await;
     let waiter = timed(&semaphore, 2);
-    in_line(&semaphore, 1).await;
+    until_waiting(&semaphore, 1).await;
     worker.pause();
     let paused = Instant::now();
     let (next, granted) = within(SOON, waiter).await.expect("no panic");
@@ -623,7 +623,7 @@ async fn a_holder_whose_clock_is_wrong_or_jumps_keeps_its_permits_while_it_lives
         takers.push(taker);
     }
     let waiter = timed(&semaphore, 3);
-    in_line(&semaphore, 1).await;
+    until_waiting(&semaphore, 1).await;
     let half_way = Instant::now() + KEPT;
     sleep_until(half_way).await;
     // The one that was behind is ahead, and the other way round.

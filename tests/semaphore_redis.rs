@@ -1,10 +1,10 @@
 //! What both semaphores and their guards promise on a real Redis server, seen from one process.
 #![cfg(feature = "redis")]
 
+#[path = "support/locks.rs"]
+mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-#[path = "support/stage.rs"]
-mod stage;
 mod support;
 
 /// Makes a test of a function for each kind named, on a server of its own.
@@ -46,8 +46,8 @@ use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use leasehold::backend::{BackendError, Kind};
 use leasehold::{Client, Error, Guard, LossReason, SemaphoreOptions};
+use locks::{disconnected, drive_until, left, listeners, polled};
 use semaphores::*;
-use stage::{disconnected, drive_until, left, listeners, polled};
 use support::proxy::Request;
 use support::{Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
@@ -153,7 +153,7 @@ async fn a_release_wakes_exactly_those_that_fit_and_the_others_ask_nothing<S: Se
     let (four, _two) = (taken(&semaphores[0], 4).await, taken(&semaphores[0], 2).await);
     let mut sizes = vec![3, 2, 1, 4, 1];
     sizes.extend([5; 20]);
-    let mut waiters = line_up(&semaphores, &sizes).await;
+    let mut waiters = queue_up(&semaphores, &sizes).await;
     raw.send(&["CONFIG", "RESETSTAT"]);
     four.release().await.expect("held to the end");
     let served = if S::KIND == Kind::Counting { vec![2, 0] } else { vec![0] };
@@ -170,7 +170,7 @@ async fn a_release_wakes_exactly_those_that_fit_and_the_others_ask_nothing<S: Se
 /// Commands per hand-over, those inside scripts included, when so many wait for up to three of three permits.
 async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], waiters: usize) -> f64 {
     let mut raw = server.raw();
-    // Repeats itself every 100 seconds.
+    // Its requests are repeated every 100 seconds.
     let options = SemaphoreOptions::new().ttl(SECOND * 300);
     let semaphores: Vec<_> =
         clients.iter().map(|client| S::strict(client, NAME, 3, options.clone())).collect();
@@ -181,8 +181,8 @@ async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], 
         let permits = 1 + size(i) % 3;
         tasks.spawn(async move { semaphore.acquire_many(permits).await.expect("granted").release().await });
     }
-    let (queue, standing) = (beside::<S>("queue"), i64::try_from(waiters).expect("a small number"));
-    eventually(SECOND * 20, || ready(raw.send(&["ZCARD", &queue]).int() == standing)).await;
+    let (queue, expected) = (beside::<S>("queue"), i64::try_from(waiters).expect("a small number"));
+    eventually(SECOND * 20, || ready(raw.send(&["ZCARD", &queue]).int() == expected)).await;
     raw.send(&["CONFIG", "RESETSTAT"]);
     guard.release().await.expect("held to the end");
     for released in within(SECOND * 40, tasks.join_all()).await {
@@ -203,12 +203,12 @@ async fn a_hand_over_costs_the_same_for_ten_and_for_a_thousand_waiters<S: Semaph
     assert!(many <= few * 1.2, "{few} commands per hand-over among 10 waiters, {many} among 1000");
 }
 
-promise!(a_long_line_has_an_index: counting, fair);
-async fn a_long_line_has_an_index<S: Semaphore>(site: Site) {
+promise!(a_long_queue_has_an_index: counting, fair);
+async fn a_long_queue_has_an_index<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     let semaphore = S::strict(&client, NAME, 1, SemaphoreOptions::new());
     let guard = taken(&semaphore, 1).await;
-    let waiters = line_up(from_ref(&semaphore), &[1; 40]).await;
+    let waiters = queue_up(from_ref(&semaphore), &[1; 40]).await;
     for (suffix, encoding) in [("queue", "skiplist"), ("waiters", "hashtable")] {
         assert_eq!(raw.send(&["OBJECT", "ENCODING", &beside::<S>(suffix)]).text().as_deref(), Some(encoding));
     }
@@ -228,7 +228,7 @@ async fn asking_what_is_available_costs_the_same_however_many_hold_and_wait<S: S
     for (holders, waiting) in [(1, 1), (1000, 200)] {
         held.extend(join_all((held.len()..holders).map(|_| taken(&semaphore, 1))).await);
         waiters.extend((waiters.len()..waiting).map(|_| waiter(&semaphore, 1000)));
-        in_line(&semaphore, waiting).await;
+        until_waiting(&semaphore, waiting).await;
         raw.send(&["CONFIG", "RESETSTAT"]);
         assert_eq!(free(&semaphore).await, 1000 - size(holders));
         let calls = raw.info_commandstats();
@@ -237,7 +237,7 @@ async fn asking_what_is_available_costs_the_same_however_many_hold_and_wait<S: S
         if S::KIND == Kind::Fair {
             // Or nobody would get past it.
             waiters.drain(..).for_each(|waiter| waiter.abort());
-            in_line(&semaphore, 0).await;
+            until_waiting(&semaphore, 0).await;
         }
     }
     waiters.iter().for_each(JoinHandle::abort);
@@ -273,7 +273,7 @@ async fn the_first_waiter_is_awake_within_100_ms_of_the_release_of_the_second_ho
                 let guard = semaphore.acquire().await.expect("granted");
                 (guard, Instant::now())
             });
-            in_line(&one, 1).await;
+            until_waiting(&one, 1).await;
             let begun = Instant::now();
             if dropped {
                 drop(second)
@@ -325,7 +325,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection<S: Semaphore>(s
     let end = Instant::now() + LONG;
     while !tasks.is_empty() {
         for key in raw.keys("*") {
-            // Whoever dies now leaves nothing for ever. -2 is a key that has gone since.
+            // Whoever dies now leaves nothing forever. -2 is a key that has gone since.
             let rest = pttl(&mut raw, &key);
             assert!(rest == -2 || rest > 0, "{key} has no expiry: {rest}");
             seen += u32::from(!key.ends_with(":fence") && !key.ends_with(":state"));
@@ -403,7 +403,7 @@ async fn a_request_dropped_after_any_poll_while_it_waits_leaves_its_place<S: Sem
         // The last polls come with a wake-up that never comes: then it waits in line.
         let waiting = timeout(ms(50), polled(one.acquire_many(2), polls)).await;
         assert!(!matches!(waiting, Ok(Some(_))), "one is missing");
-        in_line(&other, 0).await;
+        until_waiting(&other, 0).await;
         if waiting.is_err() {
             guard.release().await.expect("held to the end");
             return only_fences_are_left(site.server()).await;
@@ -419,7 +419,7 @@ async fn a_request_dropped_after_any_poll_while_it_is_granted_leaves_nothing<S: 
         let mut guard = taken(&other, 3).await;
         let part = guard.split(2).expect("of three");
         let mut waiter = one.acquire_many(2).boxed();
-        drive_until(waiter.as_mut(), in_line(&other, 1)).await;
+        drive_until(waiter.as_mut(), until_waiting(&other, 1)).await;
         part.release().await.expect("held to the end");
         let output = polled(waiter, polls).await;
         let done = output.is_some();
@@ -452,11 +452,11 @@ async fn a_time_limit_that_races_the_grant_leaves_nothing_in_a_thousand_rounds<S
                     sleep_until(release_at).await;
                     guard.release().await.expect("held to the end");
                 };
-                let patience = limit - Instant::now();
+                let time_limit = limit - Instant::now();
                 let request = async {
                     match round % 2 {
                         0 => timeout_at(limit, one.acquire()).await.ok().map(|guard| guard.expect("granted")),
-                        _ => one.acquire_timeout(patience).await.ok(),
+                        _ => one.acquire_timeout(time_limit).await.ok(),
                     }
                 };
                 if let (Some(guard), ()) = tokio::join!(request, release) {
@@ -476,7 +476,7 @@ promise!(what_was_dropped_is_gone_within_a_second_without_any_shutdown: counting
 async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown<S: Semaphore>(site: Site) {
     let semaphore = S::of(&site.client().await, 3);
     let mut guard = taken(&semaphore, 3).await;
-    let waiters = line_up(from_ref(&semaphore), &[1, 2, 3, 1, 2, 3]).await;
+    let waiters = queue_up(from_ref(&semaphore), &[1, 2, 3, 1, 2, 3]).await;
     waiters.iter().for_each(JoinHandle::abort);
     drop((guard.split(1), guard));
     only_fences_are_left(site.server()).await;
@@ -530,14 +530,14 @@ async fn a_single_holder_removed_from_outside_loses_its_permits_and_no_other_doe
     }
 }
 
-promise!(waiters_whose_line_was_deleted_are_served_all_the_same: counting, fair);
-async fn waiters_whose_line_was_deleted_are_served_all_the_same<S: Semaphore>(site: Site) {
+promise!(waiters_whose_queue_was_deleted_are_served_all_the_same: counting, fair);
+async fn waiters_whose_queue_was_deleted_are_served_all_the_same<S: Semaphore>(site: Site) {
     const LEASE: Duration = Duration::from_secs(3);
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
     let semaphores = clients.clone().map(|client| S::leased(&client, 2, LEASE));
     for suffixes in [&["queue", "waiters"][..], &["queue"], &["waiters"]] {
         let guard = taken(&S::of(&clients[0], 2), 2).await;
-        let waiters = line_up(&semaphores, &[1, 2, 1]).await;
+        let waiters = queue_up(&semaphores, &[1, 2, 1]).await;
         for suffix in suffixes {
             assert_eq!(raw.send(&["DEL", &beside::<S>(suffix)]).int(), 1);
         }
@@ -584,7 +584,7 @@ async fn something_else_under_the_key_for_a_while_admits_nobody_too_many<S: Sema
         } else {
             raw.send(&["SET", &foreign, "foreign"]);
             assert_refused(semaphore.acquire_timeout(SECOND).await);
-            assert_eq!(raw.send(&["EXISTS", &beside::<S>("waiters")]).int(), 0, "nobody stands in that line");
+            assert_eq!(raw.send(&["EXISTS", &beside::<S>("waiters")]).int(), 0, "nobody waits in that queue");
             // It is refused, but what it had is given back before that.
             drop(guard);
         }
@@ -607,7 +607,7 @@ async fn a_state_that_tells_nothing_is_made_anew_and_admits_nobody_too_many<S: S
         give_back(held).await;
         let mut served = Vec::new();
         for waiter in waiters {
-            // Nobody knows the limit until somebody states it: those who wait, when they repeat themselves.
+            // Nobody knows the limit until somebody declares it: the waiters, when they repeat their requests.
             drop(one.try_acquire().await);
             served.push(granted(waiter).await);
         }
@@ -662,15 +662,15 @@ async fn an_inspection_without_the_state_counts_what_is_held<S: Semaphore>(site:
     only_fences_are_left(site.server()).await;
 }
 
-promise!(a_line_that_was_deleted_and_began_anew_is_kept_for_all_who_stand_there: counting, fair);
-async fn a_line_that_was_deleted_and_began_anew_is_kept_for_all_who_stand_there<S: Semaphore>(site: Site) {
+promise!(a_queue_that_was_deleted_and_created_again_is_kept_for_all_who_wait_in_it: counting, fair);
+async fn a_queue_that_was_deleted_and_created_again_is_kept_for_all_who_wait_in_it<S: Semaphore>(site: Site) {
     let (clients, mut raw) = (site.clients::<3>().await, site.server().raw());
     let long = ms(30_000);
     let [brief, patient, newcomer] = [SECOND, long, long];
     let [brief, patient, newcomer] =
         [(0, brief), (1, patient), (2, newcomer)].map(|(n, lease)| S::leased(&clients[n], 1, lease));
     let guard = taken(&newcomer, 1).await;
-    let first = line_up(&[patient, brief], &[1, 1]).await;
+    let first = queue_up(&[patient, brief], &[1, 1]).await;
     assert_eq!(raw.send(&["DEL", &beside::<S>("queue")]).int(), 1);
     // Whoever repeats itself first makes it anew, for two of its own leases.
     eventually(SECOND, || ready(raw.send(&["ZCARD", &beside::<S>("queue")]).int() == 1)).await;
@@ -694,7 +694,7 @@ async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Sema
         let id = format!("0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.{n}");
         let ticket = 1_000_000_000_000_000 + n;
         raw.send(&["HSET", &beside::<S>("waiters"), &id, &format!("{ticket} 1000 1000000001000 3")]);
-        // Those who want all permits stand behind the others in line; where there is but one line, they have been parked.
+        // Those who want all permits are queued behind the others; where there is only one queue, they have been parked.
         let score = if S::KIND == Kind::Counting { "3" } else { "-1000000001000" };
         raw.send(&["ZADD", &beside::<S>("queue"), score, &format!("{ticket} {id}")]);
     }
@@ -719,7 +719,7 @@ async fn a_deleted_state_costs_no_holder_its_permits_and_tokens_go_on_growing<S:
     let semaphores = clients.clone().map(|client| S::leased(&client, 3, SECOND * 3));
     let [one, two] = &semaphores;
     let held = [taken(one, 1).await, taken(two, 2).await];
-    let waiters = line_up(&semaphores, &[2, 1]).await;
+    let waiters = queue_up(&semaphores, &[2, 1]).await;
     let newest = held[1].token();
     assert_eq!(raw.send(&["DEL", &beside::<S>("state")]).int(), 1);
     let lost = select_all(held.iter().map(|guard| Box::pin(guard.lost())));
@@ -763,7 +763,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone<S: Semapho
         eventually(SOON, || ready(left(&mut raw).iter().all(|left| *left == key))).await;
         assert_eq!(raw.send(&["LRANGE", &key, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]), "{key}");
         raw.send(&["DEL", &key]);
-        taken(&semaphore, 3).await.release().await.expect("mended");
+        taken(&semaphore, 3).await.release().await.expect("repaired");
         raw.send(&["FLUSHALL"]);
     }
 }
@@ -792,7 +792,7 @@ async fn a_full_store_refuses_new_requests_and_still_renews_and_hands_over<S: Se
     let ([one, two], mut raw) = (site.clients().await, site.server().raw());
     warm_up::<S>(&one).await;
     let mut guard = taken(&S::attentive(&one, 3), 3).await;
-    let waiters = line_up(&[S::of(&two, 3)], &[1, 2]).await;
+    let waiters = queue_up(&[S::of(&two, 3)], &[1, 2]).await;
     let part = guard.split(1).expect("of three");
     assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "1"]), Reply::ok());
     assert_refused(within(SOON, S::named(&two, "other", 3).try_acquire()).await);
@@ -859,7 +859,7 @@ async fn a_client_in_a_black_hole_is_told_of_its_loss_before_its_permits_go_to_o
         assert!(others.iter().all(|part| !part.is_held()), "five of three");
         guard
     });
-    in_line(&wired.near, 1).await;
+    until_waiting(&wired.near, 1).await;
     wired.proxy.hold(Direction::Both);
     let told = join_all(parts.iter().map(Guard::lost));
     assert_eq!(within(LEASE + SLACK, told).await, [LossReason::StoreUnreachable; 2]);
@@ -895,7 +895,7 @@ async fn a_waiter_that_cannot_be_reached_is_passed_over_and_keeps_its_place<S: S
     eventually(SOON * 2, || ready(listeners(&mut raw) == 2 && parked(&mut raw, &queue) == 0)).await;
     passes.release().await.expect("held to the end");
     let head = granted(head).await;
-    assert_eq!(line(&wired.near).await, [2], "it was there before");
+    assert_eq!(queued_permits(&wired.near).await, [2], "it was there before");
     head.release().await.expect("held to the end");
     granted(last).await.release().await.expect("held to the end");
     only_fences_are_left(site.server()).await;
@@ -922,7 +922,7 @@ async fn a_dead_waiter_for_many_holds_up_nobody_for_longer_than_a_lease<S: Semap
         assert_eq!(holds(&wired.near).await, [1, 2]);
         head.abort();
         give_back([held, behind]).await;
-        in_line(&wired.near, 0).await;
+        until_waiting(&wired.near, 0).await;
         drop(wired);
         eventually(LEASE * 2 + SLACK, || ready(left(&mut raw).is_empty())).await;
         raw.send(&["FLUSHALL"]);
@@ -934,14 +934,14 @@ async fn a_dead_client_frees_its_permits_and_its_limit<S: Semaphore>(site: Site)
     const LEASE: Duration = Duration::from_secs(1);
     let (wired, mut raw) = (Wired::<S>::set(&site, 3, LEASE).await, site.server().raw());
     let guards = [taken(&wired.far, 1).await, taken(&wired.far, 2).await];
-    let waiters = line_up(from_ref(&wired.far), &[1, 3]).await;
+    let waiters = queue_up(from_ref(&wired.far), &[1, 3]).await;
     wired.cut_off(&mut raw).await;
     let dead = Instant::now();
     let other = S::leased(&connect(&site.server().url()).await, 9, LEASE);
     assert_differs(other.try_acquire().await, (9, 3));
     eventually(LEASE + SLACK, || async { other.inspect().await.is_ok_and(|now| is_empty(&now)) }).await;
     assert!(guards.iter().all(|guard| !guard.is_held()));
-    // Its place in line is remembered for two leases.
+    // Its place in the queue is remembered for two leases.
     let admitted = || async { other.try_acquire_many(9).await.is_ok_and(|guard| guard.is_some()) };
     eventually(LEASE * 2, admitted).await;
     assert!(dead.elapsed() <= LEASE * 2 + SLACK, "after {:?}", dead.elapsed());
@@ -1017,7 +1017,7 @@ async fn a_request_that_was_never_answered_succeeds_whatever_has_become_of_the_l
 ) {
     let wired = Wired::<S>::set(&site, 5, LONG).await;
     for limit in [7, 3] {
-        // New, so that it states the limit of before when it asks again.
+        // New, so that it declares the old limit when it asks again.
         let far = S::of(&wired.far_client, wired.near.inspect().await.expect("inspected").limit.unwrap_or(5));
         let cut = wired.lose_next_reply();
         let request = tokio::spawn(async move { far.acquire_many(2).await });
@@ -1025,22 +1025,22 @@ async fn a_request_that_was_never_answered_succeeds_whatever_has_become_of_the_l
         wired.near.resize(limit).await.expect("resized");
         let guard = within(SOON, request).await.expect("no panic").expect("granted before");
         assert_eq!(holds(&wired.near).await, [2]);
-        // The same for a place in line.
+        // The same for a place in the queue.
         let far = S::of(&wired.far_client, limit);
         let cut = wired.lose_next_reply();
         let request = tokio::spawn(async move { far.acquire_many(limit).await });
         within(SOON, cut).await.expect("the first answer was lost");
         wired.near.resize(limit + 1).await.expect("resized");
         guard.release().await.expect("held to the end");
-        let guard = within(SOON * 3, request).await.expect("no panic").expect("it stood in line before");
+        let guard = within(SOON * 3, request).await.expect("no panic").expect("it was queued before");
         assert_eq!(holds(&wired.near).await, [limit]);
         guard.release().await.expect("held to the end");
     }
     only_fences_are_left(site.server()).await;
 }
 
-promise!(a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_its_place: counting, fair);
-async fn a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_its_place<S: Semaphore>(
+promise!(a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_place: counting, fair);
+async fn a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_place<S: Semaphore>(
     site: Site,
 ) {
     let (wired, mut raw) = (Wired::<S>::set(&site, 2, LONG).await, site.server().raw());
@@ -1048,14 +1048,14 @@ async fn a_waiter_whose_place_was_never_confirmed_stands_in_line_once_and_keeps_
     let cut = wired.lose_next_reply();
     let first = waiter(&wired.far, 2);
     within(SOON, cut).await.expect("the first answer was lost");
-    in_line(&wired.near, 1).await;
+    until_waiting(&wired.near, 1).await;
     let second = queued(&wired.near, 2, 1).await;
     // The connection and the subscription are back: the place can be told of a grant.
     eventually(SOON, || ready(listeners(&mut raw) == 2 && wired.proxy.open() == 2)).await;
-    assert_eq!(line(&wired.near).await, [2, 2]);
+    assert_eq!(queued_permits(&wired.near).await, [2, 2]);
     guard.release().await.expect("held to the end");
     let first = granted(first).await;
-    assert_eq!(line(&wired.near).await, [2], "the line was kept");
+    assert_eq!(queued_permits(&wired.near).await, [2], "the order of the queue was kept");
     first.release().await.expect("held to the end");
     granted(second).await.release().await.expect("held to the end");
     only_fences_are_left(site.server()).await;
@@ -1066,14 +1066,14 @@ async fn a_release_that_was_never_answered_succeeds_and_gives_back_once<S: Semap
     let wired = Wired::<S>::set(&site, 6, LONG).await;
     let mut guard = taken(&wired.far, 4).await;
     let (part, other) = (guard.split(1).expect("of four"), taken(&wired.near, 2).await);
-    let waiters = line_up(from_ref(&wired.near), &[1, 1, 1, 1]).await;
+    let waiters = queue_up(from_ref(&wired.near), &[1, 1, 1, 1]).await;
     // A part, then the rest.
     for (part, waiting) in [(part, 3), (guard, 0)] {
         let cut = wired.lose_next_reply();
         let released = within(SOON, part.release()).await;
         within(SOON, cut).await.expect("the first answer was lost");
         released.expect("repeated until answered");
-        assert_eq!(line(&wired.near).await.len(), waiting, "given back once");
+        assert_eq!(queued_permits(&wired.near).await.len(), waiting, "given back once");
     }
     assert!(other.is_held());
     assert_eq!(holds(&wired.near).await, [1, 1, 1, 1, 2], "the repeated release left the others alone");
@@ -1100,11 +1100,11 @@ promise!(a_resize_that_was_never_answered_is_done_once: counting, fair);
 async fn a_resize_that_was_never_answered_is_done_once<S: Semaphore>(site: Site) {
     let wired = Wired::<S>::set(&site, 2, LONG).await;
     let guard = taken(&wired.near, 2).await;
-    let waiters = line_up(from_ref(&wired.near), &[1, 2, 2]).await;
+    let waiters = queue_up(from_ref(&wired.near), &[1, 2, 2]).await;
     let cut = wired.lose_next_reply();
     within(SOON, wired.far.resize(5)).await.expect("repeated until answered");
     within(SOON, cut).await.expect("the first answer was lost");
-    assert_eq!((line(&wired.near).await, holds(&wired.near).await), (vec![2], vec![1, 2, 2]));
+    assert_eq!((queued_permits(&wired.near).await, holds(&wired.near).await), (vec![2], vec![1, 2, 2]));
     assert_eq!(wired.far.limit(), 5);
     give_back([guard]).await;
     for waiter in waiters {
@@ -1135,7 +1135,7 @@ async fn a_grant_that_could_not_be_pushed_is_found_when_the_wire_is_back<S: Sema
 
 // Servers that die, forget, and disconnect their clients
 
-/// Several tasks of two clients come and go until told to stop. What they believe to hold is never more than the limit.
+/// Several tasks of two clients acquire and release until told to stop. Together they never believe they hold more than the limit.
 struct Traffic {
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicUsize>,
@@ -1219,7 +1219,7 @@ async fn a_store_that_forgets_under_load_admits_too_many_until_the_next_renewal_
         let old = join_all(semaphores.iter().map(|semaphore| within(SOON, semaphore.acquire_many(2)))).await;
         let old: Vec<_> = old.into_iter().map(|guard| guard.expect("granted")).collect();
         assert!(old.iter().all(|guard| Some(guard.token()) > newest), "round {round}");
-        let waiters = line_up(&semaphores, &[1, 4, 2]).await;
+        let waiters = queue_up(&semaphores, &[1, 4, 2]).await;
         raw.send(&["FLUSHALL"]);
         let told = join_all(old.iter().map(Guard::lost));
         let told = within(ms(100) + SLACK, told).await;
@@ -1252,10 +1252,10 @@ async fn a_server_restarted_without_memory_tells_the_holders_and_serves_the_wait
     let semaphores = site.clients::<2>().await.map(|client| S::leased(&client, 3, LEASE));
     let held = [taken(&semaphores[0], 1).await, taken(&semaphores[1], 2).await];
     let newest = held[1].token();
-    let waiters = line_up(&semaphores, &[2, 3, 1]).await;
+    let waiters = queue_up(&semaphores, &[2, 3, 1]).await;
     let Site::Redis(server) = &mut site else { unreachable!("on Redis") };
     server.restart();
-    // In whichever order: they stand in line anew.
+    // In any order: they are queued again.
     let served = waiters.into_iter().map(|waiter| async {
         let guard = within(LEASE / 3 + SOON * 2, waiter).await.expect("no panic");
         assert!(guard.token() > newest);
@@ -1303,11 +1303,11 @@ async fn restart_on_disk<S: Semaphore>(mut server: RedisServer) {
     let [one, two] = [&one, &two].map(|client| S::attentive(client, 3));
     let mut guard = taken(&one, 3).await;
     let part = guard.split(1).expect("of three");
-    let waiters = line_up(&[two.clone(), one.clone()], &[1, 2]).await;
+    let waiters = queue_up(&[two.clone(), one.clone()], &[1, 2]).await;
     server.restart();
     let mut raw = server.raw();
     eventually(SOON * 2, || ready(listeners(&mut raw) == 2)).await;
-    assert_eq!((holds(&two).await, line(&two).await), (vec![3], vec![1, 2]), "remembered");
+    assert_eq!((holds(&two).await, queued_permits(&two).await), (vec![3], vec![1, 2]), "remembered");
     renewed(&guard).await;
     let mut tokens = vec![guard.token()];
     for (part, waiter) in [part, guard].into_iter().zip(waiters) {

@@ -1,11 +1,11 @@
-//! What holds while a connection is held back and everything is delivered later: nothing that was told too late is believed.
+//! Connections that are held back and deliver everything later: nothing that arrives too late is believed.
 //!
 //! Answers and messages travel on different connections. Each case here holds back one of them, or the server, for longer than
 //! a lease, and lets the rest go on. `stalls_soak` runs them at random, for longer.
 #![cfg(feature = "redis")]
 
-#[path = "support/stage.rs"]
-mod stage;
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::time::Duration;
@@ -13,8 +13,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use leasehold::{Client, Error, Guard, Inspection, SemaphoreOptions};
-use stage::*;
-use support::{Direction, Line, Proxy, RedisServer, eventually, one_place_each, within};
+use locks::*;
+use support::{Direction, Proxy, RedisServer, Traffic, eventually, one_place_each, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -88,12 +88,12 @@ async fn an_old_grant_is_held_back(kind: Kind) {
     proxy.hold(Direction::Both);
     holder.release().await.expect("held");
     let next = holds(next, 2 * lease + SLACK).await;
-    proxy.resume_line(Line::Commands);
+    proxy.resume_traffic(Traffic::Commands);
     kind.until_waiting(&near, 1).await;
     // When it asks once more, its last request has been answered.
     within(SOON, proxy.next_request(|request| request.script_call().is_some())).await.expect("it asks");
     within(SOON, proxy.next_request(|request| request.script_call().is_some())).await.expect("it asks");
-    proxy.resume_line(Line::Messages);
+    proxy.resume_traffic(Traffic::Messages);
     let believed = timeout(lease / 2, &mut waiter).await;
     assert!(believed.is_err(), "{kind:?}: beside a holder that {}: {believed:?}", next.is_held());
     assert!(next.is_held());
@@ -144,7 +144,7 @@ async fn a_client_that_hears_no_answer_blocks_nobody_for_longer_than_a_lease() {
         drop(kind.acquire(&near, lease).await.expect("free"));
         eventually(SOON, || async { kind.inspect(&near).await.holders.is_empty() }).await;
         proxy.hold(Direction::ToClient);
-        let deaf = tokio::spawn(kind.acquire(&far, lease));
+        let unanswered = tokio::spawn(kind.acquire(&far, lease));
         eventually(SOON, || async { !kind.inspect(&near).await.holders.is_empty() }).await;
         let start = Instant::now();
         let guard = within(SOON, kind.acquire(&near, lease)).await.expect("granted");
@@ -152,11 +152,11 @@ async fn a_client_that_hears_no_answer_blocks_nobody_for_longer_than_a_lease() {
         assert!(waited < lease + SLACK, "{kind:?}: granted after {waited:?}");
         drop(guard);
         proxy.resume();
-        holds(deaf, SOON).await.release().await.expect("held");
+        holds(unanswered, SOON).await.release().await.expect("held");
     }
 }
 
-/// Requests that were given up while the server stood still are not granted afterwards.
+/// Requests that were given up while the server was paused are not granted afterwards.
 async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
     const CLIENTS: usize = 3;
     const REQUESTS: u64 = 100;
@@ -176,16 +176,16 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
             for n in 0..REQUESTS {
                 let lock = named(client, &name(n), lease);
                 // Spread over the stall, some until shortly before its end.
-                let (begin, patience) = (stall * n as u32 / 120, ms(100 + n * 4));
+                let (begin, time_limit) = (stall * n as u32 / 120, ms(100 + n * 4));
                 given_up.push(tokio::spawn(async move {
                     tokio::time::sleep(begin).await;
-                    lock.lock_timeout(patience).await.map(drop)
+                    lock.lock_timeout(time_limit).await.map(drop)
                 }));
             }
         }
         for outcome in join_all(given_up).await {
             let outcome = outcome.expect("no panic");
-            assert!(outcome.is_err(), "granted by a server that stands still");
+            assert!(outcome.is_err(), "granted by a paused server");
         }
         tokio::time::sleep_until(stalled + stall).await;
         server.resume();
@@ -213,7 +213,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// How often the server stands still; for so many seconds as `LEASEHOLD_STALL_LENGTH` says.
+/// How often the server is paused, each time for `LEASEHOLD_STALL_LENGTH` seconds.
 fn rounds() -> u64 {
     setting("LEASEHOLD_STALL_ROUNDS", 2)
 }

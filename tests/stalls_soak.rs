@@ -1,5 +1,5 @@
-//! Four processes use every primitive while their connections are held back, cut, and the server stands still, at random; every
-//! interval in which somebody believed to hold is recorded on one clock and judged.
+//! Four processes use every primitive while their connections are held back, cut, and the server is paused, at random; every
+//! interval in which somebody believed it held a lease is recorded on one clock and checked.
 //!
 //! With `LEASEHOLD_STALL_FAULT`, all faults are of one sort (`disturb`).
 //!
@@ -11,8 +11,8 @@
 //! ```
 #![cfg(feature = "redis")]
 
-#[path = "support/judge.rs"]
-mod judge;
+#[path = "support/checker.rs"]
+mod checker;
 mod support;
 
 use std::collections::HashMap;
@@ -21,10 +21,10 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use checker::{LIMIT, Primitive, Record, Stall, Verdict, now};
 use futures::future::join_all;
-use judge::{Judgement, LIMIT, Primitive, Record, Stall, now};
 use leasehold::{Client, Error, Guard, MutexOptions, SemaphoreOptions};
-use support::{Direction, Line, Proxy, RedisServer, Worker, say, worker_args};
+use support::{Direction, Proxy, RedisServer, Traffic, Worker, say, worker_args};
 use tokio::time::{Instant, sleep, timeout};
 
 const PROCESSES: usize = 4;
@@ -115,11 +115,11 @@ impl User {
             // An owner comes in past those who wait for it: its tasks must not keep the lock by turns.
             let pause = if self.primitive == Primitive::Reentrant { 50..300 } else { 0..20 };
             sleep(self.random.millis(pause)).await;
-            let patience = (self.random.within(0..4) == 0).then(|| self.random.millis(100..2_000));
+            let time_limit = (self.random.within(0..4) == 0).then(|| self.random.millis(100..2_000));
             let asked = now();
             let opened = self.open(asked);
-            let outcome = self.acquire(patience).await;
-            let mut record = Record { answered: now(), asked, patient: patience.is_none(), ..opened };
+            let outcome = self.acquire(time_limit).await;
+            let mut record = Record { answered: now(), asked, unlimited: time_limit.is_none(), ..opened };
             match outcome {
                 Ok(guard) => self.hold(guard, &mut record).await,
                 Err(Error::TimedOut { .. }) => "timeout".clone_into(&mut record.outcome),
@@ -141,37 +141,37 @@ impl User {
         record
     }
 
-    async fn acquire(&self, patience: Option<Duration>) -> Result<Guard, Error> {
+    async fn acquire(&self, time_limit: Option<Duration>) -> Result<Guard, Error> {
         let (client, ttl) = (&self.client, self.primitive.lease());
-        let locks = MutexOptions::new().ttl(ttl).local_handover(self.primitive != Primitive::MutexInLine);
+        let locks = MutexOptions::new().ttl(ttl).local_handover(self.primitive != Primitive::QueuedMutex);
         let permits = SemaphoreOptions::new().ttl(ttl);
         let name = self.primitive.name();
         match self.primitive {
-            Primitive::Mutex | Primitive::MutexInLine => {
+            Primitive::Mutex | Primitive::QueuedMutex => {
                 let mutex = client.mutex_with(name, locks)?;
-                match patience {
-                    Some(patience) => mutex.lock_timeout(patience).await,
+                match time_limit {
+                    Some(time_limit) => mutex.lock_timeout(time_limit).await,
                     None => mutex.lock().await,
                 }
             }
             Primitive::Reentrant => {
                 let lock = client.reentrant_lock_with(name, locks)?.with_owner(OWNERS[self.task % 2])?;
-                match patience {
-                    Some(patience) => lock.lock_timeout(patience).await,
+                match time_limit {
+                    Some(time_limit) => lock.lock_timeout(time_limit).await,
                     None => lock.lock().await,
                 }
             }
             Primitive::Counting => {
                 let semaphore = client.counting_semaphore_with(name, LIMIT, permits)?;
-                match patience {
-                    Some(patience) => semaphore.acquire_timeout(patience).await,
+                match time_limit {
+                    Some(time_limit) => semaphore.acquire_timeout(time_limit).await,
                     None => semaphore.acquire().await,
                 }
             }
             Primitive::Fair => {
                 let semaphore = client.fair_semaphore_with(name, LIMIT, permits)?;
-                match patience {
-                    Some(patience) => semaphore.acquire_timeout(patience).await,
+                match time_limit {
+                    Some(time_limit) => semaphore.acquire_timeout(time_limit).await,
                     None => semaphore.acquire().await,
                 }
             }
@@ -249,17 +249,17 @@ async fn disturb(random: &mut Random, server: &RedisServer, proxies: &[Proxy], l
             proxy.hold(direction);
             sleep(duration).await;
             // The commands first: what is told comes late.
-            proxy.resume_line(Line::Commands);
+            proxy.resume_traffic(Traffic::Commands);
             sleep(Duration::from_millis(20)).await;
             proxy.resume();
             format!("both lines {direction:?}")
         }
         n => {
-            let line = if n % 2 == 0 { Line::Commands } else { Line::Messages };
-            proxy.hold_line(line, direction);
+            let traffic = if n % 2 == 0 { Traffic::Commands } else { Traffic::Messages };
+            proxy.hold_traffic(traffic, direction);
             sleep(duration).await;
             proxy.resume();
-            format!("{line:?} {direction:?}")
+            format!("{traffic:?} {direction:?}")
         }
     };
     Stall { began, ended: now(), what }
@@ -301,7 +301,7 @@ async fn nothing_told_too_late_is_believed() {
         println!("worker {}", line.unwrap_or_default());
     }
     let records: Vec<_> = files.iter().flat_map(|file| Record::read(file)).collect();
-    let judgement = Judgement::of(&records, &stalls);
-    println!("{judgement}");
-    judgement.assert();
+    let verdict = Verdict::of(&records, &stalls);
+    println!("{verdict}");
+    verdict.assert();
 }

@@ -4,11 +4,11 @@
 #![allow(dead_code, unused_imports)]
 
 mod bare;
-pub(crate) mod fleet;
 pub(crate) mod plot;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 pub(crate) mod turns;
+pub(crate) mod workers;
 
 use std::error::Error;
 use std::fs;

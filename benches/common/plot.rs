@@ -14,7 +14,7 @@ use plotters::prelude::*;
 use super::Result;
 
 const SIZE: (u32, u32) = (1080, 560);
-/// What stands right of the chart, for the names of the series.
+/// The width right of the chart, for the names of the series.
 const LEGEND: u32 = 280;
 const FONT: &str = "sans-serif";
 /// The palette of Okabe and Ito, which colour-blind readers can tell apart, and a grey.

@@ -9,7 +9,7 @@ use super::{Result, micros};
 
 /// Something to wait for, and to give back. Its clones are what the waiters of a process use: they share a connection, or a
 /// pool of them.
-pub(crate) trait Rival: Clone + Send + Sync + 'static {
+pub(crate) trait Contender: Clone + Send + Sync + 'static {
     /// What a waiter has between the grant and the release.
     type Held: Send;
 

@@ -143,7 +143,7 @@ impl Market {
         Ok(())
     }
 
-    /// Moves the item from the market to the buyer's inventory, and the money the other way.
+    /// Moves the item from the market to the buyer's inventory, and the money the other method.
     pub(crate) async fn sell(&self, to: &impl ClientLike, offer: &Offer, buyer: &str) -> Result<()> {
         let (price, negative) = (offer.price.to_string(), (-offer.price).to_string());
         send::<Value>(to, "ZREM", &[&self.on_sale(), &offer.member()]).await?;

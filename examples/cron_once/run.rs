@@ -73,7 +73,7 @@ async fn supervise(
         let client = store.client().await?;
         return tokio::select! {
             ended = scheduler.work(client) => ended,
-            Ok(_) = doom => Ok(()), // it is dropped where it stands
+            Ok(_) = doom => Ok(()), // it is dropped at once
         };
     };
     let mut process = Process::start(process::command(url)?.args(scheduler.args()))?;

@@ -1,4 +1,4 @@
-//! One of the schedulers: stands by until it leads, and leads until everything is run or its lease is lost.
+//! One of the schedulers: waits until it leads, and leads until everything is run or its lease is lost.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl Scheduler {
             let led = guard.protect(self.lead(guard.token())).await;
             match led.map_err(Failure::from).and_then(|led| led) {
                 Ok(()) => break,
-                // Somebody else leads by now. What was begun here does not count: back into the line.
+                // Somebody else leads by now. What was begun here does not count: back into the queue.
                 Err(Failure::Lock(Error::Lost { .. }) | Failure::Stale(_)) => {}
                 Err(failure) => return Err(failure),
             }

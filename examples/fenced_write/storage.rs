@@ -60,7 +60,7 @@ pub(crate) enum Scene {
     Beginning,
     /// The first writer is sure of its lease and about to write.
     Sure,
-    /// It may go on.
+    /// It may continue.
     GoingOn,
     /// Its write has arrived.
     Late,

@@ -20,10 +20,10 @@ use crate::store::Store;
 use crate::table::table;
 use crate::writer::Writer;
 
-/// How the tokens are called, from the first on.
+/// The names of the tokens, from the first on.
 const FIRST: usize = 33;
-/// How long the story may stand still beyond the leases it waits for.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the story may make no progress beyond the leases it waits for.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// What the storage saw.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ pub(crate) async fn tell(args: &Args, fenced: bool) -> Result<Outcome, Failure> 
         storage.reached(Scene::Sure).await;
         let pause = match first_id {
             Some(id) => Some(Pause::of(id).await?),
-            None => None, // a thread that waits for an answer stands still as it is
+            None => None, // a thread that waits for an answer is blocked already
         };
         writer(2)?.ended().await?; // gets the lock, writes, releases
         storage.go_on(Scene::GoingOn);
@@ -62,9 +62,9 @@ pub(crate) async fn tell(args: &Args, fenced: bool) -> Result<Outcome, Failure> 
         storage.reached(Scene::Late).await;
         Ok(())
     };
-    let patience = PATIENCE + Duration::from_millis(args.lease) * 2;
+    let limit = TIME_LIMIT + Duration::from_millis(args.lease) * 2;
     let late = |_| Failure::Io(io::Error::new(io::ErrorKind::TimedOut, "the story did not continue"));
-    timeout(patience, async { tokio::try_join!(first.ended(), story) }).await.map_err(late)??;
+    timeout(limit, async { tokio::try_join!(first.ended(), story) }).await.map_err(late)??;
 
     let (events, record) = storage.contents();
     let (held_up, late_write_accepted) = storage.late_write().unzip();

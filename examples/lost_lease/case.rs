@@ -40,7 +40,7 @@ pub(crate) struct Outcome {
     pub(crate) steps: usize,
     /// How many of them after the work was ended.
     pub(crate) after: usize,
-    /// How many of them while the next in line had the lock.
+    /// How many of them while the next holder had the lock.
     pub(crate) beside: usize,
     /// How long after the lease was taken away the work was ended.
     pub(crate) ended_after: Duration,
@@ -80,7 +80,7 @@ impl Case {
         }
     }
 
-    /// Whether the work ends before the next in line is let in.
+    /// Whether the work ends before the next holder is admitted.
     pub(crate) const fn excludes(self) -> bool {
         !matches!(self, Self::Force | Self::Forgetting)
     }

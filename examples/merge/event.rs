@@ -14,7 +14,7 @@ pub(crate) enum Event {
     Locked { token: FencingToken, waited: Duration },
     /// An update was written and acknowledged: `made`.
     Made,
-    /// Stands still between read and write, and will never go on: `stalled <token>`.
+    /// Stalled between read and write for good: `stalled <token>`.
     Stalled { token: FencingToken },
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Worker {
     /// Which of the sources this is.
     pub(crate) source: u32,
     pub(crate) rounds: Range<u32>,
-    /// Stand still in the last round, between read and write, to be killed there.
+    /// Stall in the last round, between read and write, to be killed there.
     pub(crate) stall: bool,
     pub(crate) storage: Storage,
     /// Without a lock, workers wipe out each other's updates.

@@ -15,7 +15,7 @@ const CALL: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct SlowService {
-    /// How many calls at a time it bears.
+    /// How many calls at a time it handles.
     bears: u32,
     count: Mutex<Count>,
     bar: ProgressBar,
@@ -28,7 +28,7 @@ pub(crate) struct Count {
     /// Under way now.
     now: u32,
     pub(crate) most: u32,
-    /// Calls that came when as many were under way as the service bears.
+    /// Calls that came when as many were under way as the service handles.
     pub(crate) beyond: u64,
     /// The time that all calls took together.
     pub(crate) busy: Duration,

@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// What stands behind a service.
+/// What a service does with a request.
 pub(crate) trait Answer: Send + Sync + 'static {
     fn answer(&self, request: &str) -> impl Future<Output = String> + Send;
 }

@@ -35,7 +35,7 @@ impl Process {
     }
 }
 
-/// Where the work is, if this process was started by its like.
+/// Where the work is, if this process was started by another one of this program.
 pub(crate) fn url_from_parent() -> Option<String> {
     env::var(URL).ok()
 }

@@ -8,9 +8,9 @@
 //! | `plan` | the steps, and how sequences are made up |
 //! | `side` | one side: a store, its clients, its leases; carries out steps |
 //! | `stores` | the stores as a side needs them |
-//! | `duel` | both sides, and the comparison |
+//! | `comparison` | both sides, and the comparison |
 
-mod duel;
+mod comparison;
 mod plan;
 mod side;
 mod stores;
@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestError, TestRunner};
 use proptest_state_machine::ReferenceStateMachine;
 
-use duel::Duel;
+use comparison::Comparison;
 use plan::{LENGTH, Mix, Nature, Plan};
 use stores::{Memory, Store};
 
@@ -73,7 +73,7 @@ fn agree<M: Mix>(store: impl Store) {
     if config.max_shrink_time == 0 {
         config.max_shrink_time = SHRINKING;
     }
-    let duel = RefCell::new(Duel::new(store));
+    let comparison = RefCell::new(Comparison::new(store));
     let found = TestRunner::new(config).run(&Plan::<M>::sequential_strategy(LENGTH), |(_, steps, taken)| {
         let on_step = || {
             // For the shrinking: what comes after the step that failed has no part in it.
@@ -81,7 +81,7 @@ fn agree<M: Mix>(store: impl Store) {
                 taken.fetch_add(1, Ordering::SeqCst);
             }
         };
-        duel.borrow_mut().fight(M::SITES, &steps, on_step).map_err(TestCaseError::fail)
+        comparison.borrow_mut().run(M::SITES, &steps, on_step).map_err(TestCaseError::fail)
     });
     match found {
         Ok(()) => {}
@@ -160,10 +160,10 @@ mod found {
 
     fn agree_on<M: Mix>(steps: &[Step]) {
         let Some(store) = Redis::start_or_skip("sequences that went wrong once") else { return };
-        Duel::new(store).fight(M::SITES, steps, || ()).unwrap_or_else(|why| panic!("{why}"));
+        Comparison::new(store).run(M::SITES, steps, || ()).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// A request of `client` that waits, by the handle that states the usual limit.
+    /// A request of `client` that waits, by the handle that declares the usual limit.
     fn ask(lease: Label, client: usize, permits: u32) -> Step {
         let claim = Permits { permits, handle: 0 };
         Ask(lease, Request { client, site: 0, claim, term: Short, waits: true })
@@ -198,7 +198,7 @@ mod found {
     }
 
     #[test]
-    fn whoever_is_served_in_line_hears_of_the_limit() {
+    fn whoever_is_served_from_the_queue_learns_the_limit() {
         let resize = Resize { client: 1, site: 0, handle: 0, permits: 2, term: Short };
         agree_on::<Fair>(&[ask(0, 0, 3), ask(1, 0, 2), resize, Release(0)]);
     }

@@ -32,7 +32,7 @@ const LONG: Duration = Duration::from_secs(2_700);
 pub(crate) const TWO_DAYS: Duration = Duration::from_secs(2 * 24 * 60 * 60);
 
 const OWNERS: [&str; 2] = ["a", "b"];
-/// What the handles of a semaphore state before anybody has told them better; the first is the usual one.
+/// The limits that the handles of a semaphore state before they know the one in force; the first is the usual one.
 pub(crate) const LIMITS: [u32; 2] = [4, 6];
 
 /// Something that happens to both stores.
@@ -49,7 +49,7 @@ pub(crate) enum Step {
     Release(Label),
     /// The lease keeps so many permits and gives back the rest.
     Keep(Label, u32),
-    /// Whoever holds the site is thrown out.
+    /// The holders of the site are removed by force.
     Force {
         client: usize,
         site: usize,
@@ -67,7 +67,7 @@ pub(crate) enum Step {
         site: usize,
         numbers: bool,
     },
-    /// A client dies without a word, and another takes its seat.
+    /// A client dies without releasing anything, and another takes its place.
     Crash(usize),
     /// The stores forget everything.
     LoseMemory,
@@ -93,7 +93,7 @@ pub(crate) enum Wanted {
     Sole,
     /// A reentrant lock for this owner.
     Owner(&'static str),
-    /// Permits of a semaphore, by the limit that this handle of the client states.
+    /// Permits of a semaphore, with the limit that this handle of the client declares.
     Permits { permits: u32, handle: usize },
 }
 
@@ -131,7 +131,7 @@ pub(crate) trait Mix: Debug + 'static {
 #[derive(Debug)]
 pub(crate) struct Plan<M>(PhantomData<M>);
 
-/// What the one who makes up a sequence remembers of it. He does not know what was granted.
+/// What is known of a sequence while it is generated, which is not what was granted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memo {
     leases: BTreeMap<Label, Known>,
@@ -278,7 +278,7 @@ fn of_faults<M: Mix>() -> Vec<Choice> {
     ]
 }
 
-/// Mostly few, at times as many as the limits that handles state, or more.
+/// Mostly few, at times as many as the limits that handles declare, or more.
 fn permits() -> impl Strategy<Value = u32> {
     prop_oneof![6 => Just(1_u32), 4 => Just(2_u32), 3 => Just(3_u32), 1 => 4_u32..7]
 }

@@ -22,7 +22,7 @@ pub(crate) type Failed = String;
 /// A handle of a semaphore: client, site and number.
 pub(crate) type Handle = (usize, usize, usize);
 
-/// What a verb answered, in a form that can be compared.
+/// What an operation answered, in a form that can be compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// With this token.
@@ -52,7 +52,7 @@ impl From<BackendError> for Reply {
     }
 }
 
-/// What a store told of its own accord.
+/// An event that a store sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Told {
     /// Of the place by which its last request was answered.
@@ -75,7 +75,7 @@ pub(crate) struct Lease {
 }
 
 /// A client and what it is told.
-struct Seat {
+struct Slot {
     client: Client,
     events: BoxStream<'static, Event>,
 }
@@ -83,9 +83,9 @@ struct Seat {
 /// One side.
 pub(crate) struct Side<S> {
     pub(crate) store: S,
-    seats: Vec<Seat>,
+    slots: Vec<Slot>,
     /// Those whose processes have died: they stay connected, and do nothing.
-    dead: Vec<Seat>,
+    dead: Vec<Slot>,
     sites: Vec<(Arc<str>, Nature)>,
     limits: HashMap<Handle, Limit>,
     pub(crate) leases: BTreeMap<Label, Lease>,
@@ -96,10 +96,10 @@ pub(crate) struct Side<S> {
 
 impl<S: Store> Side<S> {
     pub(crate) fn new(mut store: S) -> Self {
-        let seats = (0..CLIENTS).map(|_| Seat::of(store.connect())).collect();
+        let slots = (0..CLIENTS).map(|_| Slot::of(store.connect())).collect();
         Self {
             store,
-            seats,
+            slots,
             dead: Vec::new(),
             sites: Vec::new(),
             limits: HashMap::new(),
@@ -109,12 +109,12 @@ impl<S: Store> Side<S> {
         }
     }
 
-    /// Begins a sequence: nobody has been here.
+    /// Begins a sequence with names that were never used.
     pub(crate) fn begin(&mut self, sequence: &str, sites: &[Nature]) {
         let key = |(number, nature): (usize, &Nature)| (format!("model:{sequence}:{number}").into(), *nature);
         self.sites = sites.iter().enumerate().map(key).collect();
-        for seat in std::mem::take(&mut self.dead) {
-            self.store.run(seat.client.close());
+        for slot in std::mem::take(&mut self.dead) {
+            self.store.run(slot.client.close());
         }
         self.limits.clear();
         self.leases.clear();
@@ -140,8 +140,8 @@ impl<S: Store> Side<S> {
                 return Some(forced.map_or_else(Into::into, Reply::Forced));
             }
             Step::Resize { client, site, handle, permits, term } => {
-                let (seat, resource) = (self.client(*client), self.resource(*site));
-                let limit = self.store.run(seat.set_limit(&resource, *permits, term.duration()));
+                let (slot, resource) = (self.client(*client), self.resource(*site));
+                let limit = self.store.run(slot.set_limit(&resource, *permits, term.duration()));
                 return Some(match limit {
                     Ok(limit) => {
                         self.follow(Some((*client, *site, *handle)), Some(limit));
@@ -190,10 +190,10 @@ impl<S: Store> Side<S> {
         answer.map_or_else(Into::into, |_| reply)
     }
 
-    /// What the clients that live were told, once `expected` is among it.
+    /// The events that the living clients received, once `expected` is among them.
     pub(crate) fn told(&mut self, expected: &BTreeSet<Told>) -> Result<BTreeSet<Told>, Failed> {
         let mut told = BTreeSet::new();
-        let mut patience = self.store.patience();
+        let mut left = self.store.event_timeout();
         loop {
             let heard: Vec<_> = self.hear();
             for event in heard {
@@ -202,19 +202,19 @@ impl<S: Store> Side<S> {
             if told.is_superset(expected) {
                 return Ok(told);
             }
-            if patience.is_zero() {
+            if left.is_zero() {
                 return Err(format!("told {told:?} instead of {expected:?}"));
             }
             let pause = Duration::from_millis(1);
-            patience = patience.saturating_sub(pause);
+            left = left.saturating_sub(pause);
             self.store.run(async move { tokio::time::sleep(pause).await });
         }
     }
 
     fn hear(&mut self) -> Vec<Event> {
         let mut heard = Vec::new();
-        for seat in &mut self.seats {
-            let events = &mut seat.events;
+        for slot in &mut self.slots {
+            let events = &mut slot.events;
             let next = async {
                 let mut heard = Vec::new();
                 while let Ok(Some(event)) = timeout(Duration::ZERO, events.next()).await {
@@ -302,7 +302,7 @@ impl<S: Store> Side<S> {
         if claim.owner().is_some() {
             resource.kind = Kind::Reentrant;
         }
-        let id = self.seats[wanted.client].client.lease_id();
+        let id = self.slots[wanted.client].client.lease_id();
         let mut request = Request::new(LeaseRef::new(id, resource), claim, wanted.term.duration());
         request.waits = wanted.waits;
         let (client, site) = (wanted.client, wanted.site);
@@ -343,8 +343,8 @@ impl<S: Store> Side<S> {
             lease.died.get_or_insert(elapsed);
         }
         self.limits.retain(|(of, _, _), _| *of != client);
-        let new = Seat::of(self.store.connect());
-        self.dead.push(std::mem::replace(&mut self.seats[client], new));
+        let new = Slot::of(self.store.connect());
+        self.dead.push(std::mem::replace(&mut self.slots[client], new));
     }
 
     fn pass(&mut self, time: Duration) {
@@ -353,7 +353,7 @@ impl<S: Store> Side<S> {
     }
 
     fn client(&self, client: usize) -> Client {
-        Arc::clone(&self.seats[client].client)
+        Arc::clone(&self.slots[client].client)
     }
 
     fn resource(&self, site: usize) -> Resource {
@@ -377,7 +377,7 @@ impl<S: Store> Side<S> {
     }
 }
 
-impl Seat {
+impl Slot {
     fn of(client: Client) -> Self {
         Self { events: client.events(), client }
     }

@@ -23,8 +23,8 @@ pub(crate) trait Store {
     /// Carries out what needs a runtime, for at most so long.
     fn run<T>(&mut self, verb: impl Future<Output = T>) -> T;
 
-    /// How long what is told may take.
-    fn patience(&self) -> Duration;
+    /// How long to wait for events.
+    fn event_timeout(&self) -> Duration;
 
     /// The keys whose names contain `of`, other than fences.
     fn leftovers(&mut self, of: &str) -> Vec<String>;
@@ -62,7 +62,7 @@ impl Store for Memory {
         self.runtime.block_on(verb)
     }
 
-    fn patience(&self) -> Duration {
+    fn event_timeout(&self) -> Duration {
         Duration::ZERO
     }
 
@@ -126,7 +126,7 @@ mod redis {
             self.runtime.block_on(verb)
         }
 
-        fn patience(&self) -> Duration {
+        fn event_timeout(&self) -> Duration {
             Duration::from_secs(5)
         }
 

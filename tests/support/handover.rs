@@ -39,8 +39,8 @@ pub(crate) fn options() -> MutexOptions {
     MutexOptions::new().local_handover(local_handover())
 }
 
-/// The same for tests of the store's own line, in whichever run: every waiter has a place of its own there, and every
-/// hand-over is the store's.
+/// The same for tests of the store's own queue, whatever the run tests otherwise: every waiter has a place of its own there,
+/// and every hand-over is the store's.
 pub(crate) fn one_place_each() -> MutexOptions {
     MutexOptions::new().local_handover(false)
 }

@@ -1,4 +1,4 @@
-//! What hand-over inside a client promises on every store. Each promise is given clients that stand for processes.
+//! What hand-over inside a client promises on every store. Each promise is given clients that represent processes.
 //!
 //! Hand-over is on here, whatever the rest of the run tests.
 
@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::stage::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
+use crate::locks::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
 use crate::support::{begun, eventually, within};
 
 /// Long enough that nothing here runs out by itself.
@@ -44,9 +44,9 @@ pub(crate) async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
     within(SOON, waiter).await.expect("no panic").expect("granted")
 }
 
-/// `n` requests stand in the store's line, soon.
+/// Waits until `n` requests are in the store's queue.
 #[track_caller]
-pub(crate) fn in_line(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
+pub(crate) fn until_waiting(mutex: &DistMutex, n: usize) -> impl Future<Output = ()> {
     eventually(SOON, move || async move {
         mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
     })
@@ -187,7 +187,7 @@ pub(crate) async fn another_client_waits_for_sixteen_holds_at_most(clients: &[Cl
         served.visitor(&mutex, 0, Duration::ZERO).await;
     }
     served.visitor(&other, 1, Duration::ZERO).await;
-    in_line(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     guard.release().await.expect("held to the end");
     let served = served.next(41).await;
     let turn = served.iter().position(|who| *who == 1).expect("it was served");
@@ -205,7 +205,7 @@ pub(crate) async fn another_client_waits_for_thirty_milliseconds_of_long_holds_a
         served.visitor(&mutex, 0, HOLD).await;
     }
     served.visitor(&other, 1, HOLD).await;
-    in_line(&mutex, 1).await;
+    until_waiting(&mutex, 1).await;
     guard.release().await.expect("held to the end");
     let served = served.next(13).await;
     let turn = served.iter().position(|who| *who == 1).expect("it was served");
@@ -216,7 +216,7 @@ pub(crate) async fn another_client_waits_for_thirty_milliseconds_of_long_holds_a
 
 pub(crate) async fn clients_take_turns_in_order(clients: &[Client]) {
     const EACH: usize = 40;
-    // So long that the next one of a client is in the store's line before the last hold of its turn ends.
+    // So long that the next one of a client is in the store's queue before the last hold of its turn ends.
     const HOLD: Duration = Duration::from_millis(1);
     let mutexes: Vec<_> = clients.iter().map(|client| local(client, LONG)).collect();
     let guard = mutexes[0].lock().await.expect("free");
@@ -225,7 +225,7 @@ pub(crate) async fn clients_take_turns_in_order(clients: &[Client]) {
         for _ in 0..EACH {
             served.visitor(mutex, who, HOLD).await;
         }
-        in_line(mutex, who).await;
+        until_waiting(mutex, who).await;
     }
     guard.release().await.expect("held to the end");
     let served = served.next(EACH * mutexes.len()).await;
@@ -242,7 +242,7 @@ async fn holder(mutex: &DistMutex) -> Option<String> {
     mutex.inspect().await.expect("answered").holder().map(|holder| holder.id.clone())
 }
 
-/// Tries `attempt` until it was not too slow for the time of a turn, which a machine with other things to do may be.
+/// Tries `attempt` until it was not too slow for the time of a turn, which a busy machine may be.
 async fn within_a_turn(attempt: impl AsyncFn(Instant) -> bool) {
     for _ in 0..50 {
         if attempt(Instant::now()).await {
@@ -262,27 +262,27 @@ pub(crate) async fn mutexes_with_other_options_exclude_each_other_and_pass_nothi
     within_a_turn(async |start| {
         let guard = one.lock().await.expect("free");
         let id = holder(&one).await;
-        let stranger = waiter(&another).await;
-        // It is not behind the holder, but in the store's line.
-        in_line(&one, 1).await;
+        let other_waiter = waiter(&another).await;
+        // It is not behind the holder, but in the store's queue.
+        until_waiting(&one, 1).await;
         let own = waiter(&one).await;
         assert!(another.try_lock().await.expect("answered").is_none());
         guard.release().await.expect("held to the end");
         if !still_in(start) {
-            stranger.abort();
+            other_waiter.abort();
             own.abort();
-            let _ = tokio::join!(stranger, own);
+            let _ = tokio::join!(other_waiter, own);
             nothing_left(clients).await;
             return false;
         }
         let own = granted(own).await;
         assert_eq!(holder(&one).await, id, "passed on");
-        assert!(!stranger.is_finished());
+        assert!(!other_waiter.is_finished());
         own.release().await.expect("held to the end");
-        let stranger = granted(stranger).await;
+        let other_guard = granted(other_waiter).await;
         assert_ne!(holder(&one).await, id, "granted by the store");
         assert!(one.try_lock().await.expect("answered").is_none());
-        stranger.release().await.expect("held to the end");
+        other_guard.release().await.expect("held to the end");
         true
     })
     .await;
@@ -359,23 +359,23 @@ pub(crate) async fn those_behind_the_holder_who_give_up_are_skipped(clients: &[C
     nothing_left(clients).await;
 }
 
-/// A leader gives up in the given way, while a third client's waiter stands behind it. Its place is the next one's.
+/// A leader gives up in the given way, while a third client's waiter is queued behind it. Its place is the next one's.
 async fn leave_a_place(
     clients: &[Client],
-    patience: Duration,
+    time_limit: Duration,
     give_up: impl AsyncFnOnce(JoinHandle<Result<Guard, Error>>),
 ) {
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let guard = other.lock().await.expect("free");
     let leader = mutex.clone();
-    let leader = begun(async move { leader.lock_timeout(patience).await }).await;
-    in_line(&mutex, 1).await;
+    let leader = begun(async move { leader.lock_timeout(time_limit).await }).await;
+    until_waiting(&mutex, 1).await;
     let next = waiter(&mutex).await;
-    // Not of the client that holds: that would sit behind its holder.
+    // Not of the client that holds: that would wait behind its holder, in the client.
     let behind = waiter(&local(&clients[2], LONG)).await;
-    in_line(&mutex, 2).await;
+    until_waiting(&mutex, 2).await;
     give_up(leader).await;
-    in_line(&mutex, 2).await;
+    until_waiting(&mutex, 2).await;
     guard.release().await.expect("held to the end");
     // Whoever is served first keeps the lock.
     within(SOON, eventually(SOON, || std::future::ready(next.is_finished() || behind.is_finished()))).await;
@@ -406,7 +406,7 @@ pub(crate) async fn a_leader_dropped_after_any_poll_while_it_is_granted_stalls_n
     for polls in 0..MANY {
         let guard = other.lock().await.expect("free");
         let mut leader = mutex.lock().boxed();
-        drive_until(leader.as_mut(), in_line(&mutex, 1)).await;
+        drive_until(leader.as_mut(), until_waiting(&mutex, 1)).await;
         let next = waiter(&mutex).await;
         guard.release().await.expect("held to the end");
         let locked = polled(leader, polls).await;
@@ -451,7 +451,7 @@ pub(crate) async fn a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_no
     }
 }
 
-pub(crate) async fn one_that_sits_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody(
+pub(crate) async fn one_that_waits_in_the_client_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody(
     clients: &[Client],
 ) {
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
@@ -459,8 +459,8 @@ pub(crate) async fn one_that_sits_and_is_dropped_at_any_poll_leaves_nothing_and_
         for polls in 0..8 {
             let guard = if by_other { &other } else { &mutex }.lock().await.expect("free");
             let leader = if by_other { Some(waiter(&mutex).await) } else { None };
-            let seated = timeout(ms(20), polled(mutex.lock(), polls)).await;
-            assert!(!matches!(seated, Ok(Some(_))), "the lock is held");
+            let second = timeout(ms(20), polled(mutex.lock(), polls)).await;
+            assert!(!matches!(second, Ok(Some(_))), "the lock is held");
             let next = waiter(&mutex).await;
             guard.release().await.expect("held to the end");
             if let Some(leader) = leader {
@@ -473,11 +473,11 @@ pub(crate) async fn one_that_sits_and_is_dropped_at_any_poll_leaves_nothing_and_
     // Passed to it, and dropped after any poll from there on.
     for polls in 0..8 {
         let guard = mutex.lock().await.expect("free");
-        let mut seated = mutex.lock().boxed();
-        assert!(poll!(&mut seated).is_pending());
+        let mut second = mutex.lock().boxed();
+        assert!(poll!(&mut second).is_pending());
         let next = waiter(&mutex).await;
         guard.release().await.expect("held to the end");
-        drop(polled(seated, polls).await);
+        drop(polled(second, polls).await);
         granted(next).await.release().await.expect("held to the end");
         nothing_left(clients).await;
     }
@@ -489,9 +489,9 @@ pub(crate) async fn one_that_is_dropped_while_the_lease_is_passed_to_it_stalls_n
     for round in 0..300_u64 {
         let guard = mutex.lock().await.expect("free");
         let doomed = mutex.clone();
-        let patience = Duration::from_micros(round % 100);
+        let time_limit = Duration::from_micros(round % 100);
         let doomed = begun(async move {
-            let locked = timeout(patience, doomed.lock()).await;
+            let locked = timeout(time_limit, doomed.lock()).await;
             locked.is_ok()
         })
         .await;
@@ -539,7 +539,7 @@ pub(crate) async fn a_leader_that_is_not_polled_holds_the_others_up_for_two_leas
     nothing_left(clients).await;
 }
 
-/// Each of those who come later has less patience than a lease.
+/// Each of those who come later has a shorter time limit than a lease.
 pub(crate) async fn a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later(
     clients: &[Client],
 ) {
@@ -570,15 +570,15 @@ pub(crate) async fn one_that_was_passed_the_lease_and_is_not_polled_holds_the_ot
     const LEASE: Duration = Duration::from_millis(500);
     let mutex = local(&clients[0], LEASE);
     let guard = mutex.lock().await.expect("free");
-    let mut seated = mutex.lock().boxed();
-    assert!(poll!(&mut seated).is_pending());
+    let mut second = mutex.lock().boxed();
+    assert!(poll!(&mut second).is_pending());
     let mut waiters = Vec::new();
     for _ in 0..3 {
         waiters.push(waiter(&mutex).await);
     }
     guard.release().await.expect("held to the end");
     all_served(waiters, 2 * LEASE + SLACK).await;
-    within(2 * LEASE + SLACK, seated).await.expect("granted").release().await.expect("held to the end");
+    within(2 * LEASE + SLACK, second).await.expect("granted").release().await.expect("held to the end");
     nothing_left(clients).await;
 }
 
@@ -672,7 +672,7 @@ pub(crate) async fn short_leases_are_passed_on_for_many_lease_lengths_and_none_i
 
 // Ends
 
-pub(crate) async fn a_shutdown_ends_those_who_hold_lead_and_sit(clients: &[Client]) {
+pub(crate) async fn a_shutdown_ends_those_who_hold_lead_and_wait(clients: &[Client]) {
     let [doomed, other, ..] = clients else { panic!("two clients") };
     let (mutex, elsewhere) = (local(doomed, LONG), local(other, LONG));
     let held = doomed.mutex("held").expect("valid");
@@ -682,14 +682,14 @@ pub(crate) async fn a_shutdown_ends_those_who_hold_lead_and_sit(clients: &[Clien
     for _ in 0..3 {
         waiters.push(waiter(&mutex).await);
     }
-    in_line(&elsewhere, 1).await;
+    until_waiting(&elsewhere, 1).await;
     doomed.shutdown().await.expect("drained");
     for waiter in waiters {
         let outcome = within(SOON, waiter).await.expect("no panic");
         assert!(matches!(outcome, Err(Error::Closed { .. })), "{outcome:?}");
     }
     assert_eq!(guard.lost().await, LossReason::ClientClosed);
-    in_line(&elsewhere, 0).await;
+    until_waiting(&elsewhere, 0).await;
     assert!(other.mutex("held").expect("valid").try_lock().await.expect("answered").is_some());
     blocker.release().await.expect("held to the end");
     nothing_left(&clients[1..]).await;
@@ -701,13 +701,13 @@ pub(crate) async fn a_shutdown_does_not_wait_for_ever_for_those_that_are_not_pol
     let [doomed, rest @ ..] = clients else { panic!("some clients") };
     let mutex = local(doomed, LEASE);
     let guard = mutex.lock().await.expect("free");
-    let mut seated = mutex.lock().boxed();
-    assert!(poll!(&mut seated).is_pending());
+    let mut second = mutex.lock().boxed();
+    assert!(poll!(&mut second).is_pending());
     guard.release().await.expect("held to the end");
     // What it could not take back it says.
     let outcome = within(2 * SOON, doomed.shutdown()).await;
     assert!(matches!(outcome, Ok(()) | Err(Error::StoreUnavailable { .. })), "{outcome:?}");
-    let outcome = within(SOON, seated).await;
+    let outcome = within(SOON, second).await;
     assert!(matches!(outcome, Err(Error::Closed { .. })), "{outcome:?}");
     let guard = local(&rest[0], LONG).lock_timeout(LEASE + SLACK).await.expect("free within a lease");
     guard.release().await.expect("held to the end");
@@ -732,10 +732,10 @@ pub(crate) async fn whatever_tasks_do_at_random_nothing_is_left(clients: &[Clien
                 state % n
             };
             while Instant::now() < end {
-                let patience = Duration::from_micros(random(5000));
+                let time_limit = Duration::from_micros(random(5000));
                 let guard = match random(6) {
                     0 | 1 => Some(mutex.lock().await.expect("granted")),
-                    2 => match mutex.lock_timeout(patience).await {
+                    2 => match mutex.lock_timeout(time_limit).await {
                         Ok(guard) => Some(guard),
                         Err(Error::TimedOut { .. }) => None,
                         Err(error) => panic!("{error}"),
@@ -743,11 +743,11 @@ pub(crate) async fn whatever_tasks_do_at_random_nothing_is_left(clients: &[Clien
                     3 => {
                         let mut idle = mutex.lock().boxed();
                         let polled = poll!(&mut idle);
-                        sleep(patience).await; // not polled meanwhile
+                        sleep(time_limit).await; // not polled meanwhile
                         drop((idle, polled));
                         None
                     }
-                    4 => timeout(patience, mutex.lock()).await.ok().map(|locked| locked.expect("granted")),
+                    4 => timeout(time_limit, mutex.lock()).await.ok().map(|locked| locked.expect("granted")),
                     _ => {
                         polled(mutex.lock(), random(6) as usize).await.map(|locked| locked.expect("granted"))
                     }
@@ -782,9 +782,9 @@ macro_rules! promises {
         $(
             #[$test]
             async fn $name() {
-                let Some(stage) = $clients(stringify!($name), $n).await else { return };
-                handover_promises::$name(&stage.clients).await;
-                stage.end().await;
+                let Some(fixture) = $clients(stringify!($name), $n).await else { return };
+                handover_promises::$name(&fixture.clients).await;
+                fixture.end().await;
             }
         )*
     };

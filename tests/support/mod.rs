@@ -1,4 +1,4 @@
-//! What the integration tests stand on: real servers, a hand-held protocol, faults, processes, deadlines.
+//! Support for the integration tests: real servers, raw protocol commands, faults, processes, deadlines.
 //!
 //! | module | holds |
 //! |---|---|
@@ -6,26 +6,28 @@
 //! | [`resp`] | [`Raw`]: commands sent by hand, so that no test depends on the client under test |
 //! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
 //! | [`handover`] | whether the tasks of a client pass a mutex on to each other in this run |
+//! | [`intercept`] | a store in memory on which a test answers some of the calls itself |
 //! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
 //! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
-//! | [`tether`] | child processes that end with the test process |
+//! | [`child`] | child processes that end with the test process |
 //! | [`time`] | waiting for an event with a deadline |
 
 // Every test binary includes all of it and uses a part.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod handover;
+pub(crate) mod intercept;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod resp;
-pub(crate) mod tether;
 pub(crate) mod time;
 pub(crate) mod workers;
 
 pub(crate) use clock::Clock;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
-pub(crate) use proxy::{Direction, Line, Proxy};
+pub(crate) use proxy::{Direction, Proxy, Traffic};
 pub(crate) use redis::{RedisServer, Setup};
 pub(crate) use resp::{Raw, Reply};
 pub(crate) use time::{eventually, within};

@@ -1,4 +1,4 @@
-//! The semaphore that is in most books: a sorted set of holders by the time at which they came, by their own clocks.
+//! The textbook semaphore: a sorted set of holders by the time of their arrival, by their own clocks.
 //!
 //! Remove those that are older than a timeout, add oneself, look at one's rank, and leave again if that is not among the
 //! first. (Carlson, *Redis in Action*, 6.3.1, "Building a basic counting semaphore"; each step here as one transaction, so
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::support::{Raw, Reply};
 
-/// A client of the recipe.
+/// A client of the textbook recipe.
 #[derive(Debug)]
 pub(crate) struct Naive {
     raw: Raw,
@@ -48,7 +48,7 @@ impl Naive {
     }
 }
 
-/// The time of day, as this process believes it to be.
+/// The time of day, according to this process.
 pub(crate) fn now_us() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     i64::try_from(now.as_micros()).expect("before the year 292 000")

@@ -1,5 +1,5 @@
 //! What hand-over of a counting semaphore's permits inside a client promises on every store, beyond what semaphores promise
-//! anyway: `scripts/test.sh` runs their tests once more with it. Each client stands for a process.
+//! anyway: `scripts/test.sh` runs their tests once more with it. Each client represents a process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,8 +50,8 @@ promise!(a_permit_is_passed_on_with_the_next_token_sixteen_holds_in_a_row: count
 async fn a_permit_is_passed_on_with_the_next_token_sixteen_holds_in_a_row<S: Semaphore>(site: Site) {
     let semaphore = passing_on(&site.client().await, 1);
     let (held, waiting) = full(&semaphore, 2 * TURN).await;
-    // One leads, and has a place in the store's line; the others sit.
-    in_line(&semaphore, 1).await;
+    // One leads, and has a place in the store's queue; the others wait in the client.
+    until_waiting(&semaphore, 1).await;
     let visits = waiting.into_iter().map(|waiter| {
         tokio::spawn(async move {
             let guard = waiter.await.expect("granted");
@@ -90,9 +90,9 @@ async fn those_of_another_client_get_their_turn<S: Semaphore>(site: Site) {
             drop(guard);
         });
     }
-    let before = line(&here).await.len();
+    let before = queued_permits(&here).await.len();
     let other = waiter(&there, 1);
-    in_line(&here, before + 1).await;
+    until_waiting(&here, before + 1).await;
     tokio::spawn(async move {
         drop(other.await.expect("granted"));
         let _ = tell.send("there");
@@ -102,17 +102,17 @@ async fn those_of_another_client_get_their_turn<S: Semaphore>(site: Site) {
     while within(SOON, told.recv()).await.expect("somebody is served") == "here" {
         first += 1;
     }
-    // A turn of each permit, and another of those that stood in line before, which is one for each permit at most.
+    // A turn of each permit, and another of those that were queued before, which is one for each permit at most.
     assert!(first <= 2 * TURN * LIMIT as usize + 1, "{first} were served before");
     while told.recv().await.is_some() {}
     nothing_is_left(&here).await;
 }
 
-promise!(a_limit_that_grows_admits_those_who_sit_at_once: counting);
-async fn a_limit_that_grows_admits_those_who_sit_at_once<S: Semaphore>(site: Site) {
+promise!(a_limit_that_grows_admits_those_who_wait_in_the_client_at_once: counting);
+async fn a_limit_that_grows_admits_those_who_wait_in_the_client_at_once<S: Semaphore>(site: Site) {
     let [here, there] = site.clients::<2>().await.map(|client| passing_on(&client, 2));
     let (mut held, waiting) = full(&here, 10).await;
-    in_line(&here, 1).await;
+    until_waiting(&here, 1).await;
     there.resize(8).await.expect("resized");
     let inside = Arc::new(AtomicUsize::new(0));
     let rest: Vec<_> = waiting
@@ -130,7 +130,7 @@ async fn a_limit_that_grows_admits_those_who_sit_at_once<S: Semaphore>(site: Sit
     assert_none(&there, 1).await;
     assert_eq!(here.limit(), 8);
     held.clear();
-    // Those who sat ask for themselves now, in an order that is up to the scheduler.
+    // Those who waited in the client now send requests of their own, in an order that is up to the scheduler.
     let mut rest: FuturesUnordered<_> = rest.into_iter().map(granted).collect();
     while let Some(guard) = rest.next().await {
         drop(guard);
@@ -175,12 +175,12 @@ async fn a_handle_that_was_only_ever_passed_a_permit_follows_the_limit<S: Semaph
         let [here, there] = site.clients::<2>().await;
         let (one, fresh) = (passing_on(&here, 1), passing_on(&here, 1));
         let (held, before) = full(&one, place - 1).await;
-        let heir = arrived(&fresh).await;
+        let receiver = arrived(&fresh).await;
         drop(held);
         for waiter in before {
             drop(granted(waiter).await);
         }
-        drop(granted(heir).await);
+        drop(granted(receiver).await);
         passing_on(&there, 1).resize(4).await.expect("resized");
         drop(within(SOON, fresh.acquire()).await.expect("it has met the limit that was changed"));
         assert_eq!(fresh.limit(), 4);
@@ -195,14 +195,14 @@ async fn leaders_that_are_not_polled_hold_up_nobody_for_ever<S: Semaphore>(site:
     let lease = site.brief_lease();
     let semaphore = passing_on_leased(&site.client().await, 1, lease);
     let held = semaphore.acquire().await.expect("granted");
-    let (mut stuck, mut sits) = (Box::pin(semaphore.acquire()), Box::pin(semaphore.acquire()));
-    assert!(poll!(stuck.as_mut()).is_pending(), "one leads");
-    assert!(poll!(sits.as_mut()).is_pending(), "one sits");
+    let (mut stuck, mut second) = (Box::pin(semaphore.acquire()), Box::pin(semaphore.acquire()));
+    assert!(poll!(stuck.as_mut()).is_pending(), "the first leads");
+    assert!(poll!(second.as_mut()).is_pending(), "the second waits in the client");
     let last = arrived(&semaphore).await;
     drop(held);
     // The leader's grant, or the permit that was passed to one who is not polled, runs out.
     drop(within(lease * 5, last).await.expect("granted"));
-    drop((stuck, sits));
+    drop((stuck, second));
     nothing_is_left(&semaphore).await;
 }
 
@@ -233,7 +233,7 @@ async fn requests_for_several_permits_and_those_that_do_not_wait_ask_the_store<S
         let semaphore = semaphore.clone();
         async move { semaphore.acquire_many(2).await.expect("granted") }
     });
-    in_line(&semaphore, 2).await;
+    until_waiting(&semaphore, 2).await;
     held.clear();
     for waiter in waiting {
         drop(granted(waiter).await);

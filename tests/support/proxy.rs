@@ -26,12 +26,12 @@ pub(crate) enum Direction {
     Both,
 }
 
-/// One of the connections of a client.
+/// What a connection of a client carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
-    /// The one that carries commands, and every one that has not subscribed yet.
+pub(crate) enum Traffic {
+    /// Commands; also on every connection that has not subscribed yet.
     Commands,
-    /// The one that listens.
+    /// Messages of subscriptions.
     Messages,
 }
 
@@ -58,12 +58,12 @@ struct Wire {
     watch: Mutex<Option<Trap>>,
 }
 
-/// What is held back, by line.
+/// What is held back, by traffic.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held([HeldLine; 2]);
+struct Held([HeldTraffic; 2]);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct HeldLine {
+struct HeldTraffic {
     to_server: bool,
     to_client: bool,
 }
@@ -100,7 +100,7 @@ impl Request {
         &self.words
     }
 
-    /// Whether the bytes stand anywhere in it.
+    /// Whether the bytes occur anywhere in it.
     pub(crate) fn contains(&self, needle: &[u8]) -> bool {
         self.bytes.windows(needle.len()).any(|window| window == needle)
     }
@@ -128,7 +128,7 @@ enum Sent {
     Message,
 }
 
-/// Where one connection stands.
+/// The state of one connection.
 #[derive(Default)]
 struct Connection {
     /// How many answers and how many confirmations are to be expected for what was asked so far.
@@ -189,22 +189,22 @@ impl Proxy {
     /// Black hole: nothing goes that way any more, no connection is closed, and new ones are accepted and
     /// held as well. The bytes are kept.
     pub(crate) fn hold(&self, direction: Direction) {
-        self.hold_line(Line::Commands, direction);
-        self.hold_line(Line::Messages, direction);
+        self.hold_traffic(Traffic::Commands, direction);
+        self.hold_traffic(Traffic::Messages, direction);
     }
 
-    /// The same for one line of every client.
-    pub(crate) fn hold_line(&self, line: Line, direction: Direction) {
-        self.wire.held.send_modify(|Held(lines)| {
-            let held = &mut lines[line as usize];
+    /// The same for the connections with this traffic, of every client.
+    pub(crate) fn hold_traffic(&self, traffic: Traffic, direction: Direction) {
+        self.wire.held.send_modify(|Held(all)| {
+            let held = &mut all[traffic as usize];
             held.to_server |= direction != Direction::ToClient;
             held.to_client |= direction != Direction::ToServer;
         });
     }
 
-    /// Ends the holding of one line; what was kept is delivered.
-    pub(crate) fn resume_line(&self, line: Line) {
-        self.wire.held.send_modify(|Held(lines)| lines[line as usize] = HeldLine::default());
+    /// Stops holding this traffic; what was kept is delivered.
+    pub(crate) fn resume_traffic(&self, traffic: Traffic) {
+        self.wire.held.send_modify(|Held(held)| held[traffic as usize] = HeldTraffic::default());
     }
 
     /// From now on, all places in queues seem to have the same ticket: a server that does not tell one from another.
@@ -264,12 +264,12 @@ impl Drop for Proxy {
 }
 
 impl Wire {
-    /// Waits until bytes may go that way on the line that `listens` says.
+    /// Waits until bytes may go that way, on a connection for what `listens` says.
     async fn passable(&self, direction: Direction, listens: &AtomicBool) {
         let mut held = self.held.subscribe();
-        let free = |Held(lines): &Held| {
-            let line = if listens.load(Ordering::SeqCst) { Line::Messages } else { Line::Commands };
-            let held = lines[line as usize];
+        let free = |Held(all): &Held| {
+            let traffic = if listens.load(Ordering::SeqCst) { Traffic::Messages } else { Traffic::Commands };
+            let held = all[traffic as usize];
             match direction {
                 Direction::ToServer => !held.to_server,
                 Direction::ToClient => !held.to_client,

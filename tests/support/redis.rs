@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::child::{CHILD_DIR, ChildProcess};
 use super::clock::Clock;
 use super::resp::{Raw, Reply};
-use super::tether::{TETHERED_DIR, Tethered};
 
 /// Names the server program, instead of a search on PATH.
 const SERVER: &str = "LEASEHOLD_REDIS_SERVER";
@@ -57,7 +57,7 @@ pub(crate) struct RedisServer {
     setup: Setup,
     dir: PathBuf,
     port: u16,
-    process: Tethered,
+    process: ChildProcess,
 }
 
 impl RedisServer {
@@ -174,7 +174,7 @@ impl Drop for RedisServer {
 }
 
 /// Starts a server and waits until it answers; `None` if it ends instead.
-fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<Tethered> {
+fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<ChildProcess> {
     let port_text = port.to_string();
     let mut args: Vec<OsString> =
         ["--port", &port_text, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]
@@ -185,8 +185,8 @@ fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<Tether
         args.extend(["--unixsocket".into(), socket(dir).into()]);
     }
     args.extend(setup.options.iter().map(OsString::from));
-    let mut process = Tethered::start(program.as_os_str(), args, |command| {
-        command.env(TETHERED_DIR, dir).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut process = ChildProcess::start(program.as_os_str(), args, |command| {
+        command.env(CHILD_DIR, dir).stdout(Stdio::null()).stderr(Stdio::null());
         command.envs(setup.clock.iter().flat_map(Clock::environment));
     });
     let end = Instant::now() + START;

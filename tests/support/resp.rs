@@ -8,7 +8,7 @@ use std::str::from_utf8;
 use std::time::Duration;
 
 /// How long a command may take before the test fails.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a server answers. RESP3 is read as what RESP2 would have said, except for what is pushed.
 #[derive(Clone, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Reply {
                 if kind == "%" {
                     (Self::Array(items), len)
                 } else {
-                    // Attributes stand before what they describe.
+                    // Attributes precede what they describe.
                     let (reply, reply_len) = Self::parse(&body[len..])?;
                     (reply, len + reply_len)
                 }
@@ -159,7 +159,7 @@ impl Raw {
     pub(crate) fn connect(port: u16) -> io::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         Ok(Self { stream, unread: Vec::new() })
     }
 

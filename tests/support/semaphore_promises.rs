@@ -15,8 +15,8 @@ use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::locks::polled;
 use crate::semaphores::*;
-use crate::stage::polled;
 use crate::support::{eventually, one_place_each, within};
 
 // Never too many
@@ -123,7 +123,7 @@ async fn inspection_tells_who_holds_and_who_waits_and_the_limit<S: Semaphore>(si
     let brief = SemaphoreOptions::new().ttl(SECOND * 20);
     let (first, brief) = (taken(&one, 1).await, S::with(&site.client().await, 4, brief));
     let second = taken(&brief, 2).await;
-    let waiters = line_up(&[two.clone(), one.clone()], &[3, 2, 4]).await;
+    let waiters = queue_up(&[two.clone(), one.clone()], &[3, 2, 4]).await;
     let now = two.inspect().await.expect("inspected");
     assert_eq!((now.limit, now.in_use), (Some(4), 3));
     // By the time their leases end.
@@ -153,8 +153,8 @@ async fn requests_of_all_sizes_are_served_in_order_of_arrival<S: Semaphore>(site
     let semaphores = site.clients::<3>().await.map(|client| S::of(&client, LIMIT));
     let first = taken(&semaphores[0], LIMIT).await;
     let sizes: Vec<_> = (0..24).map(|i| 1 + i * 7 % 5 % LIMIT).collect();
-    let waiters = line_up(&semaphores, &sizes).await;
-    assert_eq!(line(&semaphores[1]).await, sizes);
+    let waiters = queue_up(&semaphores, &sizes).await;
+    assert_eq!(queued_permits(&semaphores[1]).await, sizes);
     let mut tokens = vec![first.token()];
     first.release().await.expect("held to the end");
     tokens.extend(serve_all(waiters).await);
@@ -191,12 +191,12 @@ async fn a_request_for_many_is_not_starved_and_nobody_overtakes_it<S: Semaphore>
             assert_timed_out(impatient.acquire_timeout(ms(20)).await);
             assert_timed_out(impatient.acquire_timeout(Duration::ZERO).await);
         }
-        in_line(&one, 4).await;
-        assert_eq!(line(&one).await, [3, 1, 1, 1]);
+        until_waiting(&one, 4).await;
+        assert_eq!(queued_permits(&one).await, [3, 1, 1, 1]);
         holder.release().await.expect("held to the end");
     }
     let large = granted(large).await;
-    assert_eq!((large.permits(), line(&one).await, holds(&one).await), (3, vec![1, 1, 1], vec![3]));
+    assert_eq!((large.permits(), queued_permits(&one).await, holds(&one).await), (3, vec![1, 1, 1], vec![3]));
     let mut tokens = vec![large.token()];
     large.release().await.expect("held to the end");
     for small in small {
@@ -218,7 +218,7 @@ async fn a_smaller_request_passes_a_larger_one<S: Semaphore>(site: Site) {
     let small = queued(&two, 1, 1).await;
     passing.release().await.expect("held to the end");
     let small = granted(small).await;
-    assert_eq!(line(&one).await, [3]);
+    assert_eq!(queued_permits(&one).await, [3]);
     give_back([two_of_three, small]).await;
     assert_eq!(granted(large).await.permits(), 3);
 }
@@ -228,15 +228,19 @@ async fn among_those_that_fit_the_oldest_is_served_first<S: Semaphore>(site: Sit
     let semaphores = site.clients::<3>().await.map(|client| S::of(&client, 4));
     let [one, ..] = &semaphores;
     let (three, single) = (taken(one, 3).await, taken(one, 1).await);
-    let mut waiters = line_up(&semaphores, &[3, 2, 1, 2, 1]).await;
+    let mut waiters = queue_up(&semaphores, &[3, 2, 1, 2, 1]).await;
     single.release().await.expect("held to the end");
-    assert_eq!(line(one).await, [3, 2, 2, 1], "the older one of the two for whom one is enough");
+    assert_eq!(queued_permits(one).await, [3, 2, 2, 1], "the older one of the two for whom one is enough");
     let first_small = granted(waiters.remove(2)).await;
     three.release().await.expect("held to the end");
-    assert_eq!(line(one).await, [2, 2, 1], "three are free: enough for the oldest of all");
+    assert_eq!(queued_permits(one).await, [2, 2, 1], "three are free: enough for the oldest of all");
     let large = granted(waiters.remove(0)).await;
     large.release().await.expect("held to the end");
-    assert_eq!(line(one).await, [2], "two of three go to the older pair, the third to whom it is enough");
+    assert_eq!(
+        queued_permits(one).await,
+        [2],
+        "two of three go to the older pair, the third to whom it is enough"
+    );
     let (pair, last_small) = (granted(waiters.remove(0)).await, granted(waiters.remove(1)).await);
     assert_eq!(holds(one).await, [1, 1, 2]);
     give_back([first_small, last_small]).await;
@@ -244,8 +248,8 @@ async fn among_those_that_fit_the_oldest_is_served_first<S: Semaphore>(site: Sit
     assert!(pair.token() < last.token());
 }
 
-promise!(no_permit_idles_while_it_would_serve_the_next_in_line: counting, fair);
-pub(crate) async fn no_permit_idles_while_it_would_serve_the_next_in_line<S: Semaphore>(site: Site) {
+promise!(no_permit_idles_while_it_would_serve_the_next_in_the_queue: counting, fair);
+pub(crate) async fn no_permit_idles_while_it_would_serve_the_next_in_the_queue<S: Semaphore>(site: Site) {
     const LIMIT: u32 = 6;
     const STEPS: usize = 120;
     let semaphores = site.clients::<3>().await.map(|client| S::of(&client, LIMIT));
@@ -315,18 +319,18 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_give_up<S: Sem
     for i in 0..WAITERS {
         let semaphore = if i % 15 == 12 { doomed.clone() } else { semaphores[i % 3].clone() };
         match i % 15 {
-            // A third is dropped, a third runs out of patience, and with the client of the last third goes everything.
+            // A third is dropped, a third times out, and the client of the last third is dropped with all it has.
             2 => abandoned.push(tokio::spawn(async move { semaphore.acquire().await.map(drop) })),
             7 | 12 => {
                 drop(tokio::spawn(async move { semaphore.acquire_timeout(SECOND * 4).await.map(drop) }))
             }
             _ => rest.push(waiter(&semaphore, 1)),
         }
-        in_line(one, i + 1).await;
+        until_waiting(one, i + 1).await;
     }
     abandoned.iter().for_each(JoinHandle::abort);
     clients[3].shutdown().await.expect("drained");
-    in_line(one, rest.len()).await;
+    until_waiting(one, rest.len()).await;
     assert_eq!(rest.len(), WAITERS * 4 / 5);
     give_back(held).await;
     assert_grow(&serve_all(rest).await);
@@ -347,17 +351,17 @@ async fn a_request_that_gives_up_lets_those_behind_it_in_at_once<S: Semaphore>(s
                 _ => timeout(SECOND * 2, semaphore.acquire_many(2)).await.ok().and_then(Result::ok),
             }
         });
-        in_line(&two, 1).await;
+        until_waiting(&two, 1).await;
         let behind = waiter(&two, 1);
         if S::KIND == Kind::Fair {
-            in_line(&two, 2).await;
+            until_waiting(&two, 2).await;
         }
         match way {
             0 => head.abort(),
             _ => assert!(within(SOON, head).await.expect("no panic").is_none()),
         }
         granted(behind).await.release().await.expect("held to the end");
-        in_line(&two, 0).await;
+        until_waiting(&two, 0).await;
         assert_eq!(holds(&two).await, [2]);
     }
     holder.release().await.expect("held to the end");
@@ -370,7 +374,7 @@ async fn a_release_that_frees_several_permits_serves_exactly_those_that_now_fit<
     let semaphores = site.clients::<3>().await.map(|client| S::of(&client, 6));
     let [one, ..] = &semaphores;
     let (four, two) = (taken(one, 4).await, taken(one, 2).await);
-    let waiters = line_up(&semaphores, &[3, 2, 1, 4, 1]).await;
+    let waiters = queue_up(&semaphores, &[3, 2, 1, 4, 1]).await;
     let last = four.token();
     four.release().await.expect("held to the end");
     // Not eventually: when the release has returned, they hold.
@@ -378,7 +382,7 @@ async fn a_release_that_frees_several_permits_serves_exactly_those_that_now_fit<
         Kind::Counting => (vec![0, 2], vec![2, 4, 1]),
         _ => (vec![0], vec![2, 1, 4, 1]),
     };
-    assert_eq!(line(one).await, left);
+    assert_eq!(queued_permits(one).await, left);
     let mut waiters: Vec<_> = waiters.into_iter().map(Some).collect();
     let mut tokens = vec![last];
     let mut guards = vec![two];
@@ -407,7 +411,7 @@ async fn of_two_holders_the_second_may_leave_first<S: Semaphore>(site: Site) {
         }
         let [head, tail] = waiters;
         let head = granted(head).await;
-        assert_eq!(line(&one).await.len(), 1);
+        assert_eq!(queued_permits(&one).await.len(), 1);
         give_back([first]).await;
         give_back([granted(tail).await, head]).await;
     }
@@ -442,7 +446,7 @@ async fn requests_with_a_time_limit_take_what_is_free_and_tell_how_long_they_wai
     assert!(other.split(1).is_none());
     let waiter = two.clone();
     let waiter = tokio::spawn(async move { waiter.acquire_many_timeout(2, Duration::MAX).await });
-    in_line(&one, 1).await;
+    until_waiting(&one, 1).await;
     drop((guard, other));
     assert_eq!(within(SOON, waiter).await.expect("no panic").expect("granted").permits(), 2);
     nothing_is_left(&one).await;
@@ -499,12 +503,12 @@ async fn the_release_of_a_part_serves_those_who_wait_for_so_many<S: Semaphore>(s
     let [one, two] = site.clients().await.map(|client| S::of(&client, 5));
     let mut guard = taken(&one, 5).await;
     let parts = [guard.split(2).expect("of five"), guard.split(2).expect("of three")];
-    let waiters = line_up(from_ref(&two), &[1, 1, 1, 2]).await;
+    let waiters = queue_up(from_ref(&two), &[1, 1, 1, 2]).await;
     let [first, second] = parts;
     first.release().await.expect("held to the end");
-    assert_eq!((line(&two).await, holds(&two).await), (vec![1, 2], vec![1, 1, 3]));
+    assert_eq!((queued_permits(&two).await, holds(&two).await), (vec![1, 2], vec![1, 1, 3]));
     drop(second);
-    in_line(&two, 1).await;
+    until_waiting(&two, 1).await;
     assert_eq!(holds(&two).await, [1, 1, 1, 1]);
     let mut served = Vec::new();
     let mut waiters = waiters.into_iter();
@@ -635,12 +639,12 @@ async fn shutdown_frees_all_permits_of_the_client_and_ends_its_requests<S: Semap
     let single = taken(&one, 1).await;
     let (own, semaphore) = (one.clone(), one.clone());
     let waiting = tokio::spawn(async move { own.acquire_many(2).await.map(drop) });
-    in_line(&two, 1).await;
+    until_waiting(&two, 1).await;
     let next = queued(&two, 4, 1).await;
     doomed.shutdown().await.expect("drained");
     assert_closed(within(SOON, waiting).await.expect("no panic"));
     // Not eventually: when the shutdown has returned, all of it is free.
-    assert_eq!((holds(&two).await, line(&two).await), (vec![4], vec![]));
+    assert_eq!((holds(&two).await, queued_permits(&two).await), (vec![4], vec![]));
     for part in [guard, part, single] {
         assert_eq!(within(SOON, part.lost()).await, LossReason::ClientClosed);
         assert_lost(part.release().await, LossReason::ClientClosed);
@@ -659,10 +663,10 @@ promise!(waiters_are_served_again_after_the_store_has_forgotten_everything: coun
 async fn waiters_are_served_again_after_the_store_has_forgotten_everything<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::leased(&client, 2, site.brief_lease()));
     let guard = taken(&one, 2).await;
-    let waiters = line_up(&[one.clone(), two.clone()], &[1, 2, 1]).await;
+    let waiters = queue_up(&[one.clone(), two.clone()], &[1, 2, 1]).await;
     site.flush();
     let tokens = serve_all(waiters).await;
-    // In whichever order: they stand in line anew.
+    // In any order: they are queued again.
     assert!(tokens.iter().all(|token| *token > guard.token()), "{tokens:?} after {}", guard.token());
     assert_eq!(within(SOON, guard.lost()).await, LossReason::Missing);
     nothing_is_left(&two).await;
@@ -681,7 +685,7 @@ async fn another_limit_than_the_one_in_force_is_refused_naming_both<S: Semaphore
     assert_differs(ten.try_acquire_many(10).await, (10, 5));
     assert_differs(three.try_acquire().await, (3, 5));
     // Nothing was granted, and nobody waits.
-    assert_eq!((holds(&five).await, line(&five).await), (vec![1], vec![]));
+    assert_eq!((holds(&five).await, queued_permits(&five).await), (vec![1], vec![]));
     assert_eq!((five.limit(), ten.limit(), three.limit()), (5, 10, 3));
     assert_eq!(free(&ten).await, 4, "that is asked about what is in force");
     assert_eq!(ten.inspect().await.expect("inspected").limit, Some(5));
@@ -735,9 +739,9 @@ async fn a_limit_that_nobody_has_used_for_two_leases_gives_way_to_another<S: Sem
     assert_differs(ten.acquire().await, (10, 5));
     eventually(lease * 2 + SLACK, || async { five.inspect().await.is_ok_and(|now| now.limit.is_none()) })
         .await;
-    assert_eq!((free(&five).await, free(&ten).await), (5, 10), "each by its own word");
+    assert_eq!((free(&five).await, free(&ten).await), (5, 10), "each counts by its own limit");
     let guard = taken(&ten, 10).await;
-    // It has met another reign.
+    // Another limit has been put in force since it last asked.
     assert_differs(five.try_acquire().await, (5, 10));
     guard.release().await.expect("held to the end");
 }
@@ -747,13 +751,13 @@ async fn a_limit_that_grows_admits_at_once_exactly_those_who_now_fit<S: Semaphor
     let semaphores = site.clients::<3>().await.map(|client| S::of(&client, 2));
     let [one, two, _] = &semaphores;
     let guard = taken(one, 2).await;
-    let waiters = line_up(&semaphores, &[1, 2, 1, 2]).await;
+    let waiters = queue_up(&semaphores, &[1, 2, 1, 2]).await;
     two.resize(4).await.expect("resized");
     // Not eventually: when it has been changed, they hold.
     let left = if S::KIND == Kind::Counting { vec![2, 2] } else { vec![2, 1, 2] };
-    assert_eq!(line(one).await, left);
+    assert_eq!(queued_permits(one).await, left);
     one.resize(1000).await.expect("resized");
-    assert_eq!((line(one).await, free(one).await), (vec![], 1000 - 8));
+    assert_eq!((queued_permits(one).await, free(one).await), (vec![], 1000 - 8));
     for waiter in waiters {
         granted(waiter).await.release().await.expect("held to the end");
     }
@@ -777,7 +781,7 @@ async fn a_limit_that_shrinks_takes_nothing_away_and_lets_nobody_in_until_enough
     for (held, guard) in [(3, 0), (2, 1)] {
         give_back(guards[guard].take()).await;
         assert_eq!(two.inspect().await.expect("inspected").in_use, held);
-        assert_eq!((line(&two).await, free(&two).await), (vec![1], 0));
+        assert_eq!((queued_permits(&two).await, free(&two).await), (vec![1], 0));
         assert_none(&one, 1).await;
     }
     let mut last = guards[2].take().expect("not given back");
@@ -836,14 +840,14 @@ async fn a_waiting_request_above_a_shrunken_limit_is_told_at_once<S: Semaphore>(
     let (pair, single) = (taken(&one, 2).await, taken(&one, 1).await);
     let semaphore = two.clone();
     let large = tokio::spawn(async move { semaphore.acquire_many(3).await.map(drop) });
-    in_line(&one, 1).await;
+    until_waiting(&one, 1).await;
     let small = queued(&two, 1, 1).await;
     one.resize(2).await.expect("resized");
     assert_invalid(within(SOON, large).await.expect("no panic"), "permits");
-    in_line(&one, 1).await;
-    assert_eq!(line(&one).await, [1]);
+    until_waiting(&one, 1).await;
+    assert_eq!(queued_permits(&one).await, [1]);
     single.release().await.expect("held to the end");
-    assert_eq!(line(&one).await, [1], "the two that are left are as many as there may be");
+    assert_eq!(queued_permits(&one).await, [1], "the two that are left are as many as there may be");
     pair.release().await.expect("held to the end");
     granted(small).await.release().await.expect("held to the end");
     nothing_is_left(&one).await;
@@ -855,7 +859,7 @@ async fn a_waiting_request_above_a_shrunken_limit_blocks_nobody<S: Semaphore>(si
     let three = taken(&one, 3).await;
     let semaphore = two.clone();
     let large = tokio::spawn(async move { semaphore.acquire_many(5).await.map(drop) });
-    in_line(&one, 1).await;
+    until_waiting(&one, 1).await;
     let small = queued(&two, 1, 1).await;
     one.resize(4).await.expect("resized");
     // Not eventually: when it has been changed, the one behind holds.
@@ -888,7 +892,7 @@ async fn requests_that_can_never_be_granted_are_told_so_and_leave_nothing<S: Sem
     }
     let error = semaphore.acquire_many(6).await.expect_err("more than there are").to_string();
     assert!(error.contains('6') && error.contains('5'), "{error}");
-    assert_eq!((holds(&semaphore).await, line(&semaphore).await), (vec![5], vec![]));
+    assert_eq!((holds(&semaphore).await, queued_permits(&semaphore).await), (vec![5], vec![]));
     guard.release().await.expect("held to the end");
 }
 
@@ -1029,7 +1033,7 @@ fn lock_options<S: Semaphore>() -> MutexOptions {
     one_place_each().prefix(S::PREFIX)
 }
 
-/// Something that is no lock, or no semaphore, stands under the key: a refusal by the store that says so.
+/// The key holds something that is no lock, or no semaphore: a refusal by the store that says so.
 #[track_caller]
 fn assert_wrong_type<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     let Err(Error::StoreRefused { source, name, .. }) = &outcome else {
@@ -1056,7 +1060,7 @@ async fn a_lock_cannot_be_taken_under_the_key_of_a_semaphore_in_use<S: Semaphore
     two.shutdown().await.expect("drained");
     // The semaphore was not touched.
     assert_pending(ms(100), guard.lost()).await;
-    assert_eq!((holds(&semaphore).await, line(&semaphore).await), (vec![2], vec![3]));
+    assert_eq!((holds(&semaphore).await, queued_permits(&semaphore).await), (vec![2], vec![3]));
     guard.release().await.expect("held to the end");
     granted(waiter).await.release().await.expect("held to the end");
 }
@@ -1098,7 +1102,7 @@ async fn a_dropped_waiter_holds_up_nobody_behind_it<S: Semaphore>(site: Site) {
     dropped.abort();
     guard.release().await.expect("held to the end");
     let behind = granted(behind).await;
-    in_line(&one, 0).await;
+    until_waiting(&one, 0).await;
     behind.release().await.expect("held to the end");
     nothing_is_left(&one).await;
 }

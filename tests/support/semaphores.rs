@@ -25,7 +25,7 @@ pub(crate) const NAME: &str = "slow-service";
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
-/// meet it just because a request repeats itself.
+/// meet it just because a request is repeated.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// How much later than promised something may be, on a machine that has so much else to do that a process may have to
 /// wait for a second until it runs.
@@ -40,12 +40,12 @@ pub(crate) const fn ms(n: u64) -> Duration {
 /// What both kinds can do, word for word.
 pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
     const KIND: Kind;
-    /// What stands before the name by default.
+    /// The default prefix of the name.
     const PREFIX: &'static str;
 
     /// In the way of this run.
     fn make(client: &Client, name: &str, limit: u32, options: SemaphoreOptions) -> Result<Self, Error>;
-    /// One on which every request has a place of its own in the store's line, in whichever run.
+    /// One on which every request has a place of its own in the store's queue, whatever the rest of the run tests.
     fn strict(client: &Client, name: &str, limit: u32, options: SemaphoreOptions) -> Self;
     fn name(&self) -> &str;
     fn limit(&self) -> u32;
@@ -53,11 +53,11 @@ pub(crate) trait Semaphore: Clone + fmt::Debug + Send + Sync + 'static {
     fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<Guard, Error>> + Send;
     fn try_acquire(&self) -> impl Future<Output = Result<Option<Guard>, Error>> + Send;
     fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Result<Option<Guard>, Error>> + Send;
-    fn acquire_timeout(&self, patience: Duration) -> impl Future<Output = Result<Guard, Error>> + Send;
+    fn acquire_timeout(&self, time_limit: Duration) -> impl Future<Output = Result<Guard, Error>> + Send;
     fn acquire_many_timeout(
         &self,
         permits: u32,
-        patience: Duration,
+        time_limit: Duration,
     ) -> impl Future<Output = Result<Guard, Error>> + Send;
     fn available(&self) -> impl Future<Output = Result<u32, Error>> + Send;
     fn inspect(&self) -> impl Future<Output = Result<Inspection, Error>> + Send;
@@ -126,12 +126,12 @@ macro_rules! semaphore {
                 $type::try_acquire_many(self, permits).await
             }
 
-            async fn acquire_timeout(&self, patience: Duration) -> Result<Guard, Error> {
-                $type::acquire_timeout(self, patience).await
+            async fn acquire_timeout(&self, time_limit: Duration) -> Result<Guard, Error> {
+                $type::acquire_timeout(self, time_limit).await
             }
 
-            async fn acquire_many_timeout(&self, permits: u32, patience: Duration) -> Result<Guard, Error> {
-                $type::acquire_many_timeout(self, permits, patience).await
+            async fn acquire_many_timeout(&self, permits: u32, time_limit: Duration) -> Result<Guard, Error> {
+                $type::acquire_many_timeout(self, permits, time_limit).await
             }
 
             async fn available(&self) -> Result<u32, Error> {
@@ -234,15 +234,15 @@ pub(crate) fn waiter<S: Semaphore>(semaphore: &S, permits: u32) -> JoinHandle<Gu
     tokio::spawn(async move { semaphore.acquire_many(permits).await.expect("granted") })
 }
 
-/// A request that has come to stand in line behind `ahead` others.
+/// A request that is queued behind `ahead` others.
 pub(crate) async fn queued<S: Semaphore>(semaphore: &S, permits: u32, ahead: usize) -> JoinHandle<Guard> {
     let waiter = waiter(semaphore, permits);
-    in_line(semaphore, ahead + 1).await;
+    until_waiting(semaphore, ahead + 1).await;
     waiter
 }
 
-/// Requests that stand in line in this order, and nobody else.
-pub(crate) async fn line_up<S: Semaphore>(semaphores: &[S], sizes: &[u32]) -> Vec<JoinHandle<Guard>> {
+/// Requests that are queued in this order, and no others.
+pub(crate) async fn queue_up<S: Semaphore>(semaphores: &[S], sizes: &[u32]) -> Vec<JoinHandle<Guard>> {
     let mut waiters = Vec::new();
     for (i, permits) in sizes.iter().enumerate() {
         waiters.push(queued(&semaphores[i % semaphores.len()], *permits, i).await);
@@ -259,7 +259,7 @@ pub(crate) async fn taken<S: Semaphore>(semaphore: &S, permits: u32) -> Guard {
     within(SOON, semaphore.try_acquire_many(permits)).await.expect("answered").expect("free")
 }
 
-/// So many permits cannot be had now.
+/// This many permits are not available now.
 pub(crate) async fn assert_none<S: Semaphore>(semaphore: &S, permits: u32) {
     let taken = within(SOON, semaphore.try_acquire_many(permits)).await.expect("answered");
     assert!(taken.is_none(), "granted: {taken:?}");
@@ -271,7 +271,7 @@ pub(crate) async fn give_back(guards: impl IntoIterator<Item = Guard>) {
     }
 }
 
-/// The guard's lease is renewed, soon: its remaining time grows by that only.
+/// Waits until the guard's lease is renewed: only that increases its remaining time.
 #[track_caller]
 pub(crate) fn renewed(guard: &Guard) -> impl Future<Output = ()> {
     let mut last = guard.remaining();
@@ -293,7 +293,7 @@ where
 // What the store says
 
 /// How many permits each waiter wants, in order.
-pub(crate) async fn line<S: Semaphore>(semaphore: &S) -> Vec<u32> {
+pub(crate) async fn queued_permits<S: Semaphore>(semaphore: &S) -> Vec<u32> {
     let now = semaphore.inspect().await.expect("inspected");
     now.waiters.iter().map(|waiter| waiter.permits).collect()
 }
@@ -311,9 +311,9 @@ pub(crate) async fn free<S: Semaphore>(semaphore: &S) -> u32 {
     semaphore.available().await.expect("answered")
 }
 
-/// `n` requests stand in line, soon. A process may have to be started for that.
+/// Waits until `n` requests are queued. A process may have to be started for that.
 #[track_caller]
-pub(crate) fn in_line<S: Semaphore>(semaphore: &S, n: usize) -> impl Future<Output = ()> {
+pub(crate) fn until_waiting<S: Semaphore>(semaphore: &S, n: usize) -> impl Future<Output = ()> {
     let is_so = move || async move { semaphore.inspect().await.is_ok_and(|now| now.waiters.len() == n) };
     eventually(SOON * 2, is_so)
 }
@@ -331,7 +331,7 @@ pub(crate) fn is_empty(now: &Inspection) -> bool {
     now.holders.is_empty() && now.waiters.is_empty() && now.in_use == 0
 }
 
-/// So many permits are free, soon.
+/// Waits until this many permits are free.
 #[track_caller]
 pub(crate) fn becomes_free<S: Semaphore>(semaphore: &S, permits: u32) -> impl Future<Output = ()> {
     eventually(SOON, move || async move { semaphore.available().await.is_ok_and(|free| free == permits) })
@@ -363,7 +363,7 @@ pub(crate) fn assert_closed<T: fmt::Debug>(outcome: Result<T, Error>) {
     assert!(matches!(outcome, Err(Error::Closed { .. })), "expected Closed, got {outcome:?}");
 }
 
-/// Something else stands under the key.
+/// The key holds something else.
 #[track_caller]
 pub(crate) fn assert_refused<T: fmt::Debug>(outcome: Result<T, Error>) {
     assert!(
@@ -387,7 +387,7 @@ pub(crate) fn assert_differs<T: fmt::Debug>(outcome: Result<T, Error>, limits: (
 
 // Who is inside, and under which tokens
 
-/// Counts the permits in use by those who believe to have them, and never lets them be too many.
+/// Counts the permits in use by those who believe they hold them, and fails if there are too many.
 #[derive(Debug)]
 pub(crate) struct Inside {
     limit: u32,

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::child::ChildProcess;
 use super::clock::Clock;
-use super::tether::Tethered;
 use super::time::within;
 
 /// Carries the arguments, and makes a process a worker.
@@ -27,7 +27,7 @@ const ARGS: &str = "LEASEHOLD_WORKER";
 /// Starts the lines that a worker says; everything else on its output is the test runner's.
 const MARK: &str = "@@ ";
 /// How long a worker may take to say something.
-const PATIENCE: Duration = Duration::from_secs(30);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The arguments of this process, if it is a worker.
 pub(crate) fn worker_args() -> Option<String> {
@@ -36,7 +36,7 @@ pub(crate) fn worker_args() -> Option<String> {
 
 /// Tells the test one line. The line is on its way when this returns, whatever happens to the process next.
 pub(crate) fn say(line: &str) {
-    // One write, past the capture of the test runner; the runner's own output may stand in the current line.
+    // One write, past the capture of the test runner; the runner's own output may be on the current line.
     let mut stdout = io::stdout().lock();
     let said = stdout.write_all(format!("\n{MARK}{line}\n").as_bytes()).and_then(|()| stdout.flush());
     said.expect("the test process reads");
@@ -45,7 +45,7 @@ pub(crate) fn say(line: &str) {
 /// A worker process. Killed when dropped, and with the test process.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    process: Tethered,
+    process: ChildProcess,
     lines: UnboundedReceiver<String>,
 }
 
@@ -64,7 +64,7 @@ impl Worker {
     fn start_in<const N: usize>(environment: [(OsString, OsString); N], name: &str, args: &str) -> Self {
         let program = env::current_exe().expect("a process knows its program");
         let options = ["--exact", name, "--nocapture", "--test-threads=1"];
-        let mut process = Tethered::start(program.as_os_str(), options, |command| {
+        let mut process = ChildProcess::start(program.as_os_str(), options, |command| {
             command.env(ARGS, args).envs(environment).stdout(Stdio::piped());
         });
         let stdout = process.take_stdout();
@@ -81,7 +81,7 @@ impl Worker {
 
     /// The next line the worker says; `None` if it has ended. Panics after half a minute of silence.
     pub(crate) async fn line(&mut self) -> Option<String> {
-        within(PATIENCE, self.lines.recv()).await
+        within(OUTPUT_TIMEOUT, self.lines.recv()).await
     }
 
     /// What the worker has said by now and the test has not read yet.

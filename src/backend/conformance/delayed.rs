@@ -1,4 +1,4 @@
-//! A client that is told late.
+//! A client that learns of its grant late.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::backend::{
 };
 use crate::{Client, Error, Guard, MutexOptions, SemaphoreOptions};
 
-/// 4. A client to which a grant is told only after its time is over, when the request has another place in the queue, does not
+/// 4. A client that learns of a grant only after it has ended, when the request has another place in the queue, does not
 ///    believe it.
 pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind: Kind) {
     let name = format!("conformance:late:{}", Uuid::new_v4());
@@ -43,7 +43,7 @@ pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind
 
     hold_back.send_replace(HeldBack::Everything);
     one.release(holder.lease.id).await;
-    // Granted to the client that hears nothing; when that is over, to the next one.
+    // Granted to the client that receives nothing; when that grant has ended, to the next one.
     let (served, _) = one.within(one.ttl * 2 + one.slack, "the next one", waiting_next).await;
     let told_late = async {
         answers.mark_unchanged();
@@ -74,7 +74,7 @@ async fn acquire(client: Client, kind: Kind, name: String, ttl: Duration) -> Res
     }
 }
 
-/// What does not pass for now.
+/// What is held back at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeldBack {
     Nothing,
@@ -92,7 +92,7 @@ struct Delayed {
 
 impl Delayed {
     async fn pass(&self) {
-        // Nobody holds anything back any more if the sender is gone.
+        // If the sender is gone, nothing is held back any more.
         let _ = self.held_back.clone().wait_for(|held| *held != HeldBack::Everything).await;
     }
 }

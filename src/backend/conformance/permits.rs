@@ -57,7 +57,7 @@ pub async fn point_13_one_limit_is_in_force(store: &dyn Harness, kind: Kind) {
     assert_eq!((now.limit, now.in_use), (Some(1), 3), "nothing is taken away");
     one.release(holder.lease.id).await;
     assert!(matches!(one.ask(&one.request()).await, Answer::Busy { .. }));
-    let stranger = stating(&two, Limit::stated(3));
-    let refused = stranger.refused(&stranger.request()).await;
+    let newcomer = stating(&two, Limit::stated(3));
+    let refused = newcomer.refused(&newcomer.request()).await;
     assert!(matches!(refused, BackendError::LimitDiffers { stated: 3, in_force: 1 }), "{refused:?}");
 }

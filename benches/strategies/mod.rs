@@ -1,11 +1,11 @@
 //! The strategies that are measured side by side: ways to make many clients take turns through one Redis server.
 
-mod evenness;
 mod figures;
 mod increments;
 mod memory;
 mod notify;
 mod ours;
+mod pings;
 mod polling;
 mod race;
 mod redlock;
@@ -24,7 +24,7 @@ pub(crate) use figures::Figures;
 pub(crate) use memory::{MemoryJob, measure as memory_per_waiter};
 pub(crate) use race::{Job, Race};
 
-/// The lease of every lock here; none is renewed by a rival, and none runs out within a measurement.
+/// The lease of every lock here; none is renewed by a contender, and none runs out within a measurement.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

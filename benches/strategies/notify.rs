@@ -14,13 +14,13 @@ use uuid::Uuid;
 
 use super::polling::Recipe;
 use crate::common::Result;
-use crate::common::turns::Rival;
+use crate::common::turns::Contender;
 
 const COMPARE_DELETE_AND_PUBLISH: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('PUBLISH', KEYS[1], '')
 return 1";
-/// How long a waiter trusts that it will be told.
+/// How long a waiter relies on being notified.
 const FALLBACK: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
@@ -61,7 +61,7 @@ async fn subscriber(recipe: &Recipe) -> Result<SubscriberClient> {
     Ok(subscriber)
 }
 
-impl Rival for Notify {
+impl Contender for Notify {
     type Held = Uuid;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Uuid>> {
@@ -72,9 +72,9 @@ impl Rival for Notify {
             if let Some(held) = self.recipe.attempt().await? {
                 return Ok(Some(held));
             }
-            let patience = FALLBACK.min(until.saturating_duration_since(Instant::now()));
+            let fallback = FALLBACK.min(until.saturating_duration_since(Instant::now()));
             // Told or not: the next attempt shows.
-            let _ = timeout(patience, released).await;
+            let _ = timeout(fallback, released).await;
         }
         Ok(None)
     }

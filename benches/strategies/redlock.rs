@@ -6,7 +6,7 @@ use rslock::{Lock, LockError, LockManager};
 
 use super::LEASE;
 use crate::common::Result;
-use crate::common::turns::Rival;
+use crate::common::turns::Contender;
 
 #[derive(Clone)]
 pub(crate) struct Redlock {
@@ -25,7 +25,7 @@ impl Redlock {
     }
 }
 
-impl Rival for Redlock {
+impl Contender for Redlock {
     type Held = Lock;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Lock>> {

@@ -21,7 +21,7 @@ pub(crate) const QUEUE: &str = "{lock:machine:42}:queue";
 pub(crate) const FENCE: &str = "{lock:}:fence";
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
-/// A deadline for what should happen at once, on a machine that has other things to do.
+/// A deadline for what should happen at once, on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// How much later than promised something may be on such a machine.
 pub(crate) const SLACK: Duration = Duration::from_secs(1);
@@ -42,12 +42,12 @@ pub(crate) fn named(client: &Client, name: &str, lease: Duration) -> DistMutex {
     client.mutex_with(name, options().ttl(lease)).expect("valid")
 }
 
-/// The lock of the tests, with a place of its own in the store's line for every waiter.
-pub(crate) fn mutex_in_line(client: &Client, lease: Duration) -> DistMutex {
-    named_in_line(client, NAME, lease)
+/// The lock of the tests, with a place of its own in the store's queue for every waiter.
+pub(crate) fn queued_mutex(client: &Client, lease: Duration) -> DistMutex {
+    queued_named(client, NAME, lease)
 }
 
-pub(crate) fn named_in_line(client: &Client, name: &str, lease: Duration) -> DistMutex {
+pub(crate) fn queued_named(client: &Client, name: &str, lease: Duration) -> DistMutex {
     client.mutex_with(name, one_place_each().ttl(lease)).expect("valid")
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn nothing_left(server: &RedisServer, deadline: Duration) -> impl Fut
     eventually(deadline, move || std::future::ready(left(&mut raw).is_empty()))
 }
 
-/// `n` requests stand in line, soon.
+/// Waits until `n` requests are queued.
 #[track_caller]
 pub(crate) fn queued(server: &RedisServer, n: i64) -> impl Future<Output = ()> {
     let mut raw = server.raw();

@@ -6,7 +6,7 @@ use leasehold::{Client, DistMutex, Guard, MutexOptions};
 use tokio::time::timeout_at;
 
 use crate::common::Result;
-use crate::common::turns::Rival;
+use crate::common::turns::Contender;
 
 #[derive(Clone)]
 pub(crate) struct Ours {
@@ -19,7 +19,7 @@ impl Ours {
     }
 }
 
-impl Rival for Ours {
+impl Contender for Ours {
     type Held = Guard;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Guard>> {

@@ -13,7 +13,7 @@ use crate::stores::{Memory, Store};
 const SLACK: Duration = Duration::from_secs(60);
 
 /// The model and the store it is compared with.
-pub(crate) struct Duel<S> {
+pub(crate) struct Comparison<S> {
     model: Side<Memory>,
     store: Side<S>,
     sequences: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Duel<S> {
 struct Pairs(BTreeMap<usize, Vec<(u64, u64)>>);
 
 impl Pairs {
-    /// Whether `theirs` stands for `ours`. New ones must be greater than all before.
+    /// Whether `theirs` corresponds to `ours`. New ones must be greater than all before.
     fn agree(&mut self, site: usize, ours: u64, theirs: u64) -> bool {
         let pairs = self.0.entry(site).or_default();
         if let Some(known) = pairs.iter().find(|pair| pair.0 == ours || pair.1 == theirs) {
@@ -57,7 +57,7 @@ struct Hold {
     remaining: Duration,
 }
 
-impl<S: Store> Duel<S> {
+impl<S: Store> Comparison<S> {
     pub(crate) fn new(store: S) -> Self {
         Self {
             model: Side::new(Memory::new()),
@@ -69,7 +69,7 @@ impl<S: Store> Duel<S> {
     }
 
     /// Takes a sequence of steps, each of which is told to `on_step` before.
-    pub(crate) fn fight(
+    pub(crate) fn run(
         &mut self,
         sites: &[Nature],
         steps: &[Step],
@@ -140,7 +140,7 @@ impl<S: Store> Duel<S> {
         self.hear()
     }
 
-    /// What the model tells, the store tells as well. Whoever is told to ask does so.
+    /// The store must send the events that the model sends. Whoever is told to ask again does so.
     fn hear(&mut self) -> Result<(), Failed> {
         let ours = self.model.told(&BTreeSet::new())?;
         let theirs = self.store.told(&ours)?;
@@ -163,7 +163,7 @@ impl<S: Store> Duel<S> {
 
     fn same(&self, ours: Option<&crate::side::Reply>, theirs: Option<&crate::side::Reply>) -> bool {
         use crate::side::Reply::Granted;
-        // Tokens are compared apart.
+        // Tokens are compared separately.
         matches!((ours, theirs), (Some(Granted(_)), Some(Granted(_)))) || ours == theirs
     }
 
@@ -205,7 +205,7 @@ impl<S: Store> Duel<S> {
         }
     }
 
-    /// The handles of both sides know the same of the limits.
+    /// The handles of both sides know the same limits.
     fn compare_limits(&mut self) -> Result<(), Failed> {
         let (ours, theirs) = (self.model.limits(), self.store.limits());
         for (handle, known) in &ours {

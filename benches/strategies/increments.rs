@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::timeout_at;
 
-use crate::common::turns::Rival;
+use crate::common::turns::Contender;
 use crate::common::{Bare, Result};
 
 /// Connections per process, so that up to 1000 waiters compete: servers and file descriptors have limits.
@@ -54,7 +54,7 @@ impl Increments {
     }
 }
 
-impl Rival for Increments {
+impl Contender for Increments {
     type Held = ();
 
     async fn acquire(&self, until: Instant) -> Result<Option<()>> {

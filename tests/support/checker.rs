@@ -1,4 +1,4 @@
-//! Judges what several processes believed to hold: intervals, tokens and waits, on one clock.
+//! Checks what several processes believed they held: intervals, tokens and waits, on one clock.
 
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]
@@ -23,7 +23,7 @@ pub(crate) fn now() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Primitive {
     Mutex,
-    MutexInLine,
+    QueuedMutex,
     Reentrant,
     Counting,
     Fair,
@@ -31,12 +31,12 @@ pub(crate) enum Primitive {
 
 impl Primitive {
     pub(crate) const ALL: [Self; 5] =
-        [Self::Mutex, Self::MutexInLine, Self::Reentrant, Self::Counting, Self::Fair];
+        [Self::Mutex, Self::QueuedMutex, Self::Reentrant, Self::Counting, Self::Fair];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
-            Self::MutexInLine => "mutex in line",
+            Self::QueuedMutex => "queued mutex",
             Self::Reentrant => "reentrant",
             Self::Counting => "counting",
             Self::Fair => "fair",
@@ -46,7 +46,7 @@ impl Primitive {
     pub(crate) const fn lease(self) -> Duration {
         Duration::from_millis(match self {
             Self::Mutex => 500,
-            Self::MutexInLine => 300,
+            Self::QueuedMutex => 300,
             Self::Reentrant => 700,
             Self::Counting => 1_000,
             Self::Fair => 2_000,
@@ -65,8 +65,8 @@ pub(crate) struct Record {
     /// The task that asked.
     pub(crate) user: String,
     pub(crate) owner: String,
-    /// Whether it waited for as long as it takes.
-    pub(crate) patient: bool,
+    /// Whether it waited without a time limit.
+    pub(crate) unlimited: bool,
     pub(crate) asked: u64,
     /// 0 if it was not.
     pub(crate) answered: u64,
@@ -81,8 +81,8 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) fn open(primitive: Primitive, user: String, owner: &str, asked: u64) -> Self {
         let (owner, outcome) = (owner.to_owned(), "open".to_owned());
-        let (patient, answered, believed, token, nested) = (true, 0, 0, 0, 0);
-        Self { primitive, user, owner, patient, asked, answered, believed, token, nested, outcome }
+        let (unlimited, answered, believed, token, nested) = (true, 0, 0, 0, 0);
+        Self { primitive, user, owner, unlimited, asked, answered, believed, token, nested, outcome }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -90,17 +90,18 @@ impl Record {
     }
 
     pub(crate) fn to_line(&self) -> String {
-        let Self { primitive, user, owner, patient, asked, answered, believed, token, nested, outcome } =
+        let Self { primitive, user, owner, unlimited, asked, answered, believed, token, nested, outcome } =
             self;
         let primitive = *primitive as usize;
         format!(
-            "{primitive} {user} {owner} {patient} {asked} {answered} {believed} {token} {nested} {outcome}\n"
+            "{primitive} {user} {owner} {unlimited} {asked} {answered} {believed} {token} {nested} {outcome}\n"
         )
     }
 
     fn of_line(line: &str) -> Option<Self> {
         let parts: Vec<_> = line.split(' ').collect();
-        let [primitive, user, owner, patient, asked, answered, believed, token, nested, outcome] = parts[..]
+        let [primitive, user, owner, unlimited, asked, answered, believed, token, nested, outcome] =
+            parts[..]
         else {
             return None;
         };
@@ -108,7 +109,7 @@ impl Record {
             primitive: *Primitive::ALL.get(primitive.parse::<usize>().ok()?)?,
             user: user.to_owned(),
             owner: owner.to_owned(),
-            patient: patient.parse().ok()?,
+            unlimited: unlimited.parse().ok()?,
             asked: asked.parse().ok()?,
             answered: answered.parse().ok()?,
             believed: believed.parse().ok()?,
@@ -154,9 +155,9 @@ fn taken(held: &[&Record], limit: u32) -> Vec<(u64, u64)> {
     taken
 }
 
-/// What was found.
+/// What the checks found.
 #[derive(Debug, Default)]
-pub(crate) struct Judgement {
+pub(crate) struct Verdict {
     stalls: usize,
     held: usize,
     outcomes: BTreeMap<String, usize>,
@@ -168,21 +169,21 @@ pub(crate) struct Judgement {
     nested: Vec<String>,
     /// Served later than a lease and a second after the fault.
     late: Vec<String>,
-    /// Never answered, or with an error though they waited for as long as it takes.
+    /// Never answered, or with an error though they waited without a time limit.
     open: Vec<String>,
     longest_wait: Duration,
 }
 
-impl Judgement {
+impl Verdict {
     pub(crate) fn of(records: &[Record], stalls: &[Stall]) -> Self {
-        let mut judgement = Self { stalls: stalls.len(), ..Self::default() };
+        let mut verdict = Self { stalls: stalls.len(), ..Self::default() };
         for record in records {
-            *judgement.outcomes.entry(record.outcome.clone()).or_default() += 1;
-            if record.is_open() || (record.patient && record.outcome != "held") {
-                judgement.open.push(format!("{record:?}"));
+            *verdict.outcomes.entry(record.outcome.clone()).or_default() += 1;
+            if record.is_open() || (record.unlimited && record.outcome != "held") {
+                verdict.open.push(format!("{record:?}"));
             }
             if record.nested != 0 && record.nested != record.token {
-                judgement.nested.push(format!("{record:?}"));
+                verdict.nested.push(format!("{record:?}"));
             }
         }
         for primitive in Primitive::ALL {
@@ -191,18 +192,18 @@ impl Judgement {
                 .filter(|record| record.primitive == primitive && record.believed > 0)
                 .collect();
             held.sort_by_key(|record| record.answered);
-            judgement.held += held.len();
-            judgement.judge_intervals(primitive, &held, stalls);
+            verdict.held += held.len();
+            verdict.check_intervals(primitive, &held, stalls);
             let asked: Vec<_> = records.iter().filter(|record| record.primitive == primitive).collect();
-            judgement.judge_waits(primitive, &asked, &held, stalls);
+            verdict.check_waits(primitive, &asked, &held, stalls);
             if primitive.limit() == 1 {
-                judgement.judge_tokens(&held);
+                verdict.check_tokens(&held);
             }
         }
-        judgement
+        verdict
     }
 
-    fn judge_intervals(&mut self, primitive: Primitive, held: &[&Record], stalls: &[Stall]) {
+    fn check_intervals(&mut self, primitive: Primitive, held: &[&Record], stalls: &[Stall]) {
         let mut present: Vec<&Record> = Vec::new();
         for record in held {
             present.retain(|other| other.believed > record.answered);
@@ -219,7 +220,7 @@ impl Judgement {
         }
     }
 
-    fn judge_tokens(&mut self, held: &[&Record]) {
+    fn check_tokens(&mut self, held: &[&Record]) {
         let mut newest: Option<&Record> = None;
         for record in held {
             let Some(before) = newest.replace(record) else { continue };
@@ -231,13 +232,13 @@ impl Judgement {
         }
     }
 
-    /// Judges how long requests were open while what they asked for was free, in each calm after a fault: somebody who holds may
-    /// hold for as long as he likes.
-    fn judge_waits(&mut self, primitive: Primitive, asked: &[&Record], held: &[&Record], stalls: &[Stall]) {
+    /// Checks how long requests were open while what they asked for was free, in each calm after a fault: a holder may hold
+    /// for as long as it likes.
+    fn check_waits(&mut self, primitive: Primitive, asked: &[&Record], held: &[&Record], stalls: &[Stall]) {
         let taken = taken(held, primitive.limit());
         let ends = stalls.iter().skip(1).map(|stall| stall.began).chain([u64::MAX]);
         for (fault, end) in stalls.iter().zip(ends) {
-            for record in asked.iter().filter(|record| record.patient && record.answered > 0) {
+            for record in asked.iter().filter(|record| record.unlimited && record.answered > 0) {
                 let (start, end) = (fault.ended.max(record.asked), end.min(record.answered));
                 let overlap = |(from, to): &(u64, u64)| (*to).min(end).saturating_sub((*from).max(start));
                 let waited = end.saturating_sub(start).saturating_sub(taken.iter().map(overlap).sum());
@@ -252,7 +253,7 @@ impl Judgement {
 
     /// # Panics
     ///
-    /// If a promise was broken.
+    /// If a guarantee was broken.
     pub(crate) fn assert(&self) {
         assert!(self.held > 0 && self.stalls > 0, "nothing happened");
         for broken in [&self.overlaps, &self.backwards, &self.nested, &self.open, &self.late] {
@@ -261,7 +262,7 @@ impl Judgement {
     }
 }
 
-impl fmt::Display for Judgement {
+impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} faults, {} grants", self.stalls, self.held)?;
         writeln!(f, "{} overlaps, {} tokens that went back", self.overlaps.len(), self.backwards.len())?;

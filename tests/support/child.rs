@@ -7,19 +7,19 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 /// Becomes the program, and leaves a watcher behind that reads the pipe to the test process: a line means that
 /// the program was stopped in an orderly way, the end of the pipe that the test process is gone.
 const SCRIPT: &str = r#"exec 3<&0
-(read -r _ <&3 || { kill -9 $$; [ -z "$TETHERED_DIR" ] || rm -rf "$TETHERED_DIR"; }) >/dev/null 2>&1 &
+(read -r _ <&3 || { kill -9 $$; [ -z "$LEASEHOLD_CHILD_DIR" ] || rm -rf "$LEASEHOLD_CHILD_DIR"; }) >/dev/null 2>&1 &
 exec "$@" </dev/null 3<&-"#;
 
 /// In the program's environment, names a directory that goes with the test process as well.
-pub(crate) const TETHERED_DIR: &str = "TETHERED_DIR";
+pub(crate) const CHILD_DIR: &str = "LEASEHOLD_CHILD_DIR";
 
 /// A running program. Killed when dropped, also if it is stopped by a signal.
 #[derive(Debug)]
-pub(crate) struct Tethered {
+pub(crate) struct ChildProcess {
     child: Child,
 }
 
-impl Tethered {
+impl ChildProcess {
     /// Starts `program` with `args`; `prepare` may add to the command, such as its environment or its output.
     pub(crate) fn start<I, S>(program: &OsStr, args: I, prepare: impl FnOnce(&mut Command)) -> Self
     where
@@ -27,7 +27,7 @@ impl Tethered {
         S: AsRef<OsStr>,
     {
         let mut command = Command::new("sh");
-        command.arg("-c").arg(SCRIPT).arg("tether").arg(program).args(args);
+        command.arg("-c").arg(SCRIPT).arg("child").arg(program).args(args);
         prepare(&mut command);
         let child = command.stdin(Stdio::piped()).spawn().expect("sh starts");
         Self { child }
@@ -82,7 +82,7 @@ impl Tethered {
     }
 }
 
-impl Drop for Tethered {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }

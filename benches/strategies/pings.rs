@@ -1,4 +1,4 @@
-//! How evenly the machine runs by itself.
+//! How even round trips are while nothing else runs.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ const SPANS: usize = 50;
 
 /// PINGs, one after another, while nothing else runs: as many as usually take `span`, in microseconds, at any time within
 /// `length`. What is done in strict order can hardly be expected to be more even. `None` if `span` is too long for that.
-pub(super) async fn of_pings(bare: &Bare, span: f64, length: Duration) -> Result<Option<Spread>> {
+pub(super) async fn spread(bare: &Bare, span: f64, length: Duration) -> Result<Option<Spread>> {
     let (mut times, started) = (Vec::new(), Instant::now());
     while started.elapsed() < length {
         times.push(timed(bare.ping()).await?);

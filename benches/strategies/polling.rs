@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::LEASE;
-use crate::common::turns::Rival;
+use crate::common::turns::Contender;
 use crate::common::{Bare, Result};
 
 const COMPARE_AND_DELETE: &str =
@@ -27,7 +27,7 @@ impl Polling {
     }
 }
 
-impl Rival for Polling {
+impl Contender for Polling {
     type Held = Uuid;
 
     async fn acquire(&self, until: Instant) -> Result<Option<Uuid>> {

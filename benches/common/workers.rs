@@ -1,6 +1,6 @@
-//! Worker processes: this bench once more, started all at the same time, each handing in a report.
+//! Worker processes: this bench once more, started all at the same time, each sending a report.
 //!
-//! A worker says that it is ready, waits for the word to go, writes its report to its standard output and ends. It ends with
+//! A worker says that it is ready, waits for the signal to start, writes its report to its standard output and ends. It ends with
 //! the process that started it, too, however that ends.
 
 use std::env;
@@ -17,24 +17,24 @@ use super::Result;
 
 const READY: &str = "ready\n";
 
-/// The worker's side: says that it is ready and waits for the word.
+/// The worker's side: says that it is ready and waits for the signal.
 pub(crate) async fn ready() -> Result<()> {
-    let told = tether();
+    let told = wait_for_go();
     let mut out = tokio::io::stdout();
     out.write_all(READY.as_bytes()).await?;
     out.flush().await?;
     Ok(told.await?)
 }
 
-/// The worker's side: hands in the report.
+/// The worker's side: sends the report.
 pub(crate) async fn report(bytes: &[u8]) -> Result<()> {
     let mut out = tokio::io::stdout();
     out.write_all(bytes).await?;
     Ok(out.flush().await?)
 }
 
-/// Tells when the word to go has come. This process ends when its standard input does.
-fn tether() -> oneshot::Receiver<()> {
+/// Receives the signal to start. This process ends when its standard input does.
+fn wait_for_go() -> oneshot::Receiver<()> {
     let (go, told) = oneshot::channel();
     thread::spawn(move || {
         let mut line = String::new();
@@ -49,7 +49,7 @@ fn tether() -> oneshot::Receiver<()> {
 }
 
 /// All workers of one measurement. Killed when dropped.
-pub(crate) struct Fleet {
+pub(crate) struct Workers {
     workers: Vec<Worker>,
 }
 
@@ -59,13 +59,13 @@ struct Worker {
     output: BufReader<ChildStdout>,
 }
 
-impl Fleet {
+impl Workers {
     /// Starts one worker for each list of arguments, and waits until all are ready.
     pub(crate) async fn start(args: impl IntoIterator<Item = Vec<String>>) -> Result<Self> {
         Ok(Self { workers: try_join_all(args.into_iter().map(Worker::start)).await? })
     }
 
-    /// Gives the word.
+    /// Gives the signal.
     pub(crate) async fn go(&mut self) -> Result<()> {
         for worker in &mut self.workers {
             worker.input.write_all(b"go\n").await?;

@@ -10,9 +10,9 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::figures::{Counted, Figures};
-use super::{Increments, Notify, Ours, Polling, Redlock, Strategy, evenness};
-use crate::common::fleet::{self, Fleet};
-use crate::common::turns::{Held, Rival, Turn, now};
+use super::{Increments, Notify, Ours, Polling, Redlock, Strategy, pings};
+use crate::common::turns::{Contender, Held, Turn, now};
+use crate::common::workers::{self, Workers};
 use crate::common::{Bare, Raw, Result, timed, url};
 
 const PROCESSES: usize = 2;
@@ -44,16 +44,16 @@ impl Race {
     pub(crate) async fn run(self, port: u16) -> Result<Figures> {
         let name = format!("bench:{}", Uuid::new_v4());
         let (mut raw, bare) = (Raw::connect(port)?, Bare::connect(&url(port)).await?);
-        let mut fleet =
-            Fleet::start((0..PROCESSES).map(|process| self.job(port, &name, process).args())).await?;
-        fleet.go().await?;
+        let mut workers =
+            Workers::start((0..PROCESSES).map(|process| self.job(port, &name, process).args())).await?;
+        workers.go().await?;
         sleep(self.warm_up()).await;
         let before = self.commands(&mut raw);
         let from = now();
         let pings = pings(&bare, self.window).await?;
         let to = now();
         let after = self.commands(&mut raw);
-        let turns = self.merge(fleet.reports().await?)?;
+        let turns = self.merge(workers.reports().await?)?;
         if !self.strategy.excludes() {
             check_counter(&mut raw, &name, &turns)?;
         }
@@ -66,7 +66,7 @@ impl Race {
         let mut figures = Figures::new(self.strategy, self.waiters, turns, counted)?;
         if self.strategy == Strategy::CohortsOff {
             let length = self.window.min(LONGEST_ALONE);
-            figures.pings_alone = evenness::of_pings(&bare, figures.wait.p50, length).await?;
+            figures.pings_alone = pings::spread(&bare, figures.wait.p50, length).await?;
         }
         Ok(figures)
     }
@@ -195,41 +195,41 @@ impl Job {
         }
     }
 
-    async fn race<R: Rival>(self, rival: R) -> Result<()> {
+    async fn race<C: Contender>(self, contender: C) -> Result<()> {
         let job = Arc::new(self);
         let start = Arc::new(Barrier::new(job.waiters + 1));
         let tasks: Vec<_> = (job.first..job.first + job.waiters)
             .map(|waiter| {
-                let (job, rival, start) = (Arc::clone(&job), rival.clone(), Arc::clone(&start));
+                let (job, contender, start) = (Arc::clone(&job), contender.clone(), Arc::clone(&start));
                 tokio::spawn(async move {
                     start.wait().await;
-                    job.turns(&rival, waiter).await
+                    job.turns(&contender, waiter).await
                 })
             })
             .collect();
-        fleet::ready().await?;
+        workers::ready().await?;
         start.wait().await;
         let mut turns = Vec::new();
         for task in tasks {
             turns.extend(task.await??);
         }
-        fleet::report(&Turn::encode(&turns)).await
+        workers::report(&Turn::encode(&turns)).await
     }
 
     /// Takes the lock, holds it, releases it and asks again, until the time is over.
-    async fn turns<R: Rival>(&self, rival: &R, waiter: usize) -> Result<Vec<Turn>> {
+    async fn turns<C: Contender>(&self, contender: &C, waiter: usize) -> Result<Vec<Turn>> {
         let until = Instant::now() + Duration::from_millis(self.run_ms);
         let mut turns = Vec::new();
         while Instant::now() < until {
             let asked = now();
-            let Some(hold) = rival.acquire(until).await? else {
+            let Some(hold) = contender.acquire(until).await? else {
                 turns.push(Turn { waiter, asked, held: None });
                 break;
             };
             let granted = now();
             pause(self.section_us).await;
             let released = now();
-            rival.release(hold).await?;
+            contender.release(hold).await?;
             turns.push(Turn { waiter, asked, held: Some(Held { granted, released }) });
             pause(up_to(self.think_us)).await;
         }

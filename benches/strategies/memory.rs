@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::common::fleet::{self, Fleet};
+use crate::common::workers::{self, Workers};
 use crate::common::{Result, url};
 
 /// Growth of resident memory, in bytes per task.
@@ -35,9 +35,9 @@ pub(crate) struct MemoryJob {
 pub(crate) async fn measure(port: u16, waiters: usize) -> Result<Memory> {
     let (port, waiters) = (port.to_string(), waiters.to_string());
     let args = ["memory", "--port", &port, "--waiters", &waiters].map(str::to_owned).to_vec();
-    let mut fleet = Fleet::start([args]).await?;
-    fleet.go().await?;
-    let report = String::from_utf8(fleet.reports().await?.concat())?;
+    let mut workers = Workers::start([args]).await?;
+    workers.go().await?;
+    let report = String::from_utf8(workers.reports().await?.concat())?;
     let (empty, waiting) = report.split_once(' ').ok_or("a report without two numbers")?;
     Ok(Memory { empty: empty.parse()?, waiting: waiting.parse()? })
 }
@@ -48,7 +48,7 @@ impl MemoryJob {
         let client = Client::connect(&url(self.port)).await?;
         let mutex = client.mutex(&format!("bench:memory:{}", Uuid::new_v4()))?;
         let holder = mutex.lock().await?;
-        fleet::ready().await?;
+        workers::ready().await?;
         let count = self.waiters as u64;
         let (start, mut idle) = (resident()?, JoinSet::new());
         for _ in 0..self.waiters {
@@ -78,7 +78,7 @@ impl MemoryJob {
             return Err(format!("a waiter does not wait: {ended:?}").into());
         }
         drop(holder);
-        fleet::report(format!("{empty} {waiting}").as_bytes()).await
+        workers::report(format!("{empty} {waiting}").as_bytes()).await
     }
 }
 

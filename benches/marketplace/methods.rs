@@ -1,4 +1,4 @@
-//! Three ways to keep traders out of each other's way.
+//! Three ways to keep traders out of each other's method.
 
 use fred::clients::{Client as Fred, Pipeline};
 use fred::interfaces::{KeysInterface, TransactionInterface};
@@ -9,13 +9,13 @@ use crate::common::Result;
 use crate::market::{Market, Offer, send};
 
 #[derive(Clone, Copy)]
-pub(crate) enum Way {
+pub(crate) enum Method {
     Watch,
     OneLock,
     LockPerItem,
 }
 
-impl Way {
+impl Method {
     pub(crate) const ALL: [Self; 3] = [Self::Watch, Self::OneLock, Self::LockPerItem];
 
     pub(crate) const fn name(self) -> &'static str {
