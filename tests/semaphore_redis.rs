@@ -602,7 +602,7 @@ async fn a_state_that_tells_nothing_is_made_anew_and_admits_nobody_too_many<S: S
     let [one, two] = clients.map(|client| S::of(&client, 2));
     for text in ["", "7", "12345678", "junk"] {
         let held = [taken(&one, 1).await, taken(&two, 1).await];
-        let waiters = line_up(&[one.clone(), two.clone()], &[1, 1]).await;
+        let waiters = queue_up(&[one.clone(), two.clone()], &[1, 1]).await;
         raw.send(&["SET", &beside::<S>("state"), text]);
         give_back(held).await;
         let mut served = Vec::new();

@@ -21,8 +21,9 @@
 local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
   lease_ms = tonumber(lease_ms)
   local value = call('GET', r.key)
-  local holder, held, held_for = read_value(value)
-  if holder == id and held_for == owner then
+  local own, held, held_for
+  if value and names_lease(value, id) then own, held, held_for = read_value(value) end
+  if own and held_for == owner then
     local left = call('PTTL', r.key)
     if left < 0 then
       left = lease_ms
@@ -34,7 +35,7 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
   local ticket, others
   if waits ~= '0' then
     ticket, others = join_queue(r, id, lease_ms, 1, owner)
-    if holder and not held_for and sub(value, -1) ~= WAITED_FOR then call('APPEND', r.key, WAITED_FOR) end
+    if value and sub(value, -1) ~= WAITED_FOR then mark_waited_for(r.key, value) end
   end
   if not value then
     r.free = 1

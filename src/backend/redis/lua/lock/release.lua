@@ -16,8 +16,7 @@ local function release(r, id)
     -- First: a server that has no memory left refuses to write, but not to a script that has written.
     call('DEL', r.key)
     if waiting > 0 then
-      local _, token = read_value(value)
-      raise_fence(r.fence, token)
+      raise_fence(r.fence, sub(value, #id + 2, #id + 17))
       r.free = 1
       pcall(hand_over, r)
     end

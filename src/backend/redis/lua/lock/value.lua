@@ -12,6 +12,12 @@ local function read_value(value)
   return id, token, rest ~= '' and sub(rest, 2) or nil
 end
 
+-- Sets the mark, if this is the lock of a mutex of ours.
+local function mark_waited_for(key, value)
+  local id, _, owner = read_value(value)
+  if id and not owner then call('APPEND', key, WAITED_FOR) end
+end
+
 -- This token was issued with its grant, whatever the fence tells.
 local function raise_fence(fence, token)
   fence.least = math.max(fence.least, (tonumber(token) or 0) + TOKENS_PER_GRANT)
