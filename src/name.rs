@@ -47,6 +47,16 @@ impl Name {
         Ok(Self { resource: Resource::new(key, kind), prefix_len: prefix.len() })
     }
 
+    /// The name of a resource whose key begins with a prefix of so many bytes.
+    pub(crate) const fn of(resource: Resource, prefix_len: usize) -> Self {
+        Self { resource, prefix_len }
+    }
+
+    /// The length of the prefix, in bytes.
+    pub(crate) const fn prefix_len(&self) -> usize {
+        self.prefix_len
+    }
+
     /// The name as the user gave it.
     pub(crate) fn as_str(&self) -> &str {
         &self.resource.key[self.prefix_len..]
