@@ -7,11 +7,14 @@
 -- Not idempotent: the second time it ends the next holder's lease.
 
 local value = redis.call('GET', LOCK)
+look_at_clock()
 if not value then
+  -- A holder who has died may have left it to those who wait.
+  free = 1
+  pcall(serve)
   return 0
 end
 -- What stands beside the lock may be broken; that must not keep it.
-look_at_clock()
 local intact, lead, _, several = pcall(settle_holds)
 -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. If the token is
 -- not known, or several holds may have been told different ones, it names none.

@@ -23,15 +23,16 @@
 local id, lease_ms, waits, permits = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
 local stated = tonumber(ARGV[6])
 
+-- What a holder who has died has left goes to the next whatever the answer is. A server that has no memory left may refuse that.
 local held = settle(id)
 if held then
   -- Granted before, and the answer got lost: whatever has become of the limit since.
   local left = redis.call('ZSCORE', HOLDERS, id) - now_ms
+  pcall(serve)
   return { 'granted', limit or stated, reign or '0', string.match(held, '%d+$'), left }
 end
 local differs = limit and reign ~= ARGV[7] and stated ~= limit and not waiter(id)
 if differs or permits > (limit or stated) then
-  -- What a holder who has died has left goes to the next even so. A server that has no memory left may refuse that.
   pcall(serve)
   return { differs and 'differs' or 'above', limit or stated }
 end
