@@ -1,10 +1,12 @@
 //! Options of the primitives. They are validated when the primitive is created.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Capabilities, Kind, MAX_TTL, MIN_TTL};
 use crate::error::Error;
+use crate::sync::Mutex;
 
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
@@ -260,10 +262,22 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Option<Duration>,
 }
 
+impl Terms {
+    /// Leases under the same terms share them: a client may hold many, and most have the same.
+    fn share(self) -> Arc<Self> {
+        static LAST: Mutex<Option<Arc<Terms>>> = Mutex::new(None);
+        let mut last = LAST.lock();
+        match &*last {
+            Some(known) if **known == self => Arc::clone(known),
+            _ => Arc::clone(last.insert(Arc::new(self))),
+        }
+    }
+}
+
 /// Options after validation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    pub(crate) terms: Terms,
+    pub(crate) terms: Arc<Terms>,
     pub(crate) local_handover: bool,
     /// Distinguishes these settings from others. Computed here, because every request that may share a lease needs it.
     pub(crate) fingerprint: u64,
@@ -273,7 +287,7 @@ impl Settings {
     fn new(terms: Terms, local_handover: bool) -> Self {
         let mut hasher = DefaultHasher::new();
         (terms, local_handover).hash(&mut hasher);
-        Self { terms, local_handover, fingerprint: hasher.finish() }
+        Self { terms: terms.share(), local_handover, fingerprint: hasher.finish() }
     }
 
     /// Rounds the TTL up to the store's granularity.
@@ -287,7 +301,10 @@ impl Settings {
         }
         let units = self.terms.ttl.as_micros().div_ceil(unit.as_micros().max(1));
         let micros = units.saturating_mul(unit.as_micros());
-        self.terms.ttl = self.terms.ttl.max(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)));
+        let rounded = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
+        if rounded > self.terms.ttl {
+            self.terms = Terms { ttl: rounded, ..*self.terms }.share();
+        }
         Ok(())
     }
 }

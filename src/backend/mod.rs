@@ -76,7 +76,7 @@ pub use types::*;
 /// If [`Capabilities::own_thread`] is set, `renew` is called on a thread of this crate, and so are `release` and `release_permits`
 /// after the runtime of the application has ended. Everything else is called on the runtimes of the application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Creates the id of a new acquisition. Ids are unguessable and never repeat.
+    /// Creates the id of a new acquisition. Ids are unguessable and never repeat, and neither does the number in them.
     fn lease_id(&self) -> LeaseId;
 
     /// Requests a resource, for the first time or again. Answers at once, without waiting for other clients.

@@ -94,12 +94,12 @@ impl<W> Queue<W> {
 
     /// Adds a lease that the keeper requests.
     pub(crate) fn ask(&mut self, lease: LeaseId) {
-        self.leases.push((lease, State::Asked));
+        self.add(lease, State::Asked);
     }
 
     /// Adds a lease that a waiter requests itself.
     pub(crate) fn ask_in_place(&mut self, lease: LeaseId) {
-        self.leases.push((lease, State::InPlace));
+        self.add(lease, State::InPlace);
         self.in_place += 1;
     }
 
@@ -142,6 +142,14 @@ impl<W> Queue<W> {
         if let Some(place) = self.leases.iter().position(|(known, _)| *known == lease) {
             self.remove(place);
         }
+    }
+
+    fn add(&mut self, lease: LeaseId, state: State) {
+        if self.leases.is_empty() {
+            // Most queues have one lease for a long time, and a vector begins with room for four.
+            self.leases.reserve_exact(1);
+        }
+        self.leases.push((lease, state));
     }
 
     fn remove(&mut self, place: usize) -> LeaseId {

@@ -180,7 +180,7 @@ impl<'a> Waiter<'a> {
 
     fn open(&self, wait: Wait, group: Option<Group>) -> Option<Arc<Lease>> {
         let Wanted { name, settings, claim, .. } = self.wanted;
-        self.engine.keeper().open(name, settings.terms, claim, wait != Wait::No, group)
+        self.engine.keeper().open(name, &settings.terms, claim, wait != Wait::No, group)
     }
 
     /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another limit than

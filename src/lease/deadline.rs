@@ -5,7 +5,7 @@
 //! with clocks of slightly different speed and a timer that fires late, the holder is notified of its loss before the
 //! store grants the resource to anybody else. Leader leases in Raft are counted from the send time as well.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -25,9 +25,9 @@ pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {
 }
 
 /// When a lease ends: from its terms, and from when the store last confirmed it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Deadline {
-    terms: Terms,
+    terms: Arc<Terms>,
     counted_from: Instant,
     /// The end of the maximum hold time.
     cap: Option<Instant>,
@@ -41,14 +41,14 @@ pub(crate) fn margin(lease: Duration) -> Duration {
 
 impl Deadline {
     /// The deadline of a lease that was granted `now` and is counted from `counted_from`.
-    pub(crate) fn new(terms: Terms, counted_from: Instant, now: Instant) -> Self {
+    pub(crate) fn new(terms: Arc<Terms>, counted_from: Instant, now: Instant) -> Self {
         let cap = terms.max_hold.and_then(|hold| now.checked_add(hold));
         Self { terms, counted_from, cap }
     }
 
     /// The same lease for a new holder, whose maximum hold time starts now.
     pub(crate) fn for_next(&self, now: Instant) -> Self {
-        Self::new(self.terms, self.counted_from, now)
+        Self::new(Arc::clone(&self.terms), self.counted_from, now)
     }
 
     /// Records that the store has confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
@@ -111,8 +111,8 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    fn terms(lease: u64, renewal_period: u64, max_hold: Option<u64>) -> Terms {
-        Terms { ttl: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) }
+    fn terms(lease: u64, renewal_period: u64, max_hold: Option<u64>) -> Arc<Terms> {
+        Arc::new(Terms { ttl: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) })
     }
 
     #[test]

@@ -29,8 +29,8 @@ use crate::sync::Mutex;
 pub(crate) struct Keeper {
     pub(super) this: Weak<Self>,
     pub(super) backend: Arc<dyn Backend>,
-    /// Every lease from before it is requested until its release is confirmed.
-    pub(super) leases: Mutex<HashMap<LeaseId, Arc<Lease>>>,
+    /// Every lease from before it is requested until its release is confirmed, by the number in its id.
+    pub(super) leases: Mutex<HashMap<u64, Arc<Lease>>>,
     pub(super) schedule: Schedule,
     pub(super) releases: ReleaseQueue,
     pub(super) queues: Queues<oneshot::Sender<Told>>,
@@ -89,7 +89,7 @@ impl Keeper {
     pub(super) fn open(
         &self,
         name: &Name,
-        terms: Terms,
+        terms: &Arc<Terms>,
         claim: &Claim,
         waits: bool,
         group: Option<Group>,
@@ -97,18 +97,18 @@ impl Keeper {
         let lease = LeaseRef::new(self.backend.lease_id(), name.resource().clone());
         let mut request = Request::new(lease, claim.clone(), terms.ttl);
         (request.waits, request.tokens) = (waits, tokens(group.is_some()));
-        let lease = Lease::new(name, request, terms, group);
+        let lease = Lease::new(name, request, Arc::clone(terms), group);
         let mut leases = self.leases.lock();
         if self.closing.is_closed() {
             return None;
         }
-        leases.insert(lease.id(), Arc::clone(&lease));
+        leases.insert(lease.id().sequence(), Arc::clone(&lease));
         Some(lease)
     }
 
     /// Removes a lease whose release is confirmed or given up.
     pub(super) fn forget(&self, lease: &Lease) {
-        self.leases.lock().remove(&lease.id());
+        self.leases.lock().remove(&lease.id().sequence());
         if self.closing.is_closed() {
             self.releases.look();
         }
@@ -129,12 +129,11 @@ impl Keeper {
 
     /// The lease of that id, if it is not forgotten yet.
     pub(super) fn lease(&self, id: LeaseId) -> Option<Arc<Lease>> {
-        self.leases.lock().get(&id).cloned()
+        self.leases.lock().get(&id.sequence()).filter(|lease| lease.id() == id).cloned()
     }
 
     fn of(&self, leases: &[LeaseId]) -> Vec<Arc<Lease>> {
-        let table = self.leases.lock();
-        leases.iter().filter_map(|id| table.get(id).cloned()).collect()
+        leases.iter().filter_map(|id| self.lease(*id)).collect()
     }
 
     /// The future that requested this lease itself has been dropped. The keeper repeats the request if the lease still waits.
@@ -333,8 +332,7 @@ impl Keeper {
     /// Gives up the requested leases of a group for which nobody waits any more.
     pub(super) fn give_up_surplus(&self, group: &Group) {
         while let Some(id) = self.queues.with(group, None, Queue::surplus) {
-            let lease = self.leases.lock().get(&id).cloned();
-            if let Some(lease) = lease {
+            if let Some(lease) = self.lease(id) {
                 self.give_up(&lease);
             }
         }

@@ -33,7 +33,7 @@ pub(super) const RETRY: Duration = Duration::from_millis(25);
 pub(crate) struct Lease {
     name: Name,
     request: Request,
-    terms: Terms,
+    terms: Arc<Terms>,
     /// The group within which the lease may be passed on, if it may be.
     group: Option<Group>,
     /// Cancelled when the lease is lost. Created by the first who asks for it.
@@ -81,11 +81,11 @@ struct Queued {
     /// The ticket of the last answer, and when the request was sent that it answers.
     place: Option<(Ticket, Instant)>,
     /// A pushed grant that is not accepted yet.
-    told: Option<(Ticket, Grant)>,
+    told: Option<Box<(Ticket, Grant)>>,
     /// The token of a grant that was released by force.
     revoked: Option<FencingToken>,
     /// The error of the last request, if it was not answered.
-    silence: Option<BackendError>,
+    silence: Option<Box<BackendError>>,
     /// Whether the keeper has it in its schedule and repeats the request.
     kept: bool,
     /// Whether a request of the keeper is in flight.
@@ -102,8 +102,8 @@ struct Queued {
 #[derive(Debug)]
 struct Held {
     deadline: Deadline,
-    /// The store's grant.
-    grant: Grant,
+    /// The token of the store's grant.
+    granted: FencingToken,
     /// The token of the current hold.
     token: FencingToken,
     turn: Turn,
@@ -120,7 +120,7 @@ struct Held {
     /// Whether a renewal is due or in flight.
     renewing: bool,
     /// Set after a renewal that was not answered: when to try again, and why.
-    unanswered: Option<(Instant, BackendError)>,
+    unanswered: Option<Box<(Instant, BackendError)>>,
 }
 
 /// A message to a waiter.
@@ -195,7 +195,7 @@ pub(crate) struct Hold {
 
 impl Lease {
     /// A lease that is about to be requested.
-    pub(super) fn new(name: &Name, request: Request, terms: Terms, group: Option<Group>) -> Arc<Self> {
+    pub(super) fn new(name: &Name, request: Request, terms: Arc<Terms>, group: Option<Group>) -> Arc<Self> {
         let now = Instant::now();
         let queued = Queued {
             heard: now,
@@ -236,8 +236,8 @@ impl Lease {
         self.group.as_ref()
     }
 
-    pub(super) const fn terms(&self) -> Terms {
-        self.terms
+    pub(super) const fn terms(&self) -> &Arc<Terms> {
+        &self.terms
     }
 
     pub(super) const fn request(&self) -> &Request {
@@ -258,7 +258,7 @@ impl Lease {
     }
 
     /// Whether there is a maximum hold time, which starts anew with each hold.
-    pub(super) const fn is_capped(&self) -> bool {
+    pub(super) fn is_capped(&self) -> bool {
         self.terms.max_hold.is_some()
     }
 
@@ -317,7 +317,7 @@ impl Lease {
                 queued.answered(place.ticket, sent, now);
                 let alive = moment_within(now, self.terms.ttl);
                 queued.ask_at = now + place.ask_again_in.map_or(alive, |pause| pause.min(alive));
-                match queued.told.take() {
+                match queued.told.take().map(|told| *told) {
                     Some((ticket, grant)) if ticket == place.ticket && self.is_fresh(sent, now) => {
                         return self.hold(&mut state, grant, sent, now);
                     }
@@ -333,7 +333,7 @@ impl Lease {
                 Outcome::Busy
             }
             Err(error) if error.is_transient() && !self.bears_no_more(queued.heard, now) => {
-                queued.silence = Some(error);
+                queued.silence = Some(Box::new(error));
                 queued.ask_at = now + RETRY;
                 Outcome::Queued
             }
@@ -356,7 +356,7 @@ impl Lease {
                     Heard::Granted
                 }
                 _ => {
-                    queued.told = Some((ticket, grant));
+                    queued.told = Some(Box::new((ticket, grant)));
                     if queued.in_place || queued.asking {
                         // The answer that is on its way names the place.
                         return Heard::Known;
@@ -384,7 +384,8 @@ impl Lease {
         // A grant that was made earlier ends `remaining` after the store looked, which was not before `sent`.
         let before = grant.remaining.map_or(Duration::ZERO, |left| self.terms.ttl.saturating_sub(left));
         let from = sent.checked_sub(before)?;
-        (grant.remaining.is_none() || !Deadline::new(self.terms, from, now).has_passed(now)).then_some(from)
+        (grant.remaining.is_none() || !Deadline::new(Arc::clone(&self.terms), from, now).has_passed(now))
+            .then_some(from)
     }
 
     fn bears_no_more(&self, heard: Instant, now: Instant) -> bool {
@@ -396,8 +397,8 @@ impl Lease {
         let revoked = queued.revoked.is_some_and(|revoked| revoked == grant.token || revoked.get() == 0);
         state.limit = grant.limit.or(state.limit);
         state.phase = Phase::Held(Held {
-            deadline: Deadline::new(self.terms, sent, now),
-            grant,
+            deadline: Deadline::new(Arc::clone(&self.terms), sent, now),
+            granted: grant.token,
             token: grant.token,
             turn: Turn::new(self.request.tokens, now),
             handed: false,
@@ -464,8 +465,8 @@ impl Lease {
     /// Why the last request or renewal was not answered, if it was not.
     pub(super) fn silence(&self) -> Option<BackendError> {
         match &self.state.lock().phase {
-            Phase::Queued(queued) => queued.silence.as_ref().map(BackendError::again),
-            Phase::Held(held) => held.unanswered.as_ref().map(|(_, error)| error.again()),
+            Phase::Queued(queued) => queued.silence.as_ref().map(|error| error.again()),
+            Phase::Held(held) => held.unanswered.as_ref().map(|unanswered| unanswered.1.again()),
             Phase::Released { .. } | Phase::Lost { .. } => None,
         }
     }
@@ -623,7 +624,7 @@ impl Lease {
     pub(super) fn revoke(&self, token: FencingToken) -> bool {
         let mut state = self.state.lock();
         match &mut state.phase {
-            Phase::Held(held) if held.grant.token == token || token.get() == 0 => {
+            Phase::Held(held) if held.granted == token || token.get() == 0 => {
                 self.lose_in(&mut state, LossReason::Revoked);
                 true
             }
@@ -663,7 +664,7 @@ impl Lease {
         let Phase::Held(held) = &state.phase else { return };
         let token = held.token;
         let refusal = held.unanswered.as_ref().filter(|_| reason == LossReason::StoreRefused);
-        let detail = refusal.map(|(_, error)| error.to_string());
+        let detail = refusal.map(|refusal| refusal.1.to_string());
         tracing::warn!(name = %self.name, token = token.get(), %reason, ?detail, "lease lost");
         state.phase = Phase::Lost { token, reason, detail, seen_to: false };
         self.tell_lost();
@@ -681,7 +682,7 @@ impl Held {
     fn passed(&self) -> LossReason {
         if self.deadline.ends_by_cap() {
             LossReason::HeldTooLong
-        } else if self.unanswered.as_ref().is_some_and(|(_, error)| !error.is_transient()) {
+        } else if self.unanswered.as_ref().is_some_and(|unanswered| !unanswered.1.is_transient()) {
             LossReason::StoreRefused
         } else if self.renewing || self.unanswered.is_some() {
             LossReason::StoreUnreachable
@@ -704,7 +705,7 @@ impl Held {
             return None;
         }
         let due = self.deadline.renew_at()?;
-        Some(self.unanswered.as_ref().map_or(due, |(retry, _)| due.max(*retry)))
+        Some(self.unanswered.as_ref().map_or(due, |unanswered| due.max(unanswered.0)))
     }
 
     fn may_renew(&self, now: Instant) -> bool {
@@ -799,7 +800,7 @@ impl Lease {
             Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason),
             Err(error) => {
                 tracing::debug!(name = %self.name, token = held.token.get(), %error, "renewal not answered");
-                held.unanswered = Some((held.deadline.retry_at(now), error));
+                held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
             }
         }
     }
@@ -936,7 +937,7 @@ mod tests {
         let name = Name::new("lock:", "a", Kind::Mutex).unwrap();
         let asked = LeaseRef::new(LeaseIds::new().next(), name.resource().clone());
         let terms = Terms { ttl: TTL, renewal_period: TTL / 3, max_hold: None };
-        Lease::new(&name, Request::new(asked, Claim::Sole, TTL).waiting(), terms, None)
+        Lease::new(&name, Request::new(asked, Claim::Sole, TTL).waiting(), Arc::new(terms), None)
     }
 
     fn queued(ticket: u64) -> Result<Answer, BackendError> {
@@ -1044,7 +1045,7 @@ mod tests {
     fn a_hold_hears_of_its_own_loss_only() {
         let (lease, now) = (lease(), Instant::now());
         let many = Request { tokens: 16, ..lease.request.clone() };
-        let lease = Lease::new(lease.name(), many, lease.terms(), None);
+        let lease = Lease::new(lease.name(), many, Arc::clone(lease.terms()), None);
         lease.answered(Ok(Answer::Granted(grant(42))), now, now);
         let first = lease.hand().unwrap();
         first.begin(now);
