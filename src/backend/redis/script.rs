@@ -28,8 +28,8 @@ pub(super) struct Call {
 }
 
 impl Script {
-    fn new(parts: &[&str], keys: Used, code: Option<&'static str>) -> Self {
-        let source = put_together(&[&[BASE], parts].concat());
+    fn new(layers: &[&[&str]], keys: Used, code: Option<&'static str>) -> Self {
+        let source = put_together(&[&[&[BASE][..]], layers].concat());
         let hash = sha1_hash(&source);
         Self { source: source.into(), hash: hash.into(), keys, code }
     }
@@ -51,10 +51,25 @@ impl Script {
     }
 }
 
-/// A script's text: its parts one after another, without comments, with the values of constants in place of their names.
-fn put_together(parts: &[&str]) -> String {
-    let lines = parts.iter().flat_map(|part| part.lines()).map(str::trim_start);
+/// A script's text: without comments, with the values of constants in place of their names. Each layer is a function within the one
+/// before. Lua finds what a new function captures from an enclosing function's captures at once, and among the locals of the
+/// enclosing function itself by a search through all that are captured already.
+fn put_together(layers: &[&[&str]]) -> String {
     let mut source = String::new();
+    for (depth, layer) in layers.iter().enumerate() {
+        if depth > 0 {
+            source.push_str("return (function()\n");
+        }
+        for part in *layer {
+            append(&mut source, part);
+        }
+    }
+    source.push_str(&"end)()\n".repeat(layers.len() - 1));
+    source
+}
+
+fn append(source: &mut String, part: &str) {
+    let lines = part.lines().map(str::trim_start);
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with("--")) {
         let mut rest = line;
         while let Some(start) = rest.find(is_of_name) {
@@ -67,7 +82,6 @@ fn put_together(parts: &[&str]) -> String {
         source.push_str(rest);
         source.push('\n');
     }
-    source
 }
 
 fn is_of_name(c: char) -> bool {
@@ -83,50 +97,61 @@ macro_rules! lua {
 
 const BASE: &str = lua!("lib/base");
 
-/// Scripts by name: the keys they use, the code that stands for them in a batch, if they can be part of one, and their parts.
-macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident($keys:expr, $code:expr): $($part:expr),+;)+) => {
-        $($(#[$doc])* pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(&[$($part),+], $keys, $code));)+
-    };
-}
+/// Layers that several scripts have.
+const CLOCK: &[&str] = &[lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/keep")];
+const QUEUE: &[&str] = &[lua!("lib/notify"), lua!("lib/queue")];
+const JOIN: &[&str] = &[lua!("lib/join_queue")];
+const HAND_OVER: &[&str] = &[lua!("lib/hand_over")];
+const LOCK: &[&str] = &[lua!("lock/value"), lua!("lock/lock")];
+const NAMES: &[&str] = &[lua!("lock/names")];
+const HOLDS: &[&str] = &[lua!("lock/holds")];
+const SEMAPHORE: &[&str] = &[lua!("semaphore/semaphore")];
 
-const BATCHED_FAST: &[&str] = &[
-    lua!("lib/time"),
-    lua!("lib/token"),
-    lua!("lib/grant"),
-    lua!("lock/names"),
-    lua!("lock/acquire_fast"),
-    lua!("lock/acquire_again_fast"),
-    lua!("lock/release_fast"),
-    lua!("lock/renew"),
-    lua!("semaphore/state"),
-    lua!("semaphore/acquire_fast"),
-    lua!("semaphore/release_fast"),
-];
-
-const BATCHED_SLOW: &[&str] = &[
-    lua!("lib/notify"),
-    lua!("lib/queue"),
-    lua!("lock/value"),
-    lua!("lock/lock"),
-    lua!("lock/holds"),
-    lua!("lock/acquire"),
-    lua!("lock/acquire_owned"),
-    lua!("lock/release"),
-    lua!("lock/release_owned"),
-    lua!("lock/renew_owned"),
-    lua!("semaphore/semaphore"),
-    lua!("semaphore/acquire"),
-    lua!("semaphore/release"),
-    lua!("semaphore/renew"),
-    lua!("operations"),
-];
-
-/// Many operations in one call.
+/// Many operations in one call: the fast paths of all kinds, then the slow ones, in functions that create them.
 pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
-    let parts = [BATCHED_FAST, &["local function slow_paths()"], BATCHED_SLOW, &["end"], &[lua!("batch")]];
-    Script::new(&parts.concat(), Used::Other, None)
+    let fast = [
+        lua!("lib/time"),
+        lua!("lib/token"),
+        lua!("lib/grant"),
+        lua!("lib/keep"),
+        lua!("lock/names"),
+        lua!("lock/acquire_fast"),
+        lua!("lock/acquire_again_fast"),
+        lua!("lock/join_fast"),
+        lua!("lock/release_fast"),
+        lua!("lock/renew"),
+        lua!("semaphore/state"),
+        lua!("semaphore/acquire_fast"),
+        lua!("semaphore/release_fast"),
+    ];
+    let slow = [
+        "local function slow_paths()",
+        lua!("lib/notify"),
+        lua!("lib/queue"),
+        lua!("lib/join_queue"),
+        lua!("lib/hand_over"),
+        "local function lock_operations()",
+        lua!("lock/value"),
+        lua!("lock/lock"),
+        lua!("lock/holds"),
+        lua!("lock/acquire"),
+        lua!("lock/acquire_owned"),
+        lua!("lock/release"),
+        lua!("lock/release_owned"),
+        lua!("lock/renew_owned"),
+        lua!("lock/operations"),
+        "end",
+        "local function semaphore_operations()",
+        lua!("semaphore/semaphore"),
+        lua!("semaphore/acquire"),
+        lua!("semaphore/release"),
+        lua!("semaphore/renew"),
+        lua!("semaphore/operations"),
+        "end",
+        lua!("operations"),
+        "end",
+    ];
+    Script::new(&[&[&fast[..], &slow, &[lua!("batch")]].concat()], Used::Other, None)
 });
 
 /// Reads the clock and prepares the fence.
@@ -138,6 +163,14 @@ macro_rules! of_lock {
         concat!("return ", $operation, "(lock_at(KEYS[1], KEYS[2], fence, clock), unpack(ARGV))")
     };
 }
+
+/// The fast paths of a lock where somebody waits. What goes wrong with them the slow path sees for itself.
+const JOIN_ALONE: &str = "if #ARGV == 2 then\n\
+    local done, answer = pcall(join_fast, KEYS[1], KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', clock, unpack(ARGV))\n\
+    if done and answer then return answer end end";
+const RELEASE_ALONE: &str = "local done, answer =\n\
+    pcall(release_fast, KEYS[1], KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', fence, clock, ARGV[1])\n\
+    if done and answer then return answer end";
 
 /// Likewise of a semaphore.
 macro_rules! of_semaphore {
@@ -164,60 +197,59 @@ macro_rules! fast_of_semaphore {
     };
 }
 
+/// Scripts by name: the keys they use, the code that stands for them in a batch, if they can be part of one, and their layers.
+macro_rules! scripts {
+    ($($(#[$doc:meta])* $name:ident($keys:expr, $code:expr): $($layer:expr),+;)+) => {
+        $($(#[$doc])* pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(&[$(&$layer[..]),+], $keys, $code));)+
+    };
+}
+
 scripts! {
     ACQUIRE(Used::WithFence, Some(protocol::ACQUIRE)):
-        lua!("lock/acquire_alone"), lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"),
-        lua!("lib/notify"), lua!("lib/queue"), lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"),
-        lua!("lock/acquire"), PREPARE, of_lock!("acquire_sole");
+        [lua!("lock/acquire_alone")], CLOCK,
+        [lua!("lock/names"), lua!("lock/join_fast"), PREPARE, JOIN_ALONE], QUEUE, JOIN, HAND_OVER, LOCK,
+        [lua!("lock/acquire"), of_lock!("acquire_sole")];
     RENEW(Used::Itself, Some(protocol::RENEW)):
-        lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])";
+        [lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])"];
     RELEASE(Used::WithFence, Some(protocol::RELEASE)):
-        lua!("lock/release_alone"), lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"),
-        lua!("lib/notify"), lua!("lib/queue"), lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"),
-        lua!("lock/release"), PREPARE, of_lock!("release");
+        [lua!("lock/release_alone")], CLOCK,
+        [lua!("lock/names"), lua!("lock/release_fast"), PREPARE, RELEASE_ALONE], QUEUE, HAND_OVER, LOCK,
+        [lua!("lock/release"), of_lock!("release")];
     /// For the owner of a reentrant lock.
     ACQUIRE_OWNED(Used::WithFence, Some(protocol::ACQUIRE_OWNED)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/acquire"),
-        lua!("lock/acquire_owned"), PREPARE, of_lock!("acquire_owned");
+        CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS,
+        [lua!("lock/acquire"), lua!("lock/acquire_owned"), PREPARE, of_lock!("acquire_owned")];
     RENEW_OWNED(Used::WithFence, Some(protocol::RENEW_OWNED)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"),
-        lua!("lock/renew_owned"), PREPARE, of_lock!("renew_owned");
+        CLOCK, QUEUE, NAMES, LOCK, HOLDS, [lua!("lock/renew_owned"), PREPARE, of_lock!("renew_owned")];
     RELEASE_OWNED(Used::WithFence, Some(protocol::RELEASE_OWNED)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/release"),
-        lua!("lock/release_owned"), PREPARE, of_lock!("release_owned");
+        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS,
+        [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
     ACQUIRE_PERMITS(Used::WithFence, Some(protocol::ACQUIRE_PERMITS)):
-        lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"),
-        PREPARE, fast_of_semaphore!("acquire_permits_fast"), lua!("lib/grant"), lua!("lib/notify"),
-        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/acquire"),
-        of_semaphore!("acquire_permits");
+        CLOCK,
+        [lua!("semaphore/state"), lua!("semaphore/acquire_fast"), PREPARE, fast_of_semaphore!("acquire_permits_fast")],
+        QUEUE, JOIN, HAND_OVER, SEMAPHORE, [lua!("semaphore/acquire"), of_semaphore!("acquire_permits")];
     RENEW_PERMITS(Used::WithFence, Some(protocol::RENEW_PERMITS)):
-        lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/grant"), lua!("lib/notify"),
-        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/renew"), PREPARE,
-        of_semaphore!("renew_permits");
+        CLOCK, [lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
+        [lua!("semaphore/renew"), PREPARE, of_semaphore!("renew_permits")];
     RELEASE_PERMITS(Used::WithFence, Some(protocol::RELEASE_PERMITS)):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("semaphore/state"),
-        lua!("semaphore/release_fast"), PREPARE, fast_of_semaphore!("release_permits_fast"),
-        lua!("lib/notify"), lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/release"),
-        of_semaphore!("release_permits");
+        CLOCK,
+        [lua!("semaphore/state"), lua!("semaphore/release_fast"),
+            PREPARE, fast_of_semaphore!("release_permits_fast")],
+        QUEUE, HAND_OVER, SEMAPHORE, [lua!("semaphore/release"), of_semaphore!("release_permits")];
 
     // Never part of a batch: they are rarely called, or handle many leases anyway.
     RENEW_ALL(Used::Other, None):
-        lua!("lock/names"), lua!("lock/renew_all");
+        [lua!("lock/names"), lua!("lock/renew_all")];
     FORCE(Used::WithFence, None):
-        lua!("lib/time"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/notify"), lua!("lib/queue"),
-        lua!("lock/names"), lua!("lock/value"), lua!("lock/lock"), lua!("lock/holds"), lua!("lock/force"),
-        PREPARE, of_lock!("force");
+        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS, [lua!("lock/force"), PREPARE, of_lock!("force")];
     RESIZE(Used::WithFence, None):
-        lua!("lib/time"), lua!("lib/token"), lua!("semaphore/state"), lua!("lib/grant"), lua!("lib/notify"),
-        lua!("lib/queue"), lua!("semaphore/semaphore"), lua!("semaphore/resize"), PREPARE,
-        of_semaphore!("resize");
+        CLOCK, [lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
+        [lua!("semaphore/resize"), PREPARE, of_semaphore!("resize")];
     INSPECT(Used::WithFence, None):
-        lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect");
+        [lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect")];
     INSPECT_PERMITS(Used::WithFence, None):
-        lua!("lib/time"), lua!("lib/living"), lua!("semaphore/state"), lua!("semaphore/inspect");
+        [lua!("lib/time"), lua!("lib/living"), lua!("semaphore/state"), lua!("semaphore/inspect")];
 }
 
 #[cfg(test)]
@@ -250,7 +282,7 @@ mod tests {
 
     #[test]
     fn constants_are_put_in_place_of_their_names_and_comments_are_left_out() {
-        let source = put_together(&["-- BUSY\n  return BUSY, 'BUSY ', MY_BUSY\n", "\nend"]);
-        assert_eq!(source, "return 0, '0 ', MY_BUSY\nend\n");
+        let source = put_together(&[&["-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n", "\nlocal b"], &["return a"]]);
+        assert_eq!(source, "local a = 0, '0 ', MY_BUSY\nlocal b\nreturn (function()\nreturn a\nend)()\n");
     }
 }

@@ -1,5 +1,5 @@
--- Carries out many operations in one call, in the order given. Follows the fast paths, and slow_paths(), which makes a table of
--- the slow ones (operations.lua) only if one is needed.
+-- Carries out many operations in one call, in the order given. Follows the fast paths, and slow_paths(), which creates the slow
+-- ones (operations.lua) only if one is needed.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
 --          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE and RENEW have two and RELEASE
@@ -33,12 +33,20 @@ local function permits_fast(operation, kind, ...)
   return done and (grant and { WITH_GRANT, answer, grant } or answer)
 end
 
--- A waiter that asks again.
-local function again_fast(id, lease_ms)
+-- A waiter that asks again, or a new one.
+local function wait_fast(id, lease_ms)
   local stem = before .. key .. after
-  local done, answer, still_seen =
-    pcall(acquire_again_fast, seen, key, stem .. ':queue', stem .. ':waiters', clock, id, lease_ms)
+  local queue, waiters = stem .. ':queue', stem .. ':waiters'
+  local done, answer, still_seen = pcall(acquire_again_fast, seen, key, queue, waiters, clock, id, lease_ms)
   seen = done and still_seen or nil
+  if answer then return done and answer end
+  done, answer = pcall(join_fast, key, queue, waiters, clock, id, lease_ms)
+  return done and answer
+end
+
+local function free_fast(id)
+  local stem = before .. key .. after
+  local done, answer = pcall(release_fast, key, stem .. ':queue', stem .. ':waiters', fence, clock, id)
   return done and answer
 end
 
@@ -52,12 +60,12 @@ local function slow_path(code, ...)
   slow = slow or slow_paths()
   -- It may grant a lock under a later token.
   fence.shared = false
-  return slow[code](key, before .. key .. after .. ':queue', fence, clock, ...)
+  return slow(code, key, before .. key .. after .. ':queue', fence, clock, ...)
 end
 
 local function carry_out_all()
   local parts, answers, clock = parts, answers, clock
-  local acquire_fast, release_fast, renew, slow_path = acquire_fast, release_fast, renew, slow_path
+  local acquire_fast, renew, slow_path = acquire_fast, renew, slow_path
   local code = parts[next_at]
   while code do
     local own, arg = parts[next_at + 1], next_at + 2
@@ -75,11 +83,11 @@ local function carry_out_all()
         next_at = arg + 2
         local id, lease_ms = parts[arg], parts[arg + 1]
         answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, id, lease_ms)
-          or again_fast(id, lease_ms) or slow_path(code, id, lease_ms)
+          or wait_fast(id, lease_ms) or slow_path(code, id, lease_ms)
       elseif code == RELEASE then
         next_at, seen = arg + 1, nil
         local id = parts[arg]
-        answer = release_fast(key, fence, id) or slow_path(code, id)
+        answer = free_fast(id) or slow_path(code, id)
       elseif code == RENEW then
         next_at = arg + 2
         answer = renew(key, parts[arg], parts[arg + 1])

@@ -1,24 +1,13 @@
--- The operations of a batch by their codes: the slow paths.
+-- The slow paths of a batch, by the codes of their operations. To create a function costs time, so those of locks and those of
+-- semaphores are created when the first of them is needed.
 
-local function of_lock(operation)
-  return function(key, queue, fence, clock, ...)
-    return operation(lock_at(key, queue, fence, clock), ...)
+local of_locks, of_semaphores
+
+return function(code, ...)
+  if code == ACQUIRE_PERMITS or code == RENEW_PERMITS or code == RELEASE_PERMITS then
+    of_semaphores = of_semaphores or semaphore_operations()
+    return of_semaphores(code, ...)
   end
+  of_locks = of_locks or lock_operations()
+  return of_locks(code, ...)
 end
-
-local function of_semaphore(operation)
-  return function(key, queue, fence, clock, kind, ...)
-    return operation(semaphore_at(key, queue, kind, fence, clock), ...)
-  end
-end
-
-return {
-  [ACQUIRE] = of_lock(acquire_sole),
-  [RELEASE] = of_lock(release),
-  [ACQUIRE_OWNED] = of_lock(acquire_owned),
-  [RENEW_OWNED] = of_lock(renew_owned),
-  [RELEASE_OWNED] = of_lock(release_owned),
-  [ACQUIRE_PERMITS] = of_semaphore(acquire_permits),
-  [RENEW_PERMITS] = of_semaphore(renew_permits),
-  [RELEASE_PERMITS] = of_semaphore(release_permits),
-}

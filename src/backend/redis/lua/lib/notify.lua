@@ -1,19 +1,16 @@
 -- Messages to clients. A lease id is <client>.<sequence>, and each client listens on a channel of its own.
 
--- The channel of the client that made lease `id`, or nil.
+-- The channel of the client that made lease `id`.
 local function channel(id)
-  local client = match(id, '^(%x+%-%x+%-%x+%-%x+%-%x+)%.%d+$')
-  return client and CHANNEL_PREFIX .. client
+  return CHANNEL_PREFIX .. sub(id, 1, 36)
 end
 
 -- Tells the client that made lease `id`; false if nobody there listens.
 local function tell(id, message)
-  local to = channel(id)
-  return to ~= nil and call('PUBLISH', to, message) > 0
+  return call('PUBLISH', channel(id), message) > 0
 end
 
 local function listens(id)
-  local to = channel(id)
-  return to ~= nil and call('PUBSUB', 'NUMSUB', to)[2] > 0
+  return call('PUBSUB', 'NUMSUB', channel(id))[2] > 0
 end
 

@@ -41,3 +41,8 @@ local function next_token(fence, clock)
   fence.token = token
   return text
 end
+
+-- This token was issued with its grant, whatever the fence tells.
+local function raise_fence(fence, token)
+  fence.least = math.max(fence.least, (tonumber(token) or 0) + TOKENS_PER_GRANT)
+end

@@ -18,11 +18,6 @@ local function mark_waited_for(key, value)
   if id and not owner then call('APPEND', key, WAITED_FOR) end
 end
 
--- This token was issued with its grant, whatever the fence tells.
-local function raise_fence(fence, token)
-  fence.least = math.max(fence.least, (tonumber(token) or 0) + TOKENS_PER_GRANT)
-end
-
 local function write_value(id, token, owner)
   return owner and id .. ' ' .. token .. '/' .. owner or id .. ' ' .. token .. WAITED_FOR
 end

@@ -20,13 +20,7 @@ local function join_queue_fast(s, id, lease_text, permits)
   if call('HSETNX', s.waiters, id, record) == 0 then return end
   call('ZADD', s.queue, s.by_size and permits or '1', ticket .. ' ' .. id)
   if before == 0 or not s.queue_kept or s.queue_kept - s.clock.ms < lease_ms * 1.5 then
-    local left = call('PTTL', s.queue)
-    if left < lease_ms * 1.5 then
-      left = lease_ms * 2
-      call('PEXPIRE', s.queue, left)
-      call('PEXPIRE', s.waiters, left)
-    end
-    s.queue_kept = s.clock.ms + left
+    s.queue_kept = s.clock.ms + keep(s.queue, s.waiters, lease_ms)
   end
   s.last_ticket, s.waiting, s.changed = number, before + 1, true
   return { QUEUED, s.limit, s.version, s.ends - s.clock.ms, before, ticket }
