@@ -1056,7 +1056,8 @@ async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Co
     // The first release was not the waiters'.
     let client_commands = scripts_called(&queueing) + scripts_called(&calls) - 1;
     // Each queued request writes its record once, each release notifies one waiter.
-    let operations = queueing["hset"] + calls["publish"];
+    let written = |command: &str| queueing.get(command).copied().unwrap_or_default();
+    let operations = written("hset") + written("hsetnx") + calls["publish"];
     Cost {
         operations: operations as f64 / waiters as f64,
         client_commands: client_commands as f64 / waiters as f64,

@@ -119,6 +119,7 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
         lua!("lock/acquire_again_fast"),
         lua!("lock/join_fast"),
         lua!("lock/release_fast"),
+        lua!("lock/hand_over_fast"),
         lua!("lock/renew"),
         lua!("semaphore/state"),
         lua!("semaphore/acquire_fast"),
@@ -168,8 +169,8 @@ macro_rules! of_lock {
 const JOIN_ALONE: &str = "if #ARGV == 2 then\n\
     local done, answer = pcall(join_fast, KEYS[1], KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', clock, unpack(ARGV))\n\
     if done and answer then return answer end end";
-const RELEASE_ALONE: &str = "local done, answer =\n\
-    pcall(release_fast, KEYS[1], KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', fence, clock, ARGV[1])\n\
+const HAND_OVER_ALONE: &str = "local done, answer =\n\
+    pcall(hand_over_fast, KEYS[1], value, KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', fence, clock, id)\n\
     if done and answer then return answer end";
 
 /// Likewise of a semaphore.
@@ -214,7 +215,7 @@ scripts! {
         [lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])"];
     RELEASE(Used::WithFence, Some(protocol::RELEASE)):
         [lua!("lock/release_alone")], CLOCK,
-        [lua!("lock/names"), lua!("lock/release_fast"), PREPARE, RELEASE_ALONE], QUEUE, HAND_OVER, LOCK,
+        [lua!("lock/names"), lua!("lock/hand_over_fast"), PREPARE, HAND_OVER_ALONE], QUEUE, HAND_OVER, LOCK,
         [lua!("lock/release"), of_lock!("release")];
     /// For the owner of a reentrant lock.
     ACQUIRE_OWNED(Used::WithFence, Some(protocol::ACQUIRE_OWNED)):

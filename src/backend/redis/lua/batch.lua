@@ -44,9 +44,10 @@ local function wait_fast(id, lease_ms)
   return done and answer
 end
 
-local function free_fast(id)
+-- A holder that others wait for.
+local function pass_on_fast(value, id)
   local stem = before .. key .. after
-  local done, answer = pcall(release_fast, key, stem .. ':queue', stem .. ':waiters', fence, clock, id)
+  local done, answer = pcall(hand_over_fast, key, value, stem .. ':queue', stem .. ':waiters', fence, clock, id)
   return done and answer
 end
 
@@ -65,7 +66,7 @@ end
 
 local function carry_out_all()
   local parts, answers, clock = parts, answers, clock
-  local acquire_fast, renew, slow_path = acquire_fast, renew, slow_path
+  local acquire_fast, release_fast, renew, slow_path = acquire_fast, release_fast, renew, slow_path
   local code = parts[next_at]
   while code do
     local own, arg = parts[next_at + 1], next_at + 2
@@ -87,7 +88,8 @@ local function carry_out_all()
       elseif code == RELEASE then
         next_at, seen = arg + 1, nil
         local id = parts[arg]
-        answer = free_fast(id) or slow_path(code, id)
+        local released, value = release_fast(key, fence, id)
+        answer = released or pass_on_fast(value, id) or slow_path(code, id)
       elseif code == RENEW then
         next_at = arg + 2
         answer = renew(key, parts[arg], parts[arg + 1])

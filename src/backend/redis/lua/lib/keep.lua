@@ -3,7 +3,7 @@ local function keep(key, other, lease_ms)
   local left = call('PTTL', key)
   if left < lease_ms * 1.5 then
     left = lease_ms * 2
-    local text = millis(left)
+    local text = string.format('%.0f', left)
     call('PEXPIRE', key, text)
     call('PEXPIRE', other, text)
   end

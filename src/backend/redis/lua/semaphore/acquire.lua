@@ -33,7 +33,7 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
   local differs = s.limit and s.version ~= known and stated ~= s.limit and not waiter(s, id)
   if differs or permits > (s.limit or stated) then
     -- What a holder who has died has left goes to the next even so. A server that has no memory left may refuse that.
-    pcall(hand_over, s)
+    pcall(hand_over_permits, s)
     return { differs and LIMIT_DIFFERS or ABOVE_LIMIT, s.limit or stated }
   end
   if not s.limit or not s.version then put_in_force(s, s.limit or stated, lease_ms) end

@@ -3,7 +3,7 @@
 
 -- The permit of `id` goes to the waiter at `place`. Returns as well what is to be told with the answer: the grant of the
 -- caller's own request, if so it may be told.
-local function hand_over_fast(s, id, place, used)
+local function hand_over_permits_fast(s, id, place, used)
   if not s.version or not s.kept then return end
   s.terms = s.terms or s.kind .. '/' .. s.limit .. '/' .. s.version
   local asker = s.grants_with_answers and sub(id, 1, 36)
@@ -33,7 +33,7 @@ local function release_permits_fast(s, id, kept)
   local used = s.used - (sub(held, 1, 2) == '1 ' and 1 or match(held, '^%d+'))
   local free = s.limit - used
   local place = free == 1 and call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
-  if place then return hand_over_fast(s, id, place, used) end
+  if place then return hand_over_permits_fast(s, id, place, used) end
   -- Whoever waits for more stays in the queue. If it is no holder any more, somebody has changed the key, and all is to be
   -- counted anew.
   if (free <= 1 or (s.queue_kept or 0) < s.clock.ms or call('EXISTS', s.queue) == 0) and call('ZREM', s.key, id) == 1 then
