@@ -283,7 +283,8 @@ mod tests {
 
     #[test]
     fn constants_are_put_in_place_of_their_names_and_comments_are_left_out() {
-        let source = put_together(&[&["-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n", "\nlocal b"], &["return a"]]);
+        let source =
+            put_together(&[&["-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n", "\nlocal b"], &["return a"]]);
         assert_eq!(source, "local a = 0, '0 ', MY_BUSY\nlocal b\nreturn (function()\nreturn a\nend)()\n");
     }
 }
