@@ -8,7 +8,12 @@
 
 local function force(r)
   local value = call('GET', r.key)
-  if not value then return NOT_HELD end
+  if not value then
+    -- A holder who has died may have left it to those who wait.
+    r.free = 1
+    pcall(hand_over, r)
+    return NOT_HELD
+  end
   -- If the holds or the queue are broken, the lock is released nevertheless.
   local intact, lead, token, _, several = pcall(settle_holds, r)
   if not intact then

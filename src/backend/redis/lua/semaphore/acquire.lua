@@ -24,15 +24,16 @@
 
 local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
   lease_ms, permits, stated = tonumber(lease_ms), tonumber(permits), tonumber(stated)
+  -- What a holder who has died has left goes to the next whatever the answer is. A server that has no memory left may refuse that.
   local held = settle(s, id)
   if held then
     -- Granted before, and the answer got lost: whatever has become of the limit since.
     local left = call('ZSCORE', s.key, id) - s.clock.ms
+    pcall(hand_over_permits, s)
     return { GRANTED, s.limit or stated, s.version or '0', match(held, '%d+$'), left }
   end
   local differs = s.limit and s.version ~= known and stated ~= s.limit and not waiter(s, id)
   if differs or permits > (s.limit or stated) then
-    -- What a holder who has died has left goes to the next even so. A server that has no memory left may refuse that.
     pcall(hand_over_permits, s)
     return { differs and LIMIT_DIFFERS or ABOVE_LIMIT, s.limit or stated }
   end
