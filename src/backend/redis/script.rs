@@ -109,22 +109,20 @@ const SEMAPHORE: &[&str] = &[lua!("semaphore/semaphore")];
 
 /// Many operations in one call: the fast paths of all kinds, then the slow ones, in functions that create them.
 pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
-    let fast = [
-        lua!("lib/time"),
-        lua!("lib/token"),
-        lua!("lib/grant"),
-        lua!("lib/keep"),
+    let locks = [
         lua!("lock/names"),
         lua!("lock/acquire_fast"),
+        lua!("lock/release_fast"),
+        lua!("lock/renew"),
+        "local function waiting_paths()",
         lua!("lock/acquire_again_fast"),
         lua!("lock/join_fast"),
-        lua!("lock/release_fast"),
         lua!("lock/hand_over_fast"),
-        lua!("lock/renew"),
-        lua!("semaphore/state"),
-        lua!("semaphore/acquire_fast"),
-        lua!("semaphore/release_fast"),
+        "return acquire_again_fast, join_fast, hand_over_fast",
+        "end",
     ];
+    let semaphores =
+        [lua!("semaphore/state"), lua!("semaphore/acquire_fast"), lua!("semaphore/release_fast")];
     let slow = [
         "local function slow_paths()",
         lua!("lib/notify"),
@@ -151,8 +149,9 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
         "end",
         lua!("operations"),
         "end",
+        lua!("batch"),
     ];
-    Script::new(&[&[&fast[..], &slow, &[lua!("batch")]].concat()], Used::Other, None)
+    Script::new(&[CLOCK, &locks, &semaphores, &slow], Used::Other, None)
 });
 
 /// Reads the clock and prepares the fence.

@@ -1,5 +1,5 @@
--- Carries out many operations in one call, in the order given. Follows the fast paths, and slow_paths(), which creates the slow
--- ones (operations.lua) only if one is needed.
+-- Carries out many operations in one call, in the order given. Follows the fast paths. Those where somebody waits for a lock, and
+-- the slow paths (operations.lua), are only created if one of them is needed: every function costs time, used or not.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
 --          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE and RENEW have two and RELEASE
@@ -33,8 +33,15 @@ local function permits_fast(operation, kind, ...)
   return done and (grant and { WITH_GRANT, answer, grant } or answer)
 end
 
+-- The fast paths where somebody waits for a lock.
+local acquire_again_fast, join_fast, hand_over_fast
+local function need_waiting_paths()
+  if not join_fast then acquire_again_fast, join_fast, hand_over_fast = waiting_paths() end
+end
+
 -- A waiter that asks again, or a new one.
 local function wait_fast(id, lease_ms)
+  need_waiting_paths()
   local stem = before .. key .. after
   local queue, waiters = stem .. ':queue', stem .. ':waiters'
   local done, answer, still_seen = pcall(acquire_again_fast, seen, key, queue, waiters, clock, id, lease_ms)
@@ -46,6 +53,7 @@ end
 
 -- A holder that others wait for.
 local function pass_on_fast(value, id)
+  need_waiting_paths()
   local stem = before .. key .. after
   local done, answer = pcall(hand_over_fast, key, value, stem .. ':queue', stem .. ':waiters', fence, clock, id)
   return done and answer

@@ -15,9 +15,12 @@ end
 -- its lease ends, in ms, as text, and what is to be told with the answer. Nothing, and nothing has changed, in other cases.
 local function grant_fast(place, queue, waiters, key, terms, longest, fence, clock, asker)
   local id = sub(place, 18)
-  local lease_ms, ends = match(call('HGET', waiters, id) or '', '^%d+ (%d+) (%d+) 1$')
+  -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.
+  local record = call('HGET', waiters, id) or ''
+  local lease_ms, ends = tonumber(sub(record, 18, -17)), sub(record, -15, -3)
+  if not lease_ms or sub(record, -2) ~= ' 1' or (longest and lease_ms > longest) then return end
   -- Times of as many digits compare as texts do, and the first 13 of microseconds are milliseconds.
-  if not ends or ends <= sub(clock.text, 1, 13) or (longest and tonumber(lease_ms) > longest) then return end
+  if ends <= sub(clock.text, 1, 13) then return end
   local token, client = next_token(fence, clock), sub(id, 1, 36)
   local message = grant_message(id, token, sub(place, 1, 16), terms, fence, key)
   if client ~= asker and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then return end
