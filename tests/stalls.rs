@@ -169,6 +169,15 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
     let stall = Duration::from_secs(setting("LEASEHOLD_STALL_LENGTH", 4));
     let name = |n: u64| format!("order:{}", n % NAMES);
     for round in 0..rounds {
+        // Nothing is left of the requests of the round before.
+        for n in 0..NAMES {
+            let lock = named(&clients[0], &name(n), lease);
+            eventually(SOON, || async {
+                let now = lock.inspect().await.expect("inspected");
+                now.holders.is_empty() && now.waiters.is_empty()
+            })
+            .await;
+        }
         server.pause();
         let stalled = Instant::now();
         let mut given_up = Vec::new();
@@ -179,13 +188,14 @@ async fn requests_are_given_up_during_a_stall(lease: Duration, rounds: u64) {
                 let (begin, time_limit) = (stall * n as u32 / 120, ms(100 + n * 4));
                 given_up.push(tokio::spawn(async move {
                     tokio::time::sleep(begin).await;
-                    lock.lock_timeout(time_limit).await.map(drop)
+                    let begun = Instant::now();
+                    (n, lock.lock_timeout(time_limit).await, begun.elapsed())
                 }));
             }
         }
         for outcome in join_all(given_up).await {
-            let outcome = outcome.expect("no panic");
-            assert!(outcome.is_err(), "granted by a paused server");
+            let (n, outcome, waited) = outcome.expect("no panic");
+            assert!(outcome.is_err(), "request {n} was granted by a paused server after {waited:?}");
         }
         tokio::time::sleep_until(stalled + stall).await;
         server.resume();
