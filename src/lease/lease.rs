@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::deadline::{Deadline, moment_within};
-use super::schedule::{Entry, List};
+use super::entry::{Entry, List};
 use crate::backend::{
     Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Ticket,
 };

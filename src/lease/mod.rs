@@ -32,6 +32,7 @@
 mod acquire;
 mod deadline;
 mod engine;
+mod entry;
 mod keeper;
 #[expect(clippy::module_inception, reason = "it is about one of them")]
 mod lease;

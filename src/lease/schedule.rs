@@ -16,6 +16,7 @@ use futures::StreamExt;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use super::entry::{Entry, List};
 use super::lease::Lease;
 use crate::backend::{Answered, Backend, BackendError, Renew};
 use crate::sync::Mutex;
@@ -32,20 +33,6 @@ const WAITING_PER_UNDER_WAY: usize = 16;
 
 /// How long the keeper sleeps while nothing is filed.
 const IDLE: Duration = Duration::from_secs(3600);
-
-/// One of the two lists of a schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum List {
-    Queued,
-    Held,
-}
-
-/// Where a lease is filed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) list: List,
-    pub(super) at: Instant,
-}
 
 /// The leases of a client, by the instant at which something is due for them. Every lease is filed once at most, and knows where.
 #[derive(Debug, Default)]

@@ -12,10 +12,10 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::entry::List;
 use super::keeper::Keeper;
 use super::lease::{Heard, Lease, Step};
 use super::release_queue::{PendingRelease, Target};
-use super::schedule::List;
 use crate::backend::Event;
 
 impl Keeper {
