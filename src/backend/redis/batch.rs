@@ -2,6 +2,7 @@
 //!
 //! A client with little to do sends an operation at once. While [`EAGER_CALLS`] calls are in flight, further operations are queued
 //! for a moment and sent together in the next call: a script that executes them one after another and answers each separately.
+//! Operations on permits share calls sooner, because a call reads and writes the state of a semaphore once.
 //! So a client with thousands of tasks is limited neither by system calls nor by round trips, and one with a single task loses
 //! nothing.
 //!
@@ -29,7 +30,7 @@ use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
 use super::script::{BATCH, Call};
 use super::wire::{Wire, is_unknown_script, sort};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Kind};
 use crate::sync::Mutex;
 
 /// How many calls may be in flight however little is queued.
@@ -38,6 +39,9 @@ const EAGER_CALLS: usize = 2;
 /// others are in transit.
 const MAX_CALLS: usize = 4;
 const WORTH_A_CALL: usize = 16;
+/// The same for operations on permits.
+const EAGER_CALLS_FOR_PERMITS: usize = 1;
+const WORTH_A_CALL_FOR_PERMITS: usize = 8;
 /// How many operations one call may take: the server does nothing else while it executes them, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
 /// The usual size of an operation, in bytes.
@@ -69,8 +73,14 @@ impl State {
         self.direct + self.drains
     }
 
-    fn is_worth_another_call(&self) -> bool {
-        self.calls() < EAGER_CALLS || (self.calls() < MAX_CALLS && self.queue.len() >= WORTH_A_CALL)
+    /// Whether to send something in a call of its own when so many others are in flight.
+    fn is_worth_a_call(&self, kind: Kind, others: usize) -> bool {
+        let (eager, worth_a_call) = if kind.is_semaphore() {
+            (EAGER_CALLS_FOR_PERMITS, WORTH_A_CALL_FOR_PERMITS)
+        } else {
+            (EAGER_CALLS, WORTH_A_CALL)
+        };
+        others < eager || (others < MAX_CALLS && self.queue.len() >= worth_a_call)
     }
 }
 
@@ -105,7 +115,7 @@ impl Batches {
         operation: Operation,
     ) -> impl Future<Output = Result<Value, FredError>> + Send + use<'_> {
         let code = operation.script.code();
-        let direct = code.and_then(|_| self.go_direct());
+        let direct = code.and_then(|_| self.go_direct(operation.resource.kind));
         match code {
             // It does not wait for ever: the calls before it have a timeout, and then the queue is rejected.
             Some(code) if direct.is_none() => {
@@ -127,10 +137,10 @@ impl Batches {
     }
 
     /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken.
-    fn go_direct(&self) -> Option<Direct<'_>> {
+    fn go_direct(&self, kind: Kind) -> Option<Direct<'_>> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
-        if state.calls() >= EAGER_CALLS || !state.queue.is_empty() {
+        if !state.queue.is_empty() || !state.is_worth_a_call(kind, state.calls()) {
             return None;
         }
         state.direct += 1;
@@ -144,8 +154,9 @@ impl Batches {
     ) -> oneshot::Receiver<Result<Value, FredError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state.lock();
+        let kind = operation.resource.kind;
         state.queue.push_back(Queued { code, operation, answer });
-        let start = state.drains == 0 || state.is_worth_another_call();
+        let start = state.drains == 0 || state.is_worth_a_call(kind, state.calls());
         if start {
             state.drains += 1;
         }
@@ -171,7 +182,9 @@ impl Batches {
         let mut state = self.state.lock();
         let mut operations = Vec::new();
         // A drain that is not needed any more leaves the rest to the others.
-        let needed = state.drains == 1 || state.calls() <= EAGER_CALLS || state.queue.len() >= WORTH_A_CALL;
+        let needed = state.queue.front().is_some_and(|first| {
+            state.drains == 1 || state.is_worth_a_call(first.operation.resource.kind, state.calls() - 1)
+        });
         while needed && operations.len() < MAX_OPERATIONS {
             match state.queue.pop_front() {
                 Some(operation) if operation.answer.is_closed() => {}

@@ -73,6 +73,8 @@ constants! {
     /// How many tokens a grant reserves, whatever its request says: one for each hold that its lease may have within a client. So
     /// no request and no record of a waiter has to tell it. A request for more is refused (`calls.rs`).
     TOKENS_PER_GRANT: u64 = 16;
+    /// How far ahead of the time a busy semaphore may write its fence.
+    FENCE_AHEAD_US: u64 = 1000;
     /// How long a fence outlives the last grant, in ms.
     FENCE_MS: &str = "86400000";
     /// How many places a queue has when it gets an index.

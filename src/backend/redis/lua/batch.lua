@@ -1,5 +1,5 @@
--- Carries out many operations in one call, in the order given. Follows the fast paths. Those where somebody waits for a lock, and
--- the slow paths (operations.lua), are only created if one of them is needed: every function costs time, used or not.
+-- Carries out many operations in one call, in the order given. Every function costs time when it is created, used or not: so the
+-- fast paths of semaphores, those of locks that somebody waits for, and the slow paths are created when an operation needs them.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
 --          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE and RENEW have two and RELEASE
@@ -12,70 +12,14 @@
 --
 -- An operation that fails, because something else is stored under its key, say, harms no other one.
 
-local parts, answers, number, next_at = { cmsgpack.unpack(ARGV[1]) }, {}, 0, 1
-local clock = read_clock()
-local fences, fence, slow, seen = {}, nil, nil, nil
+local fence, close_semaphores, number, next_at = nil, nil, 0, 1
 -- The key of the operation at hand, and what comes before and after it in the names of the others (keys.rs).
 local key, before, after
--- The semaphores that fast paths have read the state of, by their keys.
-local semaphores = {}
 
--- Whatever goes wrong with a fast path, the slow path looks for itself.
-local function permits_fast(operation, kind, ...)
-  local semaphore = semaphores[key]
-  if not semaphore or semaphore.kind ~= kind then
-    if semaphore then close_state(semaphore) end
-    semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
-    semaphore.grants_with_answers = true
-    semaphores[key] = semaphore
-  end
-  local done, answer, grant = pcall(operation, semaphore, ...)
-  return done and (grant and { WITH_GRANT, answer, grant } or answer)
-end
-
--- The fast paths where somebody waits for a lock.
-local acquire_again_fast, join_fast, hand_over_fast
-local function need_waiting_paths()
-  if not join_fast then acquire_again_fast, join_fast, hand_over_fast = waiting_paths() end
-end
-
--- A waiter that asks again, or a new one.
-local function wait_fast(id, lease_ms)
-  need_waiting_paths()
-  local stem = before .. key .. after
-  local queue, waiters = stem .. ':queue', stem .. ':waiters'
-  local done, answer, still_seen = pcall(acquire_again_fast, seen, key, queue, waiters, clock, id, lease_ms)
-  seen = done and still_seen or nil
-  if answer then return done and answer end
-  done, answer = pcall(join_fast, key, queue, waiters, clock, id, lease_ms)
-  return done and answer
-end
-
--- A holder that others wait for.
-local function pass_on_fast(value, id)
-  need_waiting_paths()
-  local stem = before .. key .. after
-  local done, answer = pcall(hand_over_fast, key, value, stem .. ':queue', stem .. ':waiters', fence, clock, id)
-  return done and answer
-end
-
-local function slow_path(code, ...)
-  -- Something may change in the queue that the operations before were about.
-  seen = nil
-  if semaphores[key] then
-    close_state(semaphores[key])
-    semaphores[key] = nil
-  end
-  slow = slow or slow_paths()
-  -- It may grant a lock under a later token.
-  fence.shared = false
-  return slow(code, key, before .. key .. after .. ':queue', fence, clock, ...)
-end
-
-local function carry_out_all()
-  local parts, answers, clock = parts, answers, clock
-  local acquire_fast, release_fast, renew, slow_path = acquire_fast, release_fast, renew, slow_path
-  local code = parts[next_at]
+-- Begins with the operation at `next_at`, and ends early if a slow path fails.
+local function carry_out_all(parts, answers, fences)
+  local clock, code, seen = clock, parts[next_at], nil
+  local acquire_fast, release_fast, renew, waiting_paths, wait_fast, pass_on_fast, permits_fast, slow_path
   while code do
     local own, arg = parts[next_at + 1], next_at + 2
     if code == USE_FENCE then
@@ -88,30 +32,44 @@ local function carry_out_all()
         before, key, after = '{', own, '}'
       end
       local answer
-      if code == ACQUIRE then
-        next_at = arg + 2
-        local id, lease_ms = parts[arg], parts[arg + 1]
-        answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, id, lease_ms)
-          or wait_fast(id, lease_ms) or slow_path(code, id, lease_ms)
-      elseif code == RELEASE then
-        next_at, seen = arg + 1, nil
-        local id = parts[arg]
-        local released, value = release_fast(key, fence, id)
-        answer = released or pass_on_fast(value, id) or slow_path(code, id)
-      elseif code == RENEW then
-        next_at = arg + 2
-        answer = renew(key, parts[arg], parts[arg + 1])
+      if code == ACQUIRE_PERMITS or code == RELEASE_PERMITS or code == RENEW_PERMITS then
+        next_at, arg = arg + 1 + parts[arg], arg + 1
+        if not permits_fast and code ~= RENEW_PERMITS then permits_fast, close_semaphores = semaphore_paths() end
+        answer = permits_fast and permits_fast(code, key, before, after, fence, clock, unpack(parts, arg, next_at - 1))
       else
-        next_at = arg + 1 + parts[arg]
-        if code == ACQUIRE_PERMITS then
-          answer = permits_fast(acquire_permits_fast, unpack(parts, arg + 1, next_at - 1))
-        elseif code == RELEASE_PERMITS then
-          answer = permits_fast(release_permits_fast, unpack(parts, arg + 1, next_at - 1))
-        elseif code == ACQUIRE_WITH then
-          code = ACQUIRE
-          answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, parts[arg + 1], parts[arg + 2])
+        if not acquire_fast then acquire_fast, release_fast, renew, waiting_paths = lock_paths() end
+        if code == ACQUIRE then
+          next_at = arg + 2
+          local queue, id, lease_ms = before .. key .. after .. ':queue', parts[arg], parts[arg + 1]
+          answer = acquire_fast(key, queue, fence, clock, id, lease_ms)
+          if not answer then
+            if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
+            answer, seen = wait_fast(seen, key, queue, clock, id, lease_ms)
+          end
+        elseif code == RELEASE then
+          next_at, seen = arg + 1, nil
+          local released, value = release_fast(key, fence, parts[arg])
+          answer = released
+          if not released then
+            if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
+            answer = pass_on_fast(key, value, before .. key .. after .. ':queue', fence, clock, parts[arg])
+          end
+        elseif code == RENEW then
+          next_at = arg + 2
+          answer = renew(key, parts[arg], parts[arg + 1])
+        else
+          next_at, arg = arg + 1 + parts[arg], arg + 1
+          if code == ACQUIRE_WITH then
+            code = ACQUIRE
+            answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, parts[arg], parts[arg + 1])
+          end
         end
-        answer = answer or slow_path(code, unpack(parts, arg + 1, next_at - 1))
+      end
+      if not answer then
+        -- Something may change in the queue that the operations before were about.
+        seen = nil
+        slow_path = slow_path or slow_paths()
+        answer = slow_path(code, key, before .. key .. after .. ':queue', fence, clock, unpack(parts, arg, next_at - 1))
       end
       number = number + 1
       answers[number] = answer
@@ -120,16 +78,17 @@ local function carry_out_all()
   end
 end
 
+local parts, answers, fences = { cmsgpack.unpack(ARGV[1]) }, {}, {}
 repeat
-  local done, problem = pcall(carry_out_all)
+  local done, problem = pcall(carry_out_all, parts, answers, fences)
   if not done then
-    seen, number = nil, number + 1
+    -- They are read anew.
+    if close_semaphores then close_semaphores() end
+    number = number + 1
     answers[number] = { FAILED, type(problem) == 'table' and problem.err or tostring(problem) }
   end
 until done
-for _, semaphore in pairs(semaphores) do
-  close_state(semaphore)
-end
+if close_semaphores then close_semaphores() end
 for _, fence in pairs(fences) do
   if fence.unwritten then call('SET', fence.key, fence.unwritten, 'KEEPTTL') end
 end

@@ -41,13 +41,13 @@ local function hand_over(r, asker)
       local client = sub(id, 1, 36)
       local reached = id == asker
       if not reached and request.permits <= r.free and not silent[client] then
-        request.token = next_token(r.fence, r.clock)
-        local terms = request.owner and 'reentrant' or r.terms
-        reached = tell(id, grant_message(id, request.token, request.ticket, terms, r.fence, r.key))
+        request.token = r.next_token(r, r.clock)
+        local terms = terms_of(request.owner and 'reentrant' or r.terms, r.fence, r.key)
+        reached = tell(id, grant_message(id, request.token, request.ticket, terms))
       end
       if reached then
         remove(r, id, request)
-        request.token = request.token or next_token(r.fence, r.clock)
+        request.token = request.token or r.next_token(r, r.clock)
         if id == asker then
           answer = request.token
         else

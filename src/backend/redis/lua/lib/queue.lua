@@ -14,8 +14,9 @@
 --   fence, clock          as in token.lua and time.lua
 --   free, limit           how many permits are free, and how many there can be at most
 --   by_size               whether small requests may pass large ones
---   terms                 what a waiter has to know about the kind of its grant, for messages
+--   terms                 the kind, as in messages (grant.lua)
 --   last_ticket           of a semaphore, whose places are not in the order of their tickets
+--   next_token            function(r, clock): a new token, as text
 --   admit                 function(r, id, request): makes a waiter a holder
 
 -- The waiter with this lease id; nil if it is not in the queue.

@@ -6,7 +6,7 @@ local function hand_over_fast(lock, value, queue, waiters, fence, clock, id)
   local place = call('ZRANGEBYSCORE', queue, '1', '+inf', 'LIMIT', '0', '1')[1]
   if place then
     raise_fence(fence, sub(value, -17, -2))
-    local next, token, ends = grant_fast(place, queue, waiters, lock, 'mutex', nil, fence, clock)
+    local next, token, ends = grant_fast(place, queue, waiters, terms_of('mutex', fence, lock), nil, clock, next_token, fence)
     if not next then return end
     call('SET', lock, next .. ' ' .. token .. WAITED_FOR, 'PXAT', ends)
     fence.shared = false

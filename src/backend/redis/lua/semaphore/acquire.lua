@@ -55,7 +55,7 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
   if permits > s.free or (queued and not s.by_size and call('ZCOUNT', s.queue, 1, '+inf') > 0) then
     return { NONE_FREE, s.limit, s.version }
   end
-  local token = next_token(s.fence, s.clock)
+  local token = next_permit_token(s, s.clock)
   hold_permits(s, id, { lease_ms = lease_ms, permits = permits, token = token })
   return { GRANTED, s.limit, s.version, token }
 end

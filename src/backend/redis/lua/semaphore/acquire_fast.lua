@@ -37,7 +37,7 @@ local function acquire_permits_fast(s, id, lease_text, waits, permits, _, known)
   end
   -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
   if call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then return end
-  local token = next_token(s.fence, s.clock)
+  local token = next_permit_token(s, s.clock)
   -- If it holds permits already, nobody gets this token.
   if call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then return end
   call('ZADD', s.key, millis(now_ms + lease_ms), id)
