@@ -370,18 +370,19 @@ async fn permits_granted_with_an_answer_that_got_lost_are_asked_for_at_once() {
     let client = connect(&proxy.url()).await;
     warm_up(&client, &mut raw).await;
     let semaphore = client.fair_semaphore("one", 20).expect("valid");
-    let acquire_all = || (0..20).map(|_| semaphore.acquire()).collect::<FuturesOrdered<_>>();
-    let mut held: Vec<_> = within(SOON, acquire_all().collect()).await;
+    let acquire_all = || {
+        let semaphore = semaphore.clone();
+        async move { join_all((0..20).map(|_| semaphore.acquire())).await }
+    };
+    let mut held = within(SOON, acquire_all()).await;
     for lost in [false, true] {
-        let mut waiting = acquire_all();
-        assert!(poll!(waiting.next()).is_pending());
+        let waiting = tokio::spawn(acquire_all());
         eventually(SOON, || ready(raw.send(&["ZCARD", "{fair-semaphore:one}:queue"]).int() == 20)).await;
         raw.send(&["CONFIG", "RESETSTAT"]);
         // A batch with a release: in MessagePack, its code, that its key is the one before, and that it has three arguments.
         let cut = lost.then(|| proxy.cut_after_next_request_matching(*b"\xa1s\xc2\x03"));
-        let served = waiting.collect();
-        let ((), next) = within(SOON, join(release_all(mem::take(&mut held)), served)).await;
-        held = next;
+        let ((), next) = within(SOON, join(release_all(mem::take(&mut held)), waiting)).await;
+        held = next.expect("no panic");
         if let Some(cut) = cut {
             within(SOON, cut).await.expect("an answer got lost");
         } else {

@@ -1396,3 +1396,26 @@ async fn idle_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
     }
     assert_grow(&tokens);
 }
+
+under_a_clock!(tokens_grow_when_the_clock_is_set_back_after_many_grants: busy_under_a_clock);
+async fn busy_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::leased(&client, 3, ms(200));
+    let mut last = 0;
+    for _ in 0..3 {
+        let turns = (0..60).map(|_| async {
+            let guard = semaphore.acquire().await.expect("granted");
+            let token = guard.token().get();
+            guard.release().await.expect("held to the end");
+            token
+        });
+        let tokens = within(SOON * 4, join_all(turns)).await;
+        assert!(tokens.iter().all(|token| *token > last), "{last}: {tokens:?}");
+        last = tokens.into_iter().max().expect("sixty");
+        // Written for a millisecond ahead at most. A grant takes up sixteen numbers.
+        let covered: u64 = raw.send(&["GET", &fence::<S>()]).text().expect("written").parse().expect("a token");
+        assert!((last - 15..=last + 1000).contains(&covered), "{covered} for {last}");
+        eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;
+        clock.set_back(SECOND * 100);
+    }
+}
