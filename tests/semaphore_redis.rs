@@ -1413,7 +1413,8 @@ async fn busy_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
         assert!(tokens.iter().all(|token| *token > last), "{last}: {tokens:?}");
         last = tokens.into_iter().max().expect("sixty");
         // Written for a millisecond ahead at most. A grant takes up sixteen numbers.
-        let covered: u64 = raw.send(&["GET", &fence::<S>()]).text().expect("written").parse().expect("a token");
+        let covered: u64 =
+            raw.send(&["GET", &fence::<S>()]).text().expect("written").parse().expect("a token");
         assert!((last - 15..=last + 1000).contains(&covered), "{covered} for {last}");
         eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;
         clock.set_back(SECOND * 100);
