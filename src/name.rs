@@ -11,7 +11,7 @@ pub const MAX_NAME_BYTES: usize = 512;
 
 /// The ends of the other keys of a lock. Those keys start with `{`, so only with a prefix that is empty or starts with `{`
 /// could they be the key of another lock.
-const RESERVED: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
+const RESERVED: [&str; 5] = [":queue", ":waiters", ":state", ":holds", ":fence"];
 
 /// A validated name together with the resource it names. The key is the prefix, then the name, nothing in between.
 ///
@@ -19,7 +19,6 @@ const RESERVED: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Name {
     resource: Resource,
-    prefix_len: usize,
 }
 
 impl Name {
@@ -44,22 +43,12 @@ impl Name {
         if key.starts_with('{') && RESERVED.iter().any(|suffix| key.ends_with(suffix)) {
             return Err(Error::invalid("name", format!("`{key}` is reserved for the data of another lock")));
         }
-        Ok(Self { resource: Resource::new(key, kind), prefix_len: prefix.len() })
-    }
-
-    /// The name of a resource whose key begins with a prefix of so many bytes.
-    pub(crate) const fn of(resource: Resource, prefix_len: usize) -> Self {
-        Self { resource, prefix_len }
-    }
-
-    /// The length of the prefix, in bytes.
-    pub(crate) const fn prefix_len(&self) -> usize {
-        self.prefix_len
+        Ok(Self { resource: Resource::named(prefix, name, kind) })
     }
 
     /// The name as the user gave it.
     pub(crate) fn as_str(&self) -> &str {
-        &self.resource.key[self.prefix_len..]
+        self.resource.name()
     }
 
     /// The resource that is named.

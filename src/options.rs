@@ -80,7 +80,7 @@ impl MutexOptions {
     }
 
     /// What the store's keys start with, before the name; may be empty. Two locks exclude each other if
-    /// prefix and name together are the same.
+    /// prefix and name together are the same. Tokens may be issued per prefix, so use the same one for a name everywhere.
     ///
     /// Default: `lock:`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {

@@ -87,7 +87,7 @@ impl Permits {
         let limit = at_least_one("limit", limit)?;
         let Primitive { engine, name, settings } = &self.primitive;
         let answer = engine.backend().set_limit(name.resource(), limit, settings.terms.ttl).await;
-        self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(name.as_str())))?);
+        self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(name)))?);
         tracing::info!(%name, limit, "resized");
         Ok(())
     }

@@ -73,14 +73,13 @@ impl Primitive {
 
     pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
         let answer = self.engine.backend().inspect(self.name.resource(), detail).await;
-        answer.map_err(|error| self.engine.error(error, "inspect", Some(self.name.as_str())))
+        answer.map_err(|error| self.engine.error(error, "inspect", Some(&self.name)))
     }
 
     /// Ends whatever hold there is. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
         let answer = self.engine.backend().force_release(self.name.resource()).await;
-        let released =
-            answer.map_err(|error| self.engine.error(error, "force release", Some(self.name.as_str())))?;
+        let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;
         tracing::warn!(name = %self.name, released, "released by force");
         Ok(released)
     }

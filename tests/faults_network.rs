@@ -134,7 +134,7 @@ async fn a_lock_whose_grant_was_never_answered_is_adopted() {
     let mut raw = fixture.server.raw();
     assert!(guard.is_held());
     // One grant: the second request was told the token of the first.
-    assert_eq!(raw.get(FENCE), Some(guard.token().to_string()));
+    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()));
     assert_eq!(left(&mut raw), [KEY]);
     guard.release().await.expect("held to the end");
     assert_eq!(left(&mut raw), Vec::<String>::new());
@@ -147,7 +147,7 @@ async fn a_try_lock_whose_grant_was_never_answered_is_adopted() {
     let guard = within(SOON, fixture.far(LONG).try_lock()).await.expect("answered").expect("free");
     within(SOON, cut).await.expect("the first answer was lost");
     let mut raw = fixture.server.raw();
-    assert_eq!(raw.get(FENCE), Some(guard.token().to_string()));
+    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()));
     guard.release().await.expect("held to the end");
     assert_eq!(left(&mut raw), Vec::<String>::new());
 }
@@ -163,7 +163,7 @@ async fn a_release_that_was_never_answered_succeeds_and_touches_no_later_holder(
     within(SOON, cut).await.expect("the first answer was lost");
     released.expect("repeated until answered");
     let mut raw = fixture.server.raw();
-    assert_eq!(raw.get(FENCE), Some(next.token().to_string()));
+    assert_eq!(locks::token_held(&mut raw), Some(next.token().to_string()));
     assert!(raw.get(KEY).is_some() && next.is_held(), "the repeated release left the next holder alone");
     next.release().await.expect("held to the end");
     nothing_left(&fixture.server, SECOND).await;

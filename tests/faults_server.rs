@@ -487,6 +487,8 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
     queued(&fixture.server, 1).await;
     let holder = raw.get(KEY).expect("held");
     let channels = raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).words();
+    let value = raw.get(KEY);
+    let holder = holder.split(' ').next().expect("a lease id");
     let unknown = format!("{}.999999", holder.split('.').next().expect("a lease id"));
     let foreign = "0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.1";
     let forged = [
@@ -496,13 +498,13 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
         "revoke".to_owned(),
         "probe".to_owned(),
         "x".repeat(100_000),
-        format!("grant {holder} not-a-number mutex {KEY}"),
-        format!("grant {holder} 99999999999999999999999999 mutex {KEY}"),
-        format!("grant {holder} 1 gate {KEY}"),
-        format!("grant {unknown} 1 mutex {KEY}"),
-        format!("grant {foreign} 1 mutex {KEY}"),
-        format!("grant {unknown} 1 mutex lock:elsewhere"),
-        format!("grant {unknown} 1 fair lock:elsewhere"),
+        format!("grant {holder} not-a-number 1 mutex 5 {KEY}"),
+        format!("grant {holder} 99999999999999999999999999 1 mutex 5 {KEY}"),
+        format!("grant {holder} 1 1 gate 5 {KEY}"),
+        format!("grant {unknown} 1 1 mutex 5 {KEY}"),
+        format!("grant {foreign} 1 1 mutex 5 {KEY}"),
+        format!("grant {unknown} 1 1 mutex 5 lock:elsewhere"),
+        format!("grant {unknown} 1 1 fair 5 lock:elsewhere"),
         format!("ask {unknown} {KEY}"),
         format!("ask {foreign} {KEY}"),
         format!("revoke {unknown} {KEY}"),
@@ -524,12 +526,12 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");
     }
-    assert_eq!(raw.get(KEY), Some(holder), "nobody's lock was released");
+    assert_eq!(raw.get(KEY), value, "nobody's lock was released");
     assert!(guard.is_held() && elsewhere.is_held() && !waiter.is_finished());
     assert_eq!(raw.send(&["ZCARD", QUEUE]).int(), 1);
     guard.release().await.expect("held to the end");
     let guard = granted(waiter, SOON).await;
-    assert_eq!(raw.get(FENCE), Some(guard.token().to_string()), "the real token");
+    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()), "the real token");
     guard.release().await.expect("held to the end");
     elsewhere.release().await.expect("held to the end");
     nothing_left(&fixture.server, SECOND).await;
@@ -540,10 +542,11 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
     let Some(fixture) = Fixture::set_up("forged grants").await else { return };
     let mut raw = fixture.server.raw();
     let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
-    let holder = raw.get(KEY).expect("held");
+    let value = raw.get(KEY);
+    let holder = value.as_deref().and_then(|value| value.split(' ').next()).expect("held");
     // Its own client knows the lease; the other one does not, and has no business with it either.
     for channel in raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).words() {
-        assert_eq!(raw.send(&["PUBLISH", &channel, &format!("grant {holder} 7 mutex {KEY}")]).int(), 1);
+        assert_eq!(raw.send(&["PUBLISH", &channel, &format!("grant {holder} 7 1 mutex 5 {KEY}")]).int(), 1);
     }
     // What a client gives back goes the way of its requests: a later request is answered after it.
     for client in fixture.clients() {
@@ -553,7 +556,7 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");
     }
-    assert_eq!(raw.get(KEY), Some(holder), "still held by the same lease");
+    assert_eq!(raw.get(KEY), value, "still held by the same lease");
     guard.release().await.expect("held to the end");
 }
 

@@ -19,7 +19,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 const NAME: &str = "machine:42";
-const FENCE: &str = "{lock:machine:42}:fence";
+const FENCE: &str = "{lock:}:fence";
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The lease of every worker.

@@ -255,7 +255,7 @@ fn replace_by_list(raw: &mut Raw, key: &str) {
 /// What a call for an owner asks for: its keys, and this many arguments.
 fn calls(request: &Request, args: usize) -> bool {
     request.script_call().is_some_and(|call| {
-        call.0.len() == 5 && call.1.len() == args && call.0.first().is_some_and(|key| key == KEY)
+        call.0.len() == 3 && call.1.len() == args && call.0.first().is_some_and(|key| key == KEY)
     })
 }
 
@@ -368,7 +368,9 @@ async fn a_lock_held_by_an_owner_excludes_the_bare_recipe() {
     let mut guards = vec![enter(&one).await];
     for _ in 0..2 {
         let value = raw.get(KEY).expect("a string");
-        let (id, owner) = value.split_once('/').expect("lease id and owner");
+        let (id, owner) = value.split_once('/').expect("lease id, token and owner");
+        let (id, token) = id.split_once(' ').expect("lease id and token");
+        assert_eq!(token, guards[0].token().to_string());
         assert!(LeaseId::parse(id).is_some() && owner == OWNER, "{value}");
         assert!((1..=30_000).contains(&raw.send(&["PTTL", KEY]).int()));
         assert!(!bare_lock(&mut raw, BARE_HOLDER, SECOND));
@@ -540,7 +542,13 @@ async fn inspect_lists_one_holder_per_lease_and_the_key_names_one_of_them() {
         let inspection = fixture.inspect().await;
         assert_eq!((inspection.holders.len(), inspection.in_use), (i + 1, 1));
         let value = raw.get(KEY).expect("held");
-        assert!(inspection.holders.iter().any(|holder| value == format!("{}/{OWNER}", holder.id)), "{value}");
+        assert!(
+            inspection
+                .holders
+                .iter()
+                .any(|holder| value == format!("{} {}/{OWNER}", holder.id, holder.token.expect("ours"))),
+            "{value}"
+        );
         let mut clients: Vec<_> = inspection
             .holders
             .iter()
@@ -1548,7 +1556,7 @@ async fn a_list_of_holds_that_lost_its_lead_lets_nobody_else_in() {
     let lead = enter(&locks[0]).await;
     let joined = enter(&locks[1]).await;
     let value = raw.get(KEY).expect("held");
-    let (id, _) = value.split_once('/').expect("lease id and owner");
+    let (id, _) = value.split_once(' ').expect("lease id and token");
     assert_eq!(raw.send(&["ZREM", HOLDS, id]).int(), 1);
     assert_all_lost([joined], &[LossReason::Taken]).await;
     assert_kept(ms(200), &[&lead]).await;
@@ -1828,7 +1836,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
     for key in raw.keys("*") {
         assert!(raw.send(&["PTTL", &key]).int() > 0, "{key} stays forever");
     }
-    assert_eq!(raw.keys("*").len(), 3, "one fence per name");
+    assert_eq!(raw.keys("*"), [FENCE], "one fence for all names");
     drop(raw);
     fixture.tear_down().await;
 }

@@ -72,24 +72,34 @@ fn beside<S: Semaphore>(suffix: &str) -> String {
 }
 
 fn all_keys<S: Semaphore>() -> [String; 5] {
-    [key::<S>(), beside::<S>("queue"), beside::<S>("waiters"), beside::<S>("fence"), beside::<S>("holds")]
+    [key::<S>(), beside::<S>("queue"), beside::<S>("waiters"), beside::<S>("state"), beside::<S>("holds")]
+}
+
+/// Of all semaphores of a kind, with the usual prefix.
+fn fence<S: Semaphore>() -> String {
+    format!("{{{}}}:fence", S::PREFIX)
 }
 
 fn pttl(raw: &mut Raw, key: &str) -> i64 {
     raw.send(&["PTTL", key]).int()
 }
 
-/// Only fences are in the store, and each goes after a day.
+/// Only fences are in the store, each of which goes after a day, and what is known of semaphores, which goes after four leases.
 #[track_caller]
 fn assert_only_fences(raw: &mut Raw) {
     for key in raw.keys("*") {
-        assert!(key.starts_with('{') && key.ends_with(":fence"), "left behind: {key}");
+        assert!(
+            key.starts_with('{') && (key.ends_with(":fence") || key.ends_with(":state")),
+            "left behind: {key}"
+        );
         let rest = pttl(raw, &key);
-        assert!(0 < rest && rest <= DAY_MS, "{key} has {rest} ms left");
+        let most = if key.ends_with(":fence") { DAY_MS } else { 4 * 30_000 };
+        // -2 is a key that has gone since.
+        assert!(rest == -2 || 0 < rest && rest <= most, "{key} has {rest} ms left");
     }
 }
 
-/// Only fences are in the store within a second.
+/// Only fences, and what is known of semaphores, are in the store within a second.
 #[track_caller]
 fn only_fences_are_left(server: &RedisServer) -> impl Future<Output = ()> {
     let mut raw = server.raw();
@@ -318,7 +328,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection<S: Semaphore>(s
             // Whoever dies now leaves nothing forever. -2 is a key that has gone since.
             let rest = pttl(&mut raw, &key);
             assert!(rest == -2 || rest > 0, "{key} has no expiry: {rest}");
-            seen += u32::from(!key.ends_with(":fence"));
+            seen += u32::from(!key.ends_with(":fence") && !key.ends_with(":state"));
         }
         while let Some(ended) = tasks.try_join_next() {
             ended.expect("no panic");
@@ -331,7 +341,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection<S: Semaphore>(s
         client.shutdown().await.expect("drained");
     }
     assert_only_fences(&mut raw);
-    assert_eq!(raw.keys("*").len(), 4, "one fence per name");
+    assert_eq!(raw.keys("*:fence"), [fence::<S>()], "one fence for all names");
     drop(clients);
     disconnected(&mut raw).await;
 }
@@ -586,14 +596,14 @@ async fn something_else_under_the_key_for_a_while_admits_nobody_too_many<S: Sema
     nothing_is_left(&semaphore).await;
 }
 
-promise!(a_fence_that_tells_nothing_is_made_anew_and_admits_nobody_too_many: counting, fair);
-async fn a_fence_that_tells_nothing_is_made_anew_and_admits_nobody_too_many<S: Semaphore>(site: Site) {
+promise!(a_state_that_tells_nothing_is_made_anew_and_admits_nobody_too_many: counting, fair);
+async fn a_state_that_tells_nothing_is_made_anew_and_admits_nobody_too_many<S: Semaphore>(site: Site) {
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
     let [one, two] = clients.map(|client| S::of(&client, 2));
     for text in ["", "7", "12345678", "junk"] {
         let held = [taken(&one, 1).await, taken(&two, 1).await];
         let waiters = queue_up(&[one.clone(), two.clone()], &[1, 1]).await;
-        raw.send(&["SET", &beside::<S>("fence"), text]);
+        raw.send(&["SET", &beside::<S>("state"), text]);
         give_back(held).await;
         let mut served = Vec::new();
         for waiter in waiters {
@@ -625,7 +635,7 @@ async fn what_is_made_anew_by_a_grant_expires<S: Semaphore>(site: Site) {
 promise!(a_full_store_lets_go_what_somebody_else_has_deleted: counting, fair);
 async fn a_full_store_lets_go_what_somebody_else_has_deleted<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
-    for gone in [&[key::<S>(), beside::<S>("holds")][..], &[beside::<S>("fence")]] {
+    for gone in [&[key::<S>(), beside::<S>("holds")][..], &[beside::<S>("state")]] {
         let guard = taken(&S::of(&client, 3), 2).await;
         raw.send(&["CONFIG", "SET", "maxmemory", "1"]);
         for key in gone {
@@ -640,12 +650,12 @@ async fn a_full_store_lets_go_what_somebody_else_has_deleted<S: Semaphore>(site:
     only_fences_are_left(site.server()).await;
 }
 
-promise!(an_inspection_without_the_fence_counts_what_is_held: counting, fair);
-async fn an_inspection_without_the_fence_counts_what_is_held<S: Semaphore>(site: Site) {
+promise!(an_inspection_without_the_state_counts_what_is_held: counting, fair);
+async fn an_inspection_without_the_state_counts_what_is_held<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     let semaphore = S::of(&client, 5);
     let held = [taken(&semaphore, 1).await, taken(&semaphore, 2).await];
-    assert_eq!(raw.send(&["DEL", &beside::<S>("fence")]).int(), 1);
+    assert_eq!(raw.send(&["DEL", &beside::<S>("state")]).int(), 1);
     let now = semaphore.inspect().await.expect("inspected");
     assert_eq!((now.in_use, now.holders.len()), (3, 2));
     give_back(held).await;
@@ -703,15 +713,15 @@ async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Sema
     only_fences_are_left(site.server()).await;
 }
 
-promise!(a_deleted_fence_costs_no_holder_its_permits_and_tokens_go_on_growing: counting, fair);
-async fn a_deleted_fence_costs_no_holder_its_permits_and_tokens_go_on_growing<S: Semaphore>(site: Site) {
+promise!(a_deleted_state_costs_no_holder_its_permits_and_tokens_go_on_growing: counting, fair);
+async fn a_deleted_state_costs_no_holder_its_permits_and_tokens_go_on_growing<S: Semaphore>(site: Site) {
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
     let semaphores = clients.clone().map(|client| S::leased(&client, 3, SECOND * 3));
     let [one, two] = &semaphores;
     let held = [taken(one, 1).await, taken(two, 2).await];
     let waiters = queue_up(&semaphores, &[2, 1]).await;
     let newest = held[1].token();
-    assert_eq!(raw.send(&["DEL", &beside::<S>("fence")]).int(), 1);
+    assert_eq!(raw.send(&["DEL", &beside::<S>("state")]).int(), 1);
     let lost = select_all(held.iter().map(|guard| Box::pin(guard.lost())));
     assert_pending(SECOND * 2, lost).await;
     assert_eq!(one.inspect().await.expect("inspected").in_use, 3, "nobody was let in");
@@ -1365,4 +1375,48 @@ async fn jumping_clock<S: Semaphore>(clock: Clock, site: Site) {
     assert_grow(&tokens);
     last.release().await.expect("held to the end");
     nothing_is_left(&one).await;
+}
+
+under_a_clock!(tokens_grow_when_the_clock_is_set_back_while_nobody_uses_the_semaphore: idle_under_a_clock);
+async fn idle_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::leased(&client, 2, ms(200));
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..5 {
+            let guard = taken(&semaphore, 1).await;
+            tokens.push(guard.token());
+            guard.release().await.expect("held to the end");
+            sleep(ms(40)).await;
+        }
+        // What is left of it has expired, and is not only hidden until the clock is set back.
+        eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;
+        assert_eq!(raw.keys("*"), [fence::<S>()]);
+        clock.set_back(SECOND * 100);
+    }
+    assert_grow(&tokens);
+}
+
+under_a_clock!(tokens_grow_when_the_clock_is_set_back_after_many_grants: busy_under_a_clock);
+async fn busy_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
+    let (client, mut raw) = (site.client().await, site.server().raw());
+    let semaphore = S::leased(&client, 3, ms(200));
+    let mut last = 0;
+    for _ in 0..3 {
+        let turns = (0..60).map(|_| async {
+            let guard = semaphore.acquire().await.expect("granted");
+            let token = guard.token().get();
+            guard.release().await.expect("held to the end");
+            token
+        });
+        let tokens = within(SOON * 4, join_all(turns)).await;
+        assert!(tokens.iter().all(|token| *token > last), "{last}: {tokens:?}");
+        last = tokens.into_iter().max().expect("sixty");
+        // Written for a millisecond ahead at most. A grant takes up sixteen numbers.
+        let covered: u64 =
+            raw.send(&["GET", &fence::<S>()]).text().expect("written").parse().expect("a token");
+        assert!((last - 15..=last + 1000).contains(&covered), "{covered} for {last}");
+        eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;
+        clock.set_back(SECOND * 100);
+    }
 }

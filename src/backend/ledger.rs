@@ -396,7 +396,8 @@ impl Ledger {
             let same = self.queue.values().filter(|place| place.owner == owner);
             told.extend(same.map(|place| Event::AskAgain(place.lease)));
         }
-        let granted = LeaseRef::new(lease, Resource::new(Arc::clone(&resource.key), kind));
+        let mut granted = LeaseRef::new(lease, resource.clone());
+        granted.resource.kind = kind;
         told.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
         self.hold(lease, Hold { permits, token, ends, owner });
     }

@@ -25,13 +25,41 @@ pub struct Resource {
     pub key: Arc<str>,
     /// The rules.
     pub kind: Kind,
+    /// How many bytes of the key are the prefix.
+    prefix_len: usize,
 }
 
 impl Resource {
-    /// The resource `key`, held by the rules of `kind`.
+    /// The resource `key`, held by the rules of `kind`. Its prefix ends with the first colon; without a colon it is empty.
     #[must_use]
     pub fn new(key: impl Into<Arc<str>>, kind: Kind) -> Self {
-        Self { key: key.into(), kind }
+        let key = key.into();
+        let prefix_len = key.find(':').map_or(0, |colon| colon + 1);
+        Self { key, kind, prefix_len }
+    }
+
+    /// The resource `name` with this prefix. A store may issue tokens per prefix, so use the same one for a name everywhere.
+    #[must_use]
+    pub fn named(prefix: &str, name: &str, kind: Kind) -> Self {
+        Self { key: format!("{prefix}{name}").into(), kind, prefix_len: prefix.len() }
+    }
+
+    /// The resource `key`, whose first bytes are the prefix; `None` if it has no such part.
+    #[cfg(feature = "redis")]
+    pub(crate) fn split_at(key: &str, prefix_len: usize, kind: Kind) -> Option<Self> {
+        key.is_char_boundary(prefix_len).then(|| Self { key: key.into(), kind, prefix_len })
+    }
+
+    /// What precedes the name in the key.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.key[..self.prefix_len]
+    }
+
+    /// The name, without the prefix.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.key[self.prefix_len..]
     }
 }
 

@@ -106,7 +106,7 @@ async fn ask(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Option<H
 
 /// Records a hold that begins.
 fn begin(engine: &Engine, wanted: Wanted<'_>, hold: Hold) -> Hold {
-    tracing::debug!(name = hold.name(), token = hold.token.get(), "granted");
+    tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
     learn(wanted, hold.lease.limit());
     engine.owners().remember(&hold.lease);
     if hold.lease.owner().is_some() && hold.loss(Instant::now()).is_some() {
@@ -353,7 +353,7 @@ impl<'a> Waiter<'a> {
     }
 
     fn error(&self, error: BackendError) -> Error {
-        self.engine.error(error, "acquire", Some(self.wanted.name.as_str()))
+        self.engine.error(error, "acquire", Some(self.wanted.name))
     }
 }
 

@@ -15,6 +15,7 @@ use crate::backend::{Backend, BackendError};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
+use crate::name::Name;
 use crate::sync::Mutex;
 
 /// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
@@ -78,7 +79,7 @@ impl Engine {
     pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), Error> {
         match self.keeper.release(hold, permits).await {
             Ok(()) => {
-                tracing::debug!(name = hold.name(), token = hold.token.get(), "released");
+                tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
                 Ok(())
             }
             Err(ReleaseError::Lost(reason)) => Err(hold.loss_error(reason)),
@@ -107,8 +108,8 @@ impl Engine {
     }
 
     /// Adds the operation, the name and the store to a backend's error.
-    pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&str>) -> Error {
-        Error::from_backend(error, step, name, &self.backend().capabilities().store)
+    pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&Name>) -> Error {
+        Error::from_backend(error, step, name.map(Name::as_str), &self.backend().capabilities().store)
     }
 }
 

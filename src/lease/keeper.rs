@@ -215,7 +215,7 @@ impl Keeper {
         let mut leases = Vec::new();
         while queue.wanted() > 0 {
             let (terms, group) = (like.terms(), like.group().cloned());
-            let Some(lease) = self.open(&like.whole_name(), terms, &like.claim(), true, group) else { break };
+            let Some(lease) = self.open(like.name(), terms, &like.claim(), true, group) else { break };
             queue.ask(lease.id());
             leases.push(lease);
         }
@@ -393,7 +393,7 @@ impl Keeper {
                 return Next::Back(next);
             }
         };
-        tracing::debug!(name = lease.name(), "passed on within the client");
+        tracing::debug!(name = %lease.name(), "passed on within the client");
         let token = hold.token;
         if lease.is_capped() {
             self.file(lease);

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::deadline::{Deadline, moment_within};
 use super::entry::{Entry, List};
 use crate::backend::{
-    Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Resource, Ticket,
+    Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Ticket,
 };
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
@@ -31,9 +31,8 @@ pub(super) const RETRY: Duration = Duration::from_millis(25);
 /// One acquisition at the store, from before it is requested until its release is confirmed.
 #[derive(Debug)]
 pub(crate) struct Lease {
+    name: Name,
     request: Request,
-    /// How much of the key is the prefix. The rest is the name, which is not stored twice.
-    prefix_len: usize,
     terms: Arc<Terms>,
     /// The group within which the lease may be passed on, if it may be.
     group: Option<Group>,
@@ -217,26 +216,16 @@ impl Lease {
             waiter: None,
             filed: None,
         };
-        let (prefix_len, lost) = (name.prefix_len(), OnceLock::new());
-        Arc::new(Self { request, prefix_len, terms, group, lost, state: Mutex::new(state) })
+        let (name, lost) = (name.clone(), OnceLock::new());
+        Arc::new(Self { name, request, terms, group, lost, state: Mutex::new(state) })
     }
 
     pub(crate) const fn id(&self) -> LeaseId {
         self.request.lease.id
     }
 
-    /// The name as the user gave it.
-    pub(crate) fn name(&self) -> &str {
-        &self.resource().key[self.prefix_len..]
-    }
-
-    pub(crate) const fn resource(&self) -> &Resource {
-        &self.request.lease.resource
-    }
-
-    /// With its prefix, to request another lease on the same resource.
-    pub(super) fn whole_name(&self) -> Name {
-        Name::of(self.resource().clone(), self.prefix_len)
+    pub(crate) const fn name(&self) -> &Name {
+        &self.name
     }
 
     pub(super) const fn lease_ref(&self) -> &LeaseRef {
@@ -604,7 +593,7 @@ impl Lease {
         if held.guards == 0 {
             return Leaving::Last;
         }
-        if !self.resource().kind.is_semaphore() {
+        if !self.name.kind().is_semaphore() {
             return Leaving::Sharing;
         }
         held.permits -= permits;
@@ -627,7 +616,7 @@ impl Lease {
         let mut state = self.state.lock();
         state.phase = Phase::Lost { token, reason, detail: None, seen_to: true };
         drop(state);
-        tracing::warn!(name = self.name(), token = token.get(), %reason, "lease lost before its release");
+        tracing::warn!(name = %self.name, token = token.get(), %reason, "lease lost before its release");
         self.tell_lost();
     }
 
@@ -676,7 +665,7 @@ impl Lease {
         let token = held.token;
         let refusal = held.unanswered.as_ref().filter(|_| reason == LossReason::StoreRefused);
         let detail = refusal.map(|refusal| refusal.1.to_string());
-        tracing::warn!(name = self.name(), token = token.get(), %reason, ?detail, "lease lost");
+        tracing::warn!(name = %self.name, token = token.get(), %reason, ?detail, "lease lost");
         state.phase = Phase::Lost { token, reason, detail, seen_to: false };
         self.tell_lost();
     }
@@ -802,7 +791,7 @@ impl Lease {
         match answer {
             Ok(Renewal::Renewed) => {
                 held.extend(sent, now);
-                tracing::debug!(name = self.name(), token = held.token.get(), "lease renewed");
+                tracing::debug!(name = %self.name, token = held.token.get(), "lease renewed");
             }
             // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
@@ -810,7 +799,7 @@ impl Lease {
             }
             Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason),
             Err(error) => {
-                tracing::debug!(name = self.name(), token = held.token.get(), %error, "renewal not answered");
+                tracing::debug!(name = %self.name, token = held.token.get(), %error, "renewal not answered");
                 held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
             }
         }
@@ -855,8 +844,8 @@ impl Lease {
 // Holds
 
 impl Hold {
-    pub(crate) fn name(&self) -> &str {
-        self.lease.name()
+    pub(crate) fn name(&self) -> &Name {
+        &self.lease.name
     }
 
     /// Why it is lost, if it is.
@@ -870,7 +859,7 @@ impl Hold {
             Phase::Lost { token, detail, .. } if *token == self.token => detail.clone(),
             _ => None,
         };
-        Error::Lost { name: self.name().to_owned(), token: self.token, reason, detail }
+        Error::Lost { name: self.name().as_str().to_owned(), token: self.token, reason, detail }
     }
 
     /// When it ends unless it is renewed. `None` if it has ended.
@@ -1056,7 +1045,7 @@ mod tests {
     fn a_hold_hears_of_its_own_loss_only() {
         let (lease, now) = (lease(), Instant::now());
         let many = Request { tokens: 16, ..lease.request.clone() };
-        let lease = Lease::new(&lease.whole_name(), many, Arc::clone(lease.terms()), None);
+        let lease = Lease::new(lease.name(), many, Arc::clone(lease.terms()), None);
         lease.answered(Ok(Answer::Granted(grant(42))), now, now);
         let first = lease.hand().unwrap();
         first.begin(now);

@@ -52,5 +52,5 @@ impl Owners {
 }
 
 fn identity(lease: &Lease) -> Option<Identity> {
-    lease.owner().map(|owner| (Arc::clone(&lease.resource().key), Arc::clone(owner)))
+    lease.owner().map(|owner| (Arc::clone(lease.name().key()), Arc::clone(owner)))
 }

@@ -49,11 +49,7 @@ impl Keeper {
             Leaving::Last => {
                 hold.give_back();
                 if let Next::Back(next) = self.pass_on(lease, now) {
-                    tracing::debug!(
-                        name = lease.name(),
-                        token = hold.token.get(),
-                        "guard dropped, release queued"
-                    );
+                    tracing::debug!(name = %lease.name(), token = hold.token.get(), "guard dropped, release queued");
                     self.queue_release(PendingRelease {
                         next,
                         ..PendingRelease::of(Target::Lease(Arc::clone(lease)))

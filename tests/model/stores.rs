@@ -132,7 +132,7 @@ mod redis {
 
         fn leftovers(&mut self, of: &str) -> Vec<String> {
             let mut keys = self.raw.keys(&format!("*{of}*"));
-            keys.retain(|key| !key.ends_with(":fence"));
+            keys.retain(|key| !key.ends_with(":fence") && !key.ends_with(":state"));
             keys
         }
     }

@@ -17,7 +17,8 @@ use crate::support::{Raw, RedisServer, eventually, one_place_each, options};
 pub(crate) const NAME: &str = "machine:42";
 pub(crate) const KEY: &str = "lock:machine:42";
 pub(crate) const QUEUE: &str = "{lock:machine:42}:queue";
-pub(crate) const FENCE: &str = "{lock:machine:42}:fence";
+/// Of all locks of the usual prefix.
+pub(crate) const FENCE: &str = "{lock:}:fence";
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once, on a busy machine.
@@ -65,19 +66,19 @@ pub(crate) async fn warm_up(server: &RedisServer, client: &Client) {
 
 pub(crate) fn asks(request: &Request) -> bool {
     // What is usual may be left out at the end.
-    is_call(request, 4, 2) || is_call(request, 4, 4)
+    is_call(request, 3, 2) || is_call(request, 3, 4)
 }
 
 pub(crate) fn releases(request: &Request) -> bool {
-    is_call(request, 4, 1)
+    is_call(request, 3, 1)
 }
 
 pub(crate) fn releases_by_force(request: &Request) -> bool {
-    is_call(request, 5, 0)
+    is_call(request, 3, 0)
 }
 
 pub(crate) fn renews(request: &Request) -> bool {
-    is_call(request, 2, 2)
+    is_call(request, 1, 2)
 }
 
 fn is_call(request: &Request, keys: usize, args: usize) -> bool {
@@ -88,10 +89,18 @@ fn is_call(request: &Request, keys: usize, args: usize) -> bool {
 
 // What the store says
 
-/// The keys there are, fences aside.
+/// The token under which the lock of the tests is held.
+pub(crate) fn token_held(raw: &mut Raw) -> Option<String> {
+    raw.get(KEY)?.split(' ').nth(1).map(|token| token.trim_end_matches('+').to_owned())
+}
+
+/// The keys there are, but for fences and what is known of semaphores, which expires.
 pub(crate) fn left(raw: &mut Raw) -> Vec<String> {
     let mut keys = raw.keys("*");
-    keys.retain(|key| !key.ends_with(":fence"));
+    keys.retain(|key| {
+        let expires = |raw: &mut Raw| raw.send(&["PTTL", key]).int() != -1;
+        !(key.ends_with(":fence") || key.ends_with(":state") && expires(raw))
+    });
     keys
 }
 

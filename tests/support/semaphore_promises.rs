@@ -945,7 +945,9 @@ fn odd_names() -> Vec<String> {
         "{{a}}",
         "{semaphore:a}:queue",
         "{semaphore:a}:holds",
-        "{fair-semaphore:a}:fence",
+        "{fair-semaphore:a}:state",
+        "{semaphore:}:fence",
+        "{fair-semaphore:}:fence",
         "a:queue",
         "a}:queue",
         "semaphore:a",
@@ -1018,7 +1020,7 @@ async fn names_and_options_out_of_bounds_are_refused<S: Semaphore>(site: Site) {
     assert_invalid(with(options().ttl(SECOND).renewal_period(SECOND)), "renewal period");
     assert_invalid(with(options().renewal_period(Duration::ZERO)), "renewal period");
     assert_invalid(with(options().max_hold(Duration::ZERO)), "maximum hold time");
-    for suffix in ["queue", "waiters", "holds", "fence"] {
+    for suffix in ["queue", "waiters", "holds", "state", "fence"] {
         let name = format!("{{semaphore:a}}:{suffix}");
         assert_invalid(S::make(&client, &name, 1, options().prefix("")), "name");
     }

@@ -2,6 +2,7 @@
 //!
 //! A client with little to do sends an operation at once. While [`EAGER_CALLS`] calls are in flight, further operations are queued
 //! for a moment and sent together in the next call: a script that executes them one after another and answers each separately.
+//! Operations on permits share calls sooner, because a call reads and writes the state of a semaphore once.
 //! So a client with thousands of tasks is limited neither by system calls nor by round trips, and one with a single task loses
 //! nothing.
 //!
@@ -25,10 +26,11 @@ use futures::future::{BoxFuture, Either, join_all, ready};
 use tokio::sync::oneshot;
 
 use super::notifications::Notifications;
-use super::operation::Operation;
+use super::operation::{Operation, pack_prefix};
+use super::protocol::{FAILED, WITH_GRANT};
 use super::script::{BATCH, Call};
 use super::wire::{Wire, is_unknown_script, sort};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Kind};
 use crate::sync::Mutex;
 
 /// How many calls may be in flight however little is queued.
@@ -37,6 +39,9 @@ const EAGER_CALLS: usize = 2;
 /// others are in transit.
 const MAX_CALLS: usize = 4;
 const WORTH_A_CALL: usize = 16;
+/// The same for operations on permits.
+const EAGER_CALLS_FOR_PERMITS: usize = 1;
+const WORTH_A_CALL_FOR_PERMITS: usize = 8;
 /// How many operations one call may take: the server does nothing else while it executes them, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
 /// The usual size of an operation, in bytes.
@@ -68,15 +73,21 @@ impl State {
         self.direct + self.drains
     }
 
-    fn is_worth_another_call(&self) -> bool {
-        self.calls() < EAGER_CALLS || (self.calls() < MAX_CALLS && self.queue.len() >= WORTH_A_CALL)
+    /// Whether to send something in a call of its own when so many others are in flight.
+    fn is_worth_a_call(&self, kind: Kind, others: usize) -> bool {
+        let (eager, worth_a_call) = if kind.is_semaphore() {
+            (EAGER_CALLS_FOR_PERMITS, WORTH_A_CALL_FOR_PERMITS)
+        } else {
+            (EAGER_CALLS, WORTH_A_CALL)
+        };
+        others < eager || (others < MAX_CALLS && self.queue.len() >= worth_a_call)
     }
 }
 
 /// An operation in the queue.
 #[derive(Debug)]
 struct Queued {
-    letter: u8,
+    code: &'static str,
     operation: Operation,
     answer: oneshot::Sender<Result<Value, FredError>>,
 }
@@ -103,12 +114,12 @@ impl Batches {
         self: &Arc<Self>,
         operation: Operation,
     ) -> impl Future<Output = Result<Value, FredError>> + Send + use<'_> {
-        let letter = operation.script.letter();
-        let direct = letter.and_then(|_| self.go_direct());
-        match letter {
+        let code = operation.script.code();
+        let direct = code.and_then(|_| self.go_direct(operation.resource.kind));
+        match code {
             // It does not wait for ever: the calls before it have a timeout, and then the queue is rejected.
-            Some(letter) if direct.is_none() => {
-                let answered = self.enqueue(letter, operation);
+            Some(code) if direct.is_none() => {
+                let answered = self.enqueue(code, operation);
                 Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
             }
             _ => Either::Right(Box::pin(async move {
@@ -126,10 +137,10 @@ impl Batches {
     }
 
     /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken.
-    fn go_direct(&self) -> Option<Direct<'_>> {
+    fn go_direct(&self, kind: Kind) -> Option<Direct<'_>> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
-        if state.calls() >= EAGER_CALLS || !state.queue.is_empty() {
+        if !state.queue.is_empty() || !state.is_worth_a_call(kind, state.calls()) {
             return None;
         }
         state.direct += 1;
@@ -138,13 +149,14 @@ impl Batches {
 
     fn enqueue(
         self: &Arc<Self>,
-        letter: u8,
+        code: &'static str,
         operation: Operation,
     ) -> oneshot::Receiver<Result<Value, FredError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state.lock();
-        state.queue.push_back(Queued { letter, operation, answer });
-        let start = state.drains == 0 || state.is_worth_another_call();
+        let kind = operation.resource.kind;
+        state.queue.push_back(Queued { code, operation, answer });
+        let start = state.drains == 0 || state.is_worth_a_call(kind, state.calls());
         if start {
             state.drains += 1;
         }
@@ -170,7 +182,9 @@ impl Batches {
         let mut state = self.state.lock();
         let mut operations = Vec::new();
         // A drain that is not needed any more leaves the rest to the others.
-        let needed = state.drains == 1 || state.calls() <= EAGER_CALLS || state.queue.len() >= WORTH_A_CALL;
+        let needed = state.queue.front().is_some_and(|first| {
+            state.drains == 1 || state.is_worth_a_call(first.operation.resource.kind, state.calls() - 1)
+        });
         while needed && operations.len() < MAX_OPERATIONS {
             match state.queue.pop_front() {
                 Some(operation) if operation.answer.is_closed() => {}
@@ -233,11 +247,13 @@ impl Batches {
     /// The answer of one operation of a batch.
     fn read(&self, answer: Value) -> Result<Value, FredError> {
         let Value::Array(mut parts) = answer else { return Ok(answer) };
-        match (parts.first().and_then(Value::as_bytes), &parts[..]) {
-            (Some(b"!"), [_, text]) => {
+        let mark = parts.first().and_then(Value::as_bytes);
+        let is = |known: &str| mark == Some(known.as_bytes());
+        match &parts[..] {
+            [_, text] if is(FAILED) => {
                 Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
             }
-            (Some(b"+"), [_, _, grant]) => {
+            [_, _, grant] if is(WITH_GRANT) => {
                 self.notifications.tell(&grant.as_bytes_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))
             }
@@ -319,11 +335,15 @@ fn together(operations: &[Queued]) -> Call {
         return only.operation.call();
     }
     let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
-    let mut last: Option<&str> = None;
-    for Queued { letter, operation, .. } in operations {
+    let (mut last, mut prefix): (Option<&str>, Option<&str>) = (None, None);
+    for Queued { code, operation, .. } in operations {
+        let resource = &operation.resource;
+        if prefix.replace(resource.prefix()) != Some(resource.prefix()) {
+            pack_prefix(resource.prefix(), &mut packed);
+        }
         // Operations of many tasks on the same key often follow each other.
-        let key = Some(&*operation.key);
-        operation.pack(*letter, mem::replace(&mut last, key) == key, &mut packed);
+        let key = Some(&*resource.key);
+        operation.pack(code, mem::replace(&mut last, key) == key, &mut packed);
     }
     Call { script: &BATCH, keys: Vec::new(), args: vec![Value::Bytes(Bytes::from(packed))] }
 }

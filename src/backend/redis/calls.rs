@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::protocol::TOKENS_PER_GRANT;
 use super::transport::Transport;
 use super::{lock, semaphore};
 use crate::backend::{
@@ -16,6 +17,11 @@ impl Transport {
         request: &Request,
         repair: Option<Duration>,
     ) -> Result<Answer, BackendError> {
+        if u64::from(request.tokens) > TOKENS_PER_GRANT {
+            let reason =
+                format!("{} tokens were requested, but a grant has {TOKENS_PER_GRANT}", request.tokens);
+            return Err(BackendError::Unsupported { reason });
+        }
         match &request.claim {
             Claim::Permits(permits, limit) => semaphore::acquire(self, request, *permits, *limit).await,
             Claim::Sole | Claim::Owner(_) => lock::acquire(self, request, repair).await,

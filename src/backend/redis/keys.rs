@@ -2,26 +2,29 @@
 //!
 //! | key | type | content | expires |
 //! |---|---|---|---|
-//! | `lock:N` | string | the holder's lease id, followed by `/owner` for a reentrant lock | with the lease |
+//! | `lock:N` | string | `<lease id> <token>` of the holder, and more (`value.lua`) | with the lease |
 //! | `{lock:N}:queue` | sorted set | the waiting lease ids, in the order of their places | within two TTLs after the last request |
 //! | `{lock:N}:waiters` | hash | a record of each of them | likewise |
-//! | `{lock:N}:fence` | string | the last fencing token | a day, or up to an hour and 100 s less, after the last grant or renewal |
 //! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, by the time they end | with the lock |
+//! | `{lock:}:fence` | string | the last fencing token of all locks of this prefix | a day after the last grant |
 //!
 //! | key | type | content | expires |
 //! |---|---|---|---|
 //! | `semaphore:N` | sorted set | the holders' lease ids by the time their leases end | with the last holder (1) |
-//! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
-//! | `{semaphore:N}:fence` | string | the last fencing token, the limit, the permits in use, and more | a day (2) |
 //! | `{semaphore:N}:holds` | hash | permits and token of each holder | with the last holder (1) |
+//! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
+//! | `{semaphore:N}:state` | string | the limit, the permits in use, and more | two to four TTLs after nobody holds or waits |
+//! | `{semaphore:}:fence` | string | as for locks | |
 //!
-//! (1) Within two TTLs after the last grant or renewal in any case. (2) Or up to 100 s less, after the last grant or renewal.
+//! (1) Within two TTLs after the last grant or renewal in any case.
 //!
-//! `lock:` and `semaphore:` stand for the prefix. The key of a mutex follows the canonical recipe. The other keys are in the
-//! cluster slot of the first. A key with a hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. A key with a `}`
-//! that closes no tag cannot be a tag itself; its other keys have as their tag the smallest number that hashes to its slot.
+//! `lock:` and `semaphore:` stand for the prefix. The keys of one resource are in the cluster slot of the first; the fence is in
+//! that of the prefix. A key, or a prefix, with a hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. One with a
+//! `}` that closes no tag cannot be a tag itself; its other keys have as their tag the smallest number that hashes to its slot.
 //!
-//! Because the whole first key is part of the others, different names never share a key.
+//! Because the whole first key is part of the others, different names never share a key; and because the whole prefix is part of the
+//! fence, different prefixes share none. Names whose key starts with `{` and ends as those do are rejected (`name.rs`), so no
+//! lock can be a fence, whatever its prefix; that of the empty prefix is `{}:fence`.
 
 use std::mem;
 use std::sync::LazyLock;
@@ -31,49 +34,44 @@ use fred::types::{Key, Value};
 use uuid::Uuid;
 
 use super::args::Args;
-use crate::backend::LeaseId;
+use super::protocol::CHANNEL_PREFIX;
+use crate::backend::Resource;
 
-/// The prefix of the clients' channels; a user with restricted rights needs `&leasehold:*`.
-pub(super) const CHANNEL_PREFIX: &str = "leasehold:";
-
-/// What follows the stem, in the order in which the scripts expect the keys.
-const SUFFIXES: [&str; 4] = [":queue", ":waiters", ":fence", ":holds"];
-
-/// Which keys of a resource a script uses, in the order in which it expects them.
-pub(super) type Used = &'static [usize];
-
-pub(super) const ALL: Used = &[0, 1, 2, 3, 4];
-/// A mutex has no holds.
-pub(super) const WITHOUT_HOLDS: Used = &[0, 1, 2, 3];
-pub(super) const LOCK_AND_FENCE: Used = &[0, 3];
-
-/// All keys of a resource in one string, and where each of them ends. One allocation, because this is done for every command.
-struct Layout {
-    text: String,
-    ends: [usize; 5],
+/// Which keys of a resource a script is called with, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Used {
+    /// None that is derived from its resource.
+    Other,
+    /// The lock.
+    Itself,
+    /// The lock or semaphore, its queue, and the fence of its prefix. Each key costs as much as a command, so the scripts make the
+    /// names of its other keys from that of the queue.
+    WithFence,
 }
 
-impl Layout {
-    fn of(key: &str) -> Self {
-        let stem = Stem::of(key);
-        let suffixes = SUFFIXES.iter().map(|suffix| suffix.len() + "{}".len()).sum::<usize>();
-        let mut text = String::with_capacity(5 * key.len() + suffixes + LeaseId::USUAL_LENGTH);
-        let mut ends = [0; 5];
+/// Keys of a resource in one string, and where each of them ends. One allocation, because this is done for every command.
+fn layout(resource: &Resource, used: Used, room: usize) -> (String, Vec<usize>) {
+    let key = &*resource.key;
+    let mut text = String::with_capacity(3 * (key.len() + 10) + room);
+    let mut ends = Vec::with_capacity(3);
+    if used != Used::Other {
         text.push_str(key);
-        ends[0] = text.len();
-        for (suffix, end) in SUFFIXES.iter().zip(&mut ends[1..]) {
-            stem.write(&mut text, key);
-            text.push_str(suffix);
-            *end = text.len();
-        }
-        Self { text, ends }
+        ends.push(text.len());
     }
+    if used == Used::WithFence {
+        Stem::of(key).write(&mut text, key);
+        text.push_str(":queue");
+        ends.push(text.len());
+        write_fence(&mut text, resource.prefix());
+        ends.push(text.len());
+    }
+    (text, ends)
+}
 
-    /// The keys that a script uses, as slices of `text`.
-    fn keys(ends: [usize; 5], text: &Bytes, used: Used) -> Vec<Key> {
-        let start = |n: usize| if n == 0 { 0 } else { ends[n - 1] };
-        used.iter().map(|n| Key::from(text.slice(start(*n)..ends[*n]))).collect()
-    }
+/// The fence of all locks, or all semaphores, of a prefix.
+pub(super) fn write_fence(text: &mut String, prefix: &str) {
+    Stem::of(prefix).write(text, prefix);
+    text.push_str(":fence");
 }
 
 /// The slices of a text that end at `ends`.
@@ -82,18 +80,13 @@ fn pieces<T: From<Bytes>>(text: &Bytes, ends: &[usize]) -> Vec<T> {
     ends.iter().map(|end| T::from(text.slice(mem::replace(&mut start, *end)..*end))).collect()
 }
 
-/// Keys of a resource.
-pub(super) fn keys(key: &str, used: Used) -> Vec<Key> {
-    with_args(key, used, &Args::new()).0
-}
-
 /// Keys of a resource, and arguments, all in one allocation.
-pub(super) fn with_args(key: &str, used: Used, args: &Args) -> (Vec<Key>, Vec<Value>) {
-    let Layout { mut text, ends } = Layout::of(key);
+pub(super) fn with_args(resource: &Resource, used: Used, args: &Args) -> (Vec<Key>, Vec<Value>) {
+    let (mut text, ends) = layout(resource, used, args.text().len());
     let start = text.len();
     text.push_str(args.text());
     let text = Bytes::from(text);
-    (Layout::keys(ends, &text, used), pieces(&text.slice(start..), args.ends()))
+    (pieces(&text, &ends), pieces(&text.slice(start..), args.ends()))
 }
 
 /// The first keys of many locks, in one allocation.
@@ -171,25 +164,53 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::backend::Kind;
+    use crate::name::Name;
 
-    fn keys(key: &str) -> Vec<Vec<u8>> {
-        super::keys(key, ALL).iter().map(|key| key.as_bytes().to_vec()).collect()
+    /// All keys of a resource, those that the scripts name included. The last one is the fence.
+    fn text(prefix: &str, name: &str) -> Vec<String> {
+        let resource = Resource::named(prefix, name, Kind::Mutex);
+        let (keys, _) = with_args(&resource, Used::WithFence, &Args::new());
+        let text = |key: &Key| String::from_utf8(key.as_bytes().to_vec()).unwrap();
+        let (mut keys, queue, fence) = (vec![text(&keys[0])], text(&keys[1]), text(&keys[2]));
+        let stem = queue.strip_suffix("queue").unwrap();
+        keys.extend(["queue", "waiters", "state", "holds"].map(|suffix| format!("{stem}{suffix}")));
+        keys.push(fence);
+        keys
     }
+
+    const FENCE: usize = 5;
 
     #[test]
     fn the_layout_is_as_documented() {
-        let text =
-            |key: &str| keys(key).into_iter().map(|k| String::from_utf8(k).unwrap()).collect::<Vec<_>>();
-        let all = ["lock:a", "{lock:a}:queue", "{lock:a}:waiters", "{lock:a}:fence", "{lock:a}:holds"];
-        assert_eq!(text("lock:a"), all);
-        assert_eq!(text("lock:{t}a")[1], "{t}:lock:{t}a:queue");
-        assert_eq!(text("lock:{t")[1], "{lock:{t}:queue");
+        let all = [
+            "lock:a",
+            "{lock:a}:queue",
+            "{lock:a}:waiters",
+            "{lock:a}:state",
+            "{lock:a}:holds",
+            "{lock:}:fence",
+        ];
+        assert_eq!(text("lock:", "a"), all);
+        assert_eq!(text("lock:", "{t}a")[1], "{t}:lock:{t}a:queue");
+        assert_eq!(text("lock:", "{t")[1], "{lock:{t}:queue");
+    }
+
+    #[test]
+    fn every_prefix_has_a_fence_that_no_name_can_be() {
+        for (prefix, fence) in [("", "{}:fence"), ("{", "{{}:fence"), ("{t}:", "{t}:{t}::fence")] {
+            assert_eq!(text(prefix, "a")[FENCE], fence);
+            for prefix in ["", "{", "{t}:", "lock:"] {
+                let name = fence.strip_prefix(prefix).filter(|name| !name.is_empty());
+                assert!(name.is_none_or(|name| Name::new(prefix, name, Kind::Mutex).is_err()), "{fence}");
+            }
+        }
     }
 
     #[test]
     fn many_locks_have_the_keys_they_have_alone() {
         let names = ["lock:a", "", "lock:{t}b", "lock:é"];
-        let first = |key: &str| Key::from(keys(key)[0].as_slice());
+        let first = |key: &str| Key::from(text("", key)[0].as_bytes());
         assert_eq!(locks(names.into_iter()), names.map(first));
     }
 
@@ -204,8 +225,10 @@ mod tests {
     fn all_keys_of_a_lock_share_a_slot() {
         // No key is empty.
         for key in &texts("ac{}:", 5)[1..] {
-            let slots: HashSet<u16> = keys(key).iter().map(|key| fred::util::redis_keyslot(key)).collect();
-            assert_eq!(slots.len(), 1, "{:?}", keys(key));
+            let keys = &text("", key)[..FENCE];
+            let slots: HashSet<u16> =
+                keys.iter().map(|key| fred::util::redis_keyslot(key.as_bytes())).collect();
+            assert_eq!(slots.len(), 1, "{keys:?}");
         }
     }
 
@@ -213,9 +236,20 @@ mod tests {
     fn different_locks_share_no_key() {
         let mut seen = HashSet::new();
         for name in texts("ab{}:", 5) {
-            for key in keys(&format!("lock:{name}")) {
-                assert!(seen.insert(key.clone()), "shared: {}", String::from_utf8_lossy(&key));
+            for key in &text("lock:", &name)[..FENCE] {
+                assert!(seen.insert(key.clone()), "shared: {key}");
             }
+        }
+    }
+
+    #[test]
+    fn a_fence_is_in_the_slot_of_its_prefix_and_is_that_of_no_other() {
+        let slot = |key: &str| fred::util::redis_keyslot(key.as_bytes());
+        let mut seen = HashSet::new();
+        for prefix in texts("ab{}:", 5) {
+            let fence = text(&prefix, "n").swap_remove(FENCE);
+            assert!(prefix.is_empty() || slot(&prefix) == slot(&fence), "{fence}");
+            assert!(seen.insert(fence), "shared by {prefix}");
         }
     }
 

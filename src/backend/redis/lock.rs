@@ -1,15 +1,16 @@
 //! The scripts for mutexes and reentrant locks as calls.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
 
 use super::args::Args;
 use super::operation::Operation;
+use super::protocol::{
+    BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN, WAITED_FOR,
+};
 use super::reply::{
-    from_millis, millis, read_granted, read_held, read_lease, read_queued, read_token, read_waiters,
-    unreadable, wanted,
+    from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, unreadable, wanted,
 };
 use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
 use super::transport::Transport;
@@ -18,6 +19,7 @@ use crate::backend::{
     Request, Resource,
 };
 use crate::error::LossReason;
+use crate::fence::FencingToken;
 
 /// Requests a lock, once. A lock key without an expiry gets that of `repair`.
 pub(super) async fn acquire(
@@ -43,7 +45,7 @@ fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
         Some(owner) => (&ACQUIRE_OWNED, args.word(owner)),
         None => (&ACQUIRE, args),
     };
-    Operation { script, key: Arc::clone(&request.lease.resource.key), args }
+    Operation { script, resource: request.lease.resource.clone(), args }
 }
 
 /// Renews a lease, once.
@@ -54,9 +56,9 @@ pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewa
         // Somebody has stored something else under the key of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
-            Some("renewed") => Ok(Renewal::Renewed),
-            Some("taken") => Ok(Renewal::Lost(LossReason::Taken)),
-            Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
+            Some(RENEWED) => Ok(Renewal::Renewed),
+            Some(TAKEN) => Ok(Renewal::Lost(LossReason::Taken)),
+            Some(EXPIRED) => Ok(Renewal::Lost(LossReason::Expired)),
             _ => Err(unreadable(script)),
         },
     }
@@ -66,7 +68,7 @@ fn to_renew(renew: &Renew) -> Operation {
     let args = Args::new().lease(renew.lease.id).number(millis(renew.ttl));
     let owned = renew.lease.resource.kind == Kind::Reentrant;
     let script = if owned { &RENEW_OWNED } else { &RENEW };
-    Operation { script, key: Arc::clone(&renew.lease.resource.key), args }
+    Operation { script, resource: renew.lease.resource.clone(), args }
 }
 
 /// Releases, repeatedly until the server answers or two timeouts have passed.
@@ -74,29 +76,29 @@ pub(super) async fn release(transport: &Transport, lease: &LeaseRef) -> Result<R
     let release = || to_release(lease);
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
-        Some(1) => Ok(Released::Held),
-        Some(2) => Ok(Released::Queued),
+        Some(RELEASED) => Ok(Released::Held),
+        Some(LEFT_QUEUE) => Ok(Released::Queued),
         // An earlier attempt, whose answer was lost, may have released it.
-        Some(0 | 3) if repeated => Ok(Released::Unknown),
-        Some(3) => Ok(Released::Taken),
-        Some(0) => Ok(Released::Absent),
+        Some(NOT_HELD | HELD_BY_OTHER) if repeated => Ok(Released::Unknown),
+        Some(HELD_BY_OTHER) => Ok(Released::Taken),
+        Some(NOT_HELD) => Ok(Released::Absent),
         _ => Err(unreadable(release().script)),
     }
 }
 
 fn to_release(lease: &LeaseRef) -> Operation {
     let script = if lease.resource.kind == Kind::Reentrant { &RELEASE_OWNED } else { &RELEASE };
-    Operation { script, key: Arc::clone(&lease.resource.key), args: Args::new().lease(lease.id) }
+    Operation { script, resource: lease.resource.clone(), args: Args::new().lease(lease.id) }
 }
 
 /// Ends all holds of the lock. Not repeated once it may have been executed.
 pub(super) async fn force(transport: &Transport, resource: &Resource) -> Result<bool, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
-    let force = || Operation { script: &FORCE, key: Arc::clone(&resource.key), args: Args::new() };
+    let force = || Operation { script: &FORCE, resource: resource.clone(), args: Args::new() };
     let (answer, _) = transport.insist(force, not_sent).await?;
     match answer.as_i64() {
-        Some(1) => Ok(true),
-        Some(0) => Ok(false),
+        Some(RELEASED) => Ok(true),
+        Some(NOT_HELD) => Ok(false),
         _ => Err(unreadable(&FORCE)),
     }
 }
@@ -108,7 +110,7 @@ pub(super) async fn inspect(
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
     let args = || Args::new().word(wanted(detail));
-    let inspect = || Operation { script: &INSPECT, key: Arc::clone(&resource.key), args: args() };
+    let inspect = || Operation { script: &INSPECT, resource: resource.clone(), args: args() };
     let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
     read_inspection(&answer.into_array(), detail).ok_or_else(|| unreadable(&INSPECT))
 }
@@ -121,24 +123,33 @@ fn read_answer(answer: &Value) -> Option<Answer> {
             _ => None,
         };
     }
-    match read_token(answer)? {
-        token if token.get() == 0 => Some(Answer::Busy { limit: None }),
+    match answer.as_i64()? {
+        BUSY => Some(Answer::Busy { limit: None }),
         _ => read_granted(answer, None),
     }
 }
 
+/// What stands under a lock's key (`value.lua`): lease id, token, owner. `None` for what another library has put there.
+fn read_value(value: &str) -> Option<(&str, FencingToken, Option<&str>)> {
+    let (id, rest) = value.split_once(' ')?;
+    let (token, owner) = rest.split_once('/').map_or((rest, None), |(token, owner)| (token, Some(owner)));
+    let token = token.strip_suffix(WAITED_FOR).unwrap_or(token);
+    LeaseId::parse(id)?;
+    Some((id, FencingToken::new(token.parse().ok()?), owner))
+}
+
 fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
-    let [value, remaining, token, waiters, holds] = parts else { return None };
+    let [value, remaining, waiters, holds] = parts else { return None };
     let Some(value) = value.as_bytes() else {
         return Some(Inspection::new(Vec::new(), read_waiters(waiters)?, None, 0));
     };
     let value = String::from_utf8_lossy(value);
-    let lead = Holder::new(&*value, None, from_millis(remaining));
-    let lead = match value.split_once('/').map_or((&*value, None), |(id, owner)| (id, Some(owner))) {
-        (id, owner) if LeaseId::parse(id).is_some() => {
-            Holder { id: id.to_owned(), token: read_token(token), owner: owner.map(str::to_owned), ..lead }
+    let remaining = from_millis(remaining);
+    let lead = match read_value(&value) {
+        Some((id, token, owner)) => {
+            Holder { owner: owner.map(str::to_owned), ..Holder::new(id, Some(token), remaining) }
         }
-        _ => lead,
+        None => Holder::new(&*value, None, remaining),
     };
     let mut holders = Vec::new();
     for hold in holds.clone().into_array().chunks_exact(2) {

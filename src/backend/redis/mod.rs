@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `keys` | every key, its type and its expiry |
 //! | `lua/` | the protocol: one script per operation, which the server runs atomically |
+//! | `protocol` | what Rust and Lua have to agree on |
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: configured, kept connected, closed |
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
@@ -30,6 +31,7 @@ mod keys;
 mod lock;
 mod notifications;
 mod operation;
+mod protocol;
 mod renewals;
 mod reply;
 mod script;
@@ -48,7 +50,6 @@ use fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
 use super::{BackendError, Capabilities, LeaseIds, MAX_TTL};
 use crate::background;
@@ -74,8 +75,6 @@ pub struct RedisBackend {
     renewals_driver: Mutex<Option<JoinHandle<()>>>,
     notifications: Arc<Notifications>,
     foreign: Foreign,
-    /// The start of the hours in which the expiry of fences is extended once.
-    opened: Instant,
     closing: Closing,
 }
 
@@ -276,7 +275,6 @@ impl RedisBackend {
             notifications,
             foreign,
             ids,
-            opened: Instant::now(),
             closing,
         };
         let (renewals, closed) = (Arc::clone(&backend.renewals), backend.closing.token());

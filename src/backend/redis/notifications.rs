@@ -149,7 +149,8 @@ fn read(message: &str) -> Option<Event> {
         "grant" => {
             let (token, rest) = rest.split_once(' ')?;
             let (ticket, rest) = rest.split_once(' ')?;
-            let (kind, key) = rest.split_once(' ')?;
+            let (kind, rest) = rest.split_once(' ')?;
+            let (prefix_len, key) = rest.split_once(' ')?;
             let (token, ticket) = (FencingToken::new(token.parse().ok()?), Ticket::new(ticket.parse().ok()?));
             // For a semaphore: kind/limit/version.
             let mut parts = kind.split('/');
@@ -158,7 +159,7 @@ fn read(message: &str) -> Option<Event> {
                 (Some(limit), Some(version)) => Some(Limit::new(limit.parse().ok()?, version.parse().ok()?)),
                 _ => None,
             };
-            let lease = LeaseRef::new(lease, Resource::new(key, kind));
+            let lease = LeaseRef::new(lease, Resource::split_at(key, prefix_len.parse().ok()?, kind)?);
             Some(Event::Granted { lease, ticket, grant: Grant::new(token, limit) })
         }
         "ask" => Some(Event::AskAgain(lease)),
@@ -307,9 +308,9 @@ mod tests {
     fn a_grant_tells_its_place_and_of_permits_the_limit() {
         let ids = LeaseIds::new();
         let (notifications, lease) = (Notifications::new(ids.client()), ids.next());
-        let told = notifications.read(&format!("grant {lease} 42 7 mutex lock:a b"));
+        let told = notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
         assert_eq!(told, Some(granted(lease, Kind::Mutex, "lock:a b", None)));
-        let told = notifications.read(&format!("grant {lease} 42 7 fair/5/17 semaphore:a"));
+        let told = notifications.read(&format!("grant {lease} 42 7 fair/5/17 10 semaphore:a"));
         assert_eq!(told, Some(granted(lease, Kind::Fair, "semaphore:a", Some(Limit::new(5, 17)))));
     }
 
@@ -331,9 +332,11 @@ mod tests {
             "grant",
             "revoke x lock:a",
             "grant 1.2 3 k",
-            &format!("grant {lease} x mutex k"),
+            &format!("grant {lease} x 1 mutex 0 k"),
             &format!("grant {lease} 1 k k"),
-            &format!("grant {lease} 1 x mutex k"),
+            &format!("grant {lease} 1 x mutex 0 k"),
+            &format!("grant {lease} 1 2 mutex k"),
+            &format!("grant {lease} 1 2 mutex 2 k"),
             &format!("revoke {lease} x lock:a"),
             &format!("ask {} lock:a", LeaseIds::new().next()),
             "evict a b",
@@ -351,7 +354,7 @@ mod tests {
         let suspected = || timeout(Duration::ZERO, notifications.suspect.notified());
         notifications.answered(lease, &queued);
         assert!(!notifications.is_idle());
-        notifications.read(&format!("grant {lease} 42 7 mutex lock:a"));
+        notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a"));
         notifications.answered(lease, &found);
         assert!(suspected().await.is_err(), "it was told");
         notifications.answered(lease, &queued);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fred::types::Value;
 
+use super::protocol::{EVERYBODY, NUMBERS};
 use super::script::Script;
 use crate::backend::{Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Ticket, Waiter};
 use crate::fence::FencingToken;
@@ -71,8 +72,8 @@ pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
 /// The argument that says how much an inspection returns.
 pub(super) const fn wanted(detail: Detail) -> &'static str {
     match detail {
-        Detail::Everybody => "everybody",
-        Detail::Numbers => "numbers",
+        Detail::Everybody => EVERYBODY,
+        Detail::Numbers => NUMBERS,
     }
 }
 

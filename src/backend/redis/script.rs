@@ -6,7 +6,8 @@ use fred::bytes_utils::Str;
 use fred::types::{Key, Value};
 use fred::util::sha1_hash;
 
-use super::keys::{ALL, LOCK_AND_FENCE, Used, WITHOUT_HOLDS};
+use super::keys::Used;
+use super::protocol;
 
 /// A Lua script.
 #[derive(Debug)]
@@ -14,8 +15,8 @@ pub(super) struct Script {
     source: Str,
     hash: Str,
     keys: Used,
-    /// The letter that stands for it in a batch, if it can be part of one.
-    letter: Option<u8>,
+    /// Its code in a batch, if it can be part of one.
+    code: Option<&'static str>,
 }
 
 /// A script with its keys and arguments.
@@ -27,16 +28,18 @@ pub(super) struct Call {
 }
 
 impl Script {
-    fn new(source: &'static str, keys: Used, letter: Option<u8>) -> Self {
-        Self { source: Str::from_static(source), hash: sha1_hash(source).into(), keys, letter }
+    fn new(layers: &[&[&str]], keys: Used, code: Option<&'static str>) -> Self {
+        let source = put_together(&[&[&[BASE][..]], layers].concat());
+        let hash = sha1_hash(&source);
+        Self { source: source.into(), hash: hash.into(), keys, code }
     }
 
     pub(super) const fn keys(&self) -> Used {
         self.keys
     }
 
-    pub(super) const fn letter(&self) -> Option<u8> {
-        self.letter
+    pub(super) const fn code(&self) -> Option<&'static str> {
+        self.code
     }
 
     pub(super) const fn source(&self) -> &Str {
@@ -48,91 +51,260 @@ impl Script {
     }
 }
 
-/// The text of a script, from parts in this order.
-macro_rules! parts {
-    ($($part:literal),+) => { concat!($(include_str!(concat!("lua/", $part))),+) };
+/// A script's text: without comments, with the values of constants in place of their names. Each layer is a function within the one
+/// before. Lua finds what a new function captures from an enclosing function's captures at once, and among the locals of the
+/// enclosing function itself by a search through all that are captured already.
+fn put_together(layers: &[&[&str]]) -> String {
+    let mut source = String::new();
+    for (depth, layer) in layers.iter().enumerate() {
+        if depth > 0 {
+            source.push_str("return (function()\n");
+        }
+        for part in *layer {
+            append(&mut source, part);
+        }
+    }
+    source.push_str(&"end)()\n".repeat(layers.len() - 1));
+    source
 }
 
-/// The fast path at the start of a script: its parameters get their values, and it returns if it applies.
-macro_rules! short_way {
-    ($file:literal, $params:literal = $values:literal) => {
-        concat!("do local ", $params, " = ", $values, "\n", parts!($file), "\nend\n")
+fn append(source: &mut String, part: &str) {
+    let lines = part.lines().map(str::trim_start);
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with("--")) {
+        let mut rest = line;
+        while let Some(start) = rest.find(is_of_name) {
+            let (before, from) = rest.split_at(start);
+            let (name, after) = from.split_at(from.find(|c| !is_of_name(c)).unwrap_or(from.len()));
+            source.push_str(before);
+            source.push_str(protocol::TABLE.iter().find(|(known, _)| *known == name).map_or(name, |it| it.1));
+            rest = after;
+        }
+        source.push_str(rest);
+        source.push('\n');
+    }
+}
+
+fn is_of_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+/// A file of Lua.
+macro_rules! lua {
+    ($file:literal) => {
+        include_str!(concat!("lua/", $file, ".lua"))
     };
-    ($($file:literal),+) => { concat!("do\n", parts!($($file),+), "\nend\n") };
 }
 
-/// Scripts by name and by the letter that stands for them in a batch, each with its fast path, if it has one; and the batch. The
-/// batch contains the fast paths as functions of their parameters, and the rest of each script as a function of its keys and
-/// arguments.
-macro_rules! scripts {
-    (batch: $($batch_part:literal),+;
-    $($(#[$doc:meta])*
-    $name:ident($keys:expr) = $letter:literal:
-        $([$short:ident in $file:literal: $params:literal = $values:literal])?
-        $([$($start:literal),+])?
-        $($part:literal),+;)+) => {
-        $($(#[$doc])*
-        pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-            let source = concat!(
-                $(short_way!($file, $params = $values),)? $(short_way!($($start),+),)? parts!($($part),+)
-            );
-            Script::new(source, $keys, Some($letter.as_bytes()[0]))
-        });)+
+const BASE: &str = lua!("lib/base");
 
-        /// Many operations in one call.
-        pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(
-                concat!(
-                    $($("local function ", stringify!($short), "(", $params, ")\n", parts!($file), "\nend\n",)?)+
-                    "local function long_ways()\nlocal way = {}\n",
-                    $("way['", $letter, "'] = function(KEYS, ARGV)\n", parts!($($part),+), "\nend\n",)+
-                    "return way\nend\n",
-                    parts!($($batch_part),+)
-                ),
-                &[],
-                None,
-            )
-        });
+/// Layers that several scripts have.
+const CLOCK: &[&str] =
+    &[lua!("lib/time"), lua!("lib/fence"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/keep")];
+const QUEUE: &[&str] = &[lua!("lib/notify"), lua!("lib/queue")];
+const JOIN: &[&str] = &[lua!("lib/join_queue")];
+const HAND_OVER: &[&str] = &[lua!("lib/hand_over")];
+const LOCK: &[&str] = &[lua!("lock/value"), lua!("lock/lock")];
+const NAMES: &[&str] = &[lua!("lock/names")];
+const HOLDS: &[&str] = &[lua!("lock/holds")];
+const SEMAPHORE: &[&str] = &[lua!("semaphore/semaphore")];
+
+/// Many operations in one call: the fast paths of locks, and functions that create all others.
+pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
+    let paths = [
+        "local function lock_paths()",
+        lua!("lib/token"),
+        lua!("lock/names"),
+        lua!("lock/acquire_fast"),
+        lua!("lock/release_fast"),
+        lua!("lock/renew"),
+        "local function waiting_paths()",
+        lua!("lib/grant"),
+        lua!("lib/keep"),
+        lua!("lock/acquire_again_fast"),
+        lua!("lock/join_fast"),
+        lua!("lock/hand_over_fast"),
+        lua!("lock/waiting_fast"),
+        "end",
+        "return acquire_fast, release_fast, renew, waiting_paths",
+        "end",
+        "local function semaphore_paths()",
+        lua!("lib/grant"),
+        lua!("lib/keep"),
+        lua!("semaphore/token"),
+        lua!("semaphore/state"),
+        lua!("semaphore/acquire_fast"),
+        lua!("semaphore/release_fast"),
+        lua!("semaphore/fast"),
+        "end",
+        "local function slow_paths()",
+        lua!("lib/token"),
+        lua!("lib/grant"),
+        lua!("lib/keep"),
+        lua!("lib/notify"),
+        lua!("lib/queue"),
+        lua!("lib/join_queue"),
+        lua!("lib/hand_over"),
+        "local function lock_operations()",
+        lua!("lock/names"),
+        lua!("lock/value"),
+        lua!("lock/lock"),
+        lua!("lock/holds"),
+        lua!("lock/acquire"),
+        lua!("lock/acquire_owned"),
+        lua!("lock/release"),
+        lua!("lock/release_owned"),
+        lua!("lock/renew_owned"),
+        lua!("lock/operations"),
+        "end",
+        "local function semaphore_operations()",
+        lua!("semaphore/token"),
+        lua!("semaphore/state"),
+        lua!("semaphore/semaphore"),
+        lua!("semaphore/acquire"),
+        lua!("semaphore/release"),
+        lua!("semaphore/renew"),
+        lua!("semaphore/operations"),
+        "end",
+        lua!("operations"),
+        "end",
+    ];
+    Script::new(
+        &[&[lua!("lib/time"), lua!("lib/fence"), "local clock = read_clock()"], &paths, &[lua!("batch")]],
+        Used::Other,
+        None,
+    )
+});
+
+/// Reads the clock and prepares the fence.
+const PREPARE: &str = "local clock, fence = read_clock(), open_fence(KEYS[3])";
+
+/// The slow path of a lock: carries out an operation.
+macro_rules! of_lock {
+    ($operation:literal) => {
+        concat!("return ", $operation, "(lock_at(KEYS[1], KEYS[2], fence, clock), unpack(ARGV))")
+    };
+}
+
+/// The fast paths of a lock where somebody waits. What goes wrong with them the slow path sees for itself.
+const JOIN_ALONE: &str = "if #ARGV == 2 then\n\
+    local done, answer = pcall(join_fast, KEYS[1], KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', clock, unpack(ARGV))\n\
+    if done and answer then return answer end end";
+const HAND_OVER_ALONE: &str = "local done, answer =\n\
+    pcall(hand_over_fast, KEYS[1], value, KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', fence, clock, id)\n\
+    if done and answer then return answer end";
+
+/// Likewise of a semaphore.
+macro_rules! of_semaphore {
+    ($operation:literal) => {
+        concat!(
+            "return ",
+            $operation,
+            "(semaphore_at(KEYS[1], KEYS[2], ARGV[1], fence, clock), unpack(ARGV, 2))"
+        )
+    };
+}
+
+/// Tries the fast path of a semaphore, which may have changed its state even if it answers nothing.
+macro_rules! fast_of_semaphore {
+    ($operation:literal) => {
+        concat!(
+            "do local s = semaphore_at(KEYS[1], KEYS[2], ARGV[1], fence, clock)\n",
+            "local done, answer = pcall(",
+            $operation,
+            ", s, unpack(ARGV, 2))\n",
+            "close_state(s)\n",
+            "if done and answer then return answer end end"
+        )
+    };
+}
+
+/// Scripts by name: the keys they use, the code that stands for them in a batch, if they can be part of one, and their layers.
+macro_rules! scripts {
+    ($($(#[$doc:meta])* $name:ident($keys:expr, $code:expr): $($layer:expr),+;)+) => {
+        $($(#[$doc])* pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(&[$(&$layer[..]),+], $keys, $code));)+
     };
 }
 
 scripts! {
-    batch: "semaphore/fence.lua", "semaphore/short.lua", "clock.lua", "lock/acquire_again.lua", "batch.lua";
-    ACQUIRE(WITHOUT_HOLDS) = "a":
-        [acquire_alone in "lock/acquire_alone.lua":
-            "lock, queue, fence, id, lease_ms, now, now_us" = "KEYS[1], KEYS[2], KEYS[4], ARGV[1], ARGV[2]"]
-        "line.lua", "lock/lock.lua", "lock/acquire.lua";
-    RENEW(LOCK_AND_FENCE) = "n":
-        [renew_alone in "lock/renew_alone.lua": "lock, fence, id, lease_ms" = "KEYS[1], KEYS[2], ARGV[1], ARGV[2]"]
-        "lock/renew.lua";
-    RELEASE(WITHOUT_HOLDS) = "r":
-        [release_alone in "lock/release_alone.lua": "lock, queue, id" = "KEYS[1], KEYS[2], ARGV[1]"]
-        "line.lua", "lock/lock.lua", "lock/release.lua";
+    ACQUIRE(Used::WithFence, Some(protocol::ACQUIRE)):
+        [lua!("lock/acquire_alone")], CLOCK,
+        [lua!("lock/names"), lua!("lock/join_fast"), PREPARE, JOIN_ALONE], QUEUE, JOIN, HAND_OVER, LOCK,
+        [lua!("lock/acquire"), of_lock!("acquire_sole")];
+    RENEW(Used::Itself, Some(protocol::RENEW)):
+        [lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])"];
+    RELEASE(Used::WithFence, Some(protocol::RELEASE)):
+        [lua!("lock/release_alone")], CLOCK,
+        [lua!("lock/names"), lua!("lock/hand_over_fast"), PREPARE, HAND_OVER_ALONE], QUEUE, HAND_OVER, LOCK,
+        [lua!("lock/release"), of_lock!("release")];
     /// For the owner of a reentrant lock.
-    ACQUIRE_OWNED(ALL) = "A": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/enter.lua", "lock/acquire.lua";
-    RENEW_OWNED(ALL) = "N": "line.lua", "lock/holds.lua", "lock/renew_hold.lua";
-    RELEASE_OWNED(ALL) = "R": "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/leave.lua", "lock/release.lua";
-    ACQUIRE_PERMITS(ALL) = "p":
-        ["semaphore/fence.lua", "semaphore/short.lua", "clock.lua", "semaphore/acquire_alone.lua"]
-        "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/acquire.lua";
-    RENEW_PERMITS(ALL) = "q": "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/renew.lua";
-    RELEASE_PERMITS(ALL) = "s":
-        ["semaphore/fence.lua", "semaphore/short.lua", "clock.lua", "semaphore/release_alone.lua"]
-        "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/release.lua";
+    ACQUIRE_OWNED(Used::WithFence, Some(protocol::ACQUIRE_OWNED)):
+        CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS,
+        [lua!("lock/acquire"), lua!("lock/acquire_owned"), PREPARE, of_lock!("acquire_owned")];
+    RENEW_OWNED(Used::WithFence, Some(protocol::RENEW_OWNED)):
+        CLOCK, QUEUE, NAMES, LOCK, HOLDS, [lua!("lock/renew_owned"), PREPARE, of_lock!("renew_owned")];
+    RELEASE_OWNED(Used::WithFence, Some(protocol::RELEASE_OWNED)):
+        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS,
+        [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
+    ACQUIRE_PERMITS(Used::WithFence, Some(protocol::ACQUIRE_PERMITS)):
+        CLOCK,
+        [lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"), PREPARE, fast_of_semaphore!("acquire_permits_fast")],
+        QUEUE, JOIN, HAND_OVER, SEMAPHORE, [lua!("semaphore/acquire"), of_semaphore!("acquire_permits")];
+    RENEW_PERMITS(Used::WithFence, Some(protocol::RENEW_PERMITS)):
+        CLOCK, [lua!("semaphore/token"), lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
+        [lua!("semaphore/renew"), PREPARE, of_semaphore!("renew_permits")];
+    RELEASE_PERMITS(Used::WithFence, Some(protocol::RELEASE_PERMITS)):
+        CLOCK,
+        [lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/release_fast"),
+            PREPARE, fast_of_semaphore!("release_permits_fast")],
+        QUEUE, HAND_OVER, SEMAPHORE, [lua!("semaphore/release"), of_semaphore!("release_permits")];
+
+    // Never part of a batch: they are rarely called, or handle many leases anyway.
+    RENEW_ALL(Used::Other, None):
+        [lua!("lock/names"), lua!("lock/renew_all")];
+    FORCE(Used::WithFence, None):
+        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS, [lua!("lock/force"), PREPARE, of_lock!("force")];
+    RESIZE(Used::WithFence, None):
+        CLOCK, [lua!("semaphore/token"), lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
+        [lua!("semaphore/resize"), PREPARE, of_semaphore!("resize")];
+    INSPECT(Used::WithFence, None):
+        [lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect")];
+    INSPECT_PERMITS(Used::WithFence, None):
+        [lua!("lib/time"), lua!("lib/living"), lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/inspect")];
 }
 
-/// Scripts that are never part of a batch: they are rarely called, or handle many leases anyway.
-macro_rules! single_scripts {
-    ($($name:ident($keys:expr): $($part:literal),+;)+) => {
-        $(pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(parts!($($part),+), $keys, None));)+
-    };
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-single_scripts! {
-    RENEW_ALL(&[]): "lock/renew_all.lua";
-    FORCE(ALL): "line.lua", "lock/lock.lua", "lock/holds.lua", "lock/force.lua";
-    RESIZE(ALL): "line.lua", "semaphore/fence.lua", "semaphore/semaphore.lua", "semaphore/resize.lua";
-    INSPECT(ALL): "living.lua", "lock/inspect.lua";
-    INSPECT_PERMITS(ALL): "living.lua", "semaphore/fence.lua", "semaphore/inspect.lua";
+    #[test]
+    fn no_script_is_larger_than_45_kb() {
+        let scripts = [
+            &BATCH,
+            &ACQUIRE,
+            &RENEW,
+            &RELEASE,
+            &ACQUIRE_OWNED,
+            &RENEW_OWNED,
+            &RELEASE_OWNED,
+            &ACQUIRE_PERMITS,
+            &RENEW_PERMITS,
+            &RELEASE_PERMITS,
+            &RENEW_ALL,
+            &FORCE,
+            &RESIZE,
+            &INSPECT,
+            &INSPECT_PERMITS,
+        ];
+        for script in scripts {
+            assert!(script.source().len() <= 45_000, "{}", script.source().len());
+        }
+    }
+
+    #[test]
+    fn constants_are_put_in_place_of_their_names_and_comments_are_left_out() {
+        let source =
+            put_together(&[&["-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n", "\nlocal b"], &["return a"]]);
+        assert_eq!(source, "local a = 0, '0 ', MY_BUSY\nlocal b\nreturn (function()\nreturn a\nend)()\n");
+    }
 }

@@ -1,12 +1,14 @@
 //! The scripts for semaphores as calls.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
 
 use super::args::Args;
 use super::operation::Operation;
+use super::protocol::{
+    ABOVE_LIMIT, EXPIRED, GRANTED, LEFT_QUEUE, LIMIT_DIFFERS, NONE_FREE, NOT_HELD, QUEUED, RELEASED, RENEWED,
+};
 use super::reply::{
     from_millis, millis, read_granted, read_held, read_lease, read_number, read_queued, read_token,
     read_waiters, unreadable, wanted,
@@ -31,10 +33,10 @@ pub(super) async fn acquire(
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
-        (Some("differs"), Some(in_force)) => {
+        (Some(LIMIT_DIFFERS), Some(in_force)) => {
             Err(BackendError::LimitDiffers { stated: stated.permits, in_force })
         }
-        (Some("above"), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
+        (Some(ABOVE_LIMIT), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
         _ => read_answer(&answer).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
     }
 }
@@ -46,19 +48,19 @@ fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
         .number(permits)
         .number(stated.permits)
         .number(stated.version);
-    Operation { script: &ACQUIRE_PERMITS, key: Arc::clone(&request.lease.resource.key), args }
+    Operation { script: &ACQUIRE_PERMITS, resource: request.lease.resource.clone(), args }
 }
 
 /// Renews a lease, once.
 pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewal, BackendError> {
     let args = about(&renew.lease).number(millis(renew.ttl));
-    let operation = Operation { script: &RENEW_PERMITS, key: Arc::clone(&renew.lease.resource.key), args };
+    let operation = Operation { script: &RENEW_PERMITS, resource: renew.lease.resource.clone(), args };
     match transport.call(operation, transport.patience(renew.ttl)).await {
         // Somebody has stored something else under the key of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {
-            Some("renewed") => Ok(Renewal::Renewed),
-            Some("expired") => Ok(Renewal::Lost(LossReason::Expired)),
+            Some(RENEWED) => Ok(Renewal::Renewed),
+            Some(EXPIRED) => Ok(Renewal::Lost(LossReason::Expired)),
             _ => Err(unreadable(&RENEW_PERMITS)),
         },
     }
@@ -72,15 +74,15 @@ pub(super) async fn release(
 ) -> Result<Released, BackendError> {
     let release = || {
         let args = about(lease).number(kept);
-        Operation { script: &RELEASE_PERMITS, key: Arc::clone(&lease.resource.key), args }
+        Operation { script: &RELEASE_PERMITS, resource: lease.resource.clone(), args }
     };
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
-        Some(1) => Ok(Released::Held),
-        Some(2) => Ok(Released::Queued),
+        Some(RELEASED) => Ok(Released::Held),
+        Some(LEFT_QUEUE) => Ok(Released::Queued),
         // An earlier attempt, whose answer was lost, may have released it.
-        Some(0) if repeated => Ok(Released::Unknown),
-        Some(0) => Ok(Released::Absent),
+        Some(NOT_HELD) if repeated => Ok(Released::Unknown),
+        Some(NOT_HELD) => Ok(Released::Absent),
         _ => Err(unreadable(&RELEASE_PERMITS)),
     }
 }
@@ -94,7 +96,7 @@ pub(super) async fn set_limit(
 ) -> Result<Limit, BackendError> {
     let resize = || {
         let args = Args::new().word(resource.kind.as_str()).number(permits).number(millis(ttl));
-        Operation { script: &RESIZE, key: Arc::clone(&resource.key), args }
+        Operation { script: &RESIZE, resource: resource.clone(), args }
     };
     let (version, _) = transport.insist(resize, BackendError::is_transient).await?;
     Ok(Limit::new(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?))
@@ -107,7 +109,7 @@ pub(super) async fn inspect(
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
     let args = || Args::new().word(wanted(detail));
-    let inspect = || Operation { script: &INSPECT_PERMITS, key: Arc::clone(&resource.key), args: args() };
+    let inspect = || Operation { script: &INSPECT_PERMITS, resource: resource.clone(), args: args() };
     let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
@@ -121,10 +123,10 @@ fn read_answer(answer: &[Value]) -> Option<Answer> {
     let [said, in_force, version, rest @ ..] = answer else { return None };
     let limit = Some(Limit::new(read_number(in_force)?, version.as_u64()?));
     match (said.as_bytes_str().as_deref()?, rest) {
-        ("granted", [token]) => read_granted(token, limit),
-        ("granted", [token, remaining]) => read_held(token, remaining, limit),
-        ("queued", [remaining, before, ticket]) => read_queued(remaining, before, ticket, limit),
-        ("busy", []) => Some(Answer::Busy { limit }),
+        (GRANTED, [token]) => read_granted(token, limit),
+        (GRANTED, [token, remaining]) => read_held(token, remaining, limit),
+        (QUEUED, [remaining, before, ticket]) => read_queued(remaining, before, ticket, limit),
+        (NONE_FREE, []) => Some(Answer::Busy { limit }),
         _ => None,
     }
 }

@@ -41,7 +41,7 @@ impl Backend for RedisBackend {
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         match self.open_or_closed() {
-            Ok(()) => renewals::renew_all(&self.renewals, renewals, self.opened),
+            Ok(()) => renewals::renew_all(&self.renewals, renewals),
             Err(_) => stream::iter((0..renewals.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
     }

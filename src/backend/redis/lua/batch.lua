@@ -1,92 +1,95 @@
--- Carries out many operations in one call, in the order given. Stands after the short ways as functions, and long_ways(), which
--- makes a table of functions, one for each kind of operation, by the letter that names it. They are made only if one is needed.
+-- Carries out many operations in one call, in the order given. Every function costs time when it is created, used or not: so the
+-- fast paths of semaphores, those of locks that somebody waits for, and the slow paths are created when an operation needs them.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
---          here: the name of each, how many arguments it has, its key, its arguments. A key that is not itself the hash tag of its
---          others comes after true and what these start with; instead of the key of the operation before comes false.
+--          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE and RENEW have two and RELEASE
+--          has one, which is not said; a request for a lock with more is ACQUIRE_WITH. A key that is not itself the hash tag
+--          of its others comes after true and what these start with; instead of the key of the operation before comes false.
+--          USE_FENCE and the name of a fence tell of which prefix those that follow are.
 --
--- Returns  the operations' answers in the same order; {'!', text} for one that failed; {'+', answer, grant} for one that granted
---          something to another request of the same client, with what would otherwise be published to it
+-- Returns  the operations' answers in the same order; {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one
+--          that granted something to another request of the same client, with what would otherwise be published to it
 --
--- An operation that fails, because something else stands under its key, say, harms no other one.
+-- An operation that fails, because something else is stored under its key, say, harms no other one.
 
--- Whatever goes wrong: the long way looks for itself, does what can be done, and tells what stands in the way.
-local function short(way, ...)
-  local done, answer = pcall(way, ...)
-  return done and answer
-end
+local fence, close_semaphores, number, next_at = nil, nil, 0, 1
+-- The key of the operation at hand, and what comes before and after it in the names of the others (keys.rs).
+local key, before, after
 
-local function careful(way, ...)
-  local done, answer = pcall(way, ...)
-  return done and answer or not done and { '!', type(answer) == 'table' and answer.err or tostring(answer) }
-end
-
--- The key of the operation at hand, and what stands before and behind it in the names of the others (keys.rs).
-local key, before, behind
-
-local function keys()
-  local stem = before .. key .. behind
-  return { key, stem .. ':queue', stem .. ':waiters', stem .. ':fence', stem .. ':holds' }
-end
-
--- The semaphores that short ways have met, by their keys.
-local met = {}
-
-local function short_way_of_permits(operation, ...)
-  local semaphore = met[key]
-  if not semaphore then
-    semaphore = look(now, now_us, now_ms, unpack(keys()))
-    semaphore.grants_with_answers = true
-    met[key] = semaphore
-  end
-  if operation == 'p' then
-    return acquire_permits(semaphore, ...)
-  end
-  local released, grant = release_permits(semaphore, ...)
-  return grant and { '+', released, grant } or released
-end
-
-local parts, answers, way = { cmsgpack.unpack(ARGV[1]) }, {}, nil
-local part = 1
-while parts[part] do
-  local operation, args, arg = parts[part], parts[part + 1], part + 3
-  local own = parts[part + 2]
-  if own == true then
-    before, key, behind, arg = parts[part + 3], parts[part + 4], '', part + 5
-  elseif own then
-    before, key, behind = '{', own, '}'
-  end
-  local answer, stands
-  if operation == 'a' then
-    local queue = before .. key .. behind .. ':queue'
-    answer = short(acquire_alone, key, queue, before .. key .. behind .. ':fence', parts[arg], parts[arg + 1], now, now_us)
-    if not answer and args == 2 then
-      answer = short(acquire_again, key, queue, before .. key .. behind .. ':waiters', parts[arg], parts[arg + 1])
-      stands = answer
+-- Begins with the operation at `next_at`, and ends early if a slow path fails.
+local function carry_out_all(parts, answers, fences)
+  local clock, code, seen = clock, parts[next_at], nil
+  local acquire_fast, release_fast, renew, waiting_paths, wait_fast, pass_on_fast, permits_fast, slow_path
+  while code do
+    local own, arg = parts[next_at + 1], next_at + 2
+    if code == USE_FENCE then
+      fence = fences[own] or open_fence(own, false)
+      fences[own], next_at = fence, arg
+    else
+      if own == true then
+        before, key, after, arg = parts[arg], parts[arg + 1], '', arg + 2
+      elseif own then
+        before, key, after = '{', own, '}'
+      end
+      local answer
+      if code == ACQUIRE_PERMITS or code == RELEASE_PERMITS or code == RENEW_PERMITS then
+        next_at, arg = arg + 1 + parts[arg], arg + 1
+        if not permits_fast and code ~= RENEW_PERMITS then permits_fast, close_semaphores = semaphore_paths() end
+        answer = permits_fast and permits_fast(code, key, before, after, fence, clock, unpack(parts, arg, next_at - 1))
+      else
+        if not acquire_fast then acquire_fast, release_fast, renew, waiting_paths = lock_paths() end
+        if code == ACQUIRE then
+          next_at = arg + 2
+          local queue, id, lease_ms = before .. key .. after .. ':queue', parts[arg], parts[arg + 1]
+          answer = acquire_fast(key, queue, fence, clock, id, lease_ms)
+          if not answer then
+            if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
+            answer, seen = wait_fast(seen, key, queue, clock, id, lease_ms)
+          end
+        elseif code == RELEASE then
+          next_at, seen = arg + 1, nil
+          local released, value = release_fast(key, fence, parts[arg])
+          answer = released
+          if not released then
+            if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
+            answer = pass_on_fast(key, value, before .. key .. after .. ':queue', fence, clock, parts[arg])
+          end
+        elseif code == RENEW then
+          next_at = arg + 2
+          answer = renew(key, parts[arg], parts[arg + 1])
+        else
+          next_at, arg = arg + 1 + parts[arg], arg + 1
+          if code == ACQUIRE_WITH then
+            code = ACQUIRE
+            answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, parts[arg], parts[arg + 1])
+          end
+        end
+      end
+      if not answer then
+        -- Something may change in the queue that the operations before were about.
+        seen = nil
+        slow_path = slow_path or slow_paths()
+        answer = slow_path(code, key, before .. key .. after .. ':queue', fence, clock, unpack(parts, arg, next_at - 1))
+      end
+      number = number + 1
+      answers[number] = answer
     end
-  elseif operation == 'r' then
-    answer = short(release_alone, key, before .. key .. behind .. ':queue', parts[arg])
-  elseif operation == 'n' then
-    answer = short(renew_alone, key, before .. key .. behind .. ':fence', parts[arg], parts[arg + 1])
-  elseif operation == 'p' or operation == 's' then
-    answer = short(short_way_of_permits, operation, unpack(parts, arg, arg + args - 1))
+    code = parts[next_at]
   end
-  if not answer then
-    if met[key] then
-      note(met[key])
-      met[key] = nil
-    end
-    way = way or long_ways()
-    answer = careful(way[operation], keys(), { unpack(parts, arg, arg + args - 1) })
-  end
-  if not stands then
-    -- Something may have changed in the line that the operation before was about.
-    line = nil
-  end
-  answers[#answers + 1] = answer
-  part = arg + args
 end
-for _, semaphore in pairs(met) do
-  note(semaphore)
+
+local parts, answers, fences = { cmsgpack.unpack(ARGV[1]) }, {}, {}
+repeat
+  local done, problem = pcall(carry_out_all, parts, answers, fences)
+  if not done then
+    -- They are read anew.
+    if close_semaphores then close_semaphores() end
+    number = number + 1
+    answers[number] = { FAILED, type(problem) == 'table' and problem.err or tostring(problem) }
+  end
+until done
+if close_semaphores then close_semaphores() end
+for _, fence in pairs(fences) do
+  if fence.unwritten then call('SET', fence.key, fence.unwritten, 'KEEPTTL') end
 end
 return answers

@@ -1,32 +1,17 @@
--- The short way of acquire.lua: the lock is free and nobody waits for it. By far the most frequent case, so it stands before
--- everything else a script defines, which costs time on every call. The same answer.
---
--- lock, queue, fence, id, lease_ms  as in acquire.lua
--- now, now_us                       the time in microseconds as text and as a number, or nil
---
--- Whatever stands in the way, such as something else under the fence's key, is for the long way.
+-- The fast path of acquire.lua in a call of its own. The same as acquire_fast.lua with token.lua, in one piece: functions and
+-- tables cost time on every call.
 
-if redis.call('EXISTS', lock, queue) == 0 then
-  local token = now
-  if not token then
-    local time = redis.call('TIME')
-    -- To turn such a number into text costs more than any command here.
-    token, now_us = time[1] .. string.sub('00000' .. time[2], -6), time[1] * 1e6 + time[2]
-  end
-  local previous = redis.pcall('SET', fence, token, 'KEEPTTL', 'GET')
-  if type(previous) ~= 'table' then
-    local last = tonumber(previous or 0) or 0
-    local gap = now_us - last
-    if gap > now_us % 1e8 or gap < 16 then
-      -- The first grant within these 100 seconds: the fence is remembered for another day.
-      redis.call('PEXPIRE', fence, '86400000')
-      if gap < 16 and last < 2 ^ 53 then
-        -- The clock was set back, or the last grant's tokens (TOKENS_PER_GRANT in line.lua) reach up to now: they count.
-        token = string.format('%.0f', last + 16)
-        redis.call('SET', fence, token, 'KEEPTTL')
-      end
+if call('EXISTS', KEYS[1], KEYS[2]) == 0 then
+  local time = call('TIME')
+  local text, us = time[1] .. sub('00000' .. time[2], -6), time[1] * 1e6 + time[2]
+  local last = tonumber(call('SET', KEYS[3], text, 'KEEPTTL', 'GET') or 0) or 0
+  local gap = us - last
+  if gap > us % 1e8 or gap < TOKENS_PER_GRANT then
+    if gap < TOKENS_PER_GRANT and last < 2 ^ 53 then
+      text = string.format('%.0f', math.floor(last) + TOKENS_PER_GRANT)
     end
-    redis.call('SET', lock, id, 'PX', lease_ms)
-    return token
+    call('SET', KEYS[3], text, 'PX', FENCE_MS)
   end
+  call('SET', KEYS[1], ARGV[1] .. ' ' .. text, 'PX', ARGV[2])
+  return text
 end

@@ -1,33 +1,36 @@
--- Ends whatever holds the lock, tells all its holders, and hands the lock to the next waiter.
+-- Ends whatever holds the lock, tells all its holders, and hands the lock over to the next waiter.
 --
--- KEYS[5]  holds  as in holds.lua
+-- KEYS     as in lock.lua
 --
--- Returns  1 if there was a hold, 0 if not
+-- Returns  RELEASED if there was a hold, NOT_HELD if not
 --
 -- Not idempotent: the second time it ends the next holder's lease.
 
-local value = redis.call('GET', LOCK)
-look_at_clock()
-if not value then
-  -- A holder who has died may have left it to those who wait.
-  free = 1
-  pcall(serve)
-  return 0
+local function force(r)
+  local value = call('GET', r.key)
+  if not value then
+    -- A holder who has died may have left it to those who wait.
+    r.free = 1
+    pcall(hand_over, r)
+    return NOT_HELD
+  end
+  -- If the holds or the queue are broken, the lock is released nevertheless.
+  local intact, lead, token, _, several = pcall(settle_holds, r)
+  if not intact then
+    lead, token, several = read_value(value)
+    several = false
+  end
+  local holders = { lead }
+  if several then holders = call('ZRANGE', r.holds, 0, -1) end
+  -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. Several holds
+  -- may have been told different tokens, so it names none.
+  for _, id in ipairs(holders) do
+    tell(id, REVOKE .. ' ' .. id .. ' ' .. (several and '0' or token) .. ' ' .. r.key)
+  end
+  call('DEL', r.key, r.holds)
+  raise_fence(r.fence, token)
+  r.free = 1
+  pcall(hand_over, r)
+  return RELEASED
 end
--- What stands beside the lock may be broken; that must not keep it.
-local intact, lead, _, several = pcall(settle_holds)
--- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. If the token is
--- not known, or several holds may have been told different ones, it names none.
-local known, token = pcall(last_token)
-token = string.format('%.0f', known and not several and token or 0)
-local holders = { intact and lead or string.match(value, '^[^/]*') }
-if intact and several then
-  holders = redis.call('ZRANGE', KEYS[5], 0, -1)
-end
-for _, id in ipairs(holders) do
-  tell(id, 'revoke ' .. id .. ' ' .. token)
-end
-redis.call('DEL', LOCK, KEYS[5])
-free = 1
-pcall(serve)
-return 1
+

@@ -1,38 +1,31 @@
--- The holds of one owner under several leases: what enter.lua, leave.lua and renew_hold.lua share, after line.lua.
+-- The holds of one owner under several leases: what acquire_owned.lua, release_owned.lua and renew_owned.lua share.
 --
--- KEYS[1]  lock   string: "<lease id>/<owner>". The lease it names is the lead. Expires with the last of the holds.
--- KEYS[5]  holds  sorted set: the owner's lease ids by the time their leases end, in ms. Only while there were several
---                 holds; it counts only if the lead is in it, so what an earlier owner left behind lets nobody in.
---                 Expires with the lock.
+-- lock   see value.lua. The lease it names is the lead. Expires with the last of the holds.
+-- holds  sorted set: the owner's lease ids by the time their leases end, in ms. Only while there were several holds; it counts
+--        only if the lead is in it, so what an earlier owner left behind lets nobody in. Expires with the lock.
 
-local HOLDS = KEYS[5]
-
--- Forgets holds that have run out; if the lead has, another one becomes it. Returns the lead, its owner, and whether
--- there are several holds; nil if no owner holds the lock.
-local function settle_holds()
-  local value = redis.call('GET', KEYS[1])
-  -- What another library puts there may look like an owner, but hardly like a lease id.
-  local lead, owner = string.match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+)/(.*)$')
-  if not lead or not redis.call('ZSCORE', HOLDS, lead) then
-    return lead, owner, false
-  end
+-- Forgets holds that have run out; if the lead has, another one becomes it. Returns the lead, its token, its owner, and whether
+-- there are several holds; nil if none of ours holds the lock.
+local function settle_holds(r)
+  local lead, token, owner = read_value(call('GET', r.key))
+  if not owner or not call('ZSCORE', r.holds, lead) then return lead, token, owner, false end
   -- As for keys, a time is over when it has passed, not when it has come.
-  redis.call('ZREMRANGEBYSCORE', HOLDS, '-inf', '(' .. in_full(now_ms))
-  if not redis.call('ZSCORE', HOLDS, lead) then
-    lead = redis.call('ZREVRANGE', HOLDS, 0, 0)[1]
+  call('ZREMRANGEBYSCORE', r.holds, '-inf', '(' .. millis(r.clock.ms))
+  if not call('ZSCORE', r.holds, lead) then
+    lead = call('ZREVRANGE', r.holds, 0, 0)[1]
     if not lead then
-      redis.call('DEL', KEYS[1])
+      call('DEL', r.key)
       return nil
     end
-    redis.call('SET', KEYS[1], lead .. '/' .. owner, 'KEEPTTL')
+    call('SET', r.key, write_value(lead, token, owner), 'KEEPTTL')
   end
-  return lead, owner, true
+  return lead, token, owner, true
 end
 
 -- Lets the lock last as long as the last of the holds.
-local function expire_with_holds()
-  local last = redis.call('ZREVRANGE', HOLDS, 0, 0, 'WITHSCORES')[2]
-  redis.call('PEXPIREAT', KEYS[1], last)
-  redis.call('PEXPIREAT', HOLDS, last)
+local function expire_with_holds(r)
+  local last = call('ZREVRANGE', r.holds, 0, 0, 'WITHSCORES')[2]
+  call('PEXPIREAT', r.key, last)
+  call('PEXPIREAT', r.holds, last)
 end
 

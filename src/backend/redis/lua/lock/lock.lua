@@ -1,33 +1,31 @@
--- A lock: what acquire.lua, release.lua and force.lua share, after line.lua.
+-- A lock: what its operations share.
 --
--- KEYS[1]  lock     string: the holder's lease id, for a reentrant lock followed by "/<owner>". Expires with the lease.
---                   The canonical recipe, nothing else.
--- KEYS[4]  fence    string: the last token. Expires after a day without grant or renewal, or up to
---                   an hour and 100 s earlier.
+-- KEYS[1]  lock   see value.lua. Expires with the lease.
+-- KEYS[2]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are made from this one: each key
+--                 of a call costs as much as a command.
+-- KEYS[3]  fence  see token.lua
 
-local LOCK = KEYS[1]
-
--- Lets an owner in that holds the lock already; only for reentrant locks (enter.lua).
-local enter
-
-last_token = function()
-  return tonumber(redis.call('GET', FENCE)) or 0
-end
-
--- The token of the grant that still holds; a new one if it is lost.
-local function present_token()
-  return string.match(redis.call('GET', FENCE) or '', '^[1-9]%d*$') or next_token()
-end
-
-admit = function(id, request, token)
-  redis.call('SET', FENCE, token, 'PX', FENCE_MS)
-  redis.call('SET', LOCK, request.owner and id .. '/' .. request.owner or id, 'PX', request.lease_ms)
-  free = 0
+-- Makes a request the holder.
+local function hold_lock(r, id, request)
+  call('SET', r.key, write_value(id, request.token, request.owner), 'PX', request.lease_ms)
+  r.free = 0
   if request.owner then
     -- Whoever else waits for this owner may come in with it, and is told to ask.
-    for other in string.gmatch(waiting_for(request.owner), '%S+') do
-      tell(other, 'ask ' .. other)
+    for other in string.gmatch(waiting_for(r, request.owner), '%S+') do
+      tell(other, ASK .. ' ' .. other .. ' ' .. r.key)
     end
   end
+end
+
+local function next_lock_token(r, clock)
+  return next_token(r.fence, clock)
+end
+
+local function lock_at(key, queue, fence, clock)
+  local stem = sub(queue, 1, -6)
+  return {
+    key = key, queue = queue, waiters = stem .. 'waiters', holds = stem .. 'holds', fence = fence, clock = clock,
+    free = 0, limit = 1, by_size = false, terms = 'mutex', next_token = next_lock_token, admit = hold_lock,
+  }
 end
 

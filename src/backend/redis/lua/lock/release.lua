@@ -1,34 +1,34 @@
--- Ends one lease wherever it stands, and hands the lock to the next waiter.
+-- Ends one lease wherever it is, and hands the lock over to the next waiter.
 --
+-- KEYS     as in lock.lua
 -- ARGV[1]  lease id
 --
--- Returns  1 if a hold has ended, 2 if a place in line was given up; if there was neither, 3 if another lease
---          holds the lock and 0 if none does
+-- Returns  RELEASED if a hold has ended, LEFT_QUEUE if a place in the queue was given up; if there was neither, HELD_BY_OTHER if
+--          something else holds the lock and NOT_HELD if nothing does
 --
 -- Idempotent: nothing is found the second time. Another holder's lease is never touched.
 
-local value = redis.call('GET', LOCK)
--- What stands beside the lock may be broken; that must not keep it. Whoever waits is told when it asks again.
-local waiting = tonumber(redis.pcall('ZCARD', QUEUE)) or 0
+local function release(r, id)
+  local value = call('GET', r.key)
+  -- If the queue is broken, the lock is released nevertheless. Whoever waits is told when it asks again.
+  local waiting = tonumber(redis.pcall('ZCARD', r.queue)) or 0
+  if value and names_lease(value, id) then
+    -- First: a server that has no memory left refuses to write, but not to a script that has written.
+    call('DEL', r.key)
+    if waiting > 0 then
+      raise_fence(r.fence, sub(value, #id + 2, #id + 17))
+      r.free = 1
+      pcall(hand_over, r)
+    end
+    return RELEASED
+  end
+  if waiting > 0 and remove(r, id) then
+    if not value then
+      r.free = 1
+      hand_over(r)
+    end
+    return LEFT_QUEUE
+  end
+  return value and HELD_BY_OTHER or NOT_HELD
+end
 
-if value and string.match(value, '^[^/]*') == ARGV[1] then
-  local intact = true
-  free = 1
-  if waiting > 0 then
-    look_at_clock()
-    intact = pcall(serve)
-  end
-  if not intact or free == 1 then
-    redis.call('DEL', LOCK)
-  end
-  return 1
-end
-if waiting > 0 and forget(ARGV[1]) then
-  if not value then
-    free = 1
-    look_at_clock()
-    serve()
-  end
-  return 2
-end
-return value and 3 or 0

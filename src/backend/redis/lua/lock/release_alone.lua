@@ -1,8 +1,7 @@
--- The short way of release.lua: the lease holds the lock and nobody waits for it. The same answer.
---
--- lock, queue, id  as in release.lua
+-- The first of the fast paths of release.lua in a call of its own. The same as in release_fast.lua.
 
-if redis.pcall('GET', lock) == id and redis.call('EXISTS', queue) == 0 then
-  redis.call('DEL', lock)
-  return 1
+local value, id = call('GET', KEYS[1]), ARGV[1]
+if value and #value == #id + 17 and string.find(value, id, 1, true) == 1 then
+  call('DEL', KEYS[1])
+  return RELEASED
 end

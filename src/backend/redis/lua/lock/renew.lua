@@ -1,12 +1,19 @@
--- Lets a lease begin anew; renew_alone.lua has done so if it could.
+-- Lets a lease begin anew.
 --
--- KEYS[1]  lock: string, the holder's lease id
--- KEYS[2]  fence: the last token
+-- KEYS[1]  lock
 -- ARGV[1]  lease id
 -- ARGV[2]  lease, in ms
 --
--- Returns  'renewed'; 'taken' if another lease holds the lock, 'expired' if none does
+-- Returns  RENEWED; TAKEN if something else is stored there, EXPIRED if nothing is
 --
 -- Idempotent. Never takes back a lock that was lost.
 
-return redis.call('GET', KEYS[1]) and 'taken' or 'expired'
+local function renew(lock, id, lease_ms)
+  local value = call('GET', lock)
+  if value and names_lease(value, id) then
+    call('PEXPIRE', lock, lease_ms)
+    return RENEWED
+  end
+  return value and TAKEN or EXPIRED
+end
+

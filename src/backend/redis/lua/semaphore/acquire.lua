@@ -1,61 +1,62 @@
 -- Asks for permits, or asks again.
 --
+-- KEYS     as in semaphore.lua
+-- ARGV[1]  'counting' or 'fair'
 -- ARGV[2]  lease id
 -- ARGV[3]  lease, in ms
--- ARGV[4]  '1' to wait if there are not enough permits, '0' to leave at once
+-- ARGV[4]  '1' to wait if there are not enough permits, '0' not to
 -- ARGV[5]  how many permits
 -- ARGV[6]  the limit that the request states
--- ARGV[7]  the reign in which it met that limit, '0' if in none
+-- ARGV[7]  the version of that limit, '0' if it knows none
 --
--- Returns  {'granted', limit, reign, token}
---          {'granted', limit, reign, token, ms until the lease ends} if it was granted before
---          {'queued', limit, reign, ms until the next lease of a holder ends or -1, places before this one, ticket}
---          {'busy', limit, reign}
---          {'differs', limit} if another limit is in force
---          {'above', limit} if nobody can have so many
+-- Returns  {GRANTED, limit, version, token}
+--          {GRANTED, limit, version, token, ms until the lease ends} if it was granted before
+--          {QUEUED, limit, version, ms until the next lease of a holder ends or -1, places before this one, ticket}
+--          {NONE_FREE, limit, version} if there are too few and this request does not wait
+--          {LIMIT_DIFFERS, limit} if another limit is in force
+--          {ABOVE_LIMIT, limit} if nobody can have so many
 --
--- The number of places feeds the stagger of repetitions only: it counts parked ones, and for a counting semaphore all
+-- The number of places feeds the stagger of repetitions only: it counts unreachable waiters, and for a counting semaphore all
 -- that ask for less.
 --
--- Idempotent per lease id, as the request for a lock. Whoever asks serves the line on the way, so that what a holder
+-- Idempotent per lease id, as the request for a lock. Whoever asks serves the queue on the way, so that what a holder
 -- who has died has left goes to the next.
 
-local id, lease_ms, waits, permits = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
-local stated = tonumber(ARGV[6])
-
--- What a holder who has died has left goes to the next whatever the answer is. A server that has no memory left may refuse that.
-local held = settle(id)
-if held then
-  -- Granted before, and the answer got lost: whatever has become of the limit since.
-  local left = redis.call('ZSCORE', HOLDERS, id) - now_ms
-  pcall(serve)
-  return { 'granted', limit or stated, reign or '0', string.match(held, '%d+$'), left }
-end
-local differs = limit and reign ~= ARGV[7] and stated ~= limit and not waiter(id)
-if differs or permits > (limit or stated) then
-  pcall(serve)
-  return { differs and 'differs' or 'above', limit or stated }
-end
-if not limit or not reign then
-  put_in_force(limit or stated, lease_ms)
-end
-
-local line = redis.call('EXISTS', QUEUE) == 1
-if waits and (line or permits > free) then
-  local ticket, others = stand_in_line(id, lease_ms, permits)
-  local token = serve(id)
-  if token then
-    return { 'granted', limit, reign, token }
+local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
+  lease_ms, permits, stated = tonumber(lease_ms), tonumber(permits), tonumber(stated)
+  -- What a holder who has died has left goes to the next whatever the answer is. A server that has no memory left may refuse that.
+  local held = settle(s, id)
+  if held then
+    -- Granted before, and the answer got lost: whatever has become of the limit since.
+    local left = call('ZSCORE', s.key, id) - s.clock.ms
+    pcall(hand_over_permits, s)
+    return { GRANTED, s.limit or stated, s.version or '0', match(held, '%d+$'), left }
   end
-  return { 'queued', limit, reign, ends and ends - now_ms or -1, places_before(ticket, id, others), ticket }
+  local differs = s.limit and s.version ~= known and stated ~= s.limit and not waiter(s, id)
+  if differs or permits > (s.limit or stated) then
+    pcall(hand_over_permits, s)
+    return { differs and LIMIT_DIFFERS or ABOVE_LIMIT, s.limit or stated }
+  end
+  if not s.limit or not s.version then put_in_force(s, s.limit or stated, lease_ms) end
+
+  local queued = call('EXISTS', s.queue) == 1
+  if waits == '1' and (queued or permits > s.free) then
+    local ticket, others, left = join_queue(s, id, lease_ms, permits)
+    if others then s.last_ticket = tonumber(ticket) end
+    s.queue_kept = s.clock.ms + left
+    write_state(s)
+    local token = hand_over_permits(s, id)
+    if token then return { GRANTED, s.limit, s.version, token } end
+    local remaining = s.ends and s.ends - s.clock.ms or -1
+    return { QUEUED, s.limit, s.version, remaining, others or call('ZRANK', s.queue, ticket .. ' ' .. id) or 0, ticket }
+  end
+  if queued then hand_over_permits(s) end
+  -- Nobody in the queue fits. Where nobody may be passed, there must be nobody.
+  if permits > s.free or (queued and not s.by_size and call('ZCOUNT', s.queue, 1, '+inf') > 0) then
+    return { NONE_FREE, s.limit, s.version }
+  end
+  local token = next_permit_token(s, s.clock)
+  hold_permits(s, id, { lease_ms = lease_ms, permits = permits, token = token })
+  return { GRANTED, s.limit, s.version, token }
 end
-if line then
-  serve()
-end
--- Nobody in line fits. Where nobody may be passed, there must be nobody.
-if permits > free or (line and not by_size and redis.call('ZCOUNT', QUEUE, 1, '+inf') > 0) then
-  return { 'busy', limit, reign }
-end
-local token = next_token()
-admit(id, { lease_ms = lease_ms, permits = permits }, token)
-return { 'granted', limit, reign, token }
+

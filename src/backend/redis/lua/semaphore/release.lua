@@ -1,31 +1,34 @@
--- Ends one lease wherever it stands, or all but a part of it, and hands the permits to those waiters that now fit.
+-- Ends one lease wherever it is, or all but a part of it, and hands the permits over to those waiters that now fit.
 --
+-- KEYS     as in semaphore.lua
+-- ARGV[1]  'counting' or 'fair'
 -- ARGV[2]  lease id
 -- ARGV[3]  how many permits the lease keeps, '0' to end it
 --
--- Returns  1 if a hold has ended or given back what it should, 2 if a place in line was given up, 0 if there was neither
+-- Returns  RELEASED if a hold has ended or given back what it should, LEFT_QUEUE if a place in the queue was given up, NOT_HELD
+--          if there was neither
 --
 -- Idempotent: never gives a lease more than it has, and finds nothing once it has ended.
 
-local id, kept = ARGV[2], tonumber(ARGV[3])
-local released = 0
-
-local held = settle(id)
-if held then
-  local surplus = permits_of(held) - kept
-  if kept == 0 then
-    leave(id, surplus)
-  elseif surplus > 0 then
-    remember_fence()
-    redis.call('HSET', HOLDS, id, kept .. ' ' .. string.match(held, '%d+$'))
-    use(used - surplus)
+local function release_permits(s, id, kept)
+  kept = tonumber(kept)
+  local answer = NOT_HELD
+  local held = settle(s, id)
+  if held then
+    local surplus = permits_of(held) - kept
+    if kept == 0 then
+      end_hold(s, id, surplus)
+    elseif surplus > 0 then
+      begin_writing(s)
+      call('HSET', s.holds, id, kept .. ' ' .. match(held, '%d+$'))
+      use(s, s.used - surplus)
+    end
+    answer = RELEASED
+  elseif kept == 0 and remove(s, id) then
+    answer = LEFT_QUEUE
   end
-  released = 1
-elseif kept == 0 and forget(id) then
-  released = 2
+  -- If the state was lost, nobody knows the limit until somebody states it.
+  if s.limit then hand_over_permits(s) end
+  return answer
 end
--- If the fence was lost, nobody knows the limit until somebody states it.
-if limit then
-  serve()
-end
-return released
+

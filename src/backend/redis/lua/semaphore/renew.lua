@@ -1,18 +1,22 @@
 -- Lets a lease begin anew.
 --
+-- KEYS     as in semaphore.lua
+-- ARGV[1]  'counting' or 'fair'
 -- ARGV[2]  lease id
 -- ARGV[3]  lease, in ms
 --
--- Returns  'renewed' or 'expired'
+-- Returns  RENEWED or EXPIRED
 --
 -- Idempotent. Never takes back permits that were lost.
 
-local ends_now = tonumber(redis.call('ZSCORE', HOLDERS, ARGV[2]) or 0)
-if ends_now <= now_ms or redis.call('HEXISTS', HOLDS, ARGV[2]) == 0 then
-  return 'expired'
+local function renew_permits(s, id, lease_ms)
+  lease_ms = tonumber(lease_ms)
+  local ends_now = tonumber(call('ZSCORE', s.key, id) or 0)
+  if ends_now <= s.clock.ms or call('HEXISTS', s.holds, id) == 0 then return EXPIRED end
+  if not s.used or not s.ends then settle(s) end
+  begin_writing(s)
+  set_end(s, id, lease_ms)
+  touch(s, lease_ms)
+  return RENEWED
 end
-if not used or not ends then
-  settle()
-end
-extend(ARGV[2], tonumber(ARGV[3]))
-return 'renewed'
+

@@ -1,21 +1,26 @@
--- Changes the limit for everybody, and hands permits that become free to those waiters that now fit.
+-- Changes the limit for everybody, and hands permits that become free over to those waiters that now fit.
 --
+-- KEYS     as in semaphore.lua
+-- ARGV[1]  'counting' or 'fair'
 -- ARGV[2]  the limit
 -- ARGV[3]  for how long it stays in force if nobody uses the semaphore, in ms
 --
--- Returns  the reign, which stays as it was if a limit was in force
+-- Returns  the version, which stays as it was if a limit was in force
 --
 -- Idempotent. Takes nothing away: while more is held than the limit, nobody is let in.
 
-settle()
-put_in_force(tonumber(ARGV[2]), tonumber(ARGV[3]))
--- Whoever waits for more than anybody can have now leaves the line, asks, and is told why.
-for _, id in ipairs(redis.call('HKEYS', WAITERS)) do
-  local request = waiter(id)
-  if request and request.permits > limit then
-    forget(id)
-    tell(id, 'ask ' .. id)
+local function resize(s, limit, lease_ms)
+  settle(s)
+  put_in_force(s, tonumber(limit), tonumber(lease_ms))
+  -- Whoever waits for more than anybody can have now leaves the queue, asks, and is told why.
+  for _, id in ipairs(call('HKEYS', s.waiters)) do
+    local request = waiter(s, id)
+    if request and request.permits > s.limit then
+      remove(s, id)
+      tell(id, ASK .. ' ' .. id .. ' ' .. s.key)
+    end
   end
+  hand_over_permits(s)
+  return s.version
 end
-serve()
-return reign
+

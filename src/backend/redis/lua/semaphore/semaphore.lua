@@ -1,150 +1,116 @@
--- A semaphore: what its scripts share, after line.lua.
+-- A semaphore: what its operations share.
 --
 -- KEYS[1]  holders  sorted set: lease ids by the time their leases end, in ms
--- KEYS[4]  fence    string: see fence.lua
--- KEYS[5]  holds    hash: lease id -> "permits token". Has the same leases as the holders.
+-- KEYS[2]  queue    see queue.lua. The names of waiters, state and holds are made from this one.
+-- KEYS[3]  fence    see token.lua
 -- ARGV[1]  'counting' or 'fair'
+--
+-- waiters  see queue.lua
+-- state    see state.lua
+-- holds    hash: lease id -> "permits token". Has the same leases as the holders.
 --
 -- All times are the server's. Holders and holds go with the last lease, and by themselves if nobody is heard of.
 
-look_at_clock()
-local HOLDERS, HOLDS = KEYS[1], KEYS[5]
-local reign, lapse, used, ends, kept, line_kept, last, ticket
-limit, reign, lapse, used, ends, kept, line_kept, last, ticket = unpack_fence(redis.call('GET', FENCE))
-
-local function tell_fence()
-  redis.call('SET', FENCE, pack_fence(limit, reign, lapse, used, ends, kept, line_kept, last, ticket), 'KEEPTTL')
-end
-
-kind, by_size = ARGV[1], ARGV[1] == 'counting'
-
-last_token = function()
-  return last
-end
-
-last_ticket = function()
-  return ticket
-end
-
-remember_line = function(next, left)
-  ticket, line_kept = tonumber(next or ticket), now_ms + left
-  tell_fence()
-end
-
-kind_of = function()
-  return kind .. '/' .. limit .. '/' .. (reign or '0')
-end
-
 local function permits_of(record)
-  return tonumber(string.match(record, '^%d+'))
+  return tonumber(match(record, '^%d+'))
 end
 
--- What the fence tells is remembered for a day. Needs no memory: a server that has none left refuses to write, but not to a
--- script that has written already. Giving back and renewing must not be refused.
-local function remember_fence()
-  redis.call('PEXPIRE', FENCE, FENCE_MS)
+-- Needs no memory, and does nothing: a server that has none left refuses to write, but not to a script that has written. Giving
+-- back and renewing must not be refused.
+local function begin_writing(s)
+  call('ZREM', s.key, '')
 end
 
--- How many permits are held is told with everything that changes it.
-local function use(permits)
-  used = permits
-  free = limit and limit - used or 0
-  tell_fence()
+-- How many permits are held is written with everything that changes it.
+local function use(s, permits)
+  s.used = permits
+  s.free = s.limit and s.limit - permits or 0
+  write_state(s)
 end
 
 -- Somebody from outside has changed one of the keys: what is in both holders and holds counts.
-local function recount()
+local function recount(s)
   local permits = 0
-  local records = redis.call('HGETALL', HOLDS)
+  local records = call('HGETALL', s.holds)
+  begin_writing(s)
   for i = 1, #records, 2 do
-    if redis.call('ZSCORE', HOLDERS, records[i]) then
+    if call('ZSCORE', s.key, records[i]) then
       permits = permits + permits_of(records[i + 1])
     else
-      redis.call('HDEL', HOLDS, records[i])
+      call('HDEL', s.holds, records[i])
     end
   end
-  for _, id in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
-    if redis.call('HEXISTS', HOLDS, id) == 0 then
-      redis.call('ZREM', HOLDERS, id)
-    end
+  for _, id in ipairs(call('ZRANGE', s.key, 0, -1)) do
+    if call('HEXISTS', s.holds, id) == 0 then call('ZREM', s.key, id) end
   end
-  -- Before, since it needs no memory, and after, since the fence may be new.
-  remember_fence()
-  use(permits)
-  remember_fence()
+  use(s, permits)
 end
 
 -- Ends the hold of `id`, which has `permits`.
-local function leave(id, permits)
-  redis.call('HDEL', HOLDS, id)
-  redis.call('ZREM', HOLDERS, id)
-  use(used - permits)
+local function end_hold(s, id, permits)
+  call('HDEL', s.holds, id)
+  call('ZREM', s.key, id)
+  use(s, s.used - permits)
 end
 
--- Ends the leases whose time is over; each is met once. Returns the record of `id`, if it holds permits.
-local function settle(id)
-  local holders = redis.call('ZCARD', HOLDERS)
-  if redis.call('HLEN', HOLDS) ~= holders or (holders == 0) ~= ((used or 0) == 0) then
-    recount()
+-- Ends the leases whose time is over; each is looked at once. Returns the record of `id`, if it holds permits.
+local function settle(s, id)
+  local holders = call('ZCARD', s.key)
+  if call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then recount(s) end
+  s.used = s.used or 0
+  local first = call('ZRANGE', s.key, 0, 0, 'WITHSCORES')
+  while first[1] and tonumber(first[2]) <= s.clock.ms do
+    end_hold(s, first[1], permits_of(call('HGET', s.holds, first[1])))
+    first = call('ZRANGE', s.key, 0, 0, 'WITHSCORES')
   end
-  used = used or 0
-  local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
-  while first[1] and tonumber(first[2]) <= now_ms do
-    leave(first[1], permits_of(redis.call('HGET', HOLDS, first[1])))
-    first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
+  local ends_before = s.ends
+  s.ends = tonumber(first[2])
+  if s.ends and (not ends_before or ends_before > s.ends or ends_before <= s.clock.ms) then
+    begin_writing(s)
+    write_state(s)
   end
-  local ends_before = ends
-  ends = tonumber(first[2])
-  if ends and (not ends_before or ends_before > ends or ends_before <= now_ms) then
-    remember_fence()
-    tell_fence()
-  end
-  if limit and now_ms >= lapse and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
-    limit = nil
-  end
-  free = limit and limit - used or 0
-  return id and redis.call('HGET', HOLDS, id)
+  if s.limit and s.clock.ms >= s.lapse and call('EXISTS', s.key, s.queue) == 0 then s.limit = nil end
+  s.free = s.limit and s.limit - s.used or 0
+  return id and call('HGET', s.holds, id)
 end
 
--- The semaphore is in use: its limit stays in force for a lease after this one, the keys of its holders live on, and what the
--- fence tells is remembered for a day.
-local function touch(lease_ms)
-  lapse = math.max(lapse, now_ms + lease_ms * 2)
-  kept = now_ms + keep(HOLDERS, HOLDS, lease_ms)
-  tell_fence()
-  remember_fence()
+-- The semaphore is in use: its limit stays in force for a lease after this one, and the keys of its holders live on.
+local function touch(s, lease_ms)
+  s.lapse = math.max(s.lapse, s.clock.ms + lease_ms * 2)
+  s.kept = s.clock.ms + keep(s.key, s.holds, lease_ms)
+  write_state(s)
 end
 
-local function put_in_force(permits, lease_ms)
-  if not limit or not reign then
-    -- Grows as tokens do, so that a later reign is known from an earlier one.
-    local before = tonumber(reign) or 0
-    reign = before < now and now_text or string.format('%.0f', before + 1)
+local function put_in_force(s, limit, lease_ms)
+  if not s.limit or not s.version then
+    -- Grows as tokens do, so that a later version is known from an earlier one.
+    local before = tonumber(s.version) or 0
+    s.version = before < s.clock.us and s.clock.text or string.format('%.0f', before + 1)
   end
-  limit = permits
+  s.limit = limit
   -- First: a store that is full must refuse it.
-  use(used)
-  touch(lease_ms)
+  use(s, s.used)
+  touch(s, lease_ms)
 end
 
 -- When the lease of `id` ends.
-local function set_end(id, lease_ms)
-  redis.call('ZADD', HOLDERS, in_full(now_ms + lease_ms), id)
-  ends = math.min(ends or now_ms + lease_ms, now_ms + lease_ms)
+local function set_end(s, id, lease_ms)
+  call('ZADD', s.key, millis(s.clock.ms + lease_ms), id)
+  s.ends = math.min(s.ends or s.clock.ms + lease_ms, s.clock.ms + lease_ms)
 end
 
--- The lease begins anew.
-local function extend(id, lease_ms)
-  remember_fence()
-  set_end(id, lease_ms)
-  touch(lease_ms)
+-- Makes a request a holder.
+local function hold_permits(s, id, request)
+  call('HSET', s.holds, id, request.permits .. ' ' .. request.token)
+  set_end(s, id, request.lease_ms)
+  use(s, s.used + request.permits)
+  touch(s, request.lease_ms)
 end
 
-admit = function(id, request, token)
-  last = tonumber(token)
-  redis.call('HSET', HOLDS, id, request.permits .. ' ' .. token)
-  set_end(id, request.lease_ms)
-  use(used + request.permits)
-  touch(request.lease_ms)
+-- Hands what is free over to those waiters that now fit (queue.lua).
+local function hand_over_permits(s, asker)
+  s.terms = s.kind .. '/' .. s.limit .. '/' .. (s.version or '0')
+  s.admit = hold_permits
+  return hand_over(s, asker)
 end
 

@@ -1,0 +1,36 @@
+-- What a waiter has to know of its grant besides lease, token and ticket: the kind, for a semaphore with the limit and its
+-- version; how many bytes of the key are its prefix; the key. The fence is '{<prefix>}:fence' or '{<tag>}:<prefix>:fence' (keys.rs).
+local function terms_of(kind, fence, key)
+  local prefix = fence.prefix
+  if not prefix then
+    local at = string.find(fence.key, '}', 1, true)
+    prefix = ' ' .. (at == #fence.key - 6 and at - 2 or #fence.key - at - 7) .. ' '
+    fence.prefix = prefix
+  end
+  return kind .. prefix .. key
+end
+
+-- What tells a waiter that it holds now.
+local function grant_message(id, token, ticket, terms)
+  return GRANT .. ' ' .. id .. ' ' .. token .. ' ' .. ticket .. ' ' .. terms
+end
+
+-- The fast path of a hand-over: to the waiter at this place, who wants one permit for at most so many ms, is alive, and can be
+-- told; a waiter of client `asker` is told with the answer. Takes it out of the queue, and returns its lease id, its token, when
+-- its lease ends, in ms, as text, and what is to be told with the answer. Nothing, and nothing has changed, in other cases.
+local function grant_fast(place, queue, waiters, terms, longest, clock, issue, issuer, asker)
+  local id = sub(place, 18)
+  -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.
+  local record = call('HGET', waiters, id) or ''
+  local lease_ms, ends = tonumber(sub(record, 18, -17)), sub(record, -15, -3)
+  if not lease_ms or sub(record, -2) ~= ' 1' or (longest and lease_ms > longest) then return end
+  -- Times of as many digits compare as texts do, and the first 13 of microseconds are milliseconds.
+  if ends <= sub(clock.text, 1, 13) then return end
+  local token, client = issue(issuer, clock), sub(id, 1, 36)
+  local message = grant_message(id, token, sub(place, 1, 16), terms)
+  if client ~= asker and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then return end
+  call('HDEL', waiters, id)
+  call('ZREM', queue, place)
+  -- It ends when the place would have ended: whoever waits there counts it from its last request.
+  return id, token, ends, client == asker and message
+end

@@ -1,0 +1,78 @@
+-- How a request comes into the queue (queue.lua).
+
+local function next_ticket(r)
+  local last = r.last_ticket
+  if not last then
+    local newest = call('ZREVRANGE', r.queue, 0, 0)[1]
+    last = tonumber(sub(newest or '', 1, 16)) or 0
+  end
+  return last < r.clock.us and r.clock.text or string.format('%016.0f', last + 1)
+end
+
+-- Removes places of those that have died, so that they do not pile up even if no hand-over comes across them: up to a hundred, as
+-- one arrival in fifty at least comes by here, and each adds one at most.
+local function prune(r)
+  local dead = {}
+  if r.by_size then
+    -- Adds the places of those that have died among so many at random. Created here, because every function costs time, used or not.
+    local function look_among(count)
+      local places, ids = call('ZRANDMEMBER', r.queue, count), {}
+      for i, place in ipairs(places) do
+        ids[i] = sub(place, 18)
+      end
+      for i, record in ipairs(call('HMGET', r.waiters, unpack(ids))) do
+        local alive_until = match(record or '', '^%d+ %d+ (%d+) ')
+        if (tonumber(alive_until) or 0) <= r.clock.ms then table.insert(dead, places[i]) end
+      end
+    end
+    -- Hand-overs may pass over one that asked for much. So the dead are looked for at random: first among a few places, which
+    -- tells whether it is worth looking at a hundred, which takes longer than all else. So at most about half of the places
+    -- belong to the dead.
+    look_among(8)
+    if dead[1] then look_among(100) end
+  else
+    dead = call('ZRANGEBYSCORE', r.queue, '(-' .. millis(r.clock.ms), '(0', 'LIMIT', '0', '100')
+  end
+  for _, place in ipairs(dead) do
+    remove(r, sub(place, 18))
+    call('ZREM', r.queue, place)
+  end
+end
+
+-- Gives `id` a place in the queue, or lets it keep the one it has; alive for another lease. Returns its ticket; if the place is
+-- new, how many come before it, unreachable ones included; and for how many ms the queue is kept.
+local function join_queue(r, id, lease_ms, permits, owner)
+  local before = waiter(r, id)
+  local ticket = before and before.ticket or next_ticket(r)
+  local place = ticket .. ' ' .. id
+  if before and tonumber(call('ZSCORE', r.queue, place) or -1) < 0 then
+    -- A client that could not be reached for a while is heard again: all its waiters get back the places they had on arrival.
+    -- Done once per such time, by the first of them that asks.
+    local client = match(id, '^[^.]+%.')
+    local records = call('HGETALL', r.waiters)
+    for i = 1, #records, 2 do
+      if sub(records[i], 1, #client) == client then
+        local its_ticket, its_permits = match(records[i + 1], '^(%d+) %d+ %d+ (%d+)')
+        call('ZADD', r.queue, r.by_size and its_permits or '1', its_ticket .. ' ' .. records[i])
+      end
+    end
+  end
+  local record = table.concat({ ticket, lease_ms, millis(r.clock.ms + lease_ms), permits, owner }, ' ')
+  -- First: if something else is stored there, no record is left. The waiters have been read already.
+  call('ZADD', r.queue, r.by_size and permits or '1', place)
+  if owner and not before then call('HSET', r.waiters, '/' .. owner, waiting_for(r, owner) .. id .. ' ') end
+  call('HSET', r.waiters, id, record)
+  local others = not before and call('ZCARD', r.queue) - 1
+  if others == INDEXED_AT then
+    -- Redis keeps up to 128 entries of a sorted set or a hash in a list and walks it, as long as none has more than 64 bytes. In
+    -- a queue of some length that takes longer than the rest of a script, so it is given an index, which it keeps.
+    local long = string.rep(' ', 65)
+    call('ZADD', r.queue, '0', long)
+    call('ZREM', r.queue, long)
+    call('HSET', r.waiters, long, '')
+    call('HDEL', r.waiters, long)
+  end
+  local left = keep(r.queue, r.waiters, lease_ms)
+  prune(r)
+  return ticket, others, left
+end

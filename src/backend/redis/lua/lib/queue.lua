@@ -1,0 +1,56 @@
+-- The queue of those who wait, for locks and for semaphores.
+--
+-- queue    sorted set: places, "<ticket, 16 digits> <lease id>". Scored by 1, for a counting semaphore by the number of permits
+--          wanted; those of one score are in order of arrival, since equal scores are ordered by their text. Places of waiters
+--          that nobody listens for are unreachable: scored by minus the time, in ms, until which they count as alive.
+-- waiters  hash: lease id -> "ticket lease_ms alive_until_ms permits[ owner]", for each place;
+--          and "/<owner>" -> the lease ids of those who wait for that owner, each followed by a space
+--
+-- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place has the ticket of another: the
+-- answer "queued" and the grant both name it, so that a grant of an earlier place that was held back on its way is not believed.
+--
+-- `r` is what is waited for, made by lock.lua or semaphore.lua:
+--   key, queue, waiters   keys
+--   fence, clock          as in token.lua and time.lua
+--   free, limit           how many permits are free, and how many there can be at most
+--   by_size               whether small requests may pass large ones
+--   terms                 the kind, as in messages (grant.lua)
+--   last_ticket           of a semaphore, whose places are not in the order of their tickets
+--   next_token            function(r, clock): a new token, as text
+--   admit                 function(r, id, request): makes a waiter a holder
+
+-- The waiter with this lease id; nil if it is not in the queue.
+local function waiter(r, id)
+  local record = call('HGET', r.waiters, id)
+  local ticket, lease_ms, alive_until, permits, owner =
+    match(record or '', '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
+  if not ticket then return nil end
+  return {
+    ticket = ticket, lease_ms = tonumber(lease_ms), alive_until = tonumber(alive_until), permits = tonumber(permits),
+    owner = owner ~= '' and owner or nil,
+  }
+end
+
+-- The lease ids of those who wait for `owner`, each followed by a space.
+local function waiting_for(r, owner)
+  return call('HGET', r.waiters, '/' .. owner) or ''
+end
+
+-- Takes `id` out of the queue; nil if it is not in it. Whoever knows what it asked for says so.
+local function remove(r, id, request)
+  request = request or waiter(r, id)
+  if not request then return nil end
+  call('HDEL', r.waiters, id)
+  call('ZREM', r.queue, request.ticket .. ' ' .. id)
+  if request.owner then
+    local ids, field = waiting_for(r, request.owner), '/' .. request.owner
+    local from, to = string.find(ids, id .. ' ', 1, true)
+    local others = from and sub(ids, 1, from - 1) .. sub(ids, to + 1) or ids
+    if others == '' then
+      call('HDEL', r.waiters, field)
+    else
+      call('HSET', r.waiters, field, others)
+    end
+  end
+  return request
+end

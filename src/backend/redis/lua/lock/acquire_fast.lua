@@ -1,0 +1,18 @@
+-- The fast path of acquire.lua in a batch: the lock is free and nobody waits for it. By far the most frequent case. Answers
+-- nothing, and has changed nothing, if the case is another.
+--
+-- Tokens of one lock must grow, those of different locks need not differ. So all that are granted here get the same one, until
+-- one of them is released in the same call (release_fast.lua), or a slow path has granted something.
+
+local function acquire_fast(lock, queue, fence, clock, id, lease_ms)
+  if call('EXISTS', lock, queue) == 0 then
+    local token = fence.shared
+    if not token then
+      token = next_token(fence, clock)
+      fence.shared = token
+    end
+    call('SET', lock, id .. ' ' .. token, 'PX', lease_ms)
+    return token
+  end
+end
+

@@ -1,0 +1,12 @@
+-- The slow paths of locks in a batch.
+
+local operations = {
+  [ACQUIRE] = acquire_sole,
+  [RELEASE] = release,
+  [ACQUIRE_OWNED] = acquire_owned,
+  [RENEW_OWNED] = renew_owned,
+  [RELEASE_OWNED] = release_owned,
+}
+return function(code, key, queue, fence, clock, ...)
+  return operations[code](lock_at(key, queue, fence, clock), ...)
+end

@@ -1,0 +1,24 @@
+-- What is stored under the key of a lock: "<lease id> <token>", followed by WAITED_FOR if somebody may wait for it, or by "/<owner>"
+-- for a reentrant lock. Set only if absent, with an expiry, and deleted by comparison: the canonical recipe, so that other
+-- libraries' locks exclude these and are excluded. What they store there has another form.
+--
+-- The mark spares the release of a mutex a look at the queue. Whoever joins the queue sets it, and whoever gets the lock by a
+-- slow path, which is taken if there is a queue.
+
+-- Lease id, token and owner; nil for what another library has put there.
+local function read_value(value)
+  local id, token, rest = match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+) (%d+)' .. '%' .. WAITED_FOR .. '?(.*)$')
+  if not id or not (rest == '' or sub(rest, 1, 1) == '/') then return nil end
+  return id, token, rest ~= '' and sub(rest, 2) or nil
+end
+
+-- Sets the mark, if this is the lock of a mutex of ours.
+local function mark_waited_for(key, value)
+  local id, _, owner = read_value(value)
+  if id and not owner then call('APPEND', key, WAITED_FOR) end
+end
+
+local function write_value(id, token, owner)
+  return owner and id .. ' ' .. token .. '/' .. owner or id .. ' ' .. token .. WAITED_FOR
+end
+

@@ -1,0 +1,20 @@
+-- The fast paths of a batch for a lock that somebody waits for. What goes wrong with them the slow path sees for itself.
+
+-- A waiter that asks again, or a new one. Returns as well what acquire_again_fast.lua has seen.
+local function wait_fast(seen, lock, queue, clock, id, lease_ms)
+  local waiters = sub(queue, 1, -6) .. 'waiters'
+  local done, answer, still_seen = pcall(acquire_again_fast, seen, lock, queue, waiters, clock, id, lease_ms)
+  if not done then return nil, nil end
+  if not answer then
+    done, answer = pcall(join_fast, lock, queue, waiters, clock, id, lease_ms)
+  end
+  return done and answer, still_seen
+end
+
+-- The release of a holder that others wait for.
+local function pass_on_fast(lock, value, queue, fence, clock, id)
+  local done, answer = pcall(hand_over_fast, lock, value, queue, sub(queue, 1, -6) .. 'waiters', fence, clock, id)
+  return done and answer
+end
+
+return wait_fast, pass_on_fast

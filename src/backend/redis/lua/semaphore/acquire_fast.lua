@@ -1,0 +1,53 @@
+-- The fast path of acquire.lua: for a semaphore whose limit the client knows, while no lease has run out. A request gets its
+-- permits if nobody waits, and a place in the queue if there are too few. Answers nothing, and has changed nothing, if the case
+-- is another. If it fails, because somebody has changed a key by hand, the slow path sees to that.
+--
+-- The state is read once per call and written once, however many operations of the call are for the semaphore. To the fields
+-- come, once they are known: waiting, how many places there are in the queue; lease_ms and end_of_lease, when a lease of so many
+-- ms would end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so, grants_with_answers.
+
+local function join_queue_fast(s, id, lease_text, permits)
+  local lease_ms, number, ticket = tonumber(lease_text), s.clock.us, s.clock.text
+  if s.last_ticket >= number then
+    number = s.last_ticket + 1
+    ticket = micros(number)
+  end
+  local before = s.waiting or call('ZCARD', s.queue)
+  -- One in fifty goes the slow path, which prunes, and whoever makes the queue a long one, for its index.
+  if number % PRUNE_EVERY == 0 or before == INDEXED_AT or call('HEXISTS', s.holds, id) == 1 then return end
+  if s.lease_ms ~= lease_ms then s.lease_ms, s.end_of_lease = lease_ms, millis(s.clock.ms + lease_ms) end
+  local record = ticket .. ' ' .. lease_text .. ' ' .. s.end_of_lease .. ' ' .. permits
+  if call('HSETNX', s.waiters, id, record) == 0 then return end
+  call('ZADD', s.queue, s.by_size and permits or '1', ticket .. ' ' .. id)
+  if before == 0 or not s.queue_kept or s.queue_kept - s.clock.ms < lease_ms * 1.5 then
+    s.queue_kept = s.clock.ms + keep(s.queue, s.waiters, lease_ms)
+  end
+  s.last_ticket, s.waiting, s.changed = number, before + 1, true
+  return { QUEUED, s.limit, s.version, s.ends - s.clock.ms, before, ticket }
+end
+
+-- Parameters as in acquire.lua.
+local function acquire_permits_fast(s, id, lease_text, waits, permits, _, known)
+  local now_ms, used, ends, kept, lease_ms = s.clock.ms, s.used, s.ends, s.kept, tonumber(lease_text)
+  if used == 0 then ends, kept = now_ms + lease_ms, now_ms + lease_ms * 2 end
+  local known_and_in_force = s.limit and used and s.version == known and now_ms < s.lapse
+  if not (known_and_in_force and ends and ends > now_ms and kept and kept - now_ms >= lease_ms * 1.5) then return end
+  if used + permits > s.limit then
+    return waits == '1' and s.limit - permits >= 0 and join_queue_fast(s, id, lease_text, permits)
+  end
+  -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
+  if call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then return end
+  local token = next_permit_token(s, s.clock)
+  -- If it holds permits already, nobody gets this token.
+  if call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then return end
+  call('ZADD', s.key, millis(now_ms + lease_ms), id)
+  if used == 0 then
+    call('PEXPIRE', s.key, lease_ms * 2)
+    call('PEXPIRE', s.holds, lease_ms * 2)
+    s.kept = kept
+  end
+  s.used, s.ends, s.changed = used + permits, math.min(ends, now_ms + lease_ms), true
+  s.lapse = math.max(s.lapse, now_ms + lease_ms * 2)
+  return { GRANTED, s.limit, known, token }
+end
+

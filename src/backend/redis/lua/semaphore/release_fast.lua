@@ -1,0 +1,44 @@
+-- The fast path of release.lua: a whole hold ends, while no lease has run out, and nobody waits, or one permit becomes free and
+-- goes to the first in the queue, who wants one. Answers nothing, and has changed nothing, if the case is another.
+
+-- The permit of `id` goes to the waiter at `place`. Returns as well what is to be told with the answer: the grant of the
+-- caller's own request, if so it may be told.
+local function hand_over_permits_fast(s, id, place, used)
+  if not s.version or not s.kept then return end
+  s.terms = s.terms or terms_of(s.kind .. '/' .. s.limit .. '/' .. s.version, s.fence, s.key)
+  local asker = s.grants_with_answers and sub(id, 1, 36)
+  local next, token, ends, message =
+    grant_fast(place, s.queue, s.waiters, s.terms, (s.kept - s.clock.ms) / 1.5, s.clock, next_permit_token, s, asker)
+  if not next then return end
+  s.waiting = s.waiting and s.waiting - 1
+  -- Before the other goes, since with the last one goes the key and its expiry.
+  call('HSET', s.holds, next, '1 ' .. token)
+  call('ZADD', s.key, ends, next)
+  call('HDEL', s.holds, id)
+  s.used, s.ends, s.changed = used + 1, math.min(s.ends, ends), true
+  s.lapse = math.max(s.lapse, ends * 2 - s.clock.ms)
+  local found = call('ZREM', s.key, id)
+  if found == 0 then
+    -- Somebody has deleted the holders: they have just been made anew.
+    s.kept = s.clock.ms + keep(s.key, s.holds, ends - s.clock.ms)
+  end
+  return found, message
+end
+
+-- Parameters as in release.lua.
+local function release_permits_fast(s, id, kept)
+  local known = kept == '0' and s.limit and s.used and s.ends and s.ends > s.clock.ms
+  local held = known and call('HGET', s.holds, id)
+  if not held then return end
+  local used = s.used - (sub(held, 1, 2) == '1 ' and 1 or match(held, '^%d+'))
+  local free = s.limit - used
+  local place = free == 1 and call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
+  if place then return hand_over_permits_fast(s, id, place, used) end
+  -- Whoever waits for more stays in the queue. If it is no holder any more, somebody has changed the key, and all is to be
+  -- counted anew.
+  if (free <= 1 or (s.queue_kept or 0) < s.clock.ms or call('EXISTS', s.queue) == 0) and call('ZREM', s.key, id) == 1 then
+    call('HDEL', s.holds, id)
+    s.used, s.changed = used, true
+    return RELEASED
+  end
+end

@@ -1,0 +1,50 @@
+-- What every operation on a semaphore has to know, as one text: to read and to write it costs one command.
+--
+-- state  string, in MessagePack: the limit; its version, when it came into force; its lapse, until when, in ms, it stays in force
+--        if nobody holds or waits; how many permits are used; before when, in ms, no holder's lease ends; until when, in ms,
+--        holders and holds are kept; until when, in ms, queue and waiters are; when, in ms, the state expires; the last token; up to
+--        which the fence covers tokens (token.lua); the last ticket.
+--        The version is a text of digits, all else are numbers. What is not known is nil or false. Expires after the limit has
+--        lapsed: two to four leases after nobody holds or waits.
+
+-- A semaphore as its state tells; keys as in semaphore.lua. Something else under the key of the state tells nothing.
+local function semaphore_at(key, queue, kind, fence, clock)
+  local stem = sub(queue, 1, -6)
+  local state = stem .. 'state'
+  local intact, limit, version, lapse, used, ends, kept, queue_kept, expires, token, covered, ticket =
+    pcall(cmsgpack.unpack, call('GET', state) or '')
+  if not intact or type(ticket) ~= 'number' or type(version) == 'number' then
+    limit, version, lapse, used, ends, kept, queue_kept, expires, token, covered, ticket =
+      nil, nil, 0, nil, nil, nil, nil, 0, nil, nil, 0
+  end
+  return {
+    key = key, queue = queue, waiters = stem .. 'waiters', state = state, holds = stem .. 'holds', fence = fence, clock = clock,
+    kind = kind, by_size = kind == 'counting',
+    limit = limit, version = version, lapse = lapse, used = used, ends = ends, kept = kept, queue_kept = queue_kept,
+    expires = expires, token = token, covered = covered, last_ticket = ticket, next_token = next_permit_token,
+    -- Whether the state is to be written.
+    changed = false,
+  }
+end
+
+-- Its expiry is set only if it would come too early: that costs as much as the rest.
+local function write_state(s, with)
+  local now, last, kept, queue_kept, write = s.clock.ms, s.lapse, s.kept, s.queue_kept, with or call
+  if kept and kept > last then last = kept end
+  if queue_kept and queue_kept > last then last = queue_kept end
+  local keeps = s.expires > now and s.expires >= last
+  if not keeps then
+    last = math.max(last, now + 1)
+    s.expires = last + (last - now)
+  end
+  s.changed = false
+  local text =
+    cmsgpack.pack(s.limit, s.version, s.lapse, s.used, s.ends, s.kept, s.queue_kept, s.expires, s.token, s.covered, s.last_ticket)
+  if keeps then return write('SET', s.state, text, 'KEEPTTL') end
+  return write('SET', s.state, text, 'PXAT', millis(s.expires))
+end
+
+-- Writes the state if it has changed. If it may not be written, all is to be counted anew.
+local function close_state(s)
+  if s.changed and write_state(s, redis.pcall).err then redis.pcall('DEL', s.state) end
+end

@@ -1,0 +1,27 @@
+-- The tokens of a semaphore (token.lua), whose state knows the last one. The fence is for when the state has expired: whoever finds
+-- no state gets a token above it. So it must not be less than a token that was issued. Where the last grant was less than
+-- FENCE_AHEAD_US ago, it is written for as long ahead, which spares the next calls that: more than a loss of the store's memory
+-- may not put it ahead of the clock.
+local function next_permit_token(s, clock)
+  local token, text, after = clock.us, clock.text, s.token and s.token + TOKENS_PER_GRANT
+  if after and after > token then token, text = after, micros(after) end
+  if not after or token > s.covered then
+    local covered, covered_text = token, text
+    if after and token - after < FENCE_AHEAD_US then
+      covered = math.max(token, clock.us + FENCE_AHEAD_US)
+      covered_text = micros(covered)
+    end
+    local last = exchange(s.fence.key, covered_text)
+    if not after and last + TOKENS_PER_GRANT > token then
+      token = last + TOKENS_PER_GRANT
+      text = micros(token)
+    end
+    s.covered = math.max(covered, token, last)
+    -- The first grant within 100 seconds makes the fence last for another day.
+    if s.covered ~= covered or math.floor(covered / 1e8) ~= math.floor(last / 1e8) then
+      call('SET', s.fence.key, micros(s.covered), 'PX', FENCE_MS)
+    end
+  end
+  s.token, s.changed = token, true
+  return text
+end

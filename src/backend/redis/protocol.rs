@@ -1,0 +1,101 @@
+//! What Rust and Lua have to agree on: codes of operations, replies, messages and periods. The Lua text uses the names that they
+//! have here, and gets their values when a script is put together.
+
+/// Constants, and a table of them for the Lua text.
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $value:literal;)+) => {
+        $($(#[$doc])* #[allow(dead_code)] pub(super) const $name: $type = $value;)+
+
+        /// Each name with its value, as Rust and Lua write it.
+        pub(super) const TABLE: &[(&str, &str)] = &[$((stringify!($name), stringify!($value))),+];
+    };
+}
+
+constants! {
+    // Operations in a batch.
+    ACQUIRE: &str = "a";
+    RENEW: &str = "n";
+    RELEASE: &str = "r";
+    ACQUIRE_OWNED: &str = "A";
+    RENEW_OWNED: &str = "N";
+    RELEASE_OWNED: &str = "R";
+    ACQUIRE_PERMITS: &str = "p";
+    RENEW_PERMITS: &str = "q";
+    RELEASE_PERMITS: &str = "s";
+    /// A request for a lock that has more than two arguments.
+    ACQUIRE_WITH: &str = "b";
+    /// No operation: the name of the fence of those that follow.
+    USE_FENCE: &str = "f";
+
+    // Marks of the answers in a batch that are not an operation's own.
+    FAILED: &str = "!";
+    WITH_GRANT: &str = "+";
+
+    // Answer to a request for a lock; otherwise a token or a list.
+    BUSY: i64 = 0;
+
+    // Answers to a request for permits.
+    GRANTED: &str = "granted";
+    QUEUED: &str = "queued";
+    NONE_FREE: &str = "busy";
+    LIMIT_DIFFERS: &str = "differs";
+    ABOVE_LIMIT: &str = "above";
+
+    // Answers to a renewal, and those to many.
+    RENEWED: &str = "renewed";
+    TAKEN: &str = "taken";
+    EXPIRED: &str = "expired";
+    EACH_RENEWED: &str = "r";
+    EACH_TAKEN: &str = "t";
+    EACH_EXPIRED: &str = "e";
+    EACH_UNKNOWN: &str = "?";
+
+    // Answers to a release.
+    NOT_HELD: i64 = 0;
+    RELEASED: i64 = 1;
+    LEFT_QUEUE: i64 = 2;
+    HELD_BY_OTHER: i64 = 3;
+
+    // How much an inspection returns.
+    EVERYBODY: &str = "everybody";
+    NUMBERS: &str = "numbers";
+
+    // Messages to a client.
+    GRANT: &str = "grant";
+    ASK: &str = "ask";
+    REVOKE: &str = "revoke";
+    /// The prefix of the clients' channels; a user with restricted rights needs `&leasehold:*`.
+    CHANNEL_PREFIX: &str = "leasehold:";
+
+    /// In the value of a lock: somebody may wait for it.
+    WAITED_FOR: &str = "+";
+
+    /// How many tokens a grant reserves, whatever its request says: one for each hold that its lease may have within a client. So
+    /// no request and no record of a waiter has to tell it. A request for more is refused (`calls.rs`).
+    TOKENS_PER_GRANT: u64 = 16;
+    /// How far ahead of the time a busy semaphore may write its fence.
+    FENCE_AHEAD_US: u64 = 1000;
+    /// How long a fence outlives the last grant, in ms.
+    FENCE_MS: &str = "86400000";
+    /// How many places a queue has when it gets an index.
+    INDEXED_AT: u64 = 32;
+    /// One in how many requests that join a queue removes places of the dead.
+    PRUNE_EVERY: u64 = 50;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_reserves_as_many_tokens_as_a_lease_may_have_holds() {
+        assert_eq!(TOKENS_PER_GRANT, u64::from(crate::handover::tokens(true)));
+    }
+
+    #[test]
+    fn no_constant_has_the_name_of_a_command_argument() {
+        for (name, _) in TABLE {
+            assert!(!["GET", "SET", "PX", "KEEPTTL", "LIMIT", "WITHSCORES", "NUMSUB", "TIME"].contains(name));
+        }
+    }
+}
