@@ -42,6 +42,7 @@ mod fair_semaphore;
 mod fence;
 mod guard;
 mod handover;
+mod hash;
 mod lease;
 mod mutex;
 mod name;

@@ -1,12 +1,13 @@
 //! The queue of a client's tasks that wait for leases on one key: first in, first out. No I/O, no clock.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
 use crate::backend::LeaseId;
+use crate::hash::HashMap;
 use crate::sync::Mutex;
 
 /// The number of a waiter in its queue, in order of arrival.
@@ -222,7 +223,7 @@ impl<W> Queues<W> {
 
 impl<W> Default for Queues<W> {
     fn default() -> Self {
-        Self(Mutex::new(HashMap::new()))
+        Self(Mutex::default())
     }
 }
 

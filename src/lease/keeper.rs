@@ -5,7 +5,6 @@
 //! (requests that are repeated, events, renewals) and `release`; none of them waits for one request before it looks after the next
 //! lease. Held leases are renewed on the crate's own thread if the store allows it, otherwise on the runtime of the first request.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
@@ -20,6 +19,7 @@ use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Li
 use crate::closing::Closing;
 use crate::error::LossReason;
 use crate::handover::{Group, Queue, Queues, tokens};
+use crate::hash::HashMap;
 use crate::name::Name;
 use crate::options::Terms;
 use crate::sync::Mutex;
@@ -58,7 +58,7 @@ impl Keeper {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             backend,
-            leases: Mutex::new(HashMap::new()),
+            leases: Mutex::default(),
             schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
             queues: Queues::default(),

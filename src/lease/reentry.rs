@@ -4,12 +4,12 @@
 //! client does it send a request, which the store grants at once, as a separate lease, if the owner holds the lock elsewhere.
 //! Two requests of one owner that are in flight at once may get a lease each; later guards may share either of them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use super::lease::{Hold, Lease};
+use crate::hash::HashMap;
 use crate::name::Name;
 use crate::sync::Mutex;
 

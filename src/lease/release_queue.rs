@@ -3,7 +3,7 @@
 //! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that ends: the
 //! task that sends them can be started again on another one.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
+use crate::hash::HashMap;
 use crate::sync::Mutex;
 
 /// The queue of pending releases.

@@ -1,5 +1,6 @@
 //! The arguments of a script.
 
+use std::fmt::{Display, Write};
 use std::mem;
 
 use crate::backend::LeaseId;
@@ -17,18 +18,19 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn new() -> Self {
-        Self { text: String::new(), ends: [0; MAX_ARGS], len: 0 }
+        // A lease id, and a few small numbers.
+        Self { text: String::with_capacity(LeaseId::USUAL_LENGTH + 16), ends: [0; MAX_ARGS], len: 0 }
     }
 
     pub(super) fn lease(mut self, id: LeaseId) -> Self {
-        // A few small numbers follow.
-        self.text.reserve(LeaseId::USUAL_LENGTH + 16);
         id.write(&mut self.text);
         self.end()
     }
 
-    pub(super) fn number(self, number: impl ToString) -> Self {
-        self.word(&number.to_string())
+    pub(super) fn number(mut self, number: impl Display) -> Self {
+        // Writing to a `String` does not fail.
+        let _ = write!(self.text, "{number}");
+        self.end()
     }
 
     pub(super) fn word(mut self, word: &str) -> Self {

@@ -73,6 +73,16 @@ impl State {
         self.direct + self.drains
     }
 
+    /// Takes the operations of a call out of the queue.
+    fn take(&mut self) -> Vec<Queued> {
+        let queued = self.queue.len();
+        if queued > MAX_OPERATIONS {
+            return self.queue.drain(..MAX_OPERATIONS).collect();
+        }
+        // All of them, as they are: each has some 200 bytes.
+        Vec::from(mem::replace(&mut self.queue, VecDeque::with_capacity(queued)))
+    }
+
     /// Whether to send something in a call of its own when so many others are in flight.
     fn is_worth_a_call(&self, kind: Kind, others: usize) -> bool {
         let (eager, worth_a_call) = if kind.is_semaphore() {
@@ -185,12 +195,9 @@ impl Batches {
         let needed = state.queue.front().is_some_and(|first| {
             state.drains == 1 || state.is_worth_a_call(first.operation.resource.kind, state.calls() - 1)
         });
-        while needed && operations.len() < MAX_OPERATIONS {
-            match state.queue.pop_front() {
-                Some(operation) if operation.answer.is_closed() => {}
-                Some(operation) => operations.push(operation),
-                None => break,
-            }
+        while needed && operations.is_empty() && !state.queue.is_empty() {
+            operations = state.take();
+            operations.retain(|operation| !operation.answer.is_closed());
         }
         if operations.is_empty() {
             state.drains -= 1;

@@ -4,7 +4,6 @@
 //! connection). So a grant contains the ticket of its place in the queue, and a revocation the token of the grant that it ends; and
 //! whenever messages may have been lost, the client is asked to repeat its waiting requests.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +25,7 @@ use super::connection::Timeouts;
 use super::wire::sort;
 use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
 use crate::fence::FencingToken;
+use crate::hash::HashSet;
 use crate::sync::Mutex;
 
 /// How often the subscription is checked while leases of this client wait.
