@@ -147,7 +147,7 @@ async fn one_task(libraries: &Libraries, pairs: usize) -> Result<Times> {
                 }
             }
             if kind == Times::DROP {
-                settled(&dropped).await?;
+                released(&dropped).await?;
             }
         }
         progress.inc(BLOCK as u64);
@@ -328,7 +328,7 @@ async fn lock_and_drop(mutex: &DistMutex) -> Result<()> {
 }
 
 /// What was dropped is released before anything else is measured.
-async fn settled(mutexes: &[DistMutex]) -> Result<()> {
+async fn released(mutexes: &[DistMutex]) -> Result<()> {
     for mutex in mutexes {
         pair(mutex).await?;
     }

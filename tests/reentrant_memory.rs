@@ -28,7 +28,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Lets the clients' tasks handle all events and send all pending releases, while no time passes.
-async fn settle() {
+async fn let_tasks_run() {
     for _ in 0..10 {
         yield_now().await;
     }
@@ -669,7 +669,7 @@ async fn after_a_loss_the_owner_asks_the_store_again_while_the_lost_guards_are_s
     let lock = owned(&client, OWNER);
     let lost = [soon(lock.lock()).await?, soon(lock.lock()).await?];
     assert!(lock.force_release().await?);
-    settle().await;
+    let_tasks_run().await;
     let other_owner = soon(owned(&other, OTHER_OWNER).lock()).await?;
     assert!(lock.try_lock().await?.is_none(), "what is lost opens nothing");
     other_owner.release().await?;
@@ -714,7 +714,7 @@ async fn guards_that_were_given_back_count_as_released_and_are_told_of_no_later_
     }
     let later = soon(lock.lock()).await?;
     assert!(lock.force_release().await?);
-    settle().await;
+    let_tasks_run().await;
     assert!(!later.is_held());
     assert_eq!(at_once(lost), [LeaseEnd::Released; 2]);
     Ok(())
@@ -1141,7 +1141,7 @@ async fn a_waiter_that_was_dropped_lets_nobody_in_with_it() -> Outcome {
         assert!(poll!(waiter).is_pending());
     }
     drop(head);
-    settle().await;
+    let_tasks_run().await;
     holder.release().await?;
     let middle = within(SOON, middle).await?;
     assert!(poll!(&mut last).is_pending(), "it is queued behind the mutex");
@@ -1263,7 +1263,7 @@ async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcom
         assert_eq!(started.elapsed(), time_limit);
         let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
         assert_eq!((name.as_str(), waited), (NAME, time_limit));
-        settle().await;
+        let_tasks_run().await;
         assert!(inspect(&one).await.waiters.is_empty());
     }
     assert!(guard.is_held());
@@ -1323,7 +1323,7 @@ async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() -> O
             _ => same.force_release().await?,
         };
         assert!(taken);
-        settle().await;
+        let_tasks_run().await;
         for guard in &guards {
             assert_eq!(at_once(guard.lost()), LossReason::Revoked);
             assert!(!guard.is_held());

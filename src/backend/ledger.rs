@@ -135,7 +135,7 @@ impl Ledger {
         if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
             place.ends = ends;
         }
-        self.settle(&request.lease.resource, stamp, told);
+        self.serve_all(&request.lease.resource, stamp, told);
         if let Some(hold) = self.holds.get(&lease) {
             // Granted before, perhaps just now: the answer says so, and the event is superfluous.
             told.retain(
@@ -202,7 +202,7 @@ impl Ledger {
             Released::Taken
         };
         if matches!(released, Released::Held | Released::Queued) || self.kind.is_semaphore() {
-            self.settle(&lease.resource, stamp, told);
+            self.serve_all(&lease.resource, stamp, told);
         }
         Ok(released)
     }
@@ -226,7 +226,7 @@ impl Ledger {
         let holds = std::mem::take(&mut self.holds);
         told.extend(holds.iter().map(|(lease, hold)| Event::Revoked { lease: *lease, token: hold.token }));
         self.permits_held = 0;
-        self.settle(resource, stamp, told);
+        self.serve_all(resource, stamp, told);
         Ok(!holds.is_empty())
     }
 
@@ -256,7 +256,7 @@ impl Ledger {
             self.withdraw(lease);
             told.push(Event::AskAgain(lease));
         }
-        self.settle(resource, stamp, told);
+        self.serve_all(resource, stamp, told);
         Ok(limit)
     }
 
@@ -341,7 +341,7 @@ impl Ledger {
     }
 
     /// Removes what has ended, and grants what is free to the next places in the queue.
-    fn settle(&mut self, resource: &Resource, stamp: Stamp, told: &mut Vec<Event>) {
+    fn serve_all(&mut self, resource: &Resource, stamp: Stamp, told: &mut Vec<Event>) {
         self.prune(stamp);
         while let Some(ticket) = self.next_served() {
             let Some(place) = self.take(ticket) else { return };

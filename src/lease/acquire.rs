@@ -24,7 +24,7 @@ use crate::name::Name;
 use crate::options::Settings;
 
 /// How long a request that does not wait, or a request of an owner, lets earlier releases of this client finish first.
-const SETTLE: Duration = Duration::from_secs(1);
+const RELEASES_FIRST: Duration = Duration::from_secs(1);
 /// The minimum time for a first answer, however short the time limit of the call is.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// How long a request that does not wait is repeated while the store does not answer.
@@ -123,7 +123,7 @@ fn learn(wanted: Wanted<'_>, limit: Option<Limit>) {
 }
 
 async fn attempt(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Option<Hold>, Error> {
-    if !settle(engine.keeper(), wanted, wait).await {
+    if !wait_for_releases(engine.keeper(), wanted, wait).await {
         return Ok(None);
     }
     let mut waiter = Waiter::arrive(engine, wanted, wait)?;
@@ -137,15 +137,15 @@ async fn attempt(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Opti
 /// Waits until guards that this client has just dropped are released: otherwise a request that does not wait would find the
 /// resource held by its own client, and an owner would re-enter ahead of those who wait for its release. `false` if the time
 /// limit of the call is reached first.
-async fn settle(keeper: &Keeper, wanted: Wanted<'_>, wait: Wait) -> bool {
+async fn wait_for_releases(keeper: &Keeper, wanted: Wanted<'_>, wait: Wait) -> bool {
     if wait != Wait::No && wanted.claim.owner().is_none() {
         return true;
     }
     let now = Instant::now();
-    let latest = now + SETTLE;
+    let latest = now + RELEASES_FIRST;
     let until = wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
     // A timeout is no error: the request is sent and meets whatever is still held.
-    timeout_at(until, keeper.releases.settled(wanted.name.key())).await.is_ok() || until == latest
+    timeout_at(until, keeper.releases.finished(wanted.name.key())).await.is_ok() || until == latest
 }
 
 /// A task that wants a lease, until it holds one.

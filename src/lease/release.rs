@@ -31,7 +31,7 @@ const MAX_RELEASES: usize = 256;
 const RETRY: Duration = Duration::from_millis(50);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
-const PATIENCE: Duration = Duration::from_secs(60);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 impl Keeper {
     pub(super) fn queue_release(&self, pending: PendingRelease) {
@@ -107,7 +107,7 @@ impl Keeper {
     async fn release_in_place(&self, target: Target) -> Result<Released, BackendError> {
         let pending = Unconfirmed { keeper: self, target: Some(target.clone()) };
         let released = self.send_release(&target).await?;
-        pending.settle();
+        pending.finish();
         self.released(&target);
         Ok(released)
     }
@@ -187,7 +187,7 @@ impl Keeper {
     async fn send_until_confirmed(&self, mut pending: UnderWay<'_>) {
         let Some(target) = pending.target() else { return };
         let key = &*target.lease_ref().resource.key;
-        let give_up = Instant::now() + target.ttl().map_or(PATIENCE, |ttl| ttl.max(PATIENCE));
+        let give_up = Instant::now() + target.ttl().map_or(GIVE_UP_AFTER, |ttl| ttl.max(GIVE_UP_AFTER));
         loop {
             let answer = self.send_release(&target).await;
             pending.confirm(|| answer.as_ref().copied().map_err(BackendError::again));
@@ -213,16 +213,16 @@ impl Keeper {
             }
         }
         self.released(&target);
-        pending.settle();
+        pending.finish();
     }
 
     /// The runtime of the keeper's task has ended: what is pending is sent from the crate's own thread, and so is what is queued
-    /// until another runtime takes over. Waits for it at most for `patience`.
-    pub(super) fn leave_runtime(&self, patience: Duration) {
+    /// until another runtime takes over. Waits for it at most for `time_limit`.
+    pub(super) fn leave_runtime(&self, time_limit: Duration) {
         self.without_runtime.store(true, Ordering::SeqCst);
         if let Some(done) = self.send_from_own_thread() {
             // Nothing is ever sent: it ends when the other side is gone, or too late.
-            let _ = done.recv_timeout(patience);
+            let _ = done.recv_timeout(time_limit);
         }
     }
 
@@ -247,7 +247,7 @@ impl Keeper {
         while let Some(mut pending) = self.releases.pop() {
             // These are requested by the keeper's task on the next runtime.
             self.ask_again(pending.take_next());
-            releases.push(timeout(PATIENCE, self.send_until_confirmed(pending)));
+            releases.push(timeout(GIVE_UP_AFTER, self.send_until_confirmed(pending)));
         }
         while releases.next().await.is_some() {}
     }
@@ -276,7 +276,7 @@ struct Unconfirmed<'a> {
 }
 
 impl Unconfirmed<'_> {
-    fn settle(mut self) {
+    fn finish(mut self) {
         self.target = None;
     }
 }

@@ -21,14 +21,14 @@ pub(super) struct ReleaseQueue {
     /// Something was queued.
     queued: Notify,
     /// A release is no longer pending, or something else has changed for which a shutdown waits.
-    settled: Notify,
+    finished: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<(Number, PendingRelease)>,
     /// The keys for which a release is queued or in flight.
-    unsettled: HashMap<Arc<str>, Vec<Number>>,
+    unfinished: HashMap<Arc<str>, Vec<Number>>,
     next_number: Number,
 }
 
@@ -88,13 +88,13 @@ impl ReleaseQueue {
         let mut queue = self.queue.lock();
         let number = queue.next_number;
         queue.next_number += 1;
-        queue.unsettled.entry(Arc::clone(pending.target.key())).or_default().push(number);
+        queue.unfinished.entry(Arc::clone(pending.target.key())).or_default().push(number);
         queue.pending.push_back((number, pending));
         drop(queue);
         self.queued.notify_one();
     }
 
-    /// Takes out the oldest release. If the result is dropped before it is settled, the release is pending again.
+    /// Takes out the oldest release. If the result is dropped before it is finished, the release is pending again.
     pub(super) fn pop(&self) -> Option<UnderWay<'_>> {
         let pending = self.queue.lock().pending.pop_front()?;
         Some(UnderWay { queue: self, pending: Some(pending) })
@@ -106,47 +106,47 @@ impl ReleaseQueue {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.lock().unsettled.is_empty()
+        self.queue.lock().unfinished.is_empty()
     }
 
     /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then
     /// finds released what was dropped before. Releases that are queued later are not waited for.
-    pub(super) async fn settled(&self, key: &str) {
+    pub(super) async fn finished(&self, key: &str) {
         let later = self.queue.lock().next_number;
         let all_later = |numbers: &Vec<Number>| numbers.iter().all(|number| *number >= later);
-        self.until(|queue| queue.unsettled.get(key).is_none_or(all_later)).await;
+        self.until(|queue| queue.unfinished.get(key).is_none_or(all_later)).await;
     }
 
     /// Waits until no release is pending and `done` returns true.
     pub(super) async fn drained(&self, done: impl Fn() -> bool + Send + Sync) {
-        self.until(|queue| queue.unsettled.is_empty() && done()).await;
+        self.until(|queue| queue.unfinished.is_empty() && done()).await;
     }
 
     /// Has [`drained`](Self::drained) evaluate its condition again.
     pub(super) fn look(&self) {
-        self.settled.notify_waiters();
+        self.finished.notify_waiters();
     }
 
     async fn until(&self, reached: impl Fn(&Queue) -> bool + Send + Sync) {
         loop {
-            let settled = self.settled.notified();
+            let finished = self.finished.notified();
             if reached(&self.queue.lock()) {
                 return;
             }
-            settled.await;
+            finished.await;
         }
     }
 
-    fn mark_settled(&self, key: &Arc<str>, number: Number) {
+    fn mark_finished(&self, key: &Arc<str>, number: Number) {
         let mut queue = self.queue.lock();
-        if let Some(numbers) = queue.unsettled.get_mut(key) {
+        if let Some(numbers) = queue.unfinished.get_mut(key) {
             numbers.retain(|other| *other != number);
             if numbers.is_empty() {
-                queue.unsettled.remove(key);
+                queue.unfinished.remove(key);
             }
         }
         drop(queue);
-        self.settled.notify_waiters();
+        self.finished.notify_waiters();
     }
 }
 
@@ -176,9 +176,9 @@ impl UnderWay<'_> {
     }
 
     /// Marks it as done.
-    pub(super) fn settle(mut self) {
+    pub(super) fn finish(mut self) {
         if let Some((number, pending)) = self.pending.take() {
-            self.queue.mark_settled(pending.target.key(), number);
+            self.queue.mark_finished(pending.target.key(), number);
         }
     }
 }
@@ -210,22 +210,22 @@ mod tests {
         let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
         queue.push(orphan(&ids));
         drop(queue.pop());
-        let mut settled = pin!(queue.settled("a"));
-        assert!(poll!(&mut settled).is_pending());
-        queue.pop().unwrap().settle();
-        assert!(poll!(&mut settled).is_ready() && queue.is_empty());
+        let mut finished = pin!(queue.finished("a"));
+        assert!(poll!(&mut finished).is_pending());
+        queue.pop().unwrap().finish();
+        assert!(poll!(&mut finished).is_ready() && queue.is_empty());
     }
 
     #[tokio::test]
     async fn those_queued_later_are_not_waited_for() {
         let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
-        queue.settled("a").await;
+        queue.finished("a").await;
         queue.push(orphan(&ids));
-        let mut settled = pin!(queue.settled("a"));
-        assert!(poll!(&mut settled).is_pending());
+        let mut finished = pin!(queue.finished("a"));
+        assert!(poll!(&mut finished).is_pending());
         queue.push(orphan(&ids));
-        queue.pop().unwrap().settle();
-        assert!(poll!(&mut settled).is_ready());
+        queue.pop().unwrap().finish();
+        assert!(poll!(&mut finished).is_ready());
         assert!(poll!(pin!(queue.drained(|| true))).is_pending());
     }
 
@@ -234,14 +234,14 @@ mod tests {
         let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
         queue.push(orphan(&ids));
         let first = queue.pop().unwrap();
-        let mut settled = pin!(queue.settled("a"));
-        assert!(poll!(&mut settled).is_pending());
+        let mut finished = pin!(queue.finished("a"));
+        assert!(poll!(&mut finished).is_pending());
         queue.push(orphan(&ids));
-        queue.pop().unwrap().settle();
-        assert!(poll!(&mut settled).is_pending(), "the later one was done first");
-        first.settle();
+        queue.pop().unwrap().finish();
+        assert!(poll!(&mut finished).is_pending(), "the later one was done first");
+        first.finish();
         // Another one is queued before anybody looks.
         queue.push(orphan(&ids));
-        assert!(poll!(&mut settled).is_ready());
+        assert!(poll!(&mut finished).is_ready());
     }
 }

@@ -269,7 +269,7 @@ pub(crate) async fn no_permit_idles_while_it_would_serve_the_next_in_the_queue<S
             _ if !held.is_empty() => drop(held.swap_remove(dice.index(held.len()))),
             _ => {}
         }
-        settle(&semaphores[0], LIMIT, &mut asked, &mut held, step).await;
+        until_agreed(&semaphores[0], LIMIT, &mut asked, &mut held, step).await;
     }
     drop((asked, held));
     nothing_is_left(&semaphores[0]).await;
@@ -277,7 +277,7 @@ pub(crate) async fn no_permit_idles_while_it_would_serve_the_next_in_the_queue<S
 
 /// Collects who was granted until the store and the test agree on how many hold and wait. Whenever it is looked at, the
 /// store has served all whom it may serve.
-async fn settle<S: Semaphore>(
+async fn until_agreed<S: Semaphore>(
     semaphore: &S,
     limit: u32,
     asked: &mut Vec<JoinHandle<Guard>>,

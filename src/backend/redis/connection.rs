@@ -141,8 +141,8 @@ async fn start_again(client: &Client, closed: &CancellationToken) -> Option<Conn
     None
 }
 
-async fn quit(client: &Client, patience: Duration) {
-    match timeout(patience, client.quit()).await {
+async fn quit(client: &Client, time_limit: Duration) {
+    match timeout(time_limit, client.quit()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "connection closed without QUIT"),
         Err(_) => tracing::debug!("connection closed without an answer to QUIT"),

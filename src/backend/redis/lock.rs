@@ -29,7 +29,7 @@ pub(super) async fn acquire(
 ) -> Result<Answer, BackendError> {
     let operation = to_acquire(request, repair);
     let script = operation.script;
-    let answer = transport.call(operation, transport.patience(request.ttl)).await?;
+    let answer = transport.call(operation, transport.answer_timeout(request.ttl)).await?;
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
@@ -52,7 +52,7 @@ fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
 pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewal, BackendError> {
     let operation = to_renew(renew);
     let script = operation.script;
-    match transport.call(operation, transport.patience(renew.ttl)).await {
+    match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
         // Somebody has stored something else under the key of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {

@@ -72,7 +72,7 @@ async fn renew_together(
     ttl: Duration,
     group: &[Numbered<'_>],
 ) -> Result<Bytes, BackendError> {
-    match transport.call_apart(to_renew(ttl, group), transport.patience(ttl)).await {
+    match transport.call_apart(to_renew(ttl, group), transport.answer_timeout(ttl)).await {
         Ok(Value::Bytes(letters)) => Ok(letters),
         Ok(Value::String(letters)) => Ok(letters.into_inner()),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),

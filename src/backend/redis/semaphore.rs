@@ -29,7 +29,7 @@ pub(super) async fn acquire(
     stated: Limit,
 ) -> Result<Answer, BackendError> {
     let operation = to_acquire(request, permits, stated);
-    let answer = transport.call(operation, transport.patience(request.ttl)).await?;
+    let answer = transport.call(operation, transport.answer_timeout(request.ttl)).await?;
     let answer = answer.into_array();
     let said = answer.first().and_then(Value::as_bytes_str);
     match (said.as_deref(), answer.get(1).and_then(read_number)) {
@@ -55,7 +55,7 @@ fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
 pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewal, BackendError> {
     let args = about(&renew.lease).number(millis(renew.ttl));
     let operation = Operation { script: &RENEW_PERMITS, resource: renew.lease.resource.clone(), args };
-    match transport.call(operation, transport.patience(renew.ttl)).await {
+    match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
         // Somebody has stored something else under the key of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_bytes_str().as_deref() {

@@ -31,7 +31,7 @@ pub(super) struct Succession {
     /// The connections that may still be open at the server, also those of a runtime that has ended.
     before: tokio::sync::Mutex<Vec<i64>>,
     /// The id of the connection for which all earlier ones are closed.
-    settled: watch::Sender<Option<i64>>,
+    alone: watch::Sender<Option<i64>>,
     /// Whether no task drives the connection any more.
     ended: AtomicBool,
 }
@@ -59,14 +59,14 @@ impl Succession {
     }
 
     /// Waits until every connection before the current one is closed.
-    pub(super) async fn settled(&self, client: &Client) {
-        let mut settled = self.settled.subscribe();
+    pub(super) async fn earlier_closed(&self, client: &Client) {
+        let mut alone = self.alone.subscribe();
         // The sender is in `self`, so this cannot fail.
-        let _ = settled.wait_for(|id| *id == present(client)).await;
+        let _ = alone.wait_for(|id| *id == present(client)).await;
     }
 
-    pub(super) fn is_settled(&self, client: &Client) -> bool {
-        *self.settled.borrow() == present(client)
+    pub(super) fn earlier_are_closed(&self, client: &Client) -> bool {
+        *self.alone.borrow() == present(client)
     }
 
     /// Has the server close each connection of `client` that was replaced, until `closed` is cancelled.
@@ -111,7 +111,7 @@ impl Succession {
             }
             before.extend(now);
             // If the server has not reported the id of this connection, it cannot be closed later.
-            self.settled.send_replace(now);
+            self.alone.send_replace(now);
             return;
         }
     }
@@ -137,7 +137,7 @@ impl Default for Succession {
         Self {
             name,
             before: tokio::sync::Mutex::default(),
-            settled: watch::Sender::default(),
+            alone: watch::Sender::default(),
             ended: AtomicBool::default(),
         }
     }

@@ -44,46 +44,50 @@ impl Transport {
     }
 
     /// Whether nothing that was sent on an earlier connection can be executed any more.
-    pub(super) fn is_settled(&self) -> bool {
-        self.succession.is_settled(self.client())
+    pub(super) fn earlier_are_closed(&self) -> bool {
+        self.succession.earlier_are_closed(self.client())
     }
 
     /// Waits until nothing that was sent on an earlier connection can be executed any more.
     pub(super) async fn outlive_earlier_connections(&self) -> Result<(), BackendError> {
-        let settled = timeout(self.wire.reply_timeout(), self.succession.settled(self.client()));
-        settled.await.map_err(|late| BackendError::Unanswered { source: late.into() })
+        let closed = timeout(self.wire.reply_timeout(), self.succession.earlier_closed(self.client()));
+        closed.await.map_err(|late| BackendError::Unanswered { source: late.into() })
     }
 
-    /// Runs a script once, perhaps together with others, and waits for its answer for at most `patience`; if that is not shorter
+    /// Runs a script once, perhaps together with others, and waits for its answer for at most `time_limit`; if that is not shorter
     /// than the reply timeout, until fred's timeouts have passed, those of the calls before it and its own.
-    pub(super) async fn call(&self, operation: Operation, patience: Duration) -> Result<Value, BackendError> {
-        self.call_patiently(self.batches.run(operation), patience).await
+    pub(super) async fn call(
+        &self,
+        operation: Operation,
+        time_limit: Duration,
+    ) -> Result<Value, BackendError> {
+        self.call_within(self.batches.run(operation), time_limit).await
     }
 
     /// Runs a script that is never part of a batch.
-    pub(super) async fn call_apart(&self, call: Call, patience: Duration) -> Result<Value, BackendError> {
-        self.call_patiently(self.batches.run_apart(|| call.clone()), patience).await
+    pub(super) async fn call_apart(&self, call: Call, time_limit: Duration) -> Result<Value, BackendError> {
+        self.call_within(self.batches.run_apart(|| call.clone()), time_limit).await
     }
 
-    async fn call_patiently(
+    async fn call_within(
         &self,
         call: impl Future<Output = Result<Value, FredError>>,
-        patience: Duration,
+        time_limit: Duration,
     ) -> Result<Value, BackendError> {
-        if patience >= self.wire.reply_timeout() {
+        if time_limit >= self.wire.reply_timeout() {
             // fred's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
             return call.await.map_err(sort);
         }
         let sent = Instant::now();
-        let late = || FredError::new(ErrorKind::Timeout, format!("no answer within {patience:?}"));
-        let answer = timeout(patience, Box::pin(call)).await;
+        let late = || FredError::new(ErrorKind::Timeout, format!("no answer within {time_limit:?}"));
+        let answer = timeout(time_limit, Box::pin(call)).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
         self.wire.note(&answer, sent);
         answer.map_err(sort)
     }
 
     /// How long one command for a lease with the TTL `term` may take.
-    pub(super) fn patience(&self, term: Duration) -> Duration {
+    pub(super) fn answer_timeout(&self, term: Duration) -> Duration {
         self.wire.reply_timeout().min(term / 3)
     }
 
@@ -94,11 +98,11 @@ impl Transport {
         operation: impl Fn() -> Operation,
         again: fn(&BackendError) -> bool,
     ) -> Result<(Value, bool), BackendError> {
-        let patience = self.wire.reply_timeout();
-        let give_up = Instant::now() + patience * 2;
+        let time_limit = self.wire.reply_timeout();
+        let give_up = Instant::now() + time_limit * 2;
         let mut repeated = false;
         loop {
-            match self.call(operation(), patience).await {
+            match self.call(operation(), time_limit).await {
                 Ok(answer) => return Ok((answer, repeated)),
                 Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
                     repeated |= matches!(error, BackendError::Unanswered { .. });

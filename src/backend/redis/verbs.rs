@@ -18,7 +18,7 @@ use crate::backend::{
 use crate::background;
 
 /// How long the second release of a lease is repeated while the server does not answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
@@ -51,7 +51,7 @@ impl Backend for RedisBackend {
             let transport = self.transport_of_releases().await?;
             self.notifications.forget(lease.id);
             let released = transport.release(lease, 0).await?;
-            if !transport.is_settled() {
+            if !transport.earlier_are_closed() {
                 // Its request may still be executed, from the connection on which it was sent.
                 let (transport, closed) = (Arc::clone(transport), self.closing.token());
                 tokio::spawn(release_again(transport, lease.clone(), closed));
@@ -134,7 +134,7 @@ impl RedisBackend {
 
 /// Releases a lease once more when nothing that was sent on an earlier connection can be executed any more.
 async fn release_again(transport: Arc<Transport>, lease: LeaseRef, closed: CancellationToken) {
-    let give_up = Instant::now() + PATIENCE;
+    let give_up = Instant::now() + GIVE_UP_AFTER;
     while !closed.is_cancelled() {
         let released = async {
             transport.outlive_earlier_connections().await?;

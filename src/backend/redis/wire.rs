@@ -94,9 +94,9 @@ impl Wire {
         *silent_since = None;
         tracing::warn!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
         let (client, reconnecting) = (self.client.clone(), Arc::clone(&self.reconnecting));
-        let patience = self.reply_timeout * SILENT_TIMEOUTS;
+        let time_limit = self.reply_timeout * SILENT_TIMEOUTS;
         tokio::spawn(async move {
-            match timeout(patience, client.force_reconnection()).await {
+            match timeout(time_limit, client.force_reconnection()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "not reconnected"),
                 Err(_) => tracing::debug!("not reconnected yet"),

@@ -3,7 +3,7 @@
 -- An owner that holds the lock already, under another lease, overtakes everybody who waits: they wait for this owner.
 
 local function enter(r, id, lease_ms, owner)
-  local lead, token, owned_by, several = settle_holds(r)
+  local lead, token, owned_by, several = expire_holds(r)
   if not lead or owned_by ~= owner or (lead == id and not several) then return nil end
   local ends = several and call('ZSCORE', r.holds, id)
   if ends then return { token, ends - r.clock.ms } end

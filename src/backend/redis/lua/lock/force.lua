@@ -15,7 +15,7 @@ local function force(r)
     return NOT_HELD
   end
   -- If the holds or the queue are broken, the lock is released nevertheless.
-  local intact, lead, token, _, several = pcall(settle_holds, r)
+  local intact, lead, token, _, several = pcall(expire_holds, r)
   if not intact then
     lead, token, several = read_value(value)
     several = false

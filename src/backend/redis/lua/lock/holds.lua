@@ -6,7 +6,7 @@
 
 -- Forgets holds that have run out; if the lead has, another one becomes it. Returns the lead, its token, its owner, and whether
 -- there are several holds; nil if none of ours holds the lock.
-local function settle_holds(r)
+local function expire_holds(r)
   local lead, token, owner = read_value(call('GET', r.key))
   if not owner or not call('ZSCORE', r.holds, lead) then return lead, token, owner, false end
   -- As for keys, a time is over when it has passed, not when it has come.

@@ -2,7 +2,7 @@
 
 local function release_owned(r, id)
   -- Somebody may have put something else in the place of the holds; that must not keep the lock.
-  local intact, lead, token, owner, several = pcall(settle_holds, r)
+  local intact, lead, token, owner, several = pcall(expire_holds, r)
   -- Also from holds that do not count now: they might again, if their lead came back.
   local left = redis.pcall('ZREM', r.holds, id) == 1
   if intact and several and left then

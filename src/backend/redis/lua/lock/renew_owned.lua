@@ -9,7 +9,7 @@
 -- Idempotent. Never takes back a hold that was lost.
 
 local function renew_owned(r, id, lease_ms)
-  local lead, _, _, several = settle_holds(r)
+  local lead, _, _, several = expire_holds(r)
   if several and call('ZSCORE', r.holds, id) then
     call('ZADD', r.holds, millis(r.clock.ms + lease_ms), id)
     expire_with_holds(r)

@@ -25,7 +25,7 @@
 local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
   lease_ms, permits, stated = tonumber(lease_ms), tonumber(permits), tonumber(stated)
   -- What a holder who has died has left goes to the next whatever the answer is. A server that has no memory left may refuse that.
-  local held = settle(s, id)
+  local held = expire_leases(s, id)
   if held then
     -- Granted before, and the answer got lost: whatever has become of the limit since.
     local left = call('ZSCORE', s.key, id) - s.clock.ms

@@ -13,7 +13,7 @@
 local function release_permits(s, id, kept)
   kept = tonumber(kept)
   local answer = NOT_HELD
-  local held = settle(s, id)
+  local held = expire_leases(s, id)
   if held then
     local surplus = permits_of(held) - kept
     if kept == 0 then

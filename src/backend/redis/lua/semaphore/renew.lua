@@ -13,7 +13,7 @@ local function renew_permits(s, id, lease_ms)
   lease_ms = tonumber(lease_ms)
   local ends_now = tonumber(call('ZSCORE', s.key, id) or 0)
   if ends_now <= s.clock.ms or call('HEXISTS', s.holds, id) == 0 then return EXPIRED end
-  if not s.used or not s.ends then settle(s) end
+  if not s.used or not s.ends then expire_leases(s) end
   begin_writing(s)
   set_end(s, id, lease_ms)
   touch(s, lease_ms)

@@ -10,7 +10,7 @@
 -- Idempotent. Takes nothing away: while more is held than the limit, nobody is let in.
 
 local function resize(s, limit, lease_ms)
-  settle(s)
+  expire_leases(s)
   put_in_force(s, tonumber(limit), tonumber(lease_ms))
   -- Whoever waits for more than anybody can have now leaves the queue, asks, and is told why.
   for _, id in ipairs(call('HKEYS', s.waiters)) do

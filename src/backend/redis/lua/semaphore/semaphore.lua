@@ -54,7 +54,7 @@ local function end_hold(s, id, permits)
 end
 
 -- Ends the leases whose time is over; each is looked at once. Returns the record of `id`, if it holds permits.
-local function settle(s, id)
+local function expire_leases(s, id)
   local holders = call('ZCARD', s.key)
   if call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then recount(s) end
   s.used = s.used or 0
