@@ -20,7 +20,7 @@ use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
 
 pub(crate) use bare::Bare;
-pub(crate) use support::{Raw, RedisServer};
+pub(crate) use support::{Raw, RedisServer, Setup};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -44,7 +44,8 @@ impl Place {
         if let Some(port) = self.port {
             return Some((port, None));
         }
-        RedisServer::start_or_skip(what).map(|server| (server.port(), Some(server)))
+        RedisServer::start_with_or_skip(what, Setup::as_a_service())
+            .map(|server| (server.port(), Some(server)))
     }
 
     /// `full` for a measurement, `short` for a round that only shows that it works.

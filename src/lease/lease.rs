@@ -1057,6 +1057,22 @@ mod tests {
     }
 
     #[test]
+    fn a_renewal_that_is_confirmed_after_the_end_does_not_bring_the_lease_back() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), start, start);
+        let hold = lease.hand().unwrap();
+        hold.begin(start);
+        let first_end = hold.ends().unwrap();
+        lease.renewed(Ok(Renewal::Renewed), start + TTL / 2, first_end - TTL / 4);
+        let end = hold.ends().unwrap();
+        assert!(end > first_end, "confirmed in time");
+        let late = end + Duration::from_millis(1);
+        lease.renewed(Ok(Renewal::Renewed), end - TTL / 4, late);
+        assert_eq!(hold.ends(), Some(end));
+        assert!(hold.loss(late).is_some());
+    }
+
+    #[test]
     fn a_store_that_does_not_answer_is_borne_for_thirty_seconds_or_four_ttls() {
         let (lease, start) = (lease(), Instant::now());
         let unanswered = || Err(BackendError::Unanswered { source: "silence".into() });

@@ -35,6 +35,9 @@ pub(crate) struct Setup {
     pub(crate) options: Vec<String>,
     /// Live by this clock instead of the machine's.
     pub(crate) clock: Option<Clock>,
+    /// Run in a session of its own, as a service does, where the machine has `setsid`. Linux gives each session its share of the
+    /// processors; in the session of a bench, the bench's tasks would take the server's.
+    pub(crate) own_session: bool,
 }
 
 impl Setup {
@@ -42,6 +45,11 @@ impl Setup {
     pub(crate) fn on_disk() -> Self {
         let options = ["--appendonly", "yes", "--appendfsync", "always"];
         Self { options: options.map(str::to_owned).to_vec(), ..Self::default() }
+    }
+
+    /// For measurements.
+    pub(crate) fn as_a_service() -> Self {
+        Self { own_session: true, ..Self::default() }
     }
 
     /// The server lives by `clock`.
@@ -185,6 +193,14 @@ fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<ChildP
         args.extend(["--unixsocket".into(), socket(dir).into()]);
     }
     args.extend(setup.options.iter().map(OsString::from));
+    let setsid = setup.own_session.then(|| on_path("setsid")).flatten();
+    let program = match &setsid {
+        Some(setsid) => {
+            args.insert(0, program.into());
+            setsid
+        }
+        None => program,
+    };
     let mut process = ChildProcess::start(program.as_os_str(), args, |command| {
         command.env(CHILD_DIR, dir).stdout(Stdio::null()).stderr(Stdio::null());
         command.envs(setup.clock.iter().flat_map(Clock::environment));
@@ -214,9 +230,13 @@ fn find_program() -> Option<PathBuf> {
     if let Some(named) = env::var_os(SERVER) {
         return Some(PathBuf::from(named)).filter(|program| program.is_file());
     }
+    PROGRAMS.iter().find_map(|name| on_path(name))
+}
+
+/// The program of this name, if it is installed.
+fn on_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
-    let dirs: Vec<_> = env::split_paths(&path).collect();
-    PROGRAMS.iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name))).find(|file| file.is_file())
+    env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
 fn free_port() -> u16 {
