@@ -1,6 +1,6 @@
 //! The ids of acquisitions.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
@@ -35,8 +35,7 @@ impl LeaseId {
         let mut buffer = Uuid::encode_buffer();
         text.push_str(self.client.hyphenated().encode_lower(&mut buffer));
         text.push('.');
-        // Writing to a `String` does not fail.
-        let _ = write!(text, "{}", self.sequence);
+        text.push_str(itoa::Buffer::new().format(self.sequence));
     }
 
     /// Parses the text that `Display` writes; `None` for anything else, such as the value of another library.

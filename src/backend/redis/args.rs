@@ -1,6 +1,5 @@
 //! The arguments of a script.
 
-use std::fmt::{Display, Write};
 use std::mem;
 
 use crate::backend::LeaseId;
@@ -27,10 +26,8 @@ impl Args {
         self.end()
     }
 
-    pub(super) fn number(mut self, number: impl Display) -> Self {
-        // Writing to a `String` does not fail.
-        let _ = write!(self.text, "{number}");
-        self.end()
+    pub(super) fn number(self, number: impl itoa::Integer) -> Self {
+        self.word(itoa::Buffer::new().format(number))
     }
 
     pub(super) fn word(mut self, word: &str) -> Self {

@@ -116,6 +116,9 @@ pub(super) enum Stem<'a> {
 
 impl<'a> Stem<'a> {
     pub(super) fn of(key: &'a str) -> Self {
+        if !key.bytes().any(|byte| matches!(byte, b'{' | b'}')) {
+            return Self::Whole;
+        }
         match hash_tag(key) {
             Some(tag) => Self::Tag(tag),
             None if key.contains('}') => Self::Number(number_in_slot_of(key)),

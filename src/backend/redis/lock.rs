@@ -116,16 +116,14 @@ pub(super) async fn inspect(
 }
 
 fn read_answer(answer: &Value) -> Option<Answer> {
-    if let Value::Array(parts) = answer {
-        return match &parts[..] {
+    match answer {
+        Value::Integer(BUSY) => Some(Answer::Busy { limit: None }),
+        Value::Array(parts) => match &parts[..] {
             [remaining, before, ticket] => read_queued(remaining, before, ticket, None),
             [token, remaining] => read_held(token, remaining, None),
             _ => None,
-        };
-    }
-    match answer.as_i64()? {
-        BUSY => Some(Answer::Busy { limit: None }),
-        _ => read_granted(answer, None),
+        },
+        token => read_granted(token, None),
     }
 }
 

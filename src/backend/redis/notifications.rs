@@ -84,7 +84,8 @@ impl Notifications {
 
     /// This lease does not wait any more. Returns whether it did.
     pub(super) fn forget(&self, lease: LeaseId) -> bool {
-        self.queued.lock().remove(&lease.sequence())
+        let mut queued = self.queued.lock();
+        !queued.is_empty() && queued.remove(&lease.sequence())
     }
 
     fn is_idle(&self) -> bool {
