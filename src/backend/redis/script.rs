@@ -108,7 +108,7 @@ const NAMES: &[&str] = &[lua!("lock/names")];
 const HOLDS: &[&str] = &[lua!("lock/holds")];
 const SEMAPHORE: &[&str] = &[lua!("semaphore/semaphore")];
 
-/// Many operations in one call: the fast paths of locks, and functions that create all others.
+/// Many operations in one call: functions that create what the operations need (`batch.lua`).
 pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
     let paths = [
         "local function lock_paths()",
@@ -248,7 +248,8 @@ scripts! {
         [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
     ACQUIRE_PERMITS(Used::WithFence, Some(protocol::ACQUIRE_PERMITS)):
         CLOCK,
-        [lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"), PREPARE, fast_of_semaphore!("acquire_permits_fast")],
+        [lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"),
+            PREPARE, fast_of_semaphore!("acquire_permits_fast")],
         QUEUE, JOIN, HAND_OVER, SEMAPHORE, [lua!("semaphore/acquire"), of_semaphore!("acquire_permits")];
     RENEW_PERMITS(Used::WithFence, Some(protocol::RENEW_PERMITS)):
         CLOCK, [lua!("semaphore/token"), lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
@@ -270,7 +271,8 @@ scripts! {
     INSPECT(Used::WithFence, None):
         [lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect")];
     INSPECT_PERMITS(Used::WithFence, None):
-        [lua!("lib/time"), lua!("lib/living"), lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/inspect")];
+        [lua!("lib/time"), lua!("lib/living"), lua!("semaphore/token"), lua!("semaphore/state"),
+            lua!("semaphore/inspect")];
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 -- The fence, from which fencing tokens come.
 --
--- fence  string: the last token of any lock, or any semaphore, of a prefix, 16 digits. Expires a day after the last grant, or up
---        to 100 s earlier.
+-- fence  string: the last token of any lock of a prefix, 16 digits; for semaphores, not less than the last token of any
+--        (semaphore/token.lua). Expires a day after the last grant, or up to 100 s earlier.
 --
 -- A grant takes up TOKENS_PER_GRANT numbers: so often can a lease be passed on within a client, each time under the next token. A
 -- token is the first number that no earlier grant has taken up, or the time in microseconds, whichever is greater: tokens grow

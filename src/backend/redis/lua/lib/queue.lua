@@ -11,7 +11,7 @@
 --
 -- `r` is what is waited for, made by lock.lua or semaphore.lua:
 --   key, queue, waiters   keys
---   fence, clock          as in token.lua and time.lua
+--   fence, clock          as in fence.lua and time.lua
 --   free, limit           how many permits are free, and how many there can be at most
 --   by_size               whether small requests may pass large ones
 --   terms                 the kind, as in messages (grant.lua)

@@ -3,7 +3,7 @@
 -- KEYS[1]  lock   see value.lua. Expires with the lease.
 -- KEYS[2]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are made from this one: each key
 --                 of a call costs as much as a command.
--- KEYS[3]  fence  see token.lua
+-- KEYS[3]  fence  see fence.lua
 
 -- Makes a request the holder.
 local function hold_lock(r, id, request)

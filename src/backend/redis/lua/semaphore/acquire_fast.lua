@@ -4,7 +4,7 @@
 --
 -- The state is read once per call and written once, however many operations of the call are for the semaphore. To the fields
 -- come, once they are known: waiting, how many places there are in the queue; lease_ms and end_of_lease, when a lease of so many
--- ms would end; terms, what a waiter is told of the kind of its grant; and, if batch.lua says so, grants_with_answers.
+-- ms would end; grant_terms, what a waiter is told of its grant; and, if batch.lua says so, grants_with_answers.
 
 local function join_queue_fast(s, id, lease_text, permits)
   local lease_ms, number, ticket = tonumber(lease_text), s.clock.us, s.clock.text

@@ -5,10 +5,10 @@
 -- caller's own request, if so it may be told.
 local function hand_over_permits_fast(s, id, place, used)
   if not s.version or not s.kept then return end
-  s.terms = s.terms or terms_of(s.kind .. '/' .. s.limit .. '/' .. s.version, s.fence, s.key)
+  s.grant_terms = s.grant_terms or terms_of(s.kind .. '/' .. s.limit .. '/' .. s.version, s.fence, s.key)
   local asker = s.grants_with_answers and sub(id, 1, 36)
   local next, token, ends, message =
-    grant_fast(place, s.queue, s.waiters, s.terms, (s.kept - s.clock.ms) / 1.5, s.clock, next_permit_token, s, asker)
+    grant_fast(place, s.queue, s.waiters, s.grant_terms, (s.kept - s.clock.ms) / 1.5, s.clock, next_permit_token, s, asker)
   if not next then return end
   s.waiting = s.waiting and s.waiting - 1
   -- Before the other goes, since with the last one goes the key and its expiry.

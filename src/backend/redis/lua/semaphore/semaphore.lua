@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  holders  sorted set: lease ids by the time their leases end, in ms
 -- KEYS[2]  queue    see queue.lua. The names of waiters, state and holds are made from this one.
--- KEYS[3]  fence    see token.lua
+-- KEYS[3]  fence    see fence.lua
 -- ARGV[1]  'counting' or 'fair'
 --
 -- waiters  see queue.lua

@@ -1,7 +1,7 @@
--- The tokens of a semaphore (token.lua), whose state knows the last one. The fence is for when the state has expired: whoever finds
--- no state gets a token above it. So it must not be less than a token that was issued. Where the last grant was less than
--- FENCE_AHEAD_US ago, it is written for as long ahead, which spares the next calls that: more than a loss of the store's memory
--- may not put it ahead of the clock.
+-- The tokens of a semaphore. The rule is that of fence.lua, but the state knows the last token. The fence is for when the state has
+-- expired: whoever finds no state gets a token above it. So it must not be less than a token that was issued. Where the last grant was
+-- less than FENCE_AHEAD_US ago, it is written for as long ahead, so that the next calls need not write it. No further ahead: a
+-- store that has lost its memory issues greater tokens only because time has passed.
 local function next_permit_token(s, clock)
   local token, text, after = clock.us, clock.text, s.token and s.token + TOKENS_PER_GRANT
   if after and after > token then token, text = after, micros(after) end
