@@ -25,6 +25,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Either, join_all, ready};
 use tokio::sync::oneshot;
 
+use super::msgpack::unpack_list;
 use super::notifications::Notifications;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
@@ -216,13 +217,14 @@ impl Batches {
         self.make_up(&answer);
         match answer {
             Ok(answer) if operations.len() == 1 => tell(operations, [Ok(answer)]),
-            Ok(Value::Array(answers)) if answers.len() == operations.len() => {
-                tell(operations, answers.into_iter().map(|answer| self.read(answer)));
-            }
-            Ok(_) => {
-                self.unheard.store(true, Ordering::Relaxed);
-                tell_all(operations, &FredError::new(ErrorKind::Protocol, "a batch gave no list of answers"))
-            }
+            Ok(answers) => match read_list(answers).filter(|answers| answers.len() == operations.len()) {
+                Some(answers) => tell(operations, answers.into_iter().map(|answer| self.read(answer))),
+                None => {
+                    self.unheard.store(true, Ordering::Relaxed);
+                    let text = "a batch gave no list of answers";
+                    tell_all(operations, &FredError::new(ErrorKind::Protocol, text));
+                }
+            },
             // The whole call was refused and nothing was executed, for instance because this user may not use one of the keys. So
             // each operation is sent on its own.
             Err(error) if operations.len() > 1 && is_refusal(&error) => {
@@ -353,6 +355,15 @@ fn together(operations: &[Queued]) -> Call {
         operation.pack(code, mem::replace(&mut last, key) == key, &mut packed);
     }
     Call { script: &BATCH, keys: Vec::new(), args: vec![Value::Bytes(Bytes::from(packed))] }
+}
+
+/// The answers of a batch.
+fn read_list(answers: Value) -> Option<Vec<Value>> {
+    match answers {
+        Value::Bytes(packed) => unpack_list(&packed),
+        Value::String(packed) => unpack_list(packed.inner()),
+        _ => None,
+    }
 }
 
 fn tell(operations: Vec<Queued>, answers: impl IntoIterator<Item = Result<Value, FredError>>) {

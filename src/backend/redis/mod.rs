@@ -12,6 +12,7 @@
 //! | `wire` | scripts sent on a connection; errors sorted into not sent, unknown, and answered |
 //! | `args` | the arguments of a script |
 //! | `operation` | a script with its key and arguments, before it becomes a call or a part of a batch |
+//! | `msgpack` | the encoding of a batch and its answers |
 //! | `batch` | many operations in one call |
 //! | `transport` | a call, alone or in a batch, once or until it is answered |
 //! | `notifications` | the subscription: messages from the server become events |
@@ -29,6 +30,7 @@ mod calls;
 mod connection;
 mod keys;
 mod lock;
+mod msgpack;
 mod notifications;
 mod operation;
 mod protocol;

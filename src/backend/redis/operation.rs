@@ -3,6 +3,7 @@
 
 use super::args::Args;
 use super::keys::{self, Stem};
+use super::msgpack::{FALSE, TRUE, pack_text};
 use super::protocol::{ACQUIRE, ACQUIRE_WITH, RELEASE, RENEW, USE_FENCE};
 use super::script::{Call, Script};
 use crate::backend::Resource;
@@ -55,21 +56,4 @@ pub(super) fn pack_prefix(prefix: &str, packed: &mut Vec<u8>) {
     keys::write_fence(&mut fence, prefix);
     pack_text(USE_FENCE.as_bytes(), packed);
     pack_text(fence.as_bytes(), packed);
-}
-
-const FALSE: u8 = 0xc2;
-const TRUE: u8 = 0xc3;
-
-/// Appends a text with its length.
-fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
-    match u8::try_from(text.len()) {
-        Ok(len @ ..0x20) => packed.push(0xa0 | len),
-        Ok(len) => packed.extend([0xd9, len]),
-        Err(_) => {
-            packed.push(0xdb);
-            // The server accepts no longer argument.
-            packed.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
-        }
-    }
-    packed.extend_from_slice(text);
 }

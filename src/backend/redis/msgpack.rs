@@ -1,0 +1,121 @@
+//! Texts and answers in MessagePack, as the server's `cmsgpack` reads and writes them.
+
+use fred::bytes::Bytes;
+use fred::bytes_utils::Str;
+use fred::types::Value;
+use rmp::Marker;
+use rmp::decode::{RmpRead, read_marker};
+
+pub(super) const FALSE: u8 = 0xc2;
+pub(super) const TRUE: u8 = 0xc3;
+
+/// Appends a text with its length.
+pub(super) fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
+    match u8::try_from(text.len()) {
+        Ok(len @ ..0x20) => packed.push(0xa0 | len),
+        Ok(len) => packed.extend([0xd9, len]),
+        Err(_) => {
+            packed.push(0xdb);
+            // The server accepts no longer argument.
+            packed.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
+        }
+    }
+    packed.extend_from_slice(text);
+}
+
+/// Reads a list, whose texts share the memory of `packed`. `None` if it is none.
+pub(super) fn unpack_list(packed: &Bytes) -> Option<Vec<Value>> {
+    let mut rest = &packed[..];
+    let list = unpack(packed, &mut rest)?;
+    if rest.is_empty() && list.is_array() { Some(list.into_array()) } else { None }
+}
+
+/// Reads the value at the start of `rest`, which is the end of `packed`. Fractions are cut off, as in answers without MessagePack.
+fn unpack(packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
+    let length = match read_marker(rest).ok()? {
+        Marker::FixPos(number) => return Some(Value::Integer(number.into())),
+        Marker::FixNeg(number) => return Some(Value::Integer(number.into())),
+        Marker::U8 => return rest.read_data_u8().ok().map(|number| Value::Integer(number.into())),
+        Marker::U16 => return rest.read_data_u16().ok().map(|number| Value::Integer(number.into())),
+        Marker::U32 => return rest.read_data_u32().ok().map(|number| Value::Integer(number.into())),
+        Marker::U64 => return Some(Value::Integer(rest.read_data_u64().ok()?.try_into().ok()?)),
+        Marker::I8 => return rest.read_data_i8().ok().map(|number| Value::Integer(number.into())),
+        Marker::I16 => return rest.read_data_i16().ok().map(|number| Value::Integer(number.into())),
+        Marker::I32 => return rest.read_data_i32().ok().map(|number| Value::Integer(number.into())),
+        Marker::I64 => return rest.read_data_i64().ok().map(Value::Integer),
+        Marker::F32 => return rest.read_data_f32().ok().map(|number| Value::Integer(number as i64)),
+        Marker::F64 => return rest.read_data_f64().ok().map(|number| Value::Integer(number as i64)),
+        Marker::Null | Marker::False => return Some(Value::Null),
+        Marker::True => return Some(Value::Integer(1)),
+        Marker::FixArray(length) => return unpack_items(length.into(), packed, rest),
+        Marker::Array16 => return unpack_items(rest.read_data_u16().ok()?.into(), packed, rest),
+        Marker::Array32 => return unpack_items(rest.read_data_u32().ok()?, packed, rest),
+        Marker::FixStr(length) => length.into(),
+        Marker::Str8 => rest.read_data_u8().ok()?.into(),
+        Marker::Str16 => rest.read_data_u16().ok()?.into(),
+        Marker::Str32 => rest.read_data_u32().ok()?,
+        _ => return None,
+    };
+    let start = packed.len() - rest.len();
+    let (text, after) = rest.split_at_checked(length as usize)?;
+    let text = packed.slice(start..start + text.len());
+    *rest = after;
+    Some(Str::from_inner(text.clone()).map_or(Value::Bytes(text), Value::String))
+}
+
+fn unpack_items(length: u32, packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
+    // Every item has a byte at least.
+    let mut items = Vec::with_capacity((length as usize).min(rest.len()));
+    for _ in 0..length {
+        items.push(unpack(packed, rest)?);
+    }
+    Some(Value::Array(items))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(packed: &[u8]) -> Option<Vec<Value>> {
+        unpack_list(&Bytes::copy_from_slice(packed))
+    }
+
+    #[test]
+    fn numbers_texts_and_lists_are_read() {
+        let mut packed = vec![0x98, 0x07, 0xff, 0xcd, 0x01, 0x00, 0xd1, 0xff, 0x00, TRUE, FALSE];
+        packed.extend([0xcb]);
+        packed.extend(12.75f64.to_be_bytes());
+        packed.push(0x92);
+        let long = "x".repeat(40);
+        pack_text(b"ab", &mut packed);
+        pack_text(long.as_bytes(), &mut packed);
+        let inner = Value::Array(vec!["ab".into(), long.into()]);
+        let numbers = [7, -1, 256, -256, 1].map(Value::Integer);
+        let expected = numbers.into_iter().chain([Value::Null, Value::Integer(12), inner]);
+        assert_eq!(list(&packed), Some(expected.collect()));
+    }
+
+    #[test]
+    fn texts_of_any_length_and_content_are_read_back() {
+        for length in [0, 31, 32, 255, 256, 70_000] {
+            let mut packed = vec![0x91];
+            pack_text(&vec![b'x'; length], &mut packed);
+            assert_eq!(list(&packed), Some(vec!["x".repeat(length).into()]), "{length}");
+        }
+        assert_eq!(list(&[0x91, 0xa1, 0xff]), Some(vec![Value::Bytes(Bytes::from_static(&[0xff]))]));
+    }
+
+    #[test]
+    fn what_is_cut_off_or_no_list_is_refused() {
+        for nonsense in [
+            &[][..],
+            &[0x01],
+            &[0x92, 0x01],
+            &[0x91, 0xa2, b'a'],
+            &[0x91, 0x01, 0x01],
+            &[0xdd, 0xff, 0xff, 0xff, 0xff],
+        ] {
+            assert_eq!(list(nonsense), None, "{nonsense:?}");
+        }
+    }
+}
