@@ -15,8 +15,8 @@ pub struct LeaseId {
 }
 
 impl LeaseId {
-    /// The length of an id's text, unless the client has made very many.
-    pub(crate) const USUAL_LENGTH: usize = uuid::fmt::Hyphenated::LENGTH + ".1234567890".len();
+    /// The maximum length of an id's text.
+    pub(crate) const MAX_LENGTH: usize = uuid::fmt::Hyphenated::LENGTH + ".18446744073709551615".len();
 
     /// The client that made the acquisition.
     #[must_use]
@@ -30,12 +30,16 @@ impl LeaseId {
         self.sequence
     }
 
-    /// Appends the text that `Display` writes. Avoids the formatting machinery, because this is done for every command.
-    pub(crate) fn write(self, text: &mut String) {
-        let mut buffer = Uuid::encode_buffer();
-        text.push_str(self.client.hyphenated().encode_lower(&mut buffer));
-        text.push('.');
-        text.push_str(itoa::Buffer::new().format(self.sequence));
+    /// The text that `Display` writes. Avoids the formatting machinery, because this is done for every command.
+    pub(crate) fn text(self, buffer: &mut [u8; Self::MAX_LENGTH]) -> &[u8] {
+        const POINT: usize = uuid::fmt::Hyphenated::LENGTH;
+        let mut number = itoa::Buffer::new();
+        let number = number.format(self.sequence).as_bytes();
+        let end = POINT + 1 + number.len();
+        self.client.hyphenated().encode_lower(buffer);
+        buffer[POINT] = b'.';
+        buffer[POINT + 1..end].copy_from_slice(number);
+        &buffer[..end]
     }
 
     /// Parses the text that `Display` writes; `None` for anything else, such as the value of another library.
@@ -52,9 +56,7 @@ impl LeaseId {
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::with_capacity(Self::USUAL_LENGTH);
-        self.write(&mut text);
-        f.write_str(&text)
+        f.write_str(&String::from_utf8_lossy(self.text(&mut [0; Self::MAX_LENGTH])))
     }
 }
 

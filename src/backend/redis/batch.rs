@@ -16,23 +16,23 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use fred::bytes::Bytes;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::types::Value;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, join_all, ready};
+use scopeguard::guard;
 use tokio::sync::oneshot;
 
+use super::commands::{is_unknown_script, sort};
 use super::msgpack::unpack_list;
-use super::notifications::Notifications;
-use super::operation::{Operation, pack_prefix};
+use super::operation::{KeysAndArgs, Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
-use super::script::{BATCH, Call};
-use super::wire::{Wire, is_unknown_script, sort};
+use super::script::{BATCH, Script};
+use super::transport::Transport;
 use crate::backend::{BackendError, Kind};
-use crate::sync::Mutex;
 
 /// How many calls may be in flight however little is queued.
 const EAGER_CALLS: usize = 2;
@@ -49,19 +49,8 @@ const MAX_OPERATIONS: usize = 128;
 const USUAL_SIZE: usize = 128;
 
 /// The calls in flight, and the queue of operations.
-#[derive(Debug)]
-pub(super) struct Batches {
-    wire: Arc<Wire>,
-    notifications: Arc<Notifications>,
-    /// Whether an answer was lost that may have contained grants.
-    unheard: AtomicBool,
-    state: Mutex<State>,
-    /// Held from when operations are taken out of the queue until they have been passed to fred.
-    sending: Mutex<()>,
-}
-
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     queue: VecDeque<Queued>,
     /// How many callers send their own operation at the moment.
     direct: usize,
@@ -109,17 +98,7 @@ struct UnderWay<'a> {
     answer: BoxFuture<'a, Result<Value, FredError>>,
 }
 
-impl Batches {
-    pub(super) fn new(wire: Arc<Wire>, notifications: Arc<Notifications>) -> Arc<Self> {
-        Arc::new(Self {
-            wire,
-            notifications,
-            unheard: AtomicBool::new(false),
-            state: Mutex::default(),
-            sending: Mutex::default(),
-        })
-    }
-
+impl Transport {
     /// Runs a script, at once or together with others. The returned future is small, because many may wait at a time.
     pub(super) fn run(
         self: &Arc<Self>,
@@ -135,27 +114,32 @@ impl Batches {
             }
             _ => Either::Right(Box::pin(async move {
                 let _direct = direct;
-                self.run_apart(|| operation.call()).await
+                self.run_apart(operation.script, || operation.keys_and_args()).await
             })),
         }
     }
 
-    /// Runs a script that is never part of a batch.
-    pub(super) async fn run_apart(&self, call: impl Fn() -> Call) -> Result<Value, FredError> {
-        let answer = self.wire.run(call).await;
+    /// Runs a script that is not part of a batch.
+    pub(super) async fn run_apart(
+        &self,
+        script: &'static Script,
+        keys_and_args: impl Fn() -> KeysAndArgs,
+    ) -> Result<Value, FredError> {
+        let answer = self.connection.run(script, keys_and_args).await;
         self.make_up(&answer);
         answer
     }
 
-    /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken.
-    fn go_direct(&self, kind: Kind) -> Option<Direct<'_>> {
+    /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken. The caller is counted until the
+    /// result is dropped.
+    fn go_direct(&self, kind: Kind) -> Option<impl Drop + Send> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
         if !state.queue.is_empty() || !state.is_worth_a_call(kind, state.calls()) {
             return None;
         }
         state.direct += 1;
-        Some(Direct(self))
+        Some(guard(self, |transport| transport.state.lock().direct -= 1))
     }
 
     fn enqueue(
@@ -173,7 +157,7 @@ impl Batches {
         }
         drop(state);
         if start {
-            let drain = Drain { batches: Arc::clone(self), working: true };
+            let drain = Drain { transport: Arc::clone(self), working: true };
             tokio::spawn(drain.work_off());
         }
         answered
@@ -184,7 +168,8 @@ impl Batches {
     fn send(&self) -> Option<UnderWay<'_>> {
         let _sending = self.sending.lock();
         let operations = self.next()?;
-        let answer = started(self.wire.evalsha(together(&operations)));
+        let (script, keys_and_args) = together(&operations);
+        let answer = started(self.connection.evalsha(script, keys_and_args));
         Some(UnderWay { operations, answer })
     }
 
@@ -250,7 +235,8 @@ impl Batches {
         if operations.is_empty() {
             return None;
         }
-        Some(started(self.wire.eval(together(operations))))
+        let (script, keys_and_args) = together(operations);
+        Some(started(self.connection.eval(script, keys_and_args)))
     }
 
     /// The answer of one operation of a batch.
@@ -285,7 +271,7 @@ impl Batches {
         if answer.is_closed() {
             return;
         }
-        let _ = answer.send(self.wire.run(|| operation.call()).await);
+        let _ = answer.send(self.connection.run(operation.script, || operation.keys_and_args()).await);
     }
 
     /// The server does not answer: rejects what is queued, so that it need not wait for a timeout of its own.
@@ -300,15 +286,15 @@ impl Batches {
 
 /// A task that sends what is queued.
 struct Drain {
-    batches: Arc<Batches>,
+    transport: Arc<Transport>,
     working: bool,
 }
 
 impl Drain {
     /// Makes calls until nothing is queued.
     async fn work_off(mut self) {
-        while let Some(call) = self.batches.send() {
-            self.batches.hear(call).await;
+        while let Some(call) = self.transport.send() {
+            self.transport.hear(call).await;
         }
         self.working = false;
     }
@@ -320,8 +306,8 @@ impl Drop for Drain {
         if !self.working {
             return;
         }
-        self.batches.unheard.store(true, Ordering::Relaxed);
-        let mut state = self.batches.state.lock();
+        self.transport.unheard.store(true, Ordering::Relaxed);
+        let mut state = self.transport.state.lock();
         state.drains -= 1;
         let left = if state.drains == 0 { mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
@@ -329,19 +315,10 @@ impl Drop for Drain {
     }
 }
 
-/// Counts a caller that sends its own operation, until it is dropped.
-struct Direct<'a>(&'a Batches);
-
-impl Drop for Direct<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().direct -= 1;
-    }
-}
-
 /// The call for these operations: that of a single one, or a batch.
-fn together(operations: &[Queued]) -> Call {
-    if let [only] = operations {
-        return only.operation.call();
+fn together(operations: &[Queued]) -> (&'static Script, KeysAndArgs) {
+    if let [Queued { operation, .. }] = operations {
+        return (operation.script, operation.keys_and_args());
     }
     let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
     let (mut last, mut prefix): (Option<&str>, Option<&str>) = (None, None);
@@ -354,7 +331,7 @@ fn together(operations: &[Queued]) -> Call {
         let key = Some(&*resource.key);
         operation.pack(code, mem::replace(&mut last, key) == key, &mut packed);
     }
-    Call { script: &BATCH, keys: Vec::new(), args: vec![Value::Bytes(Bytes::from(packed))] }
+    (&BATCH, (Vec::new(), vec![Value::Bytes(Bytes::from(packed))]))
 }
 
 /// The answers of a batch.

@@ -3,26 +3,20 @@
 
 use std::sync::Arc;
 
-use fred::clients::Client;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{self, Timeouts};
+use super::connection::Connection;
 use super::notifications::{Channel, Subscription};
-use super::succession::Succession;
-use super::transport::Transport;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
 /// The connections on the caller's runtime.
 #[derive(Debug)]
 pub(super) struct CallersConnections {
-    transport: Arc<Transport>,
-    subscriber: Client,
-    /// Tells whether a task drives the subscriber.
-    listener: Arc<Succession>,
+    pub(super) commands: Arc<Connection>,
+    pub(super) subscriber: Arc<Connection>,
     channel: Channel,
-    timeouts: Timeouts,
     closed: CancellationToken,
     tasks: Mutex<Tasks>,
     /// Held while they are made again.
@@ -37,55 +31,34 @@ struct Tasks {
 
 impl CallersConnections {
     pub(super) fn new(
-        transport: Arc<Transport>,
-        subscriber: Client,
+        commands: Arc<Connection>,
+        subscriber: Arc<Connection>,
         channel: Channel,
-        timeouts: Timeouts,
         closed: CancellationToken,
-    ) -> Self {
-        Self {
-            transport,
-            subscriber,
-            listener: Arc::default(),
-            channel,
-            timeouts,
-            closed,
-            tasks: Mutex::default(),
-            reviving: tokio::sync::Mutex::default(),
-        }
-    }
-
-    pub(super) const fn subscriber(&self) -> &Client {
-        &self.subscriber
+    ) -> Arc<Self> {
+        let (tasks, reviving) = (Mutex::default(), tokio::sync::Mutex::default());
+        Arc::new(Self { commands, subscriber, channel, closed, tasks, reviving })
     }
 
     /// Connects for the first time, and proves that messages are delivered.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
-        self.connect_commands().await?;
-        self.connect_listener().await?;
-        let publisher = self.transport.client();
-        let subscription = Subscription::open(&self.subscriber, publisher, self.channel.clone()).await?;
+        self.open(&self.commands).await?;
+        self.open(&self.subscriber).await?;
+        let (subscriber, publisher) = (&self.subscriber, &self.commands.client);
+        let subscription = Subscription::open(subscriber, publisher, self.channel.clone()).await?;
         self.tasks.lock().subscription = Some(subscription);
         Ok(())
     }
 
-    async fn connect_commands(&self) -> Result<(), BackendError> {
-        let (client, succession) = (self.transport.client(), self.transport.succession());
-        let driver = connection::connect(client, succession, self.timeouts, self.closed.clone()).await?;
-        self.tasks.lock().drivers.push(driver);
-        Ok(())
-    }
-
-    async fn connect_listener(&self) -> Result<(), BackendError> {
-        let (client, succession) = (&self.subscriber, &self.listener);
-        let driver = connection::connect(client, succession, self.timeouts, self.closed.clone()).await?;
+    async fn open(&self, connection: &Arc<Connection>) -> Result<(), BackendError> {
+        let driver = connection.connect(self.closed.clone()).await?;
         self.tasks.lock().drivers.push(driver);
         Ok(())
     }
 
     /// Whether the runtime on which they lived has ended.
     pub(super) fn have_ended(&self) -> bool {
-        self.transport.succession().has_ended() || self.listener.has_ended()
+        self.commands.has_ended() || self.subscriber.has_ended()
     }
 
     /// Connects again from the current runtime, in a task of its own: a caller that gives up, or is not polled, hinders nobody.
@@ -97,12 +70,12 @@ impl CallersConnections {
     async fn connect_again(self: Arc<Self>) -> Result<(), BackendError> {
         let _one_at_a_time = self.reviving.lock().await;
         self.tasks.lock().drivers.retain(|driver| !driver.is_finished());
-        if self.transport.succession().has_ended() {
+        if self.commands.has_ended() {
             tracing::debug!("the runtime of the connections has ended, connecting again from this one");
-            self.connect_commands().await?;
+            self.open(&self.commands).await?;
         }
-        if self.listener.has_ended() {
-            self.connect_listener().await?;
+        if self.subscriber.has_ended() {
+            self.open(&self.subscriber).await?;
             let subscription = Subscription::reopen(&self.subscriber, self.channel.clone());
             self.tasks.lock().subscription = Some(subscription);
         }

@@ -10,6 +10,7 @@
 //!   for up to 2 s between attempts to connect; a lease of 3 s would not survive an outage of 2 s, so here it is 200 ms.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fred::clients::Client;
@@ -19,13 +20,15 @@ use fred::types::config::{
     Config, ConnectionConfig, PerformanceConfig, ReconnectError, ReconnectPolicy, TcpConfig,
 };
 use fred::types::{ConnectHandle, RespVersion};
-use tokio::sync::oneshot;
+use scopeguard::guard;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
-use super::succession::{Driven, Succession};
 use crate::backend::BackendError;
+use crate::sync::Mutex;
 
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
@@ -41,8 +44,113 @@ pub(super) struct Timeouts {
     pub(super) reply: Duration,
 }
 
-/// A fred client that is not connected yet.
-pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
+/// A connection to the server: a client of fred, and what this crate has to know about it beyond that.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) client: Client,
+    pub(super) timeouts: Timeouts,
+    /// Whether no task drives the connection any more.
+    ended: AtomicBool,
+
+    // For `commands`: since when nothing has been answered, and whether the connection is being replaced because of that.
+    pub(super) silent_since: Mutex<Option<Instant>>,
+    pub(super) is_reconnecting: AtomicBool,
+
+    // For `replaced`.
+    /// The name of the client's connections at the server, unlike that of any other: a restarted server assigns the same ids again.
+    pub(super) name: String,
+    /// The id at the server of the present connection, as last seen, and how many different ones have been seen.
+    pub(super) present: Mutex<Option<i64>>,
+    pub(super) generation: AtomicU64,
+    /// The generation for which all earlier connections are closed.
+    pub(super) sole: watch::Sender<u64>,
+    /// The ids of connections that may still be open at the server, also those of a runtime that has ended.
+    pub(super) earlier: tokio::sync::Mutex<Vec<i64>>,
+}
+
+impl Connection {
+    /// One that is not connected yet.
+    pub(super) fn new(config: &Config, timeouts: Timeouts) -> Arc<Self> {
+        Arc::new(Self {
+            client: client(config, timeouts),
+            timeouts,
+            ended: AtomicBool::default(),
+            silent_since: Mutex::default(),
+            is_reconnecting: AtomicBool::default(),
+            name: format!("leasehold-{}", Uuid::new_v4().simple()),
+            present: Mutex::default(),
+            generation: AtomicU64::default(),
+            sole: watch::Sender::default(),
+            earlier: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Connects. The returned task keeps it connected until `closed`, then quits and ends.
+    ///
+    /// If the returned future is dropped or fails, the task ends as well.
+    pub(super) async fn connect(
+        self: &Arc<Self>,
+        closed: CancellationToken,
+    ) -> Result<JoinHandle<()>, BackendError> {
+        let (tell, connected) = oneshot::channel();
+        let closed = closed.child_token();
+        let given_up = closed.clone().drop_guard();
+        let reconnects = self.client.reconnect_rx();
+        self.ended.store(false, Ordering::Release);
+        // Dropped with the task, perhaps because its runtime ends.
+        let driven = guard(Arc::clone(self), |driven| driven.ended.store(true, Ordering::Release));
+        let close = closed.clone();
+        let task = tokio::spawn(async move { driven.drive(close, tell).await });
+        match timeout(self.timeouts.connect, connected).await {
+            Ok(Ok(Ok(()))) => {
+                let connection = Arc::clone(self);
+                tokio::spawn(async move { connection.close_replaced(reconnects, closed).await });
+                given_up.disarm();
+                Ok(task)
+            }
+            Ok(Ok(Err(error))) if is_server_text(&error) => {
+                Err(BackendError::Refused { source: error.into() })
+            }
+            Ok(Ok(Err(error))) => Err(BackendError::NotSent { source: error.into() }),
+            Ok(Err(gone)) => Err(BackendError::NotSent { source: gone.into() }),
+            Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+        }
+    }
+
+    /// Whether no task drives the connection any more, because the runtime of the task has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    async fn drive(&self, closed: CancellationToken, tell: oneshot::Sender<Result<(), FredError>>) {
+        let client = &self.client;
+        let mut driver = match client.init().await {
+            Ok(driver) => driver,
+            // The receiver is gone if connecting was given up.
+            Err(error) => return drop(tell.send(Err(error))),
+        };
+        let _ = tell.send(Ok(()));
+        loop {
+            tokio::select! {
+                biased;
+                () = closed.cancelled() => break,
+                ended = &mut driver => tracing::warn!(?ended, "a connection's driver ended, starting it again"),
+            }
+            match start_again(client, &closed).await {
+                Some(again) => driver = again,
+                None => return,
+            }
+        }
+        quit(client, self.timeouts.reply).await;
+        // QUIT has been sent; the connection is closed when its driver has ended.
+        if timeout(self.timeouts.reply, &mut driver).await.is_err() {
+            driver.abort();
+        }
+    }
+}
+
+/// A client of fred that is not connected yet.
+fn client(config: &Config, timeouts: Timeouts) -> Client {
     let mut config = config.clone();
     config.version = RespVersion::RESP3;
     config.fail_fast = true;
@@ -67,66 +175,6 @@ pub(super) fn client(config: &Config, timeouts: Timeouts) -> Client {
     };
     let policy = ReconnectPolicy::new_exponential(0, 10, 200, 2);
     Client::new(config, Some(performance), Some(connection), Some(policy))
-}
-
-/// Connects `client`. The returned task keeps it connected until `closed`, then quits it and ends.
-///
-/// If the returned future is dropped or fails, the task ends as well.
-pub(super) async fn connect(
-    client: &Client,
-    succession: &Arc<Succession>,
-    timeouts: Timeouts,
-    closed: CancellationToken,
-) -> Result<JoinHandle<()>, BackendError> {
-    let (tell, connected) = oneshot::channel();
-    let closed = closed.child_token();
-    let given_up = closed.clone().drop_guard();
-    let reconnects = client.reconnect_rx();
-    let driven = succession.driven();
-    let task = tokio::spawn(drive(client.clone(), timeouts, closed.clone(), tell, driven));
-    match timeout(timeouts.connect, connected).await {
-        Ok(Ok(Ok(()))) => {
-            let (client, succession) = (client.clone(), Arc::clone(succession));
-            tokio::spawn(async move { succession.run(client, reconnects, closed).await });
-            given_up.disarm();
-            Ok(task)
-        }
-        Ok(Ok(Err(error))) if is_server_text(&error) => Err(BackendError::Refused { source: error.into() }),
-        Ok(Ok(Err(error))) => Err(BackendError::NotSent { source: error.into() }),
-        Ok(Err(gone)) => Err(BackendError::NotSent { source: gone.into() }),
-        Err(late) => Err(BackendError::Unanswered { source: late.into() }),
-    }
-}
-
-async fn drive(
-    client: Client,
-    timeouts: Timeouts,
-    closed: CancellationToken,
-    tell: oneshot::Sender<Result<(), FredError>>,
-    _driven: Driven,
-) {
-    let mut driver = match client.init().await {
-        Ok(driver) => driver,
-        // The receiver is gone if connecting was given up.
-        Err(error) => return drop(tell.send(Err(error))),
-    };
-    let _ = tell.send(Ok(()));
-    loop {
-        tokio::select! {
-            biased;
-            () = closed.cancelled() => break,
-            ended = &mut driver => tracing::warn!(?ended, "a connection's driver ended, starting it again"),
-        }
-        match start_again(&client, &closed).await {
-            Some(again) => driver = again,
-            None => return,
-        }
-    }
-    quit(&client, timeouts.reply).await;
-    // QUIT has been sent; the connection is closed when its driver has ended.
-    if timeout(timeouts.reply, &mut driver).await.is_err() {
-        driver.abort();
-    }
 }
 
 /// Connects again. `None` if `closed` is cancelled first.

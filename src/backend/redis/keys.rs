@@ -26,77 +26,56 @@
 //! fence, different prefixes share none. Names whose key starts with `{` and ends as those do are rejected (`name.rs`), so no
 //! lock can be a fence, whatever its prefix; that of the empty prefix is `{}:fence`.
 
+use std::borrow::Cow;
 use std::mem;
 use std::sync::LazyLock;
 
 use fred::bytes::Bytes;
-use fred::types::{Key, Value};
+use fred::types::Key;
+use memchr::memchr2;
 use uuid::Uuid;
 
-use super::args::Args;
 use super::protocol::CHANNEL_PREFIX;
 use crate::backend::Resource;
 
-/// Which keys of a resource a script is called with, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Used {
-    /// None that is derived from its resource.
-    Other,
-    /// The lock.
-    Itself,
-    /// The lock or semaphore, its queue, and the fence of its prefix. Each key costs as much as a command, so the scripts make the
-    /// names of its other keys from that of the queue.
-    WithFence,
-}
-
-/// Keys of a resource in one string, and where each of them ends. One allocation, because this is done for every command.
-fn layout(resource: &Resource, used: Used, room: usize) -> (String, Vec<usize>) {
+/// The keys with which a script is called: the lock or semaphore, its queue, and the fence of its prefix. Each key costs as much as
+/// a command, so the scripts make the names of the other keys from that of the queue. One allocation for all of them.
+pub(super) fn of(resource: &Resource) -> Vec<Key> {
     let key = &*resource.key;
-    let mut text = String::with_capacity(3 * (key.len() + 10) + room);
-    let mut ends = Vec::with_capacity(3);
-    if used != Used::Other {
-        text.push_str(key);
-        ends.push(text.len());
-    }
-    if used == Used::WithFence {
-        Stem::of(key).write(&mut text, key);
-        text.push_str(":queue");
-        ends.push(text.len());
-        write_fence(&mut text, resource.prefix());
-        ends.push(text.len());
-    }
-    (text, ends)
+    let mut text = String::with_capacity(3 * (key.len() + 10));
+    text.push_str(key);
+    let first = text.len();
+    write_tagged(&mut text, key);
+    text.push_str(":queue");
+    let second = text.len();
+    write_fence(&mut text, resource.prefix());
+    let text = Bytes::from(text);
+    vec![text.slice(..first).into(), text.slice(first..second).into(), text.slice(second..).into()]
 }
 
 /// The fence of all locks, or all semaphores, of a prefix.
 pub(super) fn write_fence(text: &mut String, prefix: &str) {
-    Stem::of(prefix).write(text, prefix);
+    write_tagged(text, prefix);
     text.push_str(":fence");
 }
 
-/// The slices of a text that end at `ends`.
-fn pieces<T: From<Bytes>>(text: &Bytes, ends: &[usize]) -> Vec<T> {
-    let mut start = 0;
-    ends.iter().map(|end| T::from(text.slice(mem::replace(&mut start, *end)..*end))).collect()
-}
-
-/// Keys of a resource, and arguments, all in one allocation.
-pub(super) fn with_args(resource: &Resource, used: Used, args: &Args) -> (Vec<Key>, Vec<Value>) {
-    let (mut text, ends) = layout(resource, used, args.text().len());
-    let start = text.len();
-    text.push_str(args.text());
-    let text = Bytes::from(text);
-    (pieces(&text, &ends), pieces(&text.slice(start..), args.ends()))
+/// A key with a hash tag for its slot: the start of a resource's other keys.
+fn write_tagged(text: &mut String, key: &str) {
+    match tag_beside(key) {
+        None => text.extend(["{", key, "}"]),
+        Some(tag) => text.extend(["{", &*tag, "}:", key]),
+    }
 }
 
 /// The first keys of many locks, in one allocation.
 pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Key> {
     let text = Bytes::from(keys.clone().collect::<String>());
-    let ends = keys.scan(0, |end, key| {
-        *end += key.len();
-        Some(*end)
+    let mut start = 0;
+    let slices = keys.map(|key| {
+        let end = start + key.len();
+        text.slice(mem::replace(&mut start, end)..end).into()
     });
-    pieces(&text, &ends.collect::<Vec<_>>())
+    slices.collect()
 }
 
 /// The channel on which the client `client` gets its messages.
@@ -104,40 +83,13 @@ pub(super) fn channel(client: Uuid) -> String {
     format!("{CHANNEL_PREFIX}{}", client.hyphenated())
 }
 
-/// The start of a resource's other keys.
-pub(super) enum Stem<'a> {
-    /// The key itself, as a hash tag.
-    Whole,
-    /// The hash tag that the key contains.
-    Tag(&'a str),
-    /// A number that hashes to the key's slot, as a hash tag.
-    Number(u32),
-}
-
-impl<'a> Stem<'a> {
-    pub(super) fn of(key: &'a str) -> Self {
-        if !key.bytes().any(|byte| matches!(byte, b'{' | b'}')) {
-            return Self::Whole;
-        }
-        match hash_tag(key) {
-            Some(tag) => Self::Tag(tag),
-            None if key.contains('}') => Self::Number(number_in_slot_of(key)),
-            None => Self::Whole,
-        }
-    }
-
-    pub(super) fn write(&self, text: &mut String, key: &str) {
-        text.push('{');
-        match self {
-            Self::Whole => text.push_str(key),
-            Self::Tag(tag) => text.push_str(tag),
-            Self::Number(number) => text.push_str(&number.to_string()),
-        }
-        text.push('}');
-        if !matches!(self, Self::Whole) {
-            text.push(':');
-            text.push_str(key);
-        }
+/// The hash tag that other keys need beside this one to be in its slot: its own, or a number that hashes to its slot. `None` if the
+/// whole key can be their hash tag, as nearly always.
+pub(super) fn tag_beside(key: &str) -> Option<Cow<'_, str>> {
+    memchr2(b'{', b'}', key.as_bytes())?;
+    match hash_tag(key) {
+        Some(tag) => Some(tag.into()),
+        None => key.contains('}').then(|| number_in_slot_of(key).to_string().into()),
     }
 }
 
@@ -173,7 +125,7 @@ mod tests {
     /// All keys of a resource, those that the scripts name included. The last one is the fence.
     fn text(prefix: &str, name: &str) -> Vec<String> {
         let resource = Resource::named(prefix, name, Kind::Mutex);
-        let (keys, _) = with_args(&resource, Used::WithFence, &Args::new());
+        let keys = of(&resource);
         let text = |key: &Key| String::from_utf8(key.as_bytes().to_vec()).unwrap();
         let (mut keys, queue, fence) = (vec![text(&keys[0])], text(&keys[1]), text(&keys[2]));
         let stem = queue.strip_suffix("queue").unwrap();

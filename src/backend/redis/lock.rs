@@ -1,10 +1,10 @@
 //! The scripts for mutexes and reentrant locks as calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
 
-use super::args::Args;
 use super::operation::Operation;
 use super::protocol::{
     BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN, WAITED_FOR,
@@ -23,7 +23,7 @@ use crate::fence::FencingToken;
 
 /// Requests a lock, once. A lock key without an expiry gets that of `repair`.
 pub(super) async fn acquire(
-    transport: &Transport,
+    transport: &Arc<Transport>,
     request: &Request,
     repair: Option<Duration>,
 ) -> Result<Answer, BackendError> {
@@ -35,21 +35,23 @@ pub(super) async fn acquire(
 
 // A function of its own, so that the future that waits for the answer does not contain these variables.
 fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
-    let mut args = Args::new().lease(request.lease.id).number(millis(request.ttl));
     let owner = request.claim.owner();
+    let script = if owner.is_some() { &ACQUIRE_OWNED } else { &ACQUIRE };
+    let operation = Operation::new(script, &request.lease.resource).lease(request.lease.id);
+    let operation = operation.number(millis(request.ttl));
     // Every argument costs a microsecond, so the frequent case omits the last two.
-    if !request.waits || repair.is_some() || owner.is_some() {
-        args = args.number(u8::from(request.waits)).number(repair.map_or(0, millis));
+    if request.waits && repair.is_none() && owner.is_none() {
+        return operation;
     }
-    let (script, args) = match owner {
-        Some(owner) => (&ACQUIRE_OWNED, args.word(owner)),
-        None => (&ACQUIRE, args),
-    };
-    Operation { script, resource: request.lease.resource.clone(), args }
+    let operation = operation.number(u8::from(request.waits)).number(repair.map_or(0, millis));
+    match owner {
+        Some(owner) => operation.word(owner),
+        None => operation,
+    }
 }
 
 /// Renews a lease, once.
-pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewal, BackendError> {
+pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<Renewal, BackendError> {
     let operation = to_renew(renew);
     let script = operation.script;
     match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
@@ -65,14 +67,12 @@ pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewa
 }
 
 fn to_renew(renew: &Renew) -> Operation {
-    let args = Args::new().lease(renew.lease.id).number(millis(renew.ttl));
-    let owned = renew.lease.resource.kind == Kind::Reentrant;
-    let script = if owned { &RENEW_OWNED } else { &RENEW };
-    Operation { script, resource: renew.lease.resource.clone(), args }
+    let script = if renew.lease.resource.kind == Kind::Reentrant { &RENEW_OWNED } else { &RENEW };
+    Operation::new(script, &renew.lease.resource).lease(renew.lease.id).number(millis(renew.ttl))
 }
 
 /// Releases, repeatedly until the server answers or two timeouts have passed.
-pub(super) async fn release(transport: &Transport, lease: &LeaseRef) -> Result<Released, BackendError> {
+pub(super) async fn release(transport: &Arc<Transport>, lease: &LeaseRef) -> Result<Released, BackendError> {
     let release = || to_release(lease);
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
@@ -88,13 +88,13 @@ pub(super) async fn release(transport: &Transport, lease: &LeaseRef) -> Result<R
 
 fn to_release(lease: &LeaseRef) -> Operation {
     let script = if lease.resource.kind == Kind::Reentrant { &RELEASE_OWNED } else { &RELEASE };
-    Operation { script, resource: lease.resource.clone(), args: Args::new().lease(lease.id) }
+    Operation::new(script, &lease.resource).lease(lease.id)
 }
 
 /// Ends all holds of the lock. Not repeated once it may have been executed.
-pub(super) async fn force(transport: &Transport, resource: &Resource) -> Result<bool, BackendError> {
+pub(super) async fn force(transport: &Arc<Transport>, resource: &Resource) -> Result<bool, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
-    let force = || Operation { script: &FORCE, resource: resource.clone(), args: Args::new() };
+    let force = || Operation::new(&FORCE, resource);
     let (answer, _) = transport.insist(force, not_sent).await?;
     match answer.as_i64() {
         Some(RELEASED) => Ok(true),
@@ -105,12 +105,11 @@ pub(super) async fn force(transport: &Transport, resource: &Resource) -> Result<
 
 /// Inspects, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn inspect(
-    transport: &Transport,
+    transport: &Arc<Transport>,
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let args = || Args::new().word(wanted(detail));
-    let inspect = || Operation { script: &INSPECT, resource: resource.clone(), args: args() };
+    let inspect = || Operation::new(&INSPECT, resource).word(wanted(detail));
     let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
     read_inspection(&answer.into_array(), detail).ok_or_else(|| unreadable(&INSPECT))
 }

@@ -7,26 +7,23 @@
 //! | `protocol` | what Rust and Lua have to agree on |
 //! | `script` | the scripts' text and digests |
 //! | `connection` | a connection: configured, kept connected, closed |
+//! | `replaced` | closing connections at the server that have been replaced |
+//! | `commands` | scripts sent on a connection; errors sorted into not sent, unknown, and answered |
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
-//! | `succession` | closing connections at the server that have been replaced |
-//! | `wire` | scripts sent on a connection; errors sorted into not sent, unknown, and answered |
-//! | `args` | the arguments of a script |
-//! | `operation` | a script with its key and arguments, before it becomes a call or a part of a batch |
-//! | `msgpack` | the encoding of a batch and its answers |
+//! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
+//! | `transport` | operations called, once or until they are answered |
 //! | `batch` | many operations in one call |
-//! | `transport` | a call, alone or in a batch, once or until it is answered |
+//! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
 //! | `url` | parsing URLs, and the server's address in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
-//! | `calls` | which script an operation uses |
 //! | `renewals` | many renewals in one call of their own |
 //! | `verbs` | the operations of the contract, on top of these |
 
-mod args;
 mod batch;
 mod callers;
-mod calls;
+mod commands;
 mod connection;
 mod keys;
 mod lock;
@@ -35,14 +32,13 @@ mod notifications;
 mod operation;
 mod protocol;
 mod renewals;
+mod replaced;
 mod reply;
 mod script;
 mod semaphore;
-mod succession;
 mod transport;
 mod url;
 mod verbs;
-mod wire;
 
 use std::fmt;
 use std::sync::Arc;
@@ -59,7 +55,7 @@ use crate::closing::Closing;
 use crate::error::Error;
 use crate::sync::Mutex;
 use callers::CallersConnections;
-use connection::Timeouts;
+use connection::{Connection, Timeouts};
 use notifications::{Channel, Notifications};
 use transport::Transport;
 
@@ -76,7 +72,8 @@ pub struct RedisBackend {
     renewals: Arc<Transport>,
     renewals_driver: Mutex<Option<JoinHandle<()>>>,
     notifications: Arc<Notifications>,
-    foreign: Foreign,
+    poll_interval: Option<Duration>,
+    repair: Option<Duration>,
     closing: Closing,
 }
 
@@ -96,12 +93,6 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 pub struct RedisBuilder {
     config: Config,
     timeouts: Timeouts,
-    foreign: Foreign,
-}
-
-/// Settings for holders that use another library.
-#[derive(Clone, Copy, Debug, Default)]
-struct Foreign {
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
 }
@@ -129,7 +120,7 @@ impl RedisBuilder {
     ///
     /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL.
     pub const fn poll_interval(mut self, interval: Duration) -> Self {
-        self.foreign.poll_interval = Some(interval);
+        self.poll_interval = Some(interval);
         self
     }
 
@@ -139,7 +130,7 @@ impl RedisBuilder {
     ///
     /// Default: off.
     pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
-        self.foreign.repair = Some(expiry);
+        self.repair = Some(expiry);
         self
     }
 
@@ -156,17 +147,17 @@ impl RedisBuilder {
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedisBackend, Error> {
-        let Self { config, timeouts, foreign } = self;
+        let timeouts = self.timeouts;
         for timeout in [timeouts.connect, timeouts.reply] {
             if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
                 let why = format!("{timeout:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}");
                 return Err(Error::invalid("timeout", why));
             }
         }
-        at_least_a_millisecond("poll interval", foreign.poll_interval)?;
-        at_least_a_millisecond("expiry for repaired keys", foreign.repair)?;
-        let store = url::address(&config)?;
-        let opened = RedisBackend::open(&config, timeouts, foreign, store.clone());
+        at_least_a_millisecond("poll interval", self.poll_interval)?;
+        at_least_a_millisecond("expiry for repaired keys", self.repair)?;
+        let store = url::address(&self.config)?;
+        let opened = RedisBackend::open(&self, store.clone());
         let opened = tokio::time::timeout(timeouts.connect, opened).await;
         opened
             .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
@@ -236,54 +227,39 @@ impl RedisBackend {
         RedisBuilder {
             config,
             timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT },
-            foreign: Foreign { poll_interval: None, repair: None },
+            poll_interval: None,
+            repair: None,
         }
     }
 
     /// Boxed, so that connecting, which involves most of fred, is compiled here and not again in every crate that calls an
     /// `async fn` on top of this.
-    fn open(
-        config: &Config,
-        timeouts: Timeouts,
-        foreign: Foreign,
-        store: String,
-    ) -> BoxFuture<'_, Result<Self, BackendError>> {
-        Self::open_unboxed(config, timeouts, foreign, store).boxed()
+    fn open(settings: &RedisBuilder, store: String) -> BoxFuture<'_, Result<Self, BackendError>> {
+        Self::open_unboxed(settings, store).boxed()
     }
 
-    async fn open_unboxed(
-        config: &Config,
-        timeouts: Timeouts,
-        foreign: Foreign,
-        store: String,
-    ) -> Result<Self, BackendError> {
+    async fn open_unboxed(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
         let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
-        let ids = LeaseIds::new();
+        let (ids, closing) = (LeaseIds::new(), Closing::default());
         let notifications = Arc::new(Notifications::new(ids.client()));
-        let transport =
-            || Transport::new(connection::client(config, timeouts), timeouts, Arc::clone(&notifications));
-        let (transport, renewals, closing) =
-            (Arc::new(transport()), Arc::new(transport()), Closing::default());
-        let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications), timeouts);
-        let subscriber = connection::client(config, timeouts);
-        let callers =
-            CallersConnections::new(Arc::clone(&transport), subscriber, channel, timeouts, closing.token());
+        let connection = || Connection::new(&settings.config, settings.timeouts);
+        let (commands, renewals) = (connection(), connection());
+        let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
         let backend = Self {
             capabilities: Capabilities::new(store),
-            callers: Arc::new(callers),
-            transport,
-            renewals,
+            callers: CallersConnections::new(Arc::clone(&commands), connection(), channel, closing.token()),
+            transport: Transport::new(commands, Arc::clone(&notifications)),
+            renewals: Transport::new(Arc::clone(&renewals), Arc::clone(&notifications)),
             renewals_driver: Mutex::default(),
             notifications,
-            foreign,
+            poll_interval: settings.poll_interval,
+            repair: settings.repair,
             ids,
             closing,
         };
-        let (renewals, closed) = (Arc::clone(&backend.renewals), backend.closing.token());
         // If connecting is given up, `closed` is cancelled, which ends this as well.
-        let driver = own.spawn(async move {
-            connection::connect(renewals.client(), renewals.succession(), timeouts, closed).await
-        });
+        let closed = backend.closing.token();
+        let driver = own.spawn(async move { renewals.connect(closed).await });
         backend.callers.connect().await?;
         let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
         *backend.renewals_driver.lock() = Some(driver);

@@ -1,5 +1,7 @@
 //! Texts and answers in MessagePack, as the server's `cmsgpack` reads and writes them.
 
+use std::iter;
+
 use fred::bytes::Bytes;
 use fred::bytes_utils::Str;
 use fred::types::Value;
@@ -28,6 +30,12 @@ pub(super) fn unpack_list(packed: &Bytes) -> Option<Vec<Value>> {
     let mut rest = &packed[..];
     let list = unpack(packed, &mut rest)?;
     if rest.is_empty() && list.is_array() { Some(list.into_array()) } else { None }
+}
+
+/// Reads texts that [`pack_text`] has packed, one after another.
+pub(super) fn unpack_texts(packed: &Bytes) -> Vec<Value> {
+    let mut rest = &packed[..];
+    iter::from_fn(|| unpack(packed, &mut rest)).collect()
 }
 
 /// Reads the value at the start of `rest`, which is the end of `packed`. Fractions are cut off, as in answers without MessagePack.

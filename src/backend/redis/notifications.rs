@@ -21,8 +21,8 @@ use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::connection::Timeouts;
-use super::wire::sort;
+use super::commands::sort;
+use super::connection::Connection;
 use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
 use crate::fence::FencingToken;
 use crate::hash::HashSet;
@@ -172,17 +172,16 @@ fn read(message: &str) -> Option<Event> {
     }
 }
 
-/// The channel of a client, and what is needed to listen to it.
+/// The channel of a client, and who is told what arrives there.
 #[derive(Clone, Debug)]
 pub(super) struct Channel {
     name: String,
     notifications: Arc<Notifications>,
-    timeouts: Timeouts,
 }
 
 impl Channel {
-    pub(super) const fn new(name: String, notifications: Arc<Notifications>, timeouts: Timeouts) -> Self {
-        Self { name, notifications, timeouts }
+    pub(super) const fn new(name: String, notifications: Arc<Notifications>) -> Self {
+        Self { name, notifications }
     }
 }
 
@@ -196,20 +195,20 @@ impl Subscription {
     /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed. `publisher` is used once, to check that
     /// messages are delivered: a rejected SUBSCRIBE looks like a successful one.
     pub(super) async fn open(
-        subscriber: &Client,
+        subscriber: &Arc<Connection>,
         publisher: &Client,
         channel: Channel,
     ) -> Result<Self, BackendError> {
-        let reconnects = subscriber.reconnect_rx();
+        let reconnects = subscriber.client.reconnect_rx();
         subscribe(subscriber, &channel).await?;
         prove(publisher, &channel.name).await?;
-        let keeper = tokio::spawn(keep(subscriber.clone(), channel, reconnects));
+        let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, reconnects));
         Ok(Self { _keeper: AbortOnDropHandle::new(keeper) })
     }
 
     /// The same for a connection that was made anew: it is subscribed as soon as the server answers.
-    pub(super) fn reopen(subscriber: &Client, channel: Channel) -> Self {
-        let (subscriber, reconnects) = (subscriber.clone(), subscriber.reconnect_rx());
+    pub(super) fn reopen(subscriber: &Arc<Connection>, channel: Channel) -> Self {
+        let (subscriber, reconnects) = (Arc::clone(subscriber), subscriber.client.reconnect_rx());
         let keeper = tokio::spawn(async move {
             subscribe_again(&subscriber, &channel).await;
             keep(subscriber, channel, reconnects).await;
@@ -220,12 +219,12 @@ impl Subscription {
 
 /// Subscribes and waits until the server has processed it: fred does not wait for the answer to SUBSCRIBE, but answers
 /// arrive in order.
-async fn subscribe(subscriber: &Client, channel: &Channel) -> Result<(), BackendError> {
+async fn subscribe(subscriber: &Connection, channel: &Channel) -> Result<(), BackendError> {
     let steps = async {
-        subscriber.subscribe(channel.name.as_str()).await?;
-        subscriber.ping::<()>(None).await
+        subscriber.client.subscribe(channel.name.as_str()).await?;
+        subscriber.client.ping::<()>(None).await
     };
-    match timeout(channel.timeouts.connect, steps).await {
+    match timeout(subscriber.timeouts.connect, steps).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(not_permitted(&error).unwrap_or_else(|| sort(error))),
         Err(late) => Err(BackendError::Unanswered { source: late.into() }),
@@ -253,11 +252,11 @@ const NOT_PERMITTED: &str =
 
 /// Subscribes again after every reconnect, and reconnects a connection that does not answer any more.
 async fn keep(
-    subscriber: Client,
+    subscriber: Arc<Connection>,
     channel: Channel,
     mut reconnects: tokio::sync::broadcast::Receiver<fred::types::config::Server>,
 ) {
-    let Channel { notifications, timeouts, .. } = &channel;
+    let notifications = &channel.notifications;
     loop {
         let check = tokio::select! {
             reconnected = reconnects.recv() => match reconnected {
@@ -268,9 +267,9 @@ async fn keep(
             () = notifications.suspect.notified() => true,
         };
         if check {
-            if !notifications.is_idle() && !answers(&subscriber, *timeouts).await {
+            if !notifications.is_idle() && !answers(&subscriber).await {
                 tracing::debug!("the subscription does not answer, reconnecting");
-                match timeout(timeouts.connect * 2, subscriber.force_reconnection()).await {
+                match timeout(subscriber.timeouts.connect * 2, subscriber.client.force_reconnection()).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(%error, "not reconnected"),
                     Err(_) => tracing::debug!("not reconnected yet"),
@@ -282,7 +281,7 @@ async fn keep(
     }
 }
 
-async fn subscribe_again(subscriber: &Client, channel: &Channel) {
+async fn subscribe_again(subscriber: &Connection, channel: &Channel) {
     while let Err(error) = subscribe(subscriber, channel).await {
         tracing::debug!(%error, "not subscribed");
         sleep(RETRY).await;
@@ -291,8 +290,8 @@ async fn subscribe_again(subscriber: &Client, channel: &Channel) {
     channel.notifications.resync();
 }
 
-async fn answers(subscriber: &Client, timeouts: Timeouts) -> bool {
-    matches!(timeout(timeouts.reply, subscriber.ping::<()>(None)).await, Ok(Ok(())))
+async fn answers(subscriber: &Connection) -> bool {
+    matches!(timeout(subscriber.timeouts.reply, subscriber.client.ping::<()>(None)).await, Ok(Ok(())))
 }
 
 #[cfg(test)]

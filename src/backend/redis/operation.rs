@@ -1,52 +1,80 @@
-//! One operation on a lock or a semaphore: a script, a key and arguments. It becomes a call of its own, or a part of a batch, only
+//! One operation on a lock or a semaphore: a script, a resource and arguments. It becomes a call of its own, or a part of a batch, only
 //! when it is sent.
 
-use super::args::Args;
-use super::keys::{self, Stem};
-use super::msgpack::{FALSE, TRUE, pack_text};
+use fred::bytes::Bytes;
+use fred::types::{Key, Value};
+
+use super::keys;
+use super::msgpack::{FALSE, TRUE, pack_text, unpack_texts};
 use super::protocol::{ACQUIRE, ACQUIRE_WITH, RELEASE, RENEW, USE_FENCE};
-use super::script::{Call, Script};
-use crate::backend::Resource;
+use super::script::Script;
+use crate::backend::{LeaseId, Resource};
+
+/// The keys and the arguments of a call.
+pub(super) type KeysAndArgs = (Vec<Key>, Vec<Value>);
 
 /// A script, the resource from whose key the script's keys are derived, and its arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) script: &'static Script,
     pub(super) resource: Resource,
-    pub(super) args: Args,
+    /// The arguments, in MessagePack: an allocation for each would cost more than everything else.
+    args: Vec<u8>,
+    number_of_args: u8,
 }
 
 impl Operation {
+    pub(super) fn new(script: &'static Script, resource: &Resource) -> Self {
+        // A lease id, and a few small numbers.
+        let args = Vec::with_capacity(LeaseId::MAX_LENGTH + 16);
+        Self { script, resource: resource.clone(), args, number_of_args: 0 }
+    }
+
+    pub(super) fn lease(self, id: LeaseId) -> Self {
+        self.arg(id.text(&mut [0; LeaseId::MAX_LENGTH]))
+    }
+
+    pub(super) fn number(self, number: impl itoa::Integer) -> Self {
+        self.word(itoa::Buffer::new().format(number))
+    }
+
+    pub(super) fn word(self, word: &str) -> Self {
+        self.arg(word.as_bytes())
+    }
+
+    fn arg(mut self, arg: &[u8]) -> Self {
+        pack_text(arg, &mut self.args);
+        self.number_of_args += 1;
+        self
+    }
+
     /// As a call of its own.
-    pub(super) fn call(&self) -> Call {
-        let (keys, args) = keys::with_args(&self.resource, self.script.keys(), &self.args);
-        Call { script: self.script, keys, args }
+    pub(super) fn keys_and_args(&self) -> KeysAndArgs {
+        let mut keys = keys::of(&self.resource);
+        keys.truncate(self.script.keys());
+        (keys, unpack_texts(&Bytes::copy_from_slice(&self.args)))
     }
 
     /// As a part of a batch, in MessagePack: its code, its key (unless the operation before has the same one), the number of its
     /// arguments (unless that follows from the code), its arguments (`batch.lua`).
     pub(super) fn pack(&self, code: &'static str, same_key: bool, packed: &mut Vec<u8>) {
-        let args = self.args.len();
-        let code = if code == ACQUIRE && args > 2 { ACQUIRE_WITH } else { code };
+        let code = if code == ACQUIRE && self.number_of_args > 2 { ACQUIRE_WITH } else { code };
         pack_text(code.as_bytes(), packed);
-        match Stem::of(&self.resource.key) {
-            _ if same_key => packed.push(FALSE),
-            Stem::Whole => pack_text(self.resource.key.as_bytes(), packed),
-            stem => {
+        let key = &*self.resource.key;
+        if same_key {
+            packed.push(FALSE);
+        } else {
+            if let Some(tag) = keys::tag_beside(key) {
                 packed.push(TRUE);
-                let mut start = String::new();
-                stem.write(&mut start, "");
-                pack_text(start.as_bytes(), packed);
-                pack_text(self.resource.key.as_bytes(), packed);
+                pack_text(format!("{{{tag}}}:").as_bytes(), packed);
             }
+            pack_text(key.as_bytes(), packed);
         }
         if !matches!(code, ACQUIRE | RENEW | RELEASE) {
             // A number below 128 is encoded as itself.
-            packed.push(args);
+            packed.push(self.number_of_args);
         }
-        for arg in self.args.iter() {
-            pack_text(arg.as_bytes(), packed);
-        }
+        packed.extend_from_slice(&self.args);
     }
 }
 

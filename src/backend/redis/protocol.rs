@@ -71,7 +71,7 @@ constants! {
     WAITED_FOR: &str = "+";
 
     /// How many tokens a grant reserves, whatever its request says: one for each hold that its lease may have within a client. So
-    /// no request and no record of a waiter has to tell it. A request for more is refused (`calls.rs`).
+    /// no request and no record of a waiter has to tell it. A request for more is refused (`verbs.rs`).
     TOKENS_PER_GRANT: u64 = 16;
     /// How far ahead of the time a busy semaphore may write its fence.
     FENCE_AHEAD_US: u64 = 1000;

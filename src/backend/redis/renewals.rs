@@ -5,6 +5,7 @@
 //! because something else is stored under the key, and all leases of a call that was refused as a whole because this user may
 //! not use one of the keys.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fred::bytes::Bytes;
@@ -13,10 +14,12 @@ use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
 
 use super::keys::locks;
+use super::operation::KeysAndArgs;
 use super::protocol::{EACH_EXPIRED, EACH_RENEWED, EACH_TAKEN};
 use super::reply::millis;
-use super::script::{Call, RENEW_ALL};
+use super::script::RENEW_ALL;
 use super::transport::Transport;
+use super::{lock, semaphore};
 use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
 use crate::error::LossReason;
 
@@ -27,7 +30,7 @@ const MAX_LEASES: usize = 32;
 type Numbered<'a> = (usize, &'a Renew);
 
 /// Renews many leases.
-pub(super) fn renew_all<'a>(transport: &'a Transport, requests: &'a [Renew]) -> BoxStream<'a, Answered> {
+pub(super) fn renew_all<'a>(transport: &'a Arc<Transport>, requests: &'a [Renew]) -> BoxStream<'a, Answered> {
     let mut requests: Vec<_> =
         requests.iter().enumerate().map(|numbered| (shared_ttl(numbered.1), numbered)).collect();
     requests.sort_by_key(|(ttl, _)| *ttl);
@@ -46,7 +49,7 @@ fn shared_ttl(request: &Renew) -> Option<Duration> {
 
 /// Renews leases in one call if they share a TTL, and separately those without an answer. No answer waits for another one.
 async fn renew_group<'a>(
-    transport: &'a Transport,
+    transport: &'a Arc<Transport>,
     ttl: Option<Duration>,
     group: Vec<Numbered<'a>>,
 ) -> impl Stream<Item = Answered> + use<'a> {
@@ -59,7 +62,7 @@ async fn renew_group<'a>(
         let letter = letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter)));
         match letter {
             Ok(Some(renewal)) => answers.push((n, Ok(renewal))),
-            Ok(None) => others.push(async move { (n, transport.renew(request).await) }),
+            Ok(None) => others.push(async move { (n, renew(transport, request).await) }),
             Err(error) => answers.push((n, Err(error.again()))),
         }
     }
@@ -68,11 +71,12 @@ async fn renew_group<'a>(
 
 /// The script's answer, a letter for each lease; empty if the server has refused the call.
 async fn renew_together(
-    transport: &Transport,
+    transport: &Arc<Transport>,
     ttl: Duration,
     group: &[Numbered<'_>],
 ) -> Result<Bytes, BackendError> {
-    match transport.call_apart(to_renew(ttl, group), transport.answer_timeout(ttl)).await {
+    let call = transport.run_apart(&RENEW_ALL, || to_renew(ttl, group));
+    match transport.call_within(call, transport.answer_timeout(ttl)).await {
         Ok(Value::Bytes(letters)) => Ok(letters),
         Ok(Value::String(letters)) => Ok(letters.into_inner()),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
@@ -80,14 +84,23 @@ async fn renew_together(
     }
 }
 
-fn to_renew(ttl: Duration, group: &[Numbered<'_>]) -> Call {
+fn to_renew(ttl: Duration, group: &[Numbered<'_>]) -> KeysAndArgs {
     let keys = locks(group.iter().map(|(_, request)| &*request.lease.resource.key));
-    let mut ids = String::with_capacity(group.len() * (LeaseId::USUAL_LENGTH + 1));
+    let mut ids = Vec::with_capacity(group.len() * LeaseId::MAX_LENGTH);
     for (_, request) in group {
-        request.lease.id.write(&mut ids);
-        ids.push(' ');
+        ids.extend_from_slice(request.lease.id.text(&mut [0; LeaseId::MAX_LENGTH]));
+        ids.push(b' ');
     }
-    Call { script: &RENEW_ALL, keys, args: vec![Value::from(millis(ttl)), Value::from(ids)] }
+    (keys, vec![Value::from(millis(ttl)), Value::Bytes(Bytes::from(ids))])
+}
+
+/// Renews one lease.
+async fn renew(transport: &Arc<Transport>, request: &Renew) -> Result<Renewal, BackendError> {
+    if request.lease.resource.kind.is_semaphore() {
+        semaphore::renew(transport, request).await
+    } else {
+        lock::renew(transport, request).await
+    }
 }
 
 fn read(letter: u8) -> Option<Renewal> {

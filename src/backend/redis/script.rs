@@ -3,10 +3,8 @@
 use std::sync::LazyLock;
 
 use fred::bytes_utils::Str;
-use fred::types::{Key, Value};
 use fred::util::sha1_hash;
 
-use super::keys::Used;
 use super::protocol;
 
 /// A Lua script.
@@ -14,27 +12,20 @@ use super::protocol;
 pub(super) struct Script {
     source: Str,
     hash: Str,
-    keys: Used,
+    /// With how many of a resource's keys it is called, the first of those in `keys.rs`.
+    keys: usize,
     /// Its code in a batch, if it can be part of one.
     code: Option<&'static str>,
 }
 
-/// A script with its keys and arguments.
-#[derive(Clone, Debug)]
-pub(super) struct Call {
-    pub(super) script: &'static Script,
-    pub(super) keys: Vec<Key>,
-    pub(super) args: Vec<Value>,
-}
-
 impl Script {
-    fn new(layers: &[&[&str]], keys: Used, code: Option<&'static str>) -> Self {
+    fn new(layers: &[&[&str]], keys: usize, code: Option<&'static str>) -> Self {
         let source = put_together(&[&[&[BASE][..]], layers].concat());
         let hash = sha1_hash(&source);
         Self { source: source.into(), hash: hash.into(), keys, code }
     }
 
-    pub(super) const fn keys(&self) -> Used {
+    pub(super) const fn keys(&self) -> usize {
         self.keys
     }
 
@@ -170,7 +161,7 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
     ];
     Script::new(
         &[&[lua!("lib/time"), lua!("lib/fence"), "local clock = read_clock()"], &paths, &[lua!("batch")]],
-        Used::Other,
+        0,
         None,
     )
 });
@@ -218,7 +209,7 @@ macro_rules! fast_of_semaphore {
     };
 }
 
-/// Scripts by name: the keys they use, the code that stands for them in a batch, if they can be part of one, and their layers.
+/// Scripts by name: how many keys they have, the code that stands for them in a batch, if they can be part of one, and their layers.
 macro_rules! scripts {
     ($($(#[$doc:meta])* $name:ident($keys:expr, $code:expr): $($layer:expr),+;)+) => {
         $($(#[$doc])* pub(super) static $name: LazyLock<Script> =
@@ -227,50 +218,50 @@ macro_rules! scripts {
 }
 
 scripts! {
-    ACQUIRE(Used::WithFence, Some(protocol::ACQUIRE)):
+    ACQUIRE(3, Some(protocol::ACQUIRE)):
         [lua!("lock/acquire_alone")], CLOCK,
         [lua!("lock/names"), lua!("lock/join_fast"), PREPARE, JOIN_ALONE], QUEUE, JOIN, HAND_OVER, LOCK,
         [lua!("lock/acquire"), of_lock!("acquire_sole")];
-    RENEW(Used::Itself, Some(protocol::RENEW)):
+    RENEW(1, Some(protocol::RENEW)):
         [lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])"];
-    RELEASE(Used::WithFence, Some(protocol::RELEASE)):
+    RELEASE(3, Some(protocol::RELEASE)):
         [lua!("lock/release_alone")], CLOCK,
         [lua!("lock/names"), lua!("lock/hand_over_fast"), PREPARE, HAND_OVER_ALONE], QUEUE, HAND_OVER, LOCK,
         [lua!("lock/release"), of_lock!("release")];
     /// For the owner of a reentrant lock.
-    ACQUIRE_OWNED(Used::WithFence, Some(protocol::ACQUIRE_OWNED)):
+    ACQUIRE_OWNED(3, Some(protocol::ACQUIRE_OWNED)):
         CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS,
         [lua!("lock/acquire"), lua!("lock/acquire_owned"), PREPARE, of_lock!("acquire_owned")];
-    RENEW_OWNED(Used::WithFence, Some(protocol::RENEW_OWNED)):
+    RENEW_OWNED(3, Some(protocol::RENEW_OWNED)):
         CLOCK, QUEUE, NAMES, LOCK, HOLDS, [lua!("lock/renew_owned"), PREPARE, of_lock!("renew_owned")];
-    RELEASE_OWNED(Used::WithFence, Some(protocol::RELEASE_OWNED)):
+    RELEASE_OWNED(3, Some(protocol::RELEASE_OWNED)):
         CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS,
         [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
-    ACQUIRE_PERMITS(Used::WithFence, Some(protocol::ACQUIRE_PERMITS)):
+    ACQUIRE_PERMITS(3, Some(protocol::ACQUIRE_PERMITS)):
         CLOCK,
         [lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"),
             PREPARE, fast_of_semaphore!("acquire_permits_fast")],
         QUEUE, JOIN, HAND_OVER, SEMAPHORE, [lua!("semaphore/acquire"), of_semaphore!("acquire_permits")];
-    RENEW_PERMITS(Used::WithFence, Some(protocol::RENEW_PERMITS)):
+    RENEW_PERMITS(3, Some(protocol::RENEW_PERMITS)):
         CLOCK, [lua!("semaphore/token"), lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
         [lua!("semaphore/renew"), PREPARE, of_semaphore!("renew_permits")];
-    RELEASE_PERMITS(Used::WithFence, Some(protocol::RELEASE_PERMITS)):
+    RELEASE_PERMITS(3, Some(protocol::RELEASE_PERMITS)):
         CLOCK,
         [lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/release_fast"),
             PREPARE, fast_of_semaphore!("release_permits_fast")],
         QUEUE, HAND_OVER, SEMAPHORE, [lua!("semaphore/release"), of_semaphore!("release_permits")];
 
     // Never part of a batch: they are rarely called, or handle many leases anyway.
-    RENEW_ALL(Used::Other, None):
+    RENEW_ALL(0, None):
         [lua!("lock/names"), lua!("lock/renew_all")];
-    FORCE(Used::WithFence, None):
+    FORCE(3, None):
         CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS, [lua!("lock/force"), PREPARE, of_lock!("force")];
-    RESIZE(Used::WithFence, None):
+    RESIZE(3, None):
         CLOCK, [lua!("semaphore/token"), lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
         [lua!("semaphore/resize"), PREPARE, of_semaphore!("resize")];
-    INSPECT(Used::WithFence, None):
+    INSPECT(3, None):
         [lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect")];
-    INSPECT_PERMITS(Used::WithFence, None):
+    INSPECT_PERMITS(3, None):
         [lua!("lib/time"), lua!("lib/living"), lua!("semaphore/token"), lua!("semaphore/state"),
             lua!("semaphore/inspect")];
 }

@@ -1,10 +1,10 @@
 //! The scripts for semaphores as calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
 
-use super::args::Args;
 use super::operation::Operation;
 use super::protocol::{
     ABOVE_LIMIT, EXPIRED, GRANTED, LEFT_QUEUE, LIMIT_DIFFERS, NONE_FREE, NOT_HELD, QUEUED, RELEASED, RENEWED,
@@ -13,7 +13,7 @@ use super::reply::{
     from_millis, millis, read_granted, read_held, read_lease, read_number, read_queued, read_token,
     read_waiters, unreadable, wanted,
 };
-use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE};
+use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE, Script};
 use super::transport::Transport;
 use crate::backend::{
     Answer, BackendError, Detail, Holder, Inspection, LeaseRef, Limit, Released, Renew, Renewal, Request,
@@ -23,7 +23,7 @@ use crate::error::LossReason;
 
 /// Requests permits, once.
 pub(super) async fn acquire(
-    transport: &Transport,
+    transport: &Arc<Transport>,
     request: &Request,
     permits: u32,
     stated: Limit,
@@ -42,19 +42,17 @@ pub(super) async fn acquire(
 }
 
 fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
-    let args = about(&request.lease)
+    about(&ACQUIRE_PERMITS, &request.lease)
         .number(millis(request.ttl))
         .number(u8::from(request.waits))
         .number(permits)
         .number(stated.permits)
-        .number(stated.version);
-    Operation { script: &ACQUIRE_PERMITS, resource: request.lease.resource.clone(), args }
+        .number(stated.version)
 }
 
 /// Renews a lease, once.
-pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewal, BackendError> {
-    let args = about(&renew.lease).number(millis(renew.ttl));
-    let operation = Operation { script: &RENEW_PERMITS, resource: renew.lease.resource.clone(), args };
+pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<Renewal, BackendError> {
+    let operation = about(&RENEW_PERMITS, &renew.lease).number(millis(renew.ttl));
     match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
         // Somebody has stored something else under the key of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
@@ -68,14 +66,11 @@ pub(super) async fn renew(transport: &Transport, renew: &Renew) -> Result<Renewa
 
 /// Releases all permits of a lease but `kept`, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn release(
-    transport: &Transport,
+    transport: &Arc<Transport>,
     lease: &LeaseRef,
     kept: u32,
 ) -> Result<Released, BackendError> {
-    let release = || {
-        let args = about(lease).number(kept);
-        Operation { script: &RELEASE_PERMITS, resource: lease.resource.clone(), args }
-    };
+    let release = || about(&RELEASE_PERMITS, lease).number(kept);
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(RELEASED) => Ok(Released::Held),
@@ -89,34 +84,31 @@ pub(super) async fn release(
 
 /// Changes a limit, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn set_limit(
-    transport: &Transport,
+    transport: &Arc<Transport>,
     resource: &Resource,
     permits: u32,
     ttl: Duration,
 ) -> Result<Limit, BackendError> {
-    let resize = || {
-        let args = Args::new().word(resource.kind.as_str()).number(permits).number(millis(ttl));
-        Operation { script: &RESIZE, resource: resource.clone(), args }
-    };
+    let resize =
+        || Operation::new(&RESIZE, resource).word(resource.kind.as_str()).number(permits).number(millis(ttl));
     let (version, _) = transport.insist(resize, BackendError::is_transient).await?;
     Ok(Limit::new(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?))
 }
 
 /// Inspects, repeatedly until the server answers or two timeouts have passed.
 pub(super) async fn inspect(
-    transport: &Transport,
+    transport: &Arc<Transport>,
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let args = || Args::new().word(wanted(detail));
-    let inspect = || Operation { script: &INSPECT_PERMITS, resource: resource.clone(), args: args() };
+    let inspect = || Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail));
     let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
     read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 
-/// The kind of semaphore and a lease, as arguments.
-fn about(lease: &LeaseRef) -> Args {
-    Args::new().word(lease.resource.kind.as_str()).lease(lease.id)
+/// A script, and the kind of semaphore and a lease as its first arguments.
+fn about(script: &'static Script, lease: &LeaseRef) -> Operation {
+    Operation::new(script, &lease.resource).word(lease.resource.kind.as_str()).lease(lease.id)
 }
 
 fn read_answer(answer: &[Value]) -> Option<Answer> {

@@ -9,11 +9,12 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::protocol::TOKENS_PER_GRANT;
 use super::transport::{RETRY, Transport};
-use super::{RedisBackend, renewals};
+use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
-    Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Inspection, LeaseId, LeaseRef,
-    Limit, Released, Renew, Request, Resource,
+    Answer, Answered, Backend, BackendError, Capabilities, Claim, Detail, Event, Inspection, LeaseId,
+    LeaseRef, Limit, Released, Renew, Request, Resource,
 };
 use crate::background;
 
@@ -28,8 +29,8 @@ impl Backend for RedisBackend {
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             self.revive().await?;
-            let mut answer = self.transport.request(request, self.foreign.repair).await?;
-            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.foreign.poll_interval) {
+            let mut answer = self.ask(request).await?;
+            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
                 let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
                 queued.ask_again_in = Some(pause);
             }
@@ -50,8 +51,8 @@ impl Backend for RedisBackend {
         async move {
             let transport = self.transport_of_releases().await?;
             self.notifications.forget(lease.id);
-            let released = transport.release(lease, 0).await?;
-            if !transport.earlier_are_closed() {
+            let released = release(transport, lease, 0).await?;
+            if !transport.connection.is_sole() {
                 // Its request may still be executed, from the connection on which it was sent.
                 let (transport, closed) = (Arc::clone(transport), self.closing.token());
                 tokio::spawn(release_again(transport, lease.clone(), closed));
@@ -66,13 +67,16 @@ impl Backend for RedisBackend {
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move { self.transport_of_releases().await?.release(lease, keep).await }.boxed()
+        async move { release(self.transport_of_releases().await?, lease, keep).await }.boxed()
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
         async move {
+            if resource.kind.is_semaphore() {
+                return Err(BackendError::many_holders());
+            }
             self.revive().await?;
-            self.transport.force_release(resource).await
+            lock::force(&self.transport, resource).await
         }
         .boxed()
     }
@@ -85,7 +89,7 @@ impl Backend for RedisBackend {
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
             self.revive().await?;
-            self.transport.set_limit(resource, permits, ttl).await
+            semaphore::set_limit(&self.transport, resource, permits, ttl).await
         }
         .boxed()
     }
@@ -97,13 +101,17 @@ impl Backend for RedisBackend {
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         async move {
             self.revive().await?;
-            self.transport.inspect(resource, detail).await
+            if resource.kind.is_semaphore() {
+                semaphore::inspect(&self.transport, resource, detail).await
+            } else {
+                lock::inspect(&self.transport, resource, detail).await
+            }
         }
         .boxed()
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        self.notifications.events(self.callers.subscriber())
+        self.notifications.events(&self.callers.subscriber.client)
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -116,6 +124,20 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
+    async fn ask(&self, request: &Request) -> Result<Answer, BackendError> {
+        if u64::from(request.tokens) > TOKENS_PER_GRANT {
+            let reason =
+                format!("{} tokens were requested, but a grant has {TOKENS_PER_GRANT}", request.tokens);
+            return Err(BackendError::Unsupported { reason });
+        }
+        match &request.claim {
+            Claim::Permits(permits, limit) => {
+                semaphore::acquire(&self.transport, request, *permits, *limit).await
+            }
+            Claim::Sole | Claim::Owner(_) => lock::acquire(&self.transport, request, self.repair).await,
+        }
+    }
+
     /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the
     /// connection for commands lived.
     async fn transport_of_releases(&self) -> Result<&Arc<Transport>, BackendError> {
@@ -132,13 +154,25 @@ impl RedisBackend {
     }
 }
 
+/// Releases all permits but `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not divisible: whoever
+/// keeps a permit keeps all of it.
+async fn release(transport: &Arc<Transport>, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+    if lease.resource.kind.is_semaphore() {
+        semaphore::release(transport, lease, keep).await
+    } else if keep > 0 {
+        Ok(Released::Held)
+    } else {
+        lock::release(transport, lease).await
+    }
+}
+
 /// Releases a lease once more when nothing that was sent on an earlier connection can be executed any more.
 async fn release_again(transport: Arc<Transport>, lease: LeaseRef, closed: CancellationToken) {
     let give_up = Instant::now() + GIVE_UP_AFTER;
     while !closed.is_cancelled() {
         let released = async {
-            transport.outlive_earlier_connections().await?;
-            transport.release(&lease, 0).await
+            transport.connection.until_sole().await?;
+            release(&transport, &lease, 0).await
         };
         match released.await {
             Ok(_) => return,

@@ -5,81 +5,64 @@
 //! again, it has the server close the previous connection; requests that are still on it are then not executed. A lease that
 //! was released before that is certain is released once more afterwards (`verbs`).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fred::clients::Client;
 use fred::error::Error as FredError;
 use fred::interfaces::ClientInterface;
 use fred::types::client::ClientKillFilter;
 use fred::types::config::Server;
+use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{broadcast, watch};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
+
+use super::connection::Connection;
+use crate::backend::BackendError;
 
 /// The pause before another attempt.
 const RETRY: Duration = Duration::from_millis(25);
 
-/// Whether every connection before the current one has been closed by the server.
-#[derive(Debug)]
-pub(super) struct Succession {
-    /// The name of these connections at the server, unlike that of any other: a restarted server assigns the same ids again.
-    name: String,
-    /// The connections that may still be open at the server, also those of a runtime that has ended.
-    before: tokio::sync::Mutex<Vec<i64>>,
-    /// The id of the connection for which all earlier ones are closed.
-    alone: watch::Sender<Option<i64>>,
-    /// Whether no task drives the connection any more.
-    ended: AtomicBool,
-}
-
-/// A task drives the connection until this is dropped, perhaps together with its runtime.
-#[derive(Debug)]
-pub(super) struct Driven(Arc<Succession>);
-
-impl Drop for Driven {
-    fn drop(&mut self) {
-        self.0.ended.store(true, Ordering::Release);
-    }
-}
-
-impl Succession {
-    /// Records that a task drives the connection from now on.
-    pub(super) fn driven(self: &Arc<Self>) -> Driven {
-        self.ended.store(false, Ordering::Release);
-        Driven(Arc::clone(self))
+impl Connection {
+    /// Looks at which connection is the present one: its id, if there is one and the server has reported it, and its generation.
+    /// Called after every answer: so whoever has an answer in hand finds a generation that is not earlier than that of the connection
+    /// from which the answer came.
+    pub(super) fn present(&self) -> (Option<i64>, u64) {
+        let mut present = self.present.lock();
+        let now = self.client.connection_ids().into_values().next();
+        if now != *present {
+            *present = now;
+            self.generation.fetch_add(1, Ordering::AcqRel);
+        }
+        (now, self.generation.load(Ordering::Acquire))
     }
 
-    /// Whether no task drives the connection any more.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+    /// Whether nothing that was sent on an earlier connection can be executed any more.
+    pub(super) fn is_sole(&self) -> bool {
+        *self.sole.borrow() == self.generation.load(Ordering::Acquire)
     }
 
-    /// Waits until every connection before the current one is closed.
-    pub(super) async fn earlier_closed(&self, client: &Client) {
-        let mut alone = self.alone.subscribe();
-        // The sender is in `self`, so this cannot fail.
-        let _ = alone.wait_for(|id| *id == present(client)).await;
+    /// Waits until nothing that was sent on an earlier connection can be executed any more.
+    pub(super) async fn until_sole(&self) -> Result<(), BackendError> {
+        let mut sole = self.sole.subscribe();
+        // The sender is in `self`, so waiting cannot fail.
+        let closed = sole.wait_for(|generation| *generation == self.generation.load(Ordering::Acquire));
+        match timeout(self.timeouts.reply, closed).await {
+            Ok(_) => Ok(()),
+            Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+        }
     }
 
-    pub(super) fn earlier_are_closed(&self, client: &Client) -> bool {
-        *self.alone.borrow() == present(client)
-    }
-
-    /// Has the server close each connection of `client` that was replaced, until `closed` is cancelled.
-    pub(super) async fn run(
+    /// Has the server close each connection that was replaced, until `closed` is cancelled.
+    pub(super) async fn close_replaced(
         &self,
-        client: Client,
         mut reconnects: broadcast::Receiver<Server>,
         closed: CancellationToken,
     ) {
         let work = async {
-            let mut before = self.before.lock().await;
+            let mut earlier = self.earlier.lock().await;
             loop {
-                self.succeed(&client, &mut before).await;
+                self.close_all(&mut earlier).await;
                 if let Err(RecvError::Closed) = reconnects.recv().await {
                     return;
                 }
@@ -91,34 +74,35 @@ impl Succession {
         }
     }
 
-    /// Closes the connections `before`, and replaces them in the list by the current one.
-    async fn succeed(&self, client: &Client, before: &mut Vec<i64>) {
+    /// Closes the connections `earlier`, and replaces them in the list by the present one.
+    async fn close_all(&self, earlier: &mut Vec<i64>) {
         loop {
-            let now = present(client);
-            let closed = self.close(client, before, now).await;
-            let replaced = now != present(client);
+            let (now, generation) = self.present();
+            let closed = self.close_each(earlier, now).await;
+            let is_replaced = generation != self.present().1;
             match closed {
-                Ok(()) if !replaced => before.clear(),
+                Ok(()) if !is_replaced => earlier.clear(),
                 // This user may not close connections. Releases go on without this safeguard.
-                Err(error) if !replaced && is_refusal(&error) => {
+                Err(error) if !is_replaced && is_refusal(&error) => {
                     tracing::debug!(%error, "a connection that was replaced is not closed by the server");
                 }
                 _ => {
-                    before.extend(now.filter(|now| replaced && !before.contains(now)));
+                    earlier.extend(now.filter(|now| is_replaced && !earlier.contains(now)));
                     sleep(RETRY).await;
                     continue;
                 }
             }
-            before.extend(now);
             // If the server has not reported the id of this connection, it cannot be closed later.
-            self.alone.send_replace(now);
+            earlier.extend(now);
+            self.sole.send_replace(generation);
             return;
         }
     }
 
-    async fn close(&self, client: &Client, before: &[i64], now: Option<i64>) -> Result<(), FredError> {
+    async fn close_each(&self, earlier: &[i64], now: Option<i64>) -> Result<(), FredError> {
+        let client = &self.client;
         client.client_setname(self.name.as_str()).await?;
-        for id in before.iter().filter(|id| Some(**id) != now) {
+        for id in earlier.iter().filter(|id| Some(**id) != now) {
             let found = client.client_list::<String, String>(None, Some(vec![id.to_string()])).await?;
             if let Some(address) = address_of(&found, &self.name) {
                 // The address as well: if the server is restarted at this moment, the id may belong to another client.
@@ -129,23 +113,6 @@ impl Succession {
         }
         Ok(())
     }
-}
-
-impl Default for Succession {
-    fn default() -> Self {
-        let name = format!("leasehold-{}", Uuid::new_v4().simple());
-        Self {
-            name,
-            before: tokio::sync::Mutex::default(),
-            alone: watch::Sender::default(),
-            ended: AtomicBool::default(),
-        }
-    }
-}
-
-/// The id of the current connection, if there is one and the server has reported its id.
-fn present(client: &Client) -> Option<i64> {
-    client.connection_ids().into_values().next()
 }
 
 /// The address in a line of `CLIENT LIST`, if the connection has this name.

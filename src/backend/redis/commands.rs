@@ -1,4 +1,4 @@
-//! Scripts sent on a connection, and what happens to them there.
+//! Scripts sent on a connection, and their errors.
 //!
 //! Properties of fred, and how they are dealt with here:
 //!
@@ -10,55 +10,39 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use fred::clients::Client;
 use fred::error::{Error as FredError, ErrorKind};
 use fred::interfaces::{ClientLike, LuaInterface};
 use fred::types::Value;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 
-use super::script::Call;
+use super::connection::Connection;
+use super::operation::KeysAndArgs;
+use super::script::Script;
 use crate::backend::BackendError;
-use crate::sync::Mutex;
 
 /// After how many reply timeouts without any answer the connection is replaced.
 const SILENT_TIMEOUTS: u32 = 2;
 
-/// Sends single calls, and replaces a connection that does not answer.
-#[derive(Debug)]
-pub(super) struct Wire {
-    client: Client,
-    reply_timeout: Duration,
-    silent_since: Mutex<Option<Instant>>,
-    reconnecting: Arc<AtomicBool>,
-}
-
-impl Wire {
-    pub(super) fn new(client: Client, reply_timeout: Duration) -> Self {
-        Self { client, reply_timeout, silent_since: Mutex::default(), reconnecting: Arc::default() }
-    }
-
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
-    }
-
-    pub(super) const fn reply_timeout(&self) -> Duration {
-        self.reply_timeout
-    }
-
+impl Connection {
     /// Runs a script once, until it is answered or fred's timeout has passed. It is sent with its text if the server does not know
     /// it, after a restart or SCRIPT FLUSH.
-    pub(super) async fn run(&self, call: impl Fn() -> Call) -> Result<Value, FredError> {
-        let answer = self.evalsha(call()).await;
-        if is_unknown_script(&answer) { self.eval(call()).await } else { answer }
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        script: &'static Script,
+        keys_and_args: impl Fn() -> KeysAndArgs,
+    ) -> Result<Value, FredError> {
+        let answer = self.evalsha(script, keys_and_args()).await;
+        if is_unknown_script(&answer) { self.eval(script, keys_and_args()).await } else { answer }
     }
 
+    /// Runs a script that the server should know.
     pub(super) fn evalsha(
-        &self,
-        Call { script, keys, args }: Call,
+        self: &Arc<Self>,
+        script: &'static Script,
+        (keys, args): KeysAndArgs,
     ) -> BoxFuture<'_, Result<Value, FredError>> {
         in_place(move || async move {
             let sent = Instant::now();
@@ -68,7 +52,12 @@ impl Wire {
         })
     }
 
-    pub(super) fn eval(&self, Call { script, keys, args }: Call) -> BoxFuture<'_, Result<Value, FredError>> {
+    /// Runs a script, and sends its text.
+    pub(super) fn eval(
+        self: &Arc<Self>,
+        script: &'static Script,
+        (keys, args): KeysAndArgs,
+    ) -> BoxFuture<'_, Result<Value, FredError>> {
         in_place(move || async move {
             let sent = Instant::now();
             let answer = self.client.eval(script.source().clone(), keys, args).await;
@@ -77,31 +66,32 @@ impl Wire {
         })
     }
 
-    /// Records since when nothing has been answered; if that is too long ago, the connection is replaced. The number of timeouts
-    /// does not matter: the calls may have been sent together, or have had short timeouts.
-    pub(super) fn note(&self, answer: &Result<Value, FredError>, sent: Instant) {
+    /// Looks at which connection is the present one, and records since when nothing has been answered; if that is too long ago, the
+    /// connection is replaced. The number of timeouts does not matter: the calls may have been sent together, or have had short
+    /// timeouts.
+    pub(super) fn note(self: &Arc<Self>, answer: &Result<Value, FredError>, sent: Instant) {
         let mut silent_since = self.silent_since.lock();
         if !matches!(answer, Err(error) if *error.kind() == ErrorKind::Timeout) {
             *silent_since = None;
+            drop(silent_since);
+            self.present();
             return;
         }
         let since = *silent_since.get_or_insert(sent);
-        if since.elapsed() < self.reply_timeout * SILENT_TIMEOUTS
-            || self.reconnecting.swap(true, Ordering::AcqRel)
-        {
+        let time_limit = self.timeouts.reply * SILENT_TIMEOUTS;
+        if since.elapsed() < time_limit || self.is_reconnecting.swap(true, Ordering::AcqRel) {
             return;
         }
         *silent_since = None;
         tracing::warn!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
-        let (client, reconnecting) = (self.client.clone(), Arc::clone(&self.reconnecting));
-        let time_limit = self.reply_timeout * SILENT_TIMEOUTS;
+        let connection = Arc::clone(self);
         tokio::spawn(async move {
-            match timeout(time_limit, client.force_reconnection()).await {
+            match timeout(time_limit, connection.client.force_reconnection()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "not reconnected"),
                 Err(_) => tracing::debug!("not reconnected yet"),
             }
-            reconnecting.store(false, Ordering::Release);
+            connection.is_reconnecting.store(false, Ordering::Release);
         });
     }
 }
