@@ -75,7 +75,7 @@ impl Guard {
     /// The name of the lock or semaphore, without prefix. No I/O.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.hold.name().as_str()
+        self.hold.name()
     }
 
     /// How many permits this guard holds; 1 for a lock. No I/O.
@@ -291,7 +291,7 @@ impl Future for Lost {
 
 impl fmt::Debug for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").field("name", &self.end.loss.hold.name().as_str()).finish_non_exhaustive()
+        f.debug_struct("Lost").field("name", &self.end.loss.hold.name()).finish_non_exhaustive()
     }
 }
 
@@ -385,6 +385,6 @@ impl<F: Future> Future for Protected<'_, F> {
 
 impl<F> fmt::Debug for Protected<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Protected").field("name", &self.loss.hold.name().as_str()).finish_non_exhaustive()
+        f.debug_struct("Protected").field("name", &self.loss.hold.name()).finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::lease::Engine;
-use crate::name::Name;
+use crate::name;
 use crate::options::MutexOptions;
 use crate::primitive::Primitive;
 
@@ -52,14 +52,14 @@ pub struct DistMutex {
 
 impl DistMutex {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
-        let name = Name::new(options.key_prefix(), name, Kind::Mutex)?;
-        Ok(Self { primitive: Primitive::new(engine, name, options.validate()?)? })
+        let resource = name::resource(options.key_prefix(), name, Kind::Mutex)?;
+        Ok(Self { primitive: Primitive::new(engine, resource, options.validate()?)? })
     }
 
     /// The name, without prefix.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.primitive.name.as_str()
+        self.primitive.name()
     }
 
     /// Locks the mutex, waiting as long as necessary.

@@ -1,8 +1,5 @@
 //! Names of locks and semaphores, and the store keys derived from them.
 
-use std::fmt;
-use std::sync::Arc;
-
 use crate::backend::{Kind, Resource};
 use crate::error::Error;
 
@@ -13,80 +10,40 @@ pub const MAX_NAME_BYTES: usize = 512;
 /// could they be the key of another lock.
 const RESERVED: [&str; 5] = [":queue", ":waiters", ":state", ":holds", ":fence"];
 
-/// A validated name together with the resource it names. The key is the prefix, then the name, nothing in between.
-///
-/// Two different names never share a key under one prefix, because the name is taken as it is.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Name {
-    resource: Resource,
-}
-
-impl Name {
-    /// Checks `name` and joins it to `prefix`.
-    pub(crate) fn new(prefix: &str, name: &str, kind: Kind) -> Result<Self, Error> {
-        if name.is_empty() {
-            return Err(Error::invalid("name", "it is empty"));
+/// The resource that `name` names. Its key is the prefix, then the name, nothing in between: two different names never share a key
+/// under one prefix.
+pub(crate) fn resource(prefix: &str, name: &str, kind: Kind) -> Result<Resource, Error> {
+    if name.is_empty() {
+        return Err(Error::invalid("name", "it is empty"));
+    }
+    for (what, text) in [("name", name), ("prefix", prefix)] {
+        let bytes = text.len();
+        if bytes > MAX_NAME_BYTES {
+            return Err(Error::invalid(what, format!("it has {bytes} bytes, the limit is {MAX_NAME_BYTES}")));
         }
-        if name.len() > MAX_NAME_BYTES {
-            return Err(Error::invalid(
-                "name",
-                format!("it has {} bytes, the limit is {MAX_NAME_BYTES}", name.len()),
-            ));
-        }
-        if prefix.len() > MAX_NAME_BYTES {
-            return Err(Error::invalid(
-                "prefix",
-                format!("it has {} bytes, the limit is {MAX_NAME_BYTES}", prefix.len()),
-            ));
-        }
-        let key = format!("{prefix}{name}");
-        if key.starts_with('{') && RESERVED.iter().any(|suffix| key.ends_with(suffix)) {
-            return Err(Error::invalid("name", format!("`{key}` is reserved for the data of another lock")));
-        }
-        Ok(Self { resource: Resource::named(prefix, name, kind) })
     }
-
-    /// The name as the user gave it.
-    pub(crate) fn as_str(&self) -> &str {
-        self.resource.name()
+    let resource = Resource::named(prefix, name, kind);
+    let key = &*resource.key;
+    if key.starts_with('{') && RESERVED.iter().any(|suffix| key.ends_with(suffix)) {
+        return Err(Error::invalid("name", format!("`{key}` is reserved for the data of another lock")));
     }
-
-    /// The resource that is named.
-    pub(crate) const fn resource(&self) -> &Resource {
-        &self.resource
-    }
-
-    /// The key in the store: prefix and name.
-    pub(crate) const fn key(&self) -> &Arc<str> {
-        &self.resource.key
-    }
-
-    /// The rules by which it is held.
-    pub(crate) const fn kind(&self) -> Kind {
-        self.resource.kind
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
+    Ok(resource)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn named(prefix: &str, name: &str) -> Result<Name, Error> {
-        Name::new(prefix, name, Kind::Mutex)
+    fn named(prefix: &str, name: &str) -> Result<Resource, Error> {
+        resource(prefix, name, Kind::Mutex)
     }
 
     #[test]
     fn a_name_keeps_its_text_and_gains_its_prefix() {
         let name = named("lock:", "machine:42").unwrap();
-        assert_eq!(name.as_str(), "machine:42");
-        assert_eq!(&**name.key(), "lock:machine:42");
-        assert_eq!(&**named("", "x").unwrap().key(), "x");
+        assert_eq!(name.name(), "machine:42");
+        assert_eq!(&*name.key, "lock:machine:42");
+        assert_eq!(&*named("", "x").unwrap().key, "x");
     }
 
     #[test]

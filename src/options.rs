@@ -111,7 +111,7 @@ impl MutexOptions {
     }
 
     pub(crate) fn validate(&self) -> Result<Settings, Error> {
-        Ok(Settings::new(self.hold.terms()?, self.local_handover))
+        self.hold.validate(self.local_handover)
     }
 }
 
@@ -210,7 +210,7 @@ impl SemaphoreOptions {
                 "a fair semaphore is served in order of arrival at the store",
             ));
         }
-        Ok(Settings::new(self.hold.terms()?, local_handover))
+        self.hold.validate(local_handover)
     }
 }
 
@@ -231,7 +231,7 @@ impl Default for HoldOptions {
 }
 
 impl HoldOptions {
-    fn terms(&self) -> Result<Terms, Error> {
+    fn validate(&self, local_handover: bool) -> Result<Settings, Error> {
         let ttl = whole_milliseconds(self.ttl);
         if ttl < MIN_TTL || ttl > MAX_TTL {
             let why = format!("{ttl:?} is outside {MIN_TTL:?} to {MAX_TTL:?}");
@@ -245,7 +245,7 @@ impl HoldOptions {
         if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {
             return Err(Error::invalid("maximum hold time", format!("{hold:?} is below {MIN_HOLD:?}")));
         }
-        Ok(Terms { ttl, renewal_period, max_hold: self.max_hold })
+        Ok(Settings::new(ttl, renewal_period, self.max_hold, local_handover))
     }
 }
 
@@ -254,58 +254,49 @@ const fn whole_milliseconds(duration: Duration) -> Duration {
     Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000)
 }
 
-/// The durations a lease is held under, as validated by the options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Terms {
+/// Options after validation: the terms of a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
     pub(crate) ttl: Duration,
     pub(crate) renewal_period: Duration,
     pub(crate) max_hold: Option<Duration>,
-}
-
-impl Terms {
-    /// Leases under the same terms share them: a client may hold many, and most have the same.
-    fn share(self) -> Arc<Self> {
-        static LAST: Mutex<Option<Arc<Terms>>> = Mutex::new(None);
-        let mut last = LAST.lock();
-        match &*last {
-            Some(known) if **known == self => Arc::clone(known),
-            _ => Arc::clone(last.insert(Arc::new(self))),
-        }
-    }
-}
-
-/// Options after validation.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) terms: Arc<Terms>,
     pub(crate) local_handover: bool,
     /// Distinguishes these settings from others. Computed here, because every request that may share a lease needs it.
     pub(crate) fingerprint: u64,
 }
 
 impl Settings {
-    fn new(terms: Terms, local_handover: bool) -> Self {
+    pub(crate) fn new(
+        ttl: Duration,
+        renewal_period: Duration,
+        max_hold: Option<Duration>,
+        local_handover: bool,
+    ) -> Self {
         let mut hasher = DefaultHasher::new();
-        (terms, local_handover).hash(&mut hasher);
-        Self { terms: terms.share(), local_handover, fingerprint: hasher.finish() }
+        (ttl, renewal_period, max_hold, local_handover).hash(&mut hasher);
+        Self { ttl, renewal_period, max_hold, local_handover, fingerprint: hasher.finish() }
+    }
+
+    /// Handles with equal settings share them, and so do their leases: a client may hold many, and most have the same.
+    pub(crate) fn share(self) -> Arc<Self> {
+        static LAST: Mutex<Option<Arc<Settings>>> = Mutex::new(None);
+        let mut last = LAST.lock();
+        match &*last {
+            Some(known) if **known == self => Arc::clone(known),
+            _ => Arc::clone(last.insert(Arc::new(self))),
+        }
     }
 
     /// Rounds the TTL up to the store's granularity.
-    pub(crate) fn fit(&mut self, capabilities: &Capabilities) -> Result<(), Error> {
+    pub(crate) fn fit(self, capabilities: &Capabilities) -> Result<Self, Error> {
         let Capabilities { store, min_ttl, ttl_granularity: unit, .. } = capabilities;
-        if self.terms.ttl < *min_ttl {
-            return Err(Error::invalid(
-                "ttl",
-                format!("{:?} is below the {min_ttl:?} of {store}", self.terms.ttl),
-            ));
+        if self.ttl < *min_ttl {
+            return Err(Error::invalid("ttl", format!("{:?} is below the {min_ttl:?} of {store}", self.ttl)));
         }
-        let units = self.terms.ttl.as_micros().div_ceil(unit.as_micros().max(1));
+        let units = self.ttl.as_micros().div_ceil(unit.as_micros().max(1));
         let micros = units.saturating_mul(unit.as_micros());
         let rounded = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
-        if rounded > self.terms.ttl {
-            self.terms = Terms { ttl: rounded, ..*self.terms }.share();
-        }
-        Ok(())
+        Ok(Self { ttl: rounded.max(self.ttl), ..self })
     }
 }
 
@@ -324,11 +315,11 @@ mod tests {
     #[test]
     fn the_defaults_are_as_documented() {
         let settings = MutexOptions::new().validate().unwrap();
-        assert_eq!(settings.terms.ttl, ms(30_000));
-        assert_eq!(settings.terms.renewal_period, ms(10_000));
-        assert_eq!(settings.terms.max_hold, None);
+        assert_eq!(settings.ttl, ms(30_000));
+        assert_eq!(settings.renewal_period, ms(10_000));
+        assert_eq!(settings.max_hold, None);
         assert_eq!(MutexOptions::new().key_prefix(), "lock:");
-        assert_eq!(SemaphoreOptions::new().validate(Kind::Fair).unwrap().terms, settings.terms);
+        assert_eq!(SemaphoreOptions::new().validate(Kind::Fair).unwrap().ttl, settings.ttl);
         assert_eq!(SemaphoreOptions::new().key_prefix(Kind::Counting), "semaphore:");
         assert_eq!(SemaphoreOptions::new().key_prefix(Kind::Fair), "fair-semaphore:");
     }
@@ -344,19 +335,15 @@ mod tests {
     #[test]
     fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
         let settings = MutexOptions::new().ttl(Duration::from_micros(100_999)).validate().unwrap();
-        assert_eq!(settings.terms.ttl, ms(100));
+        assert_eq!(settings.ttl, ms(100));
     }
 
     #[test]
     fn a_ttl_is_what_the_store_can_keep() {
         let mut store = Capabilities::new("etcd:");
         (store.min_ttl, store.ttl_granularity) = (ms(2000), ms(1000));
-        let fit = |ttl| {
-            MutexOptions::new().ttl(ttl).validate().and_then(|mut settings| {
-                settings.fit(&store)?;
-                Ok(settings.terms.ttl)
-            })
-        };
+        let fit =
+            |ttl| MutexOptions::new().ttl(ttl).validate().and_then(|settings| Ok(settings.fit(&store)?.ttl));
         assert!(fit(ms(1999)).unwrap_err().to_string().contains("etcd:"));
         assert_eq!(fit(ms(2000)).unwrap(), ms(2000));
         assert_eq!(fit(ms(2001)).unwrap(), ms(3000));

@@ -8,7 +8,7 @@ use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::lease::{Engine, FollowsLimit};
-use crate::name::Name;
+use crate::name;
 use crate::options::SemaphoreOptions;
 use crate::primitive::Primitive;
 use crate::sync::Mutex;
@@ -48,14 +48,14 @@ impl Permits {
         kind: Kind,
         options: &SemaphoreOptions,
     ) -> Result<Self, Error> {
-        let name = Name::new(options.key_prefix(kind), name, kind)?;
-        let primitive = Primitive::new(engine, name, options.validate(kind)?)?;
+        let resource = name::resource(options.key_prefix(kind), name, kind)?;
+        let primitive = Primitive::new(engine, resource, options.validate(kind)?)?;
         let limit = Limit::stated(at_least_one("limit", limit)?);
         Ok(Self { primitive, limit: Arc::new(Stated(Mutex::new(limit))) })
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.primitive.name.as_str()
+        self.primitive.name()
     }
 
     pub(crate) fn limit(&self) -> u32 {
@@ -85,10 +85,10 @@ impl Permits {
 
     pub(crate) async fn resize(&self, limit: u32) -> Result<(), Error> {
         let limit = at_least_one("limit", limit)?;
-        let Primitive { engine, name, settings } = &self.primitive;
-        let answer = engine.backend().set_limit(name.resource(), limit, settings.terms.ttl).await;
-        self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(name)))?);
-        tracing::info!(%name, limit, "resized");
+        let Primitive { engine, resource, settings } = &self.primitive;
+        let answer = engine.backend().set_limit(resource, limit, settings.ttl).await;
+        self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(self.name())))?);
+        tracing::info!(name = %self.name(), limit, "resized");
         Ok(())
     }
 

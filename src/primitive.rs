@@ -6,32 +6,36 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{Claim, Detail, Inspection};
+use crate::backend::{Claim, Detail, Inspection, Resource};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{self, Engine, FollowsLimit, Wait, Wanted};
-use crate::name::Name;
+use crate::lease::{Engine, FollowsLimit, Wait, Waiter};
 use crate::options::Settings;
 
 /// A named thing that can be held under leases.
 #[derive(Clone)]
 pub(crate) struct Primitive {
     pub(crate) engine: Arc<Engine>,
-    pub(crate) name: Name,
-    pub(crate) settings: Settings,
+    pub(crate) resource: Resource,
+    pub(crate) settings: Arc<Settings>,
 }
 
 impl Primitive {
     /// Rejects what the store does not support, before anything is sent.
-    pub(crate) fn new(engine: Arc<Engine>, name: Name, mut settings: Settings) -> Result<Self, Error> {
+    pub(crate) fn new(engine: Arc<Engine>, resource: Resource, settings: Settings) -> Result<Self, Error> {
         let capabilities = engine.backend().capabilities();
-        let kind = name.kind();
+        let kind = resource.kind;
         if !capabilities.kinds.contains(&kind) {
             let reason = format!("this store has no resources of the kind `{}`", kind.as_str());
             return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
         }
-        settings.fit(capabilities)?;
-        Ok(Self { engine, name, settings })
+        let settings = settings.fit(capabilities)?.share();
+        Ok(Self { engine, resource, settings })
+    }
+
+    /// The name, without prefix.
+    pub(crate) fn name(&self) -> &str {
+        self.resource.name()
     }
 
     /// Waits in the queue for as long as it takes.
@@ -67,20 +71,21 @@ impl Primitive {
 
     /// Re-enters a lock that `owner` holds in this client, without a request to the store.
     pub(crate) fn reenter(&self, owner: &Arc<str>) -> Option<Guard> {
-        let hold = self.engine.owners().enter(&self.name, owner)?;
+        let hold = self.engine.owners().enter(&self.resource.key, owner)?;
         Some(Guard::new(Arc::clone(&self.engine), hold, 1))
     }
 
     pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
-        let answer = self.engine.backend().inspect(self.name.resource(), detail).await;
-        answer.map_err(|error| self.engine.error(error, "inspect", Some(&self.name)))
+        let answer = self.engine.backend().inspect(&self.resource, detail).await;
+        answer.map_err(|error| self.engine.error(error, "inspect", Some(self.name())))
     }
 
     /// Ends whatever hold there is. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
-        let answer = self.engine.backend().force_release(self.name.resource()).await;
-        let released = answer.map_err(|error| self.engine.error(error, "force release", Some(&self.name)))?;
-        tracing::warn!(name = %self.name, released, "released by force");
+        let answer = self.engine.backend().force_release(&self.resource).await;
+        let released =
+            answer.map_err(|error| self.engine.error(error, "force release", Some(self.name())))?;
+        tracing::warn!(name = %self.name(), released, "released by force");
         Ok(released)
     }
 
@@ -90,8 +95,8 @@ impl Primitive {
         wait: Wait,
         follower: Option<&dyn FollowsLimit>,
     ) -> Result<Option<Guard>, Error> {
-        let wanted = Wanted { name: &self.name, settings: &self.settings, claim, follower };
-        let hold = lease::acquire(&self.engine, wanted, wait).await?;
+        let waiter = Waiter::new(&self.engine, &self.resource, &self.settings, claim, follower, wait);
+        let hold = waiter.acquire().await?;
         Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
     }
 
@@ -103,11 +108,11 @@ impl Primitive {
         formatter: &'a mut fmt::Formatter<'f>,
     ) -> fmt::DebugStruct<'a, 'f> {
         let mut output = formatter.debug_struct(handle);
-        output.field("name", &self.name.as_str()).field("store", &self.engine.backend().capabilities().store);
+        output.field("name", &self.name()).field("store", &self.engine.backend().capabilities().store);
         output
     }
 
     fn timed_out(&self, started: Instant) -> Error {
-        Error::TimedOut { name: self.name.as_str().to_owned(), waited: started.elapsed() }
+        Error::TimedOut { name: self.name().to_owned(), waited: started.elapsed() }
     }
 }

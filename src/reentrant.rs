@@ -10,7 +10,7 @@ use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::lease::Engine;
-use crate::name::{MAX_NAME_BYTES, Name};
+use crate::name::{self, MAX_NAME_BYTES};
 use crate::options::MutexOptions;
 use crate::primitive::Primitive;
 
@@ -68,8 +68,8 @@ pub struct ReentrantLock {
 
 impl ReentrantLock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
-        let name = Name::new(options.key_prefix(), name, Kind::Reentrant)?;
-        let primitive = Primitive::new(engine, name, options.validate()?)?;
+        let resource = name::resource(options.key_prefix(), name, Kind::Reentrant)?;
+        let primitive = Primitive::new(engine, resource, options.validate()?)?;
         Ok(Self::owned(primitive, Uuid::new_v4().to_string().into()))
     }
 
@@ -97,7 +97,7 @@ impl ReentrantLock {
     /// The name, without prefix.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.primitive.name.as_str()
+        self.primitive.name()
     }
 
     /// The owner's name.

@@ -5,6 +5,7 @@
 //! await point affects no other waiter: a lease that nobody waits for any more is released, and one that other tasks of this
 //! client wait for stays in the store's queue.
 
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +17,10 @@ use tracing::Instrument;
 use super::engine::Engine;
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease, Outcome, RETRY, Told};
-use super::release_queue::{PendingRelease, Target};
-use crate::backend::{Answer, BackendError, Claim, Limit};
+use super::release_queue::PendingRelease;
+use crate::backend::{Answer, BackendError, Claim, Limit, Resource};
 use crate::error::{Error, LossReason};
 use crate::handover::{Group, Number, group};
-use crate::name::Name;
 use crate::options::Settings;
 
 /// How long a request that does not wait, or a request of an owner, lets earlier releases of this client finish first.
@@ -32,16 +32,6 @@ const PERSIST: Duration = Duration::from_secs(4);
 /// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
 /// this store or this machine.
 const MAX_LATE: u32 = 3;
-
-/// What is requested, and on which terms.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) name: &'a Name,
-    pub(crate) settings: &'a Settings,
-    pub(crate) claim: &'a Claim,
-    /// The semaphore handle that follows the limit in force.
-    pub(crate) follower: Option<&'a dyn FollowsLimit>,
-}
 
 /// A handle of a semaphore, which states a limit and follows the one in force.
 pub(crate) trait FollowsLimit: std::fmt::Debug + Sync {
@@ -68,90 +58,16 @@ impl Wait {
     }
 }
 
-/// Acquires what is wanted. `None` if it was not available for as long as `wait` allows.
-///
-/// Cancel safe: dropping the future gives back whatever it was granted.
-pub(crate) async fn acquire(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Option<Hold>, Error> {
-    let span = tracing::debug_span!("acquire", name = %wanted.name, token = tracing::field::Empty);
-    let hold = ask(engine, wanted, wait).instrument(span.clone()).await?;
-    if let Some(hold) = &hold {
-        // Not `Span::current()`: where this span is filtered out, that is the caller's.
-        span.record("token", hold.token.get());
-    }
-    Ok(hold)
-}
-
-async fn ask(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Option<Hold>, Error> {
-    let mut late = 0;
-    loop {
-        if engine.closing().is_closed() {
-            return Err(closed(wanted.name));
-        }
-        engine.ensure_running();
-        // Once the client is closed, nothing more may be sent.
-        let attempt = engine.closing().unless(pin!(attempt(engine, wanted, wait))).await;
-        let Some(hold) = attempt.unwrap_or_else(|| Err(closed(wanted.name)))? else {
-            tracing::debug!("busy");
-            return Ok(None);
-        };
-        match hold.loss(Instant::now()) {
-            None => return Ok(Some(begin(engine, wanted, hold))),
-            Some(LossReason::ClientClosed) => return Err(closed(wanted.name)),
-            // The process was paused since the request, or the lease was released by force in the meantime.
-            Some(_) if late < MAX_LATE => late += 1,
-            Some(reason) => return Err(hold.loss_error(reason)),
-        }
-    }
-}
-
-/// Records a hold that begins.
-fn begin(engine: &Engine, wanted: Wanted<'_>, hold: Hold) -> Hold {
-    tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
-    learn(wanted, hold.lease.limit());
-    engine.owners().remember(&hold.lease);
-    if hold.lease.owner().is_some() && hold.loss(Instant::now()).is_some() {
-        // Perhaps the keeper has looked for it before it was there.
-        engine.owners().forget(&hold.lease);
-    }
-    hold
-}
-
-fn learn(wanted: Wanted<'_>, limit: Option<Limit>) {
-    if let (Some(follower), Some(limit)) = (wanted.follower, limit) {
-        follower.follow(limit);
-    }
-}
-
-async fn attempt(engine: &Engine, wanted: Wanted<'_>, wait: Wait) -> Result<Option<Hold>, Error> {
-    if !wait_for_releases(engine.keeper(), wanted, wait).await {
-        return Ok(None);
-    }
-    let mut waiter = Waiter::arrive(engine, wanted, wait)?;
-    match waiter.ask(wait).await? {
-        Asked::Holds(hold) => Ok(Some(hold)),
-        Asked::Busy => Ok(None),
-        Asked::Waits => waiter.wait(wait.deadline()).await,
-    }
-}
-
-/// Waits until guards that this client has just dropped are released: otherwise a request that does not wait would find the
-/// resource held by its own client, and an owner would re-enter ahead of those who wait for its release. `false` if the time
-/// limit of the call is reached first.
-async fn wait_for_releases(keeper: &Keeper, wanted: Wanted<'_>, wait: Wait) -> bool {
-    if wait != Wait::No && wanted.claim.owner().is_none() {
-        return true;
-    }
-    let now = Instant::now();
-    let latest = now + RELEASES_FIRST;
-    let until = wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
-    // A timeout is no error: the request is sent and meets whatever is still held.
-    timeout_at(until, keeper.releases.finished(wanted.name.key())).await.is_ok() || until == latest
-}
-
-/// A task that wants a lease, until it holds one.
-struct Waiter<'a> {
+/// A task that wants a lease, until it holds one. If it is dropped, whatever it was granted is given back.
+pub(crate) struct Waiter<'a> {
     engine: &'a Engine,
-    wanted: Wanted<'a>,
+    resource: &'a Resource,
+    settings: &'a Arc<Settings>,
+    claim: &'a Claim,
+    /// The semaphore handle that follows the limit in force.
+    follower: Option<&'a dyn FollowsLimit>,
+    wait: Wait,
+
     /// Its group and its number in the group's queue, if leases may be passed on to it.
     place: Option<(Group, Number)>,
     /// The lease that it requests itself, or that is requested for it alone.
@@ -160,39 +76,132 @@ struct Waiter<'a> {
     told: Option<oneshot::Receiver<Told>>,
 }
 
-/// The result of the request that the waiter sends itself.
-enum Asked {
-    Holds(Hold),
-    Busy,
-    Waits,
-}
+/// What follows from the first answer: the waiter is done, with a hold or because nothing was available, or it has to wait.
+type Step = ControlFlow<Option<Hold>>;
 
 impl<'a> Waiter<'a> {
-    fn arrive(engine: &'a Engine, wanted: Wanted<'a>, wait: Wait) -> Result<Self, Error> {
-        let mut waiter = Self { engine, wanted, place: None, lease: None, told: None };
-        let group = group(wanted.claim, wanted.settings).filter(|_| wait != Wait::No);
-        let group = group.map(|terms| Group::new(Arc::clone(wanted.name.key()), terms));
-        if !group.is_some_and(|group| waiter.join(group)) {
-            waiter.lease = Some(waiter.open(wait, None).ok_or_else(|| closed(wanted.name))?);
-        }
-        Ok(waiter)
+    pub(crate) const fn new(
+        engine: &'a Engine,
+        resource: &'a Resource,
+        settings: &'a Arc<Settings>,
+        claim: &'a Claim,
+        follower: Option<&'a dyn FollowsLimit>,
+        wait: Wait,
+    ) -> Self {
+        let (place, lease, told) = (None, None, None);
+        Self { engine, resource, settings, claim, follower, wait, place, lease, told }
     }
 
-    fn open(&self, wait: Wait, group: Option<Group>) -> Option<Arc<Lease>> {
-        let Wanted { name, settings, claim, .. } = self.wanted;
-        self.engine.keeper().open(name, &settings.terms, claim, wait != Wait::No, group)
+    /// Acquires a lease. `None` if none was available for as long as the task waits.
+    ///
+    /// Cancel safe: dropping the future gives back whatever it was granted.
+    pub(crate) async fn acquire(mut self) -> Result<Option<Hold>, Error> {
+        let span =
+            tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
+        let hold = self.acquire_in_time().instrument(span.clone()).await?;
+        if let Some(hold) = &hold {
+            // Not `Span::current()`: where this span is filtered out, that is the caller's.
+            span.record("token", hold.token.get());
+        }
+        Ok(hold)
+    }
+
+    async fn acquire_in_time(&mut self) -> Result<Option<Hold>, Error> {
+        let engine = self.engine;
+        let mut late = 0;
+        loop {
+            if engine.closing().is_closed() {
+                return Err(self.closed());
+            }
+            engine.ensure_running();
+            // Once the client is closed, nothing more may be sent.
+            let attempt = engine.closing().unless(pin!(self.attempt())).await;
+            let Some(hold) = attempt.unwrap_or_else(|| Err(self.closed()))? else {
+                tracing::debug!("busy");
+                return Ok(None);
+            };
+            match hold.loss(Instant::now()) {
+                None => return Ok(Some(self.begin(hold))),
+                Some(LossReason::ClientClosed) => return Err(self.closed()),
+                // The process was paused since the request, or the lease was released by force in the meantime.
+                Some(_) if late < MAX_LATE => late += 1,
+                Some(reason) => return Err(hold.loss_error(reason)),
+            }
+        }
+    }
+
+    /// Records a hold that begins.
+    fn begin(&self, hold: Hold) -> Hold {
+        tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
+        if self.follower.is_some() {
+            self.learn(hold.lease.limit());
+        }
+        if hold.lease.owner().is_some() {
+            self.engine.owners().remember(&hold.lease);
+            if hold.loss(Instant::now()).is_some() {
+                // Perhaps the keeper has looked for it before it was there.
+                self.engine.owners().forget(&hold.lease);
+            }
+        }
+        hold
+    }
+
+    fn learn(&self, limit: Option<Limit>) {
+        if let (Some(follower), Some(limit)) = (self.follower, limit) {
+            follower.follow(limit);
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<Option<Hold>, Error> {
+        if !self.wait_for_releases().await {
+            return Ok(None);
+        }
+        self.arrive()?;
+        match self.ask().await? {
+            ControlFlow::Break(done) => Ok(done),
+            ControlFlow::Continue(()) => self.wait().await,
+        }
+    }
+
+    /// Waits until guards that this client has just dropped are released: otherwise a request that does not wait would find the
+    /// resource held by its own client, and an owner would re-enter ahead of those who wait for its release. `false` if the time
+    /// limit of the call is reached first.
+    async fn wait_for_releases(&self) -> bool {
+        if self.wait != Wait::No && self.claim.owner().is_none() {
+            return true;
+        }
+        let now = Instant::now();
+        let latest = now + RELEASES_FIRST;
+        let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
+        let finished = self.keeper().releases.finished(&self.resource.key);
+        // A timeout is no error: the request is sent and meets whatever is still held.
+        timeout_at(until, finished).await.is_ok() || until == latest
+    }
+
+    /// Joins the queue of its group, or opens a lease for itself alone.
+    fn arrive(&mut self) -> Result<(), Error> {
+        let group = group(self.claim, self.settings).filter(|_| self.wait != Wait::No);
+        let group = group.map(|terms| Group::new(Arc::clone(&self.resource.key), terms));
+        if !group.is_some_and(|group| self.join(group)) {
+            self.lease = Some(self.open(None).ok_or_else(|| self.closed())?);
+        }
+        Ok(())
+    }
+
+    fn open(&self, group: Option<Group>) -> Option<Arc<Lease>> {
+        self.keeper().open(self.resource, self.settings, self.claim, self.wait != Wait::No, group)
     }
 
     /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another limit than
     /// this request states.
     fn join(&mut self, group: Group) -> bool {
-        let keeper = self.engine.keeper();
-        let limit = self.wanted.claim.limit().map(|limit| limit.permits);
+        let keeper = self.keeper();
+        let limit = self.claim.limit().map(|limit| limit.permits);
         let (tell, told) = oneshot::channel();
         let number = keeper.queues.with(&group, limit, |queue| {
             let number = queue.join(limit, tell)?;
             // `None` once the client is closed; then nobody waits for it either.
-            let lease = (queue.wanted() > 0).then(|| self.open(Wait::Forever, Some(group.clone()))).flatten();
+            let lease = (queue.wanted() > 0).then(|| self.open(Some(group.clone()))).flatten();
             match &lease {
                 Some(lease) => queue.ask_in_place(lease.id()),
                 None => keeper.watch(queue),
@@ -207,27 +216,28 @@ impl<'a> Waiter<'a> {
     }
 
     /// Sends the request, unless a lease of the group is passed on to this waiter first.
-    async fn ask(&mut self, wait: Wait) -> Result<Asked, Error> {
-        let Some(lease) = self.lease.clone() else { return Ok(Asked::Waits) };
-        let asked = send(self.engine, &lease, wait);
+    async fn ask(&mut self) -> Result<Step, Error> {
+        let Some(lease) = self.lease.clone() else { return Ok(ControlFlow::Continue(())) };
+        let asked = send(self.engine, &lease, self.wait);
         let asked = match &mut self.told {
             None => asked.await,
             Some(told) => tokio::select! {
                 biased;
                 asked = asked => asked,
-                told = told => return self.heard(told.ok()).map(Asked::Holds),
+                told = told => return self.heard(told.ok()).map(|hold| ControlFlow::Break(Some(hold))),
             },
         };
         let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
-        learn(self.wanted, limit);
-        match lease.answered(answer, sent, Instant::now()) {
-            Outcome::Granted => Ok(self.granted(&lease)),
+        self.learn(limit);
+        let now = Instant::now();
+        match lease.answered(answer, sent, now) {
+            Outcome::Granted => Ok(self.granted(&lease, now)),
             Outcome::Busy => {
                 self.lease = None;
-                self.engine.keeper().forget(&lease);
-                Ok(Asked::Busy)
+                self.keeper().forget(lease.id());
+                Ok(ControlFlow::Break(None))
             }
             Outcome::Failed(error) => {
                 self.failed(&lease);
@@ -236,7 +246,7 @@ impl<'a> Waiter<'a> {
             Outcome::Queued => Ok(self.queued(&lease, limit)),
             Outcome::Over => {
                 if known {
-                    self.engine.keeper().known_again(&lease);
+                    self.keeper().known_again(&lease);
                 }
                 Ok(self.queued(&lease, limit))
             }
@@ -244,51 +254,54 @@ impl<'a> Waiter<'a> {
     }
 
     /// The store has granted the lease in its first answer. In a group, it goes to the waiter that has waited longest.
-    fn granted(&mut self, lease: &Arc<Lease>) -> Asked {
+    fn granted(&mut self, lease: &Arc<Lease>, now: Instant) -> Step {
         self.lease = None;
-        let keeper = self.engine.keeper();
+        let keeper = self.keeper();
         if let Some((group, number)) = &self.place {
             let first = keeper.hold(group, lease, |queue| queue.leave_first(*number));
             if let Some(None) = first {
                 keeper.file(lease);
                 keeper.offer(lease);
             }
-            if lease.limit().is_some() {
+            if self.claim.limit().is_some() {
                 keeper.ask_more(lease);
             }
-            let Some(Some(tell)) = first else { return Asked::Waits };
+            let Some(Some(tell)) = first else { return ControlFlow::Continue(()) };
             // In this order, because a receiver that still listens would be woken.
             self.told = None;
             drop(tell);
         }
         self.place = None;
-        lease.hand().map_or(Asked::Waits, |hold| Asked::Holds(self.taken(hold)))
+        match lease.hand() {
+            Some(hold) => ControlFlow::Break(Some(self.taken(hold, now))),
+            None => ControlFlow::Continue(()),
+        }
     }
 
     /// From here on the keeper repeats the request, and this waits for a message, unless the lease was granted in the meantime.
-    fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Asked {
-        tracing::debug!(key = &**self.wanted.name.key(), "waiting");
-        let keeper = self.engine.keeper();
+    fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Step {
+        tracing::debug!(key = &*self.resource.key, "waiting");
+        let keeper = self.keeper();
         if self.place.is_some() {
             self.lease = None;
             keeper.file(lease);
             keeper.follow(lease, limit);
-            return Asked::Waits;
+            return ControlFlow::Continue(());
         }
         let (tell, told) = oneshot::channel();
         if let Some(hold) = lease.wait(tell) {
             self.lease = None;
-            return Asked::Holds(self.taken(hold));
+            return ControlFlow::Break(Some(self.taken(hold, Instant::now())));
         }
         self.told = Some(told);
         keeper.file(lease);
-        Asked::Waits
+        ControlFlow::Continue(())
     }
 
     /// The request has failed for good. For the other waiters of the group another lease is requested.
     fn failed(&mut self, lease: &Arc<Lease>) {
         self.lease = None;
-        let keeper = self.engine.keeper();
+        let keeper = self.keeper();
         if let Some((group, number)) = &self.place {
             keeper.queues.with(group, None, |queue| {
                 queue.leave(*number);
@@ -296,14 +309,14 @@ impl<'a> Waiter<'a> {
             });
             keeper.ask_more(lease);
         }
-        keeper.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
+        keeper.queue_release(PendingRelease::of(lease));
     }
 
-    async fn wait(&mut self, deadline: Option<Instant>) -> Result<Option<Hold>, Error> {
-        let ttl = self.wanted.settings.terms.ttl;
+    async fn wait(&mut self) -> Result<Option<Hold>, Error> {
+        let deadline = self.wait.deadline();
         loop {
-            let Some(told) = &mut self.told else { return Err(closed(self.wanted.name)) };
-            let look = Instant::now() + ttl;
+            let Some(told) = &mut self.told else { return Err(self.closed()) };
+            let look = Instant::now() + self.settings.ttl;
             let until = deadline.map_or(look, |deadline| deadline.min(look));
             let told = match timeout_at(until, &mut *told).await {
                 Ok(told) => told.ok(),
@@ -331,15 +344,15 @@ impl<'a> Waiter<'a> {
             (self.place, self.lease) = (None, None);
         }
         match told {
-            Some(Told::Granted(hold)) => Ok(self.taken(hold)),
+            Some(Told::Granted(hold)) => Ok(self.taken(hold, Instant::now())),
             Some(Told::Failed(error)) => Err(self.error(error)),
-            None => Err(closed(self.wanted.name)),
+            None => Err(self.closed()),
         }
     }
 
-    fn taken(&self, hold: Hold) -> Hold {
-        if hold.begin(Instant::now()) {
-            self.engine.keeper().file(&hold.lease);
+    fn taken(&self, hold: Hold, now: Instant) -> Hold {
+        if let Some(due) = hold.begin(now) {
+            self.keeper().schedule.file_taken_up(&hold.lease, due, now);
         }
         hold
     }
@@ -347,19 +360,27 @@ impl<'a> Waiter<'a> {
     /// Why the store did not answer the last request on behalf of this waiter, if it did not.
     fn silence(&self) -> Option<BackendError> {
         match &self.place {
-            Some((group, _)) => self.engine.keeper().silence(group),
+            Some((group, _)) => self.keeper().silence(group),
             None => self.lease.as_ref()?.silence(),
         }
     }
 
+    const fn keeper(&self) -> &'a Arc<Keeper> {
+        self.engine.keeper()
+    }
+
     fn error(&self, error: BackendError) -> Error {
-        self.engine.error(error, "acquire", Some(self.wanted.name))
+        self.engine.error(error, "acquire", Some(self.resource.name()))
+    }
+
+    fn closed(&self) -> Error {
+        Error::Closed { name: Some(self.resource.name().to_owned()), operation: "acquire" }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let keeper = self.engine.keeper();
+        let keeper = self.keeper();
         if let Some(mut told) = self.told.take() {
             told.close();
             if let Ok(Told::Granted(hold)) = told.try_recv() {
@@ -406,8 +427,4 @@ async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answ
 
 fn unanswered() -> BackendError {
     BackendError::Unanswered { source: "no answer within the time to wait".into() }
-}
-
-fn closed(name: &Name) -> Error {
-    Error::Closed { name: Some(name.as_str().to_owned()), operation: "acquire" }
 }

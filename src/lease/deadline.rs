@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::options::Terms;
+use crate::options::Settings;
 
 /// The number of shared moments per TTL at which waiting requests are repeated, so that those of one client travel together.
 const MOMENTS: u32 = 20;
@@ -27,7 +27,7 @@ pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {
 /// When a lease ends: from its terms, and from when the store last confirmed it.
 #[derive(Clone, Debug)]
 pub(crate) struct Deadline {
-    terms: Arc<Terms>,
+    terms: Arc<Settings>,
     counted_from: Instant,
     /// The end of the maximum hold time.
     cap: Option<Instant>,
@@ -41,14 +41,14 @@ pub(crate) fn margin(lease: Duration) -> Duration {
 
 impl Deadline {
     /// The deadline of a lease that was granted `now` and is counted from `counted_from`.
-    pub(crate) fn new(terms: Arc<Terms>, counted_from: Instant, now: Instant) -> Self {
+    pub(crate) fn new(terms: Arc<Settings>, counted_from: Instant, now: Instant) -> Self {
         let cap = terms.max_hold.and_then(|hold| now.checked_add(hold));
         Self { terms, counted_from, cap }
     }
 
-    /// The same lease for a new holder, whose maximum hold time starts now.
-    pub(crate) fn for_next(&self, now: Instant) -> Self {
-        Self::new(Arc::clone(&self.terms), self.counted_from, now)
+    /// A new holder has the lease: its maximum hold time starts now.
+    pub(crate) fn start_hold(&mut self, now: Instant) {
+        self.cap = self.terms.max_hold.and_then(|hold| now.checked_add(hold));
     }
 
     /// Records that the store has confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
@@ -111,8 +111,8 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    fn terms(lease: u64, renewal_period: u64, max_hold: Option<u64>) -> Arc<Terms> {
-        Arc::new(Terms { ttl: ms(lease), renewal_period: ms(renewal_period), max_hold: max_hold.map(ms) })
+    fn terms(lease: u64, renewal_period: u64, max_hold: Option<u64>) -> Arc<Settings> {
+        Arc::new(Settings::new(ms(lease), ms(renewal_period), max_hold.map(ms), false))
     }
 
     #[test]

@@ -15,7 +15,6 @@ use crate::backend::{Backend, BackendError};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
-use crate::name::Name;
 use crate::sync::Mutex;
 
 /// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
@@ -108,8 +107,8 @@ impl Engine {
     }
 
     /// Adds the operation, the name and the store to a backend's error.
-    pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&Name>) -> Error {
-        Error::from_backend(error, step, name.map(Name::as_str), &self.backend().capabilities().store)
+    pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&str>) -> Error {
+        Error::from_backend(error, step, name, &self.backend().capabilities().store)
     }
 }
 

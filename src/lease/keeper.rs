@@ -11,17 +11,16 @@ use std::sync::{Arc, Weak};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::lease::{Hold, Lease, Outcome, Step, Told};
+use super::lease::{Hold, Lease, List, Outcome, Step, Told};
 use super::reentry::Owners;
-use super::release_queue::{PendingRelease, ReleaseQueue, Target};
+use super::release_queue::{PendingRelease, ReleaseQueue};
 use super::schedule::Schedule;
-use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request};
+use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::closing::Closing;
 use crate::error::LossReason;
 use crate::handover::{Group, Queue, Queues, tokens};
 use crate::hash::HashMap;
-use crate::name::Name;
-use crate::options::Terms;
+use crate::options::Settings;
 use crate::sync::Mutex;
 
 /// All leases of a client, and the work that is due for them.
@@ -88,16 +87,16 @@ impl Keeper {
     /// Creates a lease, which the client owns from here on. `None` once the client is closed.
     pub(super) fn open(
         &self,
-        name: &Name,
-        terms: &Arc<Terms>,
+        resource: &Resource,
+        terms: &Arc<Settings>,
         claim: &Claim,
         waits: bool,
         group: Option<Group>,
     ) -> Option<Arc<Lease>> {
-        let lease = LeaseRef::new(self.backend.lease_id(), name.resource().clone());
+        let lease = LeaseRef::new(self.backend.lease_id(), resource.clone());
         let mut request = Request::new(lease, claim.clone(), terms.ttl);
         (request.waits, request.tokens) = (waits, tokens(group.is_some()));
-        let lease = Lease::new(name, request, Arc::clone(terms), group);
+        let lease = Lease::new(request, Arc::clone(terms), group);
         let mut leases = self.leases.lock();
         if self.closing.is_closed() {
             return None;
@@ -106,12 +105,13 @@ impl Keeper {
         Some(lease)
     }
 
-    /// Removes a lease whose release is confirmed or given up.
-    pub(super) fn forget(&self, lease: &Lease) {
-        self.leases.lock().remove(&lease.id().sequence());
+    /// Removes a lease whose release is confirmed or given up, if it is not forgotten yet.
+    pub(super) fn forget(&self, id: LeaseId) -> Option<Arc<Lease>> {
+        let forgotten = self.leases.lock().remove(&id.sequence());
         if self.closing.is_closed() {
             self.releases.look();
         }
+        forgotten
     }
 
     /// Schedules a lease by the instant at which something is due for it.
@@ -181,7 +181,7 @@ impl Keeper {
         // If the release is still in flight, `released` looks at the note when it is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
         if is_confirmed && lease.granted_since() {
-            self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
+            self.queue_release(PendingRelease::orphan(lease.lease_ref().clone()));
         }
     }
 
@@ -215,7 +215,7 @@ impl Keeper {
         let mut leases = Vec::new();
         while queue.wanted() > 0 {
             let (terms, group) = (like.terms(), like.group().cloned());
-            let Some(lease) = self.open(like.name(), terms, &like.claim(), true, group) else { break };
+            let Some(lease) = self.open(like.resource(), terms, &like.claim(), true, group) else { break };
             queue.ask(lease.id());
             leases.push(lease);
         }
@@ -263,7 +263,7 @@ impl Keeper {
             queue.hold(lease.id()).then(|| then(queue))
         });
         if held.is_none() && lease.end() {
-            self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
+            self.queue_release(PendingRelease::of(lease));
         }
         held
     }
@@ -316,14 +316,14 @@ impl Keeper {
             }
             self.give_up_surplus(group);
         }
-        self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
+        self.queue_release(PendingRelease::of(lease));
     }
 
     /// Nobody waits for this lease any more.
     pub(super) fn give_up(&self, lease: &Arc<Lease>) {
         if lease.give_up() {
             self.schedule.forget(lease);
-            self.queue_release(PendingRelease::of(Target::Lease(Arc::clone(lease))));
+            self.queue_release(PendingRelease::of(lease));
         } else if lease.group().is_none() {
             self.end(lease);
         }
@@ -351,10 +351,7 @@ impl Keeper {
     /// Returns a lease to the store.
     fn end(&self, lease: &Arc<Lease>) {
         if let Next::Back(next) = self.back(lease) {
-            self.queue_release(PendingRelease {
-                next,
-                ..PendingRelease::of(Target::Lease(Arc::clone(lease)))
-            });
+            self.queue_release(PendingRelease { next, ..PendingRelease::of(lease) });
         }
     }
 
@@ -363,8 +360,15 @@ impl Keeper {
             return Next::Lost;
         }
         self.schedule.forget(lease);
-        self.owners.forget(lease);
+        self.forget_owner(lease);
         Next::Back(self.followers(lease))
+    }
+
+    /// Its owner, if it has one, does not re-enter by it any more.
+    fn forget_owner(&self, lease: &Lease) {
+        if lease.owner().is_some() {
+            self.owners.forget(lease);
+        }
     }
 
     /// A lease is no longer held: creates those that the waiters of its group now want instead.
@@ -410,9 +414,9 @@ impl Keeper {
 
     /// A lost lease is released as well: the store may still count it as held.
     pub(super) fn release_lost(&self, lease: &Arc<Lease>) {
-        self.owners.forget(lease);
+        self.forget_owner(lease);
         let next = self.followers(lease);
-        self.queue_release(PendingRelease { next, ..PendingRelease::of(Target::Lease(Arc::clone(lease))) });
+        self.queue_release(PendingRelease { next, ..PendingRelease::of(lease) });
     }
 
     /// Closes the client: no more requests are sent, and every held lease is lost.
@@ -421,11 +425,11 @@ impl Keeper {
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
         for lease in leases {
             lease.lose(LossReason::ClientClosed);
-            if lease.step(Instant::now()) == Step::Release {
+            if lease.step(List::Held, Instant::now()) == Step::Release {
                 self.schedule.forget(&lease);
                 self.release_lost(&lease);
             } else if lease.give_up() {
-                self.queue_release(PendingRelease::of(Target::Lease(lease)));
+                self.queue_release(PendingRelease::of(&lease));
             }
         }
         drop(self.queues.dismiss_all());

@@ -12,15 +12,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::deadline::{Deadline, moment_within};
-use super::entry::{Entry, List};
 use crate::backend::{
-    Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Ticket,
+    Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Resource, Ticket,
 };
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::handover::{Group, Turn};
-use crate::name::Name;
-use crate::options::Terms;
+use crate::options::Settings;
 use crate::sync::Mutex;
 
 /// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
@@ -31,9 +29,8 @@ pub(super) const RETRY: Duration = Duration::from_millis(25);
 /// One acquisition at the store, from before it is requested until its release is confirmed.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    name: Name,
     request: Request,
-    terms: Arc<Terms>,
+    terms: Arc<Settings>,
     /// The group within which the lease may be passed on, if it may be.
     group: Option<Group>,
     /// Cancelled when the lease is lost. Created by the first who asks for it.
@@ -158,32 +155,27 @@ pub(super) enum Heard {
     Known,
 }
 
+/// The lists of the keeper's schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum List {
+    Waiting,
+    Held,
+}
+
+/// Where a lease is filed: in which list, and the instant at which something is due.
+pub(super) type Entry = (List, Instant);
+
 /// What the keeper has to do for a lease now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Send its request.
-    Ask,
-    /// Renew it.
-    Renew,
+    /// Send its request, or its renewal.
+    Send,
     /// Nothing yet: schedule it again.
     Wait,
     /// It is lost: release it.
     Release,
     /// Nothing any more.
     Forget,
-}
-
-/// What follows when a guard is released.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Leaving {
-    /// It was the last one: the hold has ended.
-    Last,
-    /// Other guards keep this many permits; the rest is returned.
-    Keeping(u32),
-    /// Other guards keep the lock.
-    Sharing,
-    /// The lease had been lost before.
-    Ended(LossReason),
 }
 
 /// A lease as one holder has it. Its token distinguishes it from earlier and later holds of the same lease.
@@ -195,7 +187,7 @@ pub(crate) struct Hold {
 
 impl Lease {
     /// A lease that is about to be requested.
-    pub(super) fn new(name: &Name, request: Request, terms: Arc<Terms>, group: Option<Group>) -> Arc<Self> {
+    pub(super) fn new(request: Request, terms: Arc<Settings>, group: Option<Group>) -> Arc<Self> {
         let now = Instant::now();
         let queued = Queued {
             heard: now,
@@ -216,16 +208,20 @@ impl Lease {
             waiter: None,
             filed: None,
         };
-        let (name, lost) = (name.clone(), OnceLock::new());
-        Arc::new(Self { name, request, terms, group, lost, state: Mutex::new(state) })
+        Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
     }
 
     pub(crate) const fn id(&self) -> LeaseId {
         self.request.lease.id
     }
 
-    pub(crate) const fn name(&self) -> &Name {
-        &self.name
+    pub(super) const fn resource(&self) -> &Resource {
+        &self.request.lease.resource
+    }
+
+    /// The name of the resource, without prefix.
+    pub(super) fn name(&self) -> &str {
+        self.resource().name()
     }
 
     pub(super) const fn lease_ref(&self) -> &LeaseRef {
@@ -236,7 +232,7 @@ impl Lease {
         self.group.as_ref()
     }
 
-    pub(super) const fn terms(&self) -> &Arc<Terms> {
+    pub(super) const fn terms(&self) -> &Arc<Settings> {
         &self.terms
     }
 
@@ -541,16 +537,17 @@ impl Lease {
         }
     }
 
-    /// The waiter has taken up its hold: from now on it is renewed, and the maximum hold time runs. Tells whether the lease must be
-    /// scheduled for that.
-    pub(super) fn take(&self, token: FencingToken, now: Instant) -> bool {
+    /// The waiter has taken up its hold: from now on it is renewed, and the maximum hold time runs. Returns when something is due, if
+    /// the lease must be scheduled for that.
+    fn take_up(&self, token: FencingToken, now: Instant) -> Option<Instant> {
         match &mut self.state.lock().phase {
             Phase::Held(held) if held.token == token => {
                 (held.handed, held.taken) = (true, true);
-                held.deadline = held.deadline.for_next(now);
-                !held.filed_to_renew || self.is_capped()
+                held.deadline.start_hold(now);
+                let is_scheduled = held.filed_to_renew && !self.is_capped();
+                (!is_scheduled).then(|| held.schedule())
             }
-            _ => true,
+            _ => Some(now),
         }
     }
 
@@ -568,7 +565,7 @@ impl Lease {
         held.turn.pass();
         held.token = FencingToken::new(held.token.get() + 1);
         (held.handed, held.taken, held.guards, held.permits) = (true, false, 1, 1);
-        held.deadline = held.deadline.for_next(now);
+        held.deadline.start_hold(now);
         Some(Hold { lease: Arc::clone(self), token: held.token })
     }
 
@@ -582,22 +579,25 @@ impl Lease {
         held
     }
 
-    /// Removes a guard and its permits. If it was the last one, the caller ends the lease or passes it on.
-    pub(super) fn leave(&self, token: FencingToken, permits: u32, now: Instant) -> Leaving {
+    /// Removes a guard and its permits. Returns how many permits the other guards keep: 0 if it was the last one, so that the caller
+    /// ends the lease or passes it on, or `None` if they keep all of a lock.
+    pub(super) fn leave(
+        &self,
+        token: FencingToken,
+        permits: u32,
+        now: Instant,
+    ) -> Result<Option<u32>, LossReason> {
         let mut state = self.state.lock();
         if let Some(reason) = self.loss_in(&mut state, token, now) {
-            return Leaving::Ended(reason);
+            return Err(reason);
         }
-        let Phase::Held(held) = &mut state.phase else { return Leaving::Ended(LossReason::Expired) };
+        let Phase::Held(held) = &mut state.phase else { return Err(LossReason::Expired) };
         held.guards -= 1;
-        if held.guards == 0 {
-            return Leaving::Last;
-        }
-        if !self.name.kind().is_semaphore() {
-            return Leaving::Sharing;
+        if held.guards > 0 && !self.resource().kind.is_semaphore() {
+            return Ok(None);
         }
         held.permits -= permits;
-        Leaving::Keeping(held.permits)
+        Ok(Some(held.permits))
     }
 
     /// Adds a guard of an owner that re-enters, if the lease is still held.
@@ -616,7 +616,7 @@ impl Lease {
         let mut state = self.state.lock();
         state.phase = Phase::Lost { token, reason, detail: None, seen_to: true };
         drop(state);
-        tracing::warn!(name = %self.name, token = token.get(), %reason, "lease lost before its release");
+        tracing::warn!(name = %self.name(), token = token.get(), %reason, "lease lost before its release");
         self.tell_lost();
     }
 
@@ -665,7 +665,7 @@ impl Lease {
         let token = held.token;
         let refusal = held.unanswered.as_ref().filter(|_| reason == LossReason::StoreRefused);
         let detail = refusal.map(|refusal| refusal.1.to_string());
-        tracing::warn!(name = %self.name, token = token.get(), %reason, ?detail, "lease lost");
+        tracing::warn!(name = %self.name(), token = token.get(), %reason, ?detail, "lease lost");
         state.phase = Phase::Lost { token, reason, detail, seen_to: false };
         self.tell_lost();
     }
@@ -699,6 +699,13 @@ impl Held {
         self.unanswered = None;
     }
 
+    /// When something is due next: a renewal, or the end. It counts as scheduled for that.
+    fn schedule(&mut self) -> Instant {
+        let renewal = self.next_renewal();
+        self.filed_to_renew = renewal.is_some();
+        renewal.unwrap_or_else(|| self.deadline.ends())
+    }
+
     /// When the next renewal is due, if there is one and none is in flight.
     fn next_renewal(&self) -> Option<Instant> {
         if self.renewing || !self.taken {
@@ -724,14 +731,10 @@ impl Lease {
             Phase::Queued(queued) if queued.asking => None,
             Phase::Queued(queued) => {
                 queued.kept = true;
-                Some(Entry { list: List::Queued, at: queued.ask_at })
+                Some((List::Waiting, queued.ask_at))
             }
-            Phase::Held(held) => {
-                let renewal = held.next_renewal();
-                held.filed_to_renew = renewal.is_some();
-                Some(Entry { list: List::Held, at: renewal.unwrap_or_else(|| held.deadline.ends()) })
-            }
-            Phase::Lost { seen_to: false, .. } => Some(Entry { list: List::Held, at: Instant::now() }),
+            Phase::Held(held) => Some((List::Held, held.schedule())),
+            Phase::Lost { seen_to: false, .. } => Some((List::Held, Instant::now())),
             Phase::Released { .. } | Phase::Lost { .. } => None,
         };
         (std::mem::replace(&mut state.filed, now_at), now_at)
@@ -751,8 +754,9 @@ impl Lease {
         matches!(&self.state.lock().phase, Phase::Held(held) if held.may_renew(now))
     }
 
-    /// What the keeper has to do at `now`. A request, a renewal or a release is returned once and counts as begun from then on.
-    pub(super) fn step(&self, now: Instant) -> Step {
+    /// What the keeper has to do at `now` for a lease that was filed in `list`. A request, a renewal or a release is returned once and
+    /// counts as begun from then on.
+    pub(super) fn step(&self, list: List, now: Instant) -> Step {
         let mut state = self.state.lock();
         if let Phase::Held(held) = &state.phase {
             let token = held.token;
@@ -762,11 +766,11 @@ impl Lease {
             Phase::Queued(queued) if queued.asking => Step::Forget,
             Phase::Queued(queued) if queued.ask_at <= now => {
                 queued.asking = true;
-                Step::Ask
+                Step::Send
             }
-            Phase::Held(held) if held.may_renew(now) => {
+            Phase::Held(held) if list == List::Held && held.may_renew(now) => {
                 held.renewing = true;
-                Step::Renew
+                Step::Send
             }
             Phase::Queued(_) | Phase::Held(_) => Step::Wait,
             Phase::Lost { seen_to: seen_to @ false, .. } => {
@@ -791,7 +795,7 @@ impl Lease {
         match answer {
             Ok(Renewal::Renewed) => {
                 held.extend(sent, now);
-                tracing::debug!(name = %self.name, token = held.token.get(), "lease renewed");
+                tracing::debug!(name = %self.name(), token = held.token.get(), "lease renewed");
             }
             // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
@@ -799,7 +803,7 @@ impl Lease {
             }
             Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason),
             Err(error) => {
-                tracing::debug!(name = %self.name, token = held.token.get(), %error, "renewal not answered");
+                tracing::debug!(name = %self.name(), token = held.token.get(), %error, "renewal not answered");
                 held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
             }
         }
@@ -810,18 +814,6 @@ impl Lease {
         match &self.state.lock().phase {
             Phase::Held(held) => Some(held.deadline.ends()),
             _ => None,
-        }
-    }
-
-    /// Whether it is no longer held at `now`.
-    pub(super) fn is_over(&self, now: Instant) -> bool {
-        !matches!(&self.state.lock().phase, Phase::Held(held) if !held.deadline.has_passed(now))
-    }
-
-    /// It is in no round, so no renewal of it is in flight.
-    pub(super) fn leave_round(&self) {
-        if let Phase::Held(held) = &mut self.state.lock().phase {
-            held.renewing = false;
         }
     }
 
@@ -844,8 +836,8 @@ impl Lease {
 // Holds
 
 impl Hold {
-    pub(crate) fn name(&self) -> &Name {
-        &self.lease.name
+    pub(crate) fn name(&self) -> &str {
+        self.lease.name()
     }
 
     /// Why it is lost, if it is.
@@ -859,7 +851,7 @@ impl Hold {
             Phase::Lost { token, detail, .. } if *token == self.token => detail.clone(),
             _ => None,
         };
-        Error::Lost { name: self.name().as_str().to_owned(), token: self.token, reason, detail }
+        Error::Lost { name: self.name().to_owned(), token: self.token, reason, detail }
     }
 
     /// When it ends unless it is renewed. `None` if it has ended.
@@ -920,9 +912,9 @@ impl Hold {
         self.loss(Instant::now()).unwrap_or(LossReason::Expired)
     }
 
-    /// The waiter has taken it up. Tells whether the lease must be scheduled for that.
-    pub(super) fn begin(&self, now: Instant) -> bool {
-        self.lease.take(self.token, now)
+    /// The waiter has taken it up. Returns when something is due, if the lease must be scheduled for that.
+    pub(super) fn begin(&self, now: Instant) -> Option<Instant> {
+        self.lease.take_up(self.token, now)
     }
 }
 
@@ -934,10 +926,9 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     fn lease() -> Arc<Lease> {
-        let name = Name::new("lock:", "a", Kind::Mutex).unwrap();
-        let asked = LeaseRef::new(LeaseIds::new().next(), name.resource().clone());
-        let terms = Terms { ttl: TTL, renewal_period: TTL / 3, max_hold: None };
-        Lease::new(&name, Request::new(asked, Claim::Sole, TTL).waiting(), Arc::new(terms), None)
+        let asked = LeaseRef::new(LeaseIds::new().next(), Resource::new("lock:a", Kind::Mutex));
+        let terms = Settings::new(TTL, TTL / 3, None, false);
+        Lease::new(Request::new(asked, Claim::Sole, TTL).waiting(), Arc::new(terms), None)
     }
 
     fn queued(ticket: u64) -> Result<Answer, BackendError> {
@@ -953,7 +944,7 @@ mod tests {
     }
 
     fn due(lease: &Lease) -> Instant {
-        lease.file().1.expect("something is due").at
+        lease.file().1.expect("something is due").1
     }
 
     fn ends(lease: &Arc<Lease>) -> Option<Instant> {
@@ -977,7 +968,7 @@ mod tests {
         lease.answered(queued(9), start + TTL, start + TTL);
         assert_eq!(told(&lease, 7, 42, start + TTL), Heard::Doubtful);
         assert_eq!(due(&lease), start + TTL, "at once");
-        assert_eq!(lease.step(start + TTL), Step::Ask);
+        assert_eq!(lease.step(List::Waiting, start + TTL), Step::Send);
         assert!(matches!(lease.answered(queued(9), start + TTL, start + TTL), Outcome::Queued));
         assert!(ends(&lease).is_none());
     }
@@ -1020,14 +1011,14 @@ mod tests {
             lease.answered(Ok(Answer::Granted(grant(42))), now, now);
             lease.hand().unwrap().begin(now);
             lease.revoke(FencingToken::new(revoked));
-            assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
+            assert_eq!(lease.step(List::Held, now) == Step::Release, lost, "{revoked}");
         }
         // The revocation arrives before the answer that grants.
         for (revoked, lost) in [(42, true), (41, false), (0, true)] {
             let lease = lease();
             lease.revoke(FencingToken::new(revoked));
             lease.answered(Ok(Answer::Granted(grant(42))), now, now);
-            assert_eq!(lease.step(now) == Step::Release, lost, "{revoked}");
+            assert_eq!(lease.step(List::Held, now) == Step::Release, lost, "{revoked}");
         }
     }
 
@@ -1045,7 +1036,7 @@ mod tests {
     fn a_hold_hears_of_its_own_loss_only() {
         let (lease, now) = (lease(), Instant::now());
         let many = Request { tokens: 16, ..lease.request.clone() };
-        let lease = Lease::new(lease.name(), many, Arc::clone(lease.terms()), None);
+        let lease = Lease::new(many, Arc::clone(lease.terms()), None);
         lease.answered(Ok(Answer::Granted(grant(42))), now, now);
         let first = lease.hand().unwrap();
         first.begin(now);

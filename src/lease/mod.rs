@@ -32,16 +32,16 @@
 mod acquire;
 mod deadline;
 mod engine;
-mod entry;
 mod keeper;
 #[expect(clippy::module_inception, reason = "it is about one of them")]
 mod lease;
 mod reentry;
 mod release;
 mod release_queue;
+mod renewals;
 mod schedule;
 mod tasks;
 
-pub(crate) use acquire::{FollowsLimit, Wait, Wanted, acquire};
+pub(crate) use acquire::{FollowsLimit, Wait, Waiter};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;

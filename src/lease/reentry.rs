@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use super::lease::{Hold, Lease};
 use crate::hash::HashMap;
-use crate::name::Name;
 use crate::sync::Mutex;
 
 /// Lock key and owner.
@@ -23,11 +22,11 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Adds a guard to the lease under which `owner` holds `name`, if there is one.
-    pub(crate) fn enter(&self, name: &Name, owner: &Arc<str>) -> Option<Hold> {
+    /// Adds a guard to the lease under which `owner` holds the lock `key`, if there is one.
+    pub(crate) fn enter(&self, key: &Arc<str>, owner: &Arc<str>) -> Option<Hold> {
         let now = Instant::now();
         let leases = self.leases.lock();
-        let held = leases.get(&(Arc::clone(name.key()), Arc::clone(owner)))?;
+        let held = leases.get(&(Arc::clone(key), Arc::clone(owner)))?;
         held.iter().find_map(|lease| lease.enter(now))
     }
 
@@ -52,5 +51,5 @@ impl Owners {
 }
 
 fn identity(lease: &Lease) -> Option<Identity> {
-    lease.owner().map(|owner| (Arc::clone(lease.name().key()), Arc::clone(owner)))
+    lease.owner().map(|owner| (Arc::clone(&lease.resource().key), Arc::clone(owner)))
 }

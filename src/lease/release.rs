@@ -5,6 +5,7 @@
 //! confirmed them; when the runtime of that task ends, by the crate's own thread.
 
 use std::convert::Infallible;
+use std::mem;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -13,15 +14,16 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::{join, join_all};
 use futures::stream::FuturesUnordered;
+use scopeguard::{ScopeGuard, guard};
 use tokio::sync::oneshot;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::keeper::{Keeper, Next};
-use super::lease::{Hold, Lease, Leaving};
-use super::release_queue::{PendingRelease, Target, UnderWay};
-use crate::backend::{BackendError, Released};
+use super::lease::Hold;
+use super::release_queue::{PendingRelease, UnderWay};
+use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
 use crate::error::LossReason;
 
@@ -43,23 +45,20 @@ impl Keeper {
 
     /// Releases a guard and its permits without waiting.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
-        let lease = &hold.lease;
-        let now = Instant::now();
-        match lease.leave(hold.token, permits, now) {
-            Leaving::Last => {
-                hold.give_back();
-                if let Next::Back(next) = self.pass_on(lease, now) {
-                    tracing::debug!(name = %lease.name(), token = hold.token.get(), "guard dropped, release queued");
-                    self.queue_release(PendingRelease {
-                        next,
-                        ..PendingRelease::of(Target::Lease(Arc::clone(lease)))
-                    });
+        match self.leave(hold, permits) {
+            Ok(Left::Shared) | Err(_) => {}
+            Ok(Left::PassedOn) => hold.give_back(),
+            Ok(Left::Owed(pending)) => {
+                if pending.keep == 0 {
+                    hold.give_back();
+                    tracing::debug!(
+                        name = %hold.name(),
+                        token = hold.token.get(),
+                        "guard dropped, release queued"
+                    );
                 }
+                self.queue_release(pending);
             }
-            Leaving::Keeping(keep) => {
-                self.queue_release(PendingRelease::of(Target::Permits(Arc::clone(lease), keep)))
-            }
-            Leaving::Sharing | Leaving::Ended(_) => {}
         }
     }
 
@@ -67,32 +66,23 @@ impl Keeper {
     pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), ReleaseError> {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
-        let now = Instant::now();
-        let leaving = lease.leave(hold.token, permits, now);
-        let _giving_back = (leaving == Leaving::Last).then(|| GivingBack(hold));
-        let (target, next) = match leaving {
-            Leaving::Last => match self.pass_on(lease, now) {
-                Next::Back(next) => (Target::Lease(Arc::clone(lease)), next),
-                Next::Passed => return Ok(()),
-                Next::Lost => return Err(ReleaseError::Lost(hold.reason())),
-            },
-            Leaving::Keeping(keep) => (Target::Permits(Arc::clone(lease), keep), Vec::new()),
-            Leaving::Sharing => return Ok(()),
-            Leaving::Ended(reason) => return Err(ReleaseError::Lost(reason)),
-        };
-        let part = matches!(target, Target::Permits(..));
-        let answer = if next.is_empty() {
-            self.release_in_place(target).await
+        let left = self.leave(hold, permits).map_err(ReleaseError::Lost)?;
+        let is_part = matches!(left, Left::Shared | Left::Owed(PendingRelease { keep: 1.., .. }));
+        // When the release is over or dropped, everybody who waits for the end of the hold is notified.
+        let _giving_back = (!is_part).then(|| guard(hold, Hold::give_back));
+        let Left::Owed(pending) = left else { return Ok(()) };
+        let answer = if pending.next.is_empty() {
+            self.release_in_place(pending).await
         } else {
-            self.release_behind(target, next).await
+            self.release_behind(pending).await
         };
         let released = answer.map_err(ReleaseError::Store)?;
         // The release of a part may find nothing because the rest of the lease was released in the meantime.
-        let overtaken = part && lease.is_released();
+        let overtaken = is_part && lease.is_released();
         match lost_before(released, ends).filter(|_| !overtaken) {
             None => Ok(()),
             Some(reason) => {
-                if part {
+                if is_part {
                     lease.lose(reason);
                     self.file(lease);
                 } else {
@@ -103,38 +93,55 @@ impl Keeper {
         }
     }
 
+    /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it.
+    fn leave(&self, hold: &Hold, permits: u32) -> Result<Left, LossReason> {
+        let (lease, now) = (&hold.lease, Instant::now());
+        let pending = match lease.leave(hold.token, permits, now)? {
+            None => return Ok(Left::Shared),
+            Some(0) => match self.pass_on(lease, now) {
+                Next::Back(next) => PendingRelease { next, ..PendingRelease::of(lease) },
+                Next::Passed => return Ok(Left::PassedOn),
+                Next::Lost => {
+                    hold.give_back();
+                    return Err(hold.reason());
+                }
+            },
+            Some(keep) => PendingRelease { keep, ..PendingRelease::of(lease) },
+        };
+        Ok(Left::Owed(pending))
+    }
+
     /// Sends a release from the caller's task. If it is not confirmed, it goes to the release queue.
-    async fn release_in_place(&self, target: Target) -> Result<Released, BackendError> {
-        let pending = Unconfirmed { keeper: self, target: Some(target.clone()) };
-        let released = self.send_release(&target).await?;
-        pending.finish();
-        self.released(&target);
+    async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
+        let pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
+        let released = self.send_release(&pending.lease, pending.keep).await?;
+        self.released(&ScopeGuard::into_inner(pending));
         Ok(released)
     }
 
-    /// Has the keeper's task send the requests in `next` and then the release. Others wait for those requests, so they must
+    /// Has the keeper's task send the requests that come first and then the release. Others wait for those requests, so they must
     /// not depend on the caller's future.
-    async fn release_behind(&self, target: Target, next: Vec<Arc<Lease>>) -> Result<Released, BackendError> {
+    async fn release_behind(&self, pending: PendingRelease) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
-        self.queue_release(PendingRelease { target, next, confirm: Some(confirm) });
+        self.queue_release(PendingRelease { confirm: Some(confirm), ..pending });
         confirmed.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
     }
 
-    async fn send_release(&self, target: &Target) -> Result<Released, BackendError> {
-        match target {
-            Target::Lease(lease) => self.backend.release(lease.lease_ref()).await,
-            Target::Permits(lease, keep) => self.backend.release_permits(lease.lease_ref(), *keep).await,
-            Target::Orphan(lease) => self.backend.release(lease).await,
+    async fn send_release(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+        match keep {
+            0 => self.backend.release(lease).await,
+            _ => self.backend.release_permits(lease, keep).await,
         }
     }
 
     /// A release was confirmed, or given up.
-    fn released(&self, target: &Target) {
-        let Target::Lease(lease) = target else { return };
-        self.forget(lease);
-        if lease.granted_since() {
+    fn released(&self, pending: &PendingRelease) {
+        if pending.keep > 0 {
+            return;
+        }
+        if self.forget(pending.lease.id).is_some_and(|lease| lease.granted_since()) {
             // Its request may have been executed after its release. If it was not, this release finds nothing.
-            self.queue_release(PendingRelease::of(Target::Orphan(lease.lease_ref().clone())));
+            self.queue_release(PendingRelease::orphan(pending.lease.clone()));
         }
     }
 
@@ -173,7 +180,7 @@ impl Keeper {
 
     /// Sends the requests for the next leases and the release, in this order, without waiting in between.
     async fn send_pending(&self, mut pending: UnderWay<'_>) {
-        let next = pending.take_next();
+        let next = pending.pending().map(|pending| mem::take(&mut pending.next)).unwrap_or_default();
         if next.is_empty() {
             return self.send_until_confirmed(pending).await;
         }
@@ -184,26 +191,29 @@ impl Keeper {
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
     /// flight, and be granted later.
-    async fn send_until_confirmed(&self, mut pending: UnderWay<'_>) {
-        let Some(target) = pending.target() else { return };
-        let key = &*target.lease_ref().resource.key;
-        let give_up = Instant::now() + target.ttl().map_or(GIVE_UP_AFTER, |ttl| ttl.max(GIVE_UP_AFTER));
+    async fn send_until_confirmed(&self, mut under_way: UnderWay<'_>) {
+        let Some(pending) = under_way.pending() else { return };
+        let key = Arc::clone(&pending.lease.resource.key);
+        let give_up = Instant::now() + pending.ttl.max(GIVE_UP_AFTER);
         loop {
-            let answer = self.send_release(&target).await;
-            pending.confirm(|| answer.as_ref().copied().map_err(BackendError::again));
+            let answer = self.send_release(&pending.lease, pending.keep).await;
+            if let Some(confirm) = pending.confirm.take() {
+                // Nobody waits any more if the `release` future was dropped.
+                let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::again));
+            }
             match answer {
                 Ok(released) => {
-                    tracing::debug!(key, ?released, "released in the background");
+                    tracing::debug!(key = &*key, ?released, "released in the background");
                     break;
                 }
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
-                    tracing::debug!(key, %error, "release not answered, sending it again");
+                    tracing::debug!(key = &*key, %error, "release not answered, sending it again");
                     sleep(RETRY).await;
                 }
                 // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => break,
                 Err(error) => {
-                    tracing::warn!(key, %error, "release given up: it happens when the lease ends");
+                    tracing::warn!(key = &*key, %error, "release given up: it happens when the lease ends");
                     // `shutdown` closes the backend, and has already reported what was not confirmed by then.
                     if !matches!(error, BackendError::Closed) {
                         self.given_up.fetch_add(1, Ordering::Relaxed);
@@ -212,8 +222,8 @@ impl Keeper {
                 }
             }
         }
-        self.released(&target);
-        pending.finish();
+        self.released(pending);
+        under_way.finish();
     }
 
     /// The runtime of the keeper's task has ended: what is pending is sent from the crate's own thread, and so is what is queued
@@ -244,13 +254,25 @@ impl Keeper {
     /// because its client belongs to a runtime that has ended, are pending again afterwards.
     async fn send_pending_releases(&self) {
         let mut releases = FuturesUnordered::new();
-        while let Some(mut pending) = self.releases.pop() {
-            // These are requested by the keeper's task on the next runtime.
-            self.ask_again(pending.take_next());
-            releases.push(timeout(GIVE_UP_AFTER, self.send_until_confirmed(pending)));
+        while let Some(mut under_way) = self.releases.pop() {
+            if let Some(pending) = under_way.pending() {
+                // These are requested by the keeper's task on the next runtime.
+                self.ask_again(mem::take(&mut pending.next));
+            }
+            releases.push(timeout(GIVE_UP_AFTER, self.send_until_confirmed(under_way)));
         }
         while releases.next().await.is_some() {}
     }
+}
+
+/// What follows when a guard is released.
+enum Left {
+    /// Other guards keep all of a lock.
+    Shared,
+    /// It was the last one, and the lease was passed on within this client.
+    PassedOn,
+    /// This is returned to the store: the lease if it was the last guard, or its permits.
+    Owed(PendingRelease),
 }
 
 /// Why a release did not end a hold.
@@ -258,35 +280,6 @@ impl Keeper {
 pub(crate) enum ReleaseError {
     Lost(LossReason),
     Store(BackendError),
-}
-
-/// A release in progress. When it is over or dropped, everybody who waits for the end of the hold is notified.
-struct GivingBack<'a>(&'a Hold);
-
-impl Drop for GivingBack<'_> {
-    fn drop(&mut self) {
-        self.0.give_back();
-    }
-}
-
-/// A release that the caller's task sends: it goes to the release queue unless the store confirms it.
-struct Unconfirmed<'a> {
-    keeper: &'a Keeper,
-    target: Option<Target>,
-}
-
-impl Unconfirmed<'_> {
-    fn finish(mut self) {
-        self.target = None;
-    }
-}
-
-impl Drop for Unconfirmed<'_> {
-    fn drop(&mut self) {
-        if let Some(target) = self.target.take() {
-            self.keeper.queue_release(PendingRelease::of(target));
-        }
-    }
 }
 
 /// Whether the result of a release means that the lease had been lost before. If the result is unknown, the lease counts as

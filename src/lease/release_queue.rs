@@ -38,7 +38,11 @@ type Number = u64;
 /// A release that must reach the store.
 #[derive(Debug)]
 pub(super) struct PendingRelease {
-    pub(super) target: Target,
+    pub(super) lease: LeaseRef,
+    /// How many permits are kept.
+    pub(super) keep: u32,
+    /// How long the store keeps the lease without a renewal, if that is known.
+    pub(super) ttl: Duration,
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
     /// the store executes the release.
     pub(super) next: Vec<Arc<Lease>>,
@@ -46,40 +50,15 @@ pub(super) struct PendingRelease {
     pub(super) confirm: Option<oneshot::Sender<Result<Released, BackendError>>>,
 }
 
-/// What is to be released.
-#[derive(Clone, Debug)]
-pub(super) enum Target {
-    Lease(Arc<Lease>),
-    /// All but this many permits.
-    Permits(Arc<Lease>, u32),
-    /// A grant to a lease that has ended: its request may have been executed after its release.
-    Orphan(LeaseRef),
-}
-
-impl Target {
-    pub(super) fn lease_ref(&self) -> &LeaseRef {
-        match self {
-            Self::Lease(lease) | Self::Permits(lease, _) => lease.lease_ref(),
-            Self::Orphan(lease) => lease,
-        }
-    }
-
-    /// How long the store keeps the lease without a renewal, if that is known.
-    pub(super) fn ttl(&self) -> Option<Duration> {
-        match self {
-            Self::Lease(lease) | Self::Permits(lease, _) => Some(lease.terms().ttl),
-            Self::Orphan(_) => None,
-        }
-    }
-
-    fn key(&self) -> &Arc<str> {
-        &self.lease_ref().resource.key
-    }
-}
-
 impl PendingRelease {
-    pub(super) const fn of(target: Target) -> Self {
-        Self { target, next: Vec::new(), confirm: None }
+    /// That of a whole lease.
+    pub(super) fn of(lease: &Lease) -> Self {
+        Self { ttl: lease.terms().ttl, ..Self::orphan(lease.lease_ref().clone()) }
+    }
+
+    /// That of a grant to a lease that has ended: its request may have been executed after its release.
+    pub(super) const fn orphan(lease: LeaseRef) -> Self {
+        Self { lease, keep: 0, ttl: Duration::ZERO, next: Vec::new(), confirm: None }
     }
 }
 
@@ -88,7 +67,7 @@ impl ReleaseQueue {
         let mut queue = self.queue.lock();
         let number = queue.next_number;
         queue.next_number += 1;
-        queue.unfinished.entry(Arc::clone(pending.target.key())).or_default().push(number);
+        queue.unfinished.entry(Arc::clone(&pending.lease.resource.key)).or_default().push(number);
         queue.pending.push_back((number, pending));
         drop(queue);
         self.queued.notify_one();
@@ -158,27 +137,14 @@ pub(super) struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    /// Takes the leases that are to be requested first.
-    pub(super) fn take_next(&mut self) -> Vec<Arc<Lease>> {
-        self.pending.as_mut().map(|(_, pending)| std::mem::take(&mut pending.next)).unwrap_or_default()
-    }
-
-    pub(super) fn target(&self) -> Option<Target> {
-        self.pending.as_ref().map(|(_, pending)| pending.target.clone())
-    }
-
-    /// Sends the first answer to whoever waits for it.
-    pub(super) fn confirm(&mut self, answer: impl FnOnce() -> Result<Released, BackendError>) {
-        if let Some(confirm) = self.pending.as_mut().and_then(|(_, pending)| pending.confirm.take()) {
-            // Nobody waits any more if the `release` future was dropped.
-            let _ = confirm.send(answer());
-        }
+    pub(super) fn pending(&mut self) -> Option<&mut PendingRelease> {
+        self.pending.as_mut().map(|(_, pending)| pending)
     }
 
     /// Marks it as done.
     pub(super) fn finish(mut self) {
         if let Some((number, pending)) = self.pending.take() {
-            self.queue.mark_finished(pending.target.key(), number);
+            self.queue.mark_finished(&pending.lease.resource.key, number);
         }
     }
 }
@@ -202,7 +168,7 @@ mod tests {
     use crate::backend::{Kind, LeaseIds, Resource};
 
     fn orphan(ids: &LeaseIds) -> PendingRelease {
-        PendingRelease::of(Target::Orphan(LeaseRef::new(ids.next(), Resource::new("a", Kind::Mutex))))
+        PendingRelease::orphan(LeaseRef::new(ids.next(), Resource::new("a", Kind::Mutex)))
     }
 
     #[tokio::test]

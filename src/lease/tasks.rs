@@ -1,9 +1,10 @@
 //! The tasks of a keeper: one repeats the requests of waiting leases and handles the store's events, one renews held leases and
 //! watches their deadlines, one sends releases.
 
+use std::collections::VecDeque;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
@@ -12,10 +13,10 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::entry::List;
 use super::keeper::Keeper;
-use super::lease::{Heard, Lease, Step};
-use super::release_queue::{PendingRelease, Target};
+use super::lease::{Heard, Lease, List, Step};
+use super::release_queue::PendingRelease;
+use super::renewals::next_together;
 use crate::backend::Event;
 
 impl Keeper {
@@ -48,7 +49,7 @@ impl Keeper {
 
     /// Makes everything due again that was in progress on a runtime that has ended.
     fn take_over(&self, held_too: bool) {
-        self.schedule.clear(List::Queued);
+        self.schedule.clear(List::Waiting);
         if held_too {
             self.schedule.clear(List::Held);
         }
@@ -67,15 +68,16 @@ impl Keeper {
     }
 
     async fn renew_held(self: Arc<Self>) {
-        let mut renewals = FuturesUnordered::new();
+        let under_way = AtomicUsize::new(0);
+        let (mut waiting, mut renewals) = (VecDeque::new(), FuturesUnordered::new());
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
             // A store that answers at once must not keep other tasks from running.
             consume_budget().await;
-            let ask = self.tend(List::Held, Instant::now());
-            debug_assert!(ask.is_empty(), "leases that are to be requested are in the other list");
-            let rounds = self.schedule.start_rounds().into_iter();
-            renewals.extend(rounds.map(|round| self.schedule.ask(&*self.backend, round)));
+            waiting.extend(self.tend(List::Held, Instant::now()));
+            while let Some(leases) = next_together(&mut waiting, under_way.load(Ordering::Relaxed)) {
+                renewals.push(self.renew(leases, &under_way));
+            }
             set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
             tokio::select! {
                 Some(()) = renewals.next() => {}
@@ -91,12 +93,12 @@ impl Keeper {
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
             consume_budget().await;
-            asks.extend(self.tend(List::Queued, Instant::now()).into_iter().map(|lease| self.ask(lease)));
-            set_alarm(self.schedule.set_alarm(List::Queued), alarm.as_mut());
+            asks.extend(self.tend(List::Waiting, Instant::now()).into_iter().map(|lease| self.ask(lease)));
+            set_alarm(self.schedule.set_alarm(List::Waiting), alarm.as_mut());
             tokio::select! {
                 () = self.hear_all(&mut events) => {}
                 Some(()) = asks.next() => {}
-                () = self.schedule.rescheduled(List::Queued) => {}
+                () = self.schedule.rescheduled(List::Waiting) => {}
                 () = &mut alarm => {}
             }
         }
@@ -111,31 +113,26 @@ impl Keeper {
         std::future::pending().await
     }
 
-    /// Does what is due for every lease of a list. Returns those that are to be requested.
+    /// Does what is due for every lease of a list. Returns those that are to be requested, or renewed.
     fn tend(&self, list: List, now: Instant) -> Vec<Arc<Lease>> {
-        let (mut ask, mut renew, mut wait) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut send, mut file) = (Vec::new(), Vec::new());
         for lease in self.schedule.take_due(list, now) {
-            match lease.step(now) {
-                Step::Ask => ask.push(lease),
-                Step::Renew => renew.push(lease),
-                Step::Wait => {
-                    lease.leave_round();
-                    wait.push(lease);
+            match lease.step(list, now) {
+                Step::Send => {
+                    if list == List::Held {
+                        file.push(Arc::clone(&lease));
+                    }
+                    send.push(lease);
                 }
+                Step::Wait => file.push(lease),
                 Step::Release => self.release_lost(&lease),
                 Step::Forget => {}
             }
         }
-        if !wait.is_empty() {
-            self.schedule.file(wait);
+        if !file.is_empty() {
+            self.schedule.file(file);
         }
-        if !renew.is_empty() {
-            self.schedule.renew(&renew);
-            if list == List::Queued {
-                self.schedule.wake(List::Held);
-            }
-        }
-        ask
+        send
     }
 
     /// Handles an event from the store.
@@ -144,7 +141,7 @@ impl Keeper {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
                     tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "granted to nobody, releasing");
-                    return self.queue_release(PendingRelease::of(Target::Orphan(lease)));
+                    return self.queue_release(PendingRelease::orphan(lease));
                 };
                 let now = Instant::now();
                 match known.told(ticket, grant, now) {
@@ -162,7 +159,7 @@ impl Keeper {
             }
             Event::AskAgain(lease) => self.ask_again(self.lease(lease)),
             Event::Changed(key) => {
-                let waits = |lease: &Lease| lease.lease_ref().resource.key == key;
+                let waits = |lease: &Lease| lease.resource().key == key;
                 self.ask_again(self.all(waits));
             }
             Event::Resync => self.ask_again(self.all(|_| true)),

@@ -32,7 +32,6 @@ use std::sync::LazyLock;
 
 use fred::bytes::Bytes;
 use fred::types::Key;
-use memchr::memchr2;
 use uuid::Uuid;
 
 use super::protocol::CHANNEL_PREFIX;
@@ -86,11 +85,10 @@ pub(super) fn channel(client: Uuid) -> String {
 /// The hash tag that other keys need beside this one to be in its slot: its own, or a number that hashes to its slot. `None` if the
 /// whole key can be their hash tag, as nearly always.
 pub(super) fn tag_beside(key: &str) -> Option<Cow<'_, str>> {
-    memchr2(b'{', b'}', key.as_bytes())?;
-    match hash_tag(key) {
-        Some(tag) => Some(tag.into()),
-        None => key.contains('}').then(|| number_in_slot_of(key).to_string().into()),
+    if !key.as_bytes().contains(&b'}') {
+        return None;
     }
+    Some(hash_tag(key).map_or_else(|| number_in_slot_of(key).to_string().into(), Cow::from))
 }
 
 /// The part of a key that determines its slot: the text between the first `{` and the next `}`, unless that is empty.
@@ -120,7 +118,7 @@ mod tests {
 
     use super::*;
     use crate::backend::Kind;
-    use crate::name::Name;
+    use crate::name;
 
     /// All keys of a resource, those that the scripts name included. The last one is the fence.
     fn text(prefix: &str, name: &str) -> Vec<String> {
@@ -157,7 +155,10 @@ mod tests {
             assert_eq!(text(prefix, "a")[FENCE], fence);
             for prefix in ["", "{", "{t}:", "lock:"] {
                 let name = fence.strip_prefix(prefix).filter(|name| !name.is_empty());
-                assert!(name.is_none_or(|name| Name::new(prefix, name, Kind::Mutex).is_err()), "{fence}");
+                assert!(
+                    name.is_none_or(|name| name::resource(prefix, name, Kind::Mutex).is_err()),
+                    "{fence}"
+                );
             }
         }
     }

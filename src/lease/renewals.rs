@@ -1,0 +1,81 @@
+//! Renewing held leases: many in one request, and not too many at a time.
+//!
+//! A lease that is being renewed stays filed in the schedule, by its end: a store that hangs delays no deadline.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::StreamExt;
+use tokio::time::{Instant, timeout_at};
+
+use super::keeper::Keeper;
+use super::lease::{Lease, List};
+use super::schedule::TOGETHER;
+use crate::backend::{Answered, BackendError};
+
+/// No request is sent while this many renewals are in flight: those of one request, so that a burst of renewals does not hold up
+/// other requests at the store. If more of them wait because the store is far away, the limit is one for every
+/// [`WAITING_PER_UNDER_WAY`] that wait, up to [`MAX_UNDER_WAY`]. This bounds by how many round trips a renewal is late.
+const UNDER_WAY: usize = TOGETHER;
+const MAX_UNDER_WAY: usize = 1024;
+const WAITING_PER_UNDER_WAY: usize = 16;
+
+/// Takes out leases that are to be renewed together, if enough of those `under_way` have been answered.
+pub(super) fn next_together(waiting: &mut VecDeque<Arc<Lease>>, under_way: usize) -> Option<Vec<Arc<Lease>>> {
+    let limit = (waiting.len() / WAITING_PER_UNDER_WAY).clamp(UNDER_WAY, MAX_UNDER_WAY);
+    let number = waiting.len().min(TOGETHER);
+    (number > 0 && under_way < limit).then(|| waiting.drain(..number).collect())
+}
+
+impl Keeper {
+    /// Renews leases, and files them by the answers, each as soon as it is answered. Until then it counts as `under_way`.
+    pub(super) fn renew<'a>(
+        &'a self,
+        leases: Vec<Arc<Lease>>,
+        under_way: &'a AtomicUsize,
+    ) -> impl Future<Output = ()> + use<'a> {
+        // For those that have ended in the meantime, what is due is filed already.
+        let requests = leases.into_iter().filter_map(|lease| Some((lease.renewal()?, Some(lease))));
+        let (requests, mut leases): (Vec<_>, Vec<_>) = requests.unzip();
+        under_way.fetch_add(leases.len(), Ordering::Relaxed);
+        async move {
+            let sent = Instant::now();
+            let ends = leases.iter().flatten().filter_map(|lease| lease.ends()).max();
+            let answered = async {
+                let mut answers = self.backend.renew(&requests).ready_chunks(TOGETHER);
+                while let Some(answers) = answers.next().await {
+                    self.renewed(&mut leases, answers, sent, under_way);
+                }
+            };
+            // A store that never answers is given up when all of them have ended.
+            let is_complete = timeout_at(ends.unwrap_or(sent), answered).await.is_ok();
+            let why = if is_complete { "the store has left this renewal out" } else { "the lease has ended" };
+            let left = leases.iter().enumerate().filter(|(_, lease)| lease.is_some());
+            let unanswered = |(n, _)| (n, Err(BackendError::Unanswered { source: why.into() }));
+            let unanswered: Vec<_> = left.map(unanswered).collect();
+            self.renewed(&mut leases, unanswered, sent, under_way);
+        }
+    }
+
+    /// Handles answers to renewals that were sent at `sent`.
+    fn renewed(
+        &self,
+        leases: &mut [Option<Arc<Lease>>],
+        answers: Vec<Answered>,
+        sent: Instant,
+        under_way: &AtomicUsize,
+    ) {
+        let now = Instant::now();
+        let renewed = answers.into_iter().filter_map(|(n, answer)| {
+            let lease = leases.get_mut(n)?.take()?;
+            lease.renewed(answer, sent, now);
+            Some(lease)
+        });
+        let renewed: Vec<_> = renewed.collect();
+        under_way.fetch_sub(renewed.len(), Ordering::Relaxed);
+        self.schedule.file(renewed);
+        // There may be room for others.
+        self.schedule.wake(List::Held);
+    }
+}
