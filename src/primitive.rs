@@ -44,8 +44,8 @@ impl Primitive {
         claim: &Claim,
         follower: Option<&dyn FollowsLimit>,
     ) -> Result<Guard, Error> {
-        let started = Instant::now();
-        self.ask(claim, Wait::Forever, follower).await?.ok_or_else(|| self.timed_out(started))
+        // It ends with a guard or an error.
+        self.ask(claim, Wait::Forever, follower).await?.ok_or_else(|| self.timed_out(Instant::now()))
     }
 
     /// Does not wait.

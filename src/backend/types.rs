@@ -27,6 +27,8 @@ pub struct Resource {
     pub kind: Kind,
     /// How many bytes of the key are the prefix.
     prefix_len: usize,
+    /// Whether the key has a closing brace, so that part of it may be a hash tag.
+    pub(crate) has_brace: bool,
 }
 
 impl Resource {
@@ -35,19 +37,24 @@ impl Resource {
     pub fn new(key: impl Into<Arc<str>>, kind: Kind) -> Self {
         let key = key.into();
         let prefix_len = key.find(':').map_or(0, |colon| colon + 1);
-        Self { key, kind, prefix_len }
+        Self::with_prefix_len(key, prefix_len, kind)
     }
 
     /// The resource `name` with this prefix. A store may issue tokens per prefix, so use the same one for a name everywhere.
     #[must_use]
     pub fn named(prefix: &str, name: &str, kind: Kind) -> Self {
-        Self { key: format!("{prefix}{name}").into(), kind, prefix_len: prefix.len() }
+        Self::with_prefix_len(format!("{prefix}{name}").into(), prefix.len(), kind)
+    }
+
+    fn with_prefix_len(key: Arc<str>, prefix_len: usize, kind: Kind) -> Self {
+        let has_brace = key.contains('}');
+        Self { key, kind, prefix_len, has_brace }
     }
 
     /// The resource `key`, whose first bytes are the prefix; `None` if it has no such part.
     #[cfg(feature = "redis")]
     pub(crate) fn split_at(key: &str, prefix_len: usize, kind: Kind) -> Option<Self> {
-        key.is_char_boundary(prefix_len).then(|| Self { key: key.into(), kind, prefix_len })
+        key.is_char_boundary(prefix_len).then(|| Self::with_prefix_len(key.into(), prefix_len, kind))
     }
 
     /// What precedes the name in the key.

@@ -1,10 +1,12 @@
 //! The queue of a client's tasks that wait for leases on one key: first in, first out. No I/O, no clock.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::backend::LeaseId;
 use crate::hash::HashMap;
@@ -29,10 +31,11 @@ impl Group {
 /// The queue of one group. `W` is the channel to a waiter.
 #[derive(Debug)]
 pub(crate) struct Queue<W> {
-    waiting: BTreeMap<Number, W>,
+    /// In the order of their numbers.
+    waiting: VecDeque<(Number, W)>,
     arrivals: Number,
     /// The leases that are requested or held, in the order of their requests.
-    leases: Vec<(LeaseId, State)>,
+    leases: SmallVec<[(LeaseId, State); 1]>,
     held: u32,
     in_place: u32,
     /// The limit of a semaphore.
@@ -51,8 +54,9 @@ enum State {
 }
 
 impl<W> Queue<W> {
-    const fn new(limit: Option<u32>) -> Self {
-        Self { waiting: BTreeMap::new(), arrivals: 0, leases: Vec::new(), held: 0, in_place: 0, limit }
+    fn new(limit: Option<u32>) -> Self {
+        let (waiting, leases) = (VecDeque::new(), SmallVec::new());
+        Self { waiting, arrivals: 0, leases, held: 0, in_place: 0, limit }
     }
 
     /// Adds a waiter and returns its number. `None` if it states another limit than the queue's; then it is not added.
@@ -62,19 +66,20 @@ impl<W> Queue<W> {
         }
         let number = self.arrivals;
         self.arrivals += 1;
-        self.waiting.insert(number, waiter);
+        self.waiting.push_back((number, waiter));
         Some(number)
     }
 
     /// Removes a waiter. `false` if it is no longer in the queue, because it has been sent a message.
     pub(crate) fn leave(&mut self, number: Number) -> bool {
-        self.waiting.remove(&number).is_some()
+        let place = self.waiting.binary_search_by_key(&number, |(number, _)| *number);
+        place.is_ok_and(|place| self.waiting.remove(place).is_some())
     }
 
     /// Removes and returns a waiter if it is the first in the queue.
     pub(crate) fn leave_first(&mut self, number: Number) -> Option<W> {
-        let first = self.waiting.first_entry().filter(|first| *first.key() == number);
-        first.map(|first| first.remove())
+        let is_first = self.waiting.front().is_some_and(|(first, _)| *first == number);
+        if is_first { self.next() } else { None }
     }
 
     /// How many more leases should be requested.
@@ -95,12 +100,12 @@ impl<W> Queue<W> {
 
     /// Adds a lease that the keeper requests.
     pub(crate) fn ask(&mut self, lease: LeaseId) {
-        self.add(lease, State::Asked);
+        self.leases.push((lease, State::Asked));
     }
 
     /// Adds a lease that a waiter requests itself.
     pub(crate) fn ask_in_place(&mut self, lease: LeaseId) {
-        self.add(lease, State::InPlace);
+        self.leases.push((lease, State::InPlace));
         self.in_place += 1;
     }
 
@@ -145,14 +150,6 @@ impl<W> Queue<W> {
         }
     }
 
-    fn add(&mut self, lease: LeaseId, state: State) {
-        if self.leases.is_empty() {
-            // Most queues have one lease for a long time, and a vector begins with room for four.
-            self.leases.reserve_exact(1);
-        }
-        self.leases.push((lease, state));
-    }
-
     fn remove(&mut self, place: usize) -> LeaseId {
         let (lease, state) = self.leases.remove(place);
         self.held -= u32::from(state == State::Held);
@@ -162,19 +159,21 @@ impl<W> Queue<W> {
 
     /// Removes and returns the waiter that has waited longest.
     pub(crate) fn next(&mut self) -> Option<W> {
-        self.waiting.pop_first().map(|(_, waiter)| waiter)
+        self.waiting.pop_front().map(|(_, waiter)| waiter)
     }
 
     /// The same, if the lease is passed on by `pass_on`.
     pub(crate) fn next_if<T>(&mut self, pass_on: impl FnOnce() -> Option<T>) -> Option<(W, T)> {
-        let first = self.waiting.first_entry()?;
+        if self.waiting.is_empty() {
+            return None;
+        }
         let passed = pass_on()?;
-        Some((first.remove(), passed))
+        Some((self.next()?, passed))
     }
 
     /// Removes and returns all waiters.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
-        mem::take(&mut self.waiting).into_values().collect()
+        mem::take(&mut self.waiting).into_iter().map(|(_, waiter)| waiter).collect()
     }
 
     /// Takes over the limit that the store has reported.

@@ -98,7 +98,11 @@ impl<'a> Waiter<'a> {
     pub(crate) async fn acquire(mut self) -> Result<Option<Hold>, Error> {
         let span =
             tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
-        let hold = self.acquire_in_time().instrument(span.clone()).await?;
+        let hold = if span.is_disabled() {
+            self.acquire_in_time().await?
+        } else {
+            self.acquire_in_time().instrument(span.clone()).await?
+        };
         if let Some(hold) = &hold {
             // Not `Span::current()`: where this span is filtered out, that is the caller's.
             span.record("token", hold.token.get());
@@ -107,16 +111,11 @@ impl<'a> Waiter<'a> {
     }
 
     async fn acquire_in_time(&mut self) -> Result<Option<Hold>, Error> {
-        let engine = self.engine;
         let mut late = 0;
         loop {
-            if engine.closing().is_closed() {
-                return Err(self.closed());
-            }
-            engine.ensure_running();
-            // Once the client is closed, nothing more may be sent.
-            let attempt = engine.closing().unless(pin!(self.attempt())).await;
-            let Some(hold) = attempt.unwrap_or_else(|| Err(self.closed()))? else {
+            self.check_open()?;
+            self.engine.ensure_running();
+            let Some(hold) = self.attempt().await? else {
                 tracing::debug!("busy");
                 return Ok(None);
             };
@@ -173,9 +172,9 @@ impl<'a> Waiter<'a> {
         let now = Instant::now();
         let latest = now + RELEASES_FIRST;
         let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
-        let finished = self.keeper().releases.finished(&self.resource.key);
+        let finished = pin!(self.keeper().releases.finished(&self.resource.key));
         // A timeout is no error: the request is sent and meets whatever is still held.
-        timeout_at(until, finished).await.is_ok() || until == latest
+        timeout_at(until, self.engine.closing().unless(finished)).await.is_ok() || until == latest
     }
 
     /// Joins the queue of its group, or opens a lease for itself alone.
@@ -185,7 +184,8 @@ impl<'a> Waiter<'a> {
         if !group.is_some_and(|group| self.join(group)) {
             self.lease = Some(self.open(None).ok_or_else(|| self.closed())?);
         }
-        Ok(())
+        // Whoever joins a queue that was cleared before is told nothing any more.
+        self.check_open()
     }
 
     fn open(&self, group: Option<Group>) -> Option<Arc<Lease>> {
@@ -220,7 +220,8 @@ impl<'a> Waiter<'a> {
         let Some(lease) = self.lease.clone() else { return Ok(ControlFlow::Continue(())) };
         let asked = send(self.engine, &lease, self.wait);
         let asked = match &mut self.told {
-            None => asked.await,
+            None => self.engine.closing().unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
+            // Once the client is closed, nobody is left to tell anything.
             Some(told) => tokio::select! {
                 biased;
                 asked = asked => asked,
@@ -243,12 +244,12 @@ impl<'a> Waiter<'a> {
                 self.failed(&lease);
                 Err(self.error(error))
             }
-            Outcome::Queued => Ok(self.queued(&lease, limit)),
+            Outcome::Queued => self.queued(&lease, limit),
             Outcome::Over => {
                 if known {
                     self.keeper().known_again(&lease);
                 }
-                Ok(self.queued(&lease, limit))
+                self.queued(&lease, limit)
             }
         }
     }
@@ -279,23 +280,24 @@ impl<'a> Waiter<'a> {
     }
 
     /// From here on the keeper repeats the request, and this waits for a message, unless the lease was granted in the meantime.
-    fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Step {
+    fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Result<Step, Error> {
         tracing::debug!(key = &*self.resource.key, "waiting");
         let keeper = self.keeper();
         if self.place.is_some() {
             self.lease = None;
             keeper.file(lease);
             keeper.follow(lease, limit);
-            return ControlFlow::Continue(());
+            return Ok(ControlFlow::Continue(()));
         }
         let (tell, told) = oneshot::channel();
         if let Some(hold) = lease.wait(tell) {
             self.lease = None;
-            return ControlFlow::Break(Some(self.taken(hold, Instant::now())));
+            return Ok(ControlFlow::Break(Some(self.taken(hold, Instant::now()))));
         }
         self.told = Some(told);
         keeper.file(lease);
-        ControlFlow::Continue(())
+        // If the lease was given up by a shutdown before, nobody tells anything.
+        self.check_open().map(ControlFlow::Continue)
     }
 
     /// The request has failed for good. For the other waiters of the group another lease is requested.
@@ -371,6 +373,10 @@ impl<'a> Waiter<'a> {
 
     fn error(&self, error: BackendError) -> Error {
         self.engine.error(error, "acquire", Some(self.resource.name()))
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.engine.closing().is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
     fn closed(&self) -> Error {

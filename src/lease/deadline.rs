@@ -29,6 +29,8 @@ pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {
 pub(crate) struct Deadline {
     terms: Arc<Settings>,
     counted_from: Instant,
+    /// Until when the lease is trusted, regardless of the maximum hold time.
+    trusted_until: Instant,
     /// The end of the maximum hold time.
     cap: Option<Instant>,
 }
@@ -42,8 +44,10 @@ pub(crate) fn margin(lease: Duration) -> Duration {
 impl Deadline {
     /// The deadline of a lease that was granted `now` and is counted from `counted_from`.
     pub(crate) fn new(terms: Arc<Settings>, counted_from: Instant, now: Instant) -> Self {
-        let cap = terms.max_hold.and_then(|hold| now.checked_add(hold));
-        Self { terms, counted_from, cap }
+        let trusted_until = counted_from + trusted(&terms);
+        let mut deadline = Self { terms, counted_from, trusted_until, cap: None };
+        deadline.start_hold(now);
+        deadline
     }
 
     /// A new holder has the lease: its maximum hold time starts now.
@@ -53,13 +57,14 @@ impl Deadline {
 
     /// Records that the store has confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
     pub(crate) fn extend(&mut self, counted_from: Instant) {
-        self.counted_from = self.counted_from.max(counted_from);
+        if counted_from > self.counted_from {
+            (self.counted_from, self.trusted_until) = (counted_from, counted_from + trusted(&self.terms));
+        }
     }
 
     /// When the lease ends unless it is extended.
     pub(crate) fn ends(&self) -> Instant {
-        let trusted = self.counted_from + self.trusted();
-        self.cap.map_or(trusted, |cap| trusted.min(cap))
+        self.cap.map_or(self.trusted_until, |cap| self.trusted_until.min(cap))
     }
 
     /// Whether the lease has ended.
@@ -69,18 +74,18 @@ impl Deadline {
 
     /// Whether the maximum hold time ends the lease, rather than its TTL.
     pub(crate) fn ends_by_cap(&self) -> bool {
-        self.cap.is_some_and(|cap| cap <= self.counted_from + self.trusted())
+        self.cap.is_some_and(|cap| cap <= self.trusted_until)
     }
 
     /// For how long the lease may still be trusted, regardless of the maximum hold time.
     pub(crate) fn uncapped(&self, now: Instant) -> Duration {
-        (self.counted_from + self.trusted()).saturating_duration_since(now)
+        self.trusted_until.saturating_duration_since(now)
     }
 
     /// When to renew: one period after the last confirmation, and in any case before the lease ends.
     /// `None` if the maximum hold time ends it first, so that renewing is pointless.
     pub(crate) fn renew_at(&self) -> Option<Instant> {
-        let latest = self.trusted() * 9 / 10;
+        let latest = trusted(&self.terms) * 9 / 10;
         let at = self.counted_from + self.terms.renewal_period.min(latest);
         (!self.ends_by_cap()).then_some(at)
     }
@@ -95,10 +100,11 @@ impl Deadline {
         let pause = (self.terms.renewal_period / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         (now + pause).min(self.ends())
     }
+}
 
-    fn trusted(&self) -> Duration {
-        self.terms.ttl.saturating_sub(margin(self.terms.ttl))
-    }
+/// For how long a lease is trusted after the store has confirmed it.
+fn trusted(terms: &Settings) -> Duration {
+    terms.ttl.saturating_sub(margin(terms.ttl))
 }
 
 #[cfg(test)]

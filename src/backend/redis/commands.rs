@@ -98,7 +98,7 @@ impl Connection {
 
 /// Creates a future directly on the heap. Those of fred take 5 KB: `Box::pin` would create them on the stack and copy them, which
 /// would evict what the task needs from the cache.
-fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     let place = Box::new_uninit();
     Box::into_pin(Box::write(place, make()))
 }

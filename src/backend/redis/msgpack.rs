@@ -13,16 +13,22 @@ pub(super) const TRUE: u8 = 0xc3;
 
 /// Appends a text with its length.
 pub(super) fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
-    match u8::try_from(text.len()) {
-        Ok(len @ ..0x20) => packed.push(0xa0 | len),
-        Ok(len) => packed.extend([0xd9, len]),
+    let (header, length) = header_of_text(text.len());
+    packed.extend_from_slice(&header[..length]);
+    packed.extend_from_slice(text);
+}
+
+/// What comes before a text of that many bytes, and its length.
+pub(super) fn header_of_text(bytes: usize) -> ([u8; 5], usize) {
+    match u8::try_from(bytes) {
+        Ok(short @ ..0x20) => ([0xa0 | short, 0, 0, 0, 0], 1),
+        Ok(byte) => ([0xd9, byte, 0, 0, 0], 2),
         Err(_) => {
-            packed.push(0xdb);
             // The server accepts no longer argument.
-            packed.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
+            let [a, b, c, d] = u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes();
+            ([0xdb, a, b, c, d], 5)
         }
     }
-    packed.extend_from_slice(text);
 }
 
 /// Reads a list, whose texts share the memory of `packed`. `None` if it is none.

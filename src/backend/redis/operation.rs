@@ -3,12 +3,16 @@
 
 use fred::bytes::Bytes;
 use fred::types::{Key, Value};
+use smallvec::SmallVec;
 
 use super::keys;
-use super::msgpack::{FALSE, TRUE, pack_text, unpack_texts};
+use super::msgpack::{FALSE, TRUE, header_of_text, pack_text, unpack_texts};
 use super::protocol::{ACQUIRE, ACQUIRE_WITH, RELEASE, RENEW, USE_FENCE};
 use super::script::Script;
 use crate::backend::{LeaseId, Resource};
+
+/// The usual size of all arguments: a lease id and a TTL.
+const USUAL_ARGS: usize = 64;
 
 /// The keys and the arguments of a call.
 pub(super) type KeysAndArgs = (Vec<Key>, Vec<Value>);
@@ -19,33 +23,35 @@ pub(super) struct Operation {
     pub(super) script: &'static Script,
     pub(super) resource: Resource,
     /// The arguments, in MessagePack: an allocation for each would cost more than everything else.
-    args: Vec<u8>,
+    args: SmallVec<[u8; USUAL_ARGS]>,
     number_of_args: u8,
 }
 
 impl Operation {
     pub(super) fn new(script: &'static Script, resource: &Resource) -> Self {
-        // A lease id, and a few small numbers.
-        let args = Vec::with_capacity(LeaseId::MAX_LENGTH + 16);
-        Self { script, resource: resource.clone(), args, number_of_args: 0 }
+        Self { script, resource: resource.clone(), args: SmallVec::new(), number_of_args: 0 }
     }
 
-    pub(super) fn lease(self, id: LeaseId) -> Self {
-        self.arg(id.text(&mut [0; LeaseId::MAX_LENGTH]))
-    }
-
-    pub(super) fn number(self, number: impl itoa::Integer) -> Self {
-        self.word(itoa::Buffer::new().format(number))
-    }
-
-    pub(super) fn word(self, word: &str) -> Self {
-        self.arg(word.as_bytes())
-    }
-
-    fn arg(mut self, arg: &[u8]) -> Self {
-        pack_text(arg, &mut self.args);
-        self.number_of_args += 1;
+    pub(super) fn lease(mut self, id: LeaseId) -> Self {
+        self.arg(id.text(&mut [0; LeaseId::MAX_LENGTH]));
         self
+    }
+
+    pub(super) fn number(mut self, number: impl itoa::Integer) -> Self {
+        self.arg(itoa::Buffer::new().format(number).as_bytes());
+        self
+    }
+
+    pub(super) fn word(mut self, word: &str) -> Self {
+        self.arg(word.as_bytes());
+        self
+    }
+
+    fn arg(&mut self, arg: &[u8]) {
+        let (header, length) = header_of_text(arg.len());
+        self.args.extend_from_slice(&header[..length]);
+        self.args.extend_from_slice(arg);
+        self.number_of_args += 1;
     }
 
     /// As a call of its own.
@@ -64,7 +70,7 @@ impl Operation {
         if same_key {
             packed.push(FALSE);
         } else {
-            if let Some(tag) = keys::tag_beside(key) {
+            if let Some(tag) = self.resource.has_brace.then(|| keys::tag_beside(key)).flatten() {
                 packed.push(TRUE);
                 pack_text(format!("{{{tag}}}:").as_bytes(), packed);
             }

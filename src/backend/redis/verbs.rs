@@ -9,6 +9,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::commands::in_place;
 use super::protocol::TOKENS_PER_GRANT;
 use super::transport::{RETRY, Transport};
 use super::{RedisBackend, lock, renewals, semaphore};
@@ -27,7 +28,7 @@ impl Backend for RedisBackend {
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        async move {
+        in_place(move || async move {
             self.revive().await?;
             let mut answer = self.ask(request).await?;
             if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
@@ -36,8 +37,7 @@ impl Backend for RedisBackend {
             }
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
-        }
-        .boxed()
+        })
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
@@ -48,7 +48,7 @@ impl Backend for RedisBackend {
     }
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move {
+        in_place(move || async move {
             let transport = self.transport_of_releases().await?;
             self.notifications.forget(lease.id);
             let released = release(transport, lease, 0).await?;
@@ -58,8 +58,7 @@ impl Backend for RedisBackend {
                 tokio::spawn(release_again(transport, lease.clone(), closed));
             }
             Ok(released)
-        }
-        .boxed()
+        })
     }
 
     fn release_permits<'a>(
