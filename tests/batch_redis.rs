@@ -570,8 +570,8 @@ async fn come_and_go(mutex: DistMutex, is_over: watch::Receiver<bool>) {
     }
 }
 
-/// The server is paused, so that what is asked for after the first two requests is queued in the client. On one thread
-/// it is certain that these two are on their way by then.
+/// The server is paused, so that what is asked for after the first four requests is queued in the client. On one thread
+/// it is certain that these four are on their way by then.
 #[tokio::test]
 async fn a_request_given_up_while_it_is_queued_is_not_sent() {
     let Some(server) = RedisServer::start_or_skip("requests given up in the queue") else { return };
@@ -579,13 +579,13 @@ async fn a_request_given_up_while_it_is_queued_is_not_sent() {
     warm_up(&client, &mut raw).await;
     server.pause();
     let mutexes: Vec<_> = (0..MANY).map(|n| named(&client, &name(n), SECOND * 30)).collect();
-    let mut first = pin!(join_all(mutexes[..2].iter().map(|mutex| mutex.lock())));
+    let mut first = pin!(join_all(mutexes[..4].iter().map(|mutex| mutex.lock())));
     assert!(poll!(first.as_mut()).is_pending());
     for _ in 0..10 {
         yield_now().await;
     }
     {
-        let mut others = pin!(join_all(mutexes[2..].iter().map(|mutex| mutex.lock())));
+        let mut others = pin!(join_all(mutexes[4..].iter().map(|mutex| mutex.lock())));
         assert!(poll!(others.as_mut()).is_pending());
     }
     server.resume();
@@ -593,9 +593,9 @@ async fn a_request_given_up_while_it_is_queued_is_not_sent() {
         guard.expect("free").release().await.expect("held to the end");
     }
     nothing_left(&server, SECOND).await;
-    // Each grant, and nothing else, sets its lock; and a call that grants anything writes the fence.
+    // Each grant, and nothing else, sets its lock; and a call that grants anything writes the fence, twice at most.
     let set = raw.info_commandstats().get("set").copied().unwrap_or_default();
-    assert!(set <= 4, "granted to requests that had been given up: {set} keys were set");
+    assert!(set <= 12, "granted to requests that had been given up: {set} keys were set");
 }
 
 /// `lock` makes its call itself if nothing else is under way. That must not make others wait for a task that has better

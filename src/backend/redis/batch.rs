@@ -1,10 +1,10 @@
 //! Many operations in one call.
 //!
-//! A client with little to do sends an operation at once. While [`EAGER_CALLS`] calls are in flight, further operations are queued
-//! for a moment and sent together in the next call: a script that executes them one after another and answers each separately.
-//! Operations on permits share calls sooner, because a call reads and writes the state of a semaphore once.
-//! So a client with thousands of tasks is limited neither by system calls nor by round trips, and one with a single task loses
-//! nothing.
+//! A client with little to do sends an operation at once. While others are in flight, further operations are queued for a moment and
+//! sent together in the next call: a script that executes them one after another and answers each separately. A call is added to those
+//! in flight if it is as large as they are on average, up to [`MAX_CALLS`]: while the server executes one, others are in transit, and
+//! small calls, whose fixed cost few operations share, grow with the next turn. So a client with thousands of tasks is limited neither
+//! by system calls nor by round trips, and one with a single task loses nothing.
 //!
 //! * Queued operations are sent by tasks of their own. No operation depends on whether another caller's future is polled.
 //! * Operations are sent in the order in which they were called. Otherwise the release of a request that was given up could
@@ -34,15 +34,11 @@ use super::script::{BATCH, Script};
 use super::transport::Transport;
 use crate::backend::{BackendError, Kind};
 
-/// How many calls may be in flight however little is queued.
-const EAGER_CALLS: usize = 2;
-/// How many calls may be in flight if each further one takes [`WORTH_A_CALL`] operations or more: while the server executes one,
-/// others are in transit.
+/// How many calls may be in flight.
 const MAX_CALLS: usize = 4;
-const WORTH_A_CALL: usize = 16;
-/// The same for operations on permits.
-const EAGER_CALLS_FOR_PERMITS: usize = 1;
-const WORTH_A_CALL_FOR_PERMITS: usize = 8;
+/// How many operations on permits are worth a call of their own. The fewer calls the better: each reads and writes the state of a
+/// semaphore once.
+const PERMITS_WORTH_A_CALL: usize = 8;
 /// How many operations one call may take: the server does nothing else while it executes them, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
 /// The usual size of an operation, in bytes.
@@ -56,6 +52,8 @@ pub(super) struct State {
     direct: usize,
     /// How many tasks send what is queued. There is at least one whenever something is queued.
     drains: usize,
+    /// How many operations are in flight.
+    in_flight: usize,
 }
 
 impl State {
@@ -73,14 +71,15 @@ impl State {
         Vec::from(mem::replace(&mut self.queue, VecDeque::with_capacity(queued)))
     }
 
-    /// Whether to send something in a call of its own when so many others are in flight.
-    fn is_worth_a_call(&self, kind: Kind, others: usize) -> bool {
-        let (eager, worth_a_call) = if kind.is_semaphore() {
-            (EAGER_CALLS_FOR_PERMITS, WORTH_A_CALL_FOR_PERMITS)
+    /// Whether to send so many operations, the first of them of this kind, in a call of its own while so many other calls are in
+    /// flight.
+    fn are_worth_a_call(&self, operations: usize, kind: Kind, others: usize) -> bool {
+        let is_large = if kind.is_semaphore() {
+            operations >= PERMITS_WORTH_A_CALL
         } else {
-            (EAGER_CALLS, WORTH_A_CALL)
+            operations * others >= self.in_flight
         };
-        others < eager || (others < MAX_CALLS && self.queue.len() >= worth_a_call)
+        others == 0 || (others < MAX_CALLS && is_large)
     }
 }
 
@@ -135,11 +134,16 @@ impl Transport {
     fn go_direct(&self, kind: Kind) -> Option<impl Drop + Send> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
-        if !state.queue.is_empty() || !state.is_worth_a_call(kind, state.calls()) {
+        if !state.queue.is_empty() || !state.are_worth_a_call(1, kind, state.calls()) {
             return None;
         }
         state.direct += 1;
-        Some(guard(self, |transport| transport.state.lock().direct -= 1))
+        state.in_flight += 1;
+        Some(guard(self, |transport| {
+            let mut state = transport.state.lock();
+            state.direct -= 1;
+            state.in_flight -= 1;
+        }))
     }
 
     fn enqueue(
@@ -151,13 +155,13 @@ impl Transport {
         let mut state = self.state.lock();
         let kind = operation.resource.kind;
         state.queue.push_back(Queued { code, operation, answer });
-        let start = state.drains == 0 || state.is_worth_a_call(kind, state.calls());
+        let start = state.drains == 0 || state.are_worth_a_call(state.queue.len(), kind, state.calls());
         if start {
             state.drains += 1;
         }
         drop(state);
         if start {
-            let drain = Drain { transport: Arc::clone(self), working: true };
+            let drain = Drain { transport: Arc::clone(self), working: true, in_flight: 0 };
             tokio::spawn(drain.work_off());
         }
         answered
@@ -165,21 +169,24 @@ impl Transport {
 
     /// Sends the next call, if there is anything to send. The answer may already be available when this returns, but it is not
     /// processed here.
-    fn send(&self) -> Option<UnderWay<'_>> {
+    fn send(&self, answered: usize) -> Option<UnderWay<'_>> {
         let _sending = self.sending.lock();
-        let operations = self.next()?;
+        let operations = self.next(answered)?;
         let (script, keys_and_args) = together(&operations);
         let answer = started(self.connection.evalsha(script, keys_and_args));
         Some(UnderWay { operations, answer })
     }
 
-    /// Takes the operations of the next call out of the queue. If there are none, the calling drain counts as finished.
-    fn next(&self) -> Option<Vec<Queued>> {
+    /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations. If there are
+    /// none, the drain counts as finished.
+    fn next(&self, answered: usize) -> Option<Vec<Queued>> {
         let mut state = self.state.lock();
+        state.in_flight -= answered;
         let mut operations = Vec::new();
         // A drain that is not needed any more leaves the rest to the others.
         let needed = state.queue.front().is_some_and(|first| {
-            state.drains == 1 || state.is_worth_a_call(first.operation.resource.kind, state.calls() - 1)
+            let kind = first.operation.resource.kind;
+            state.drains == 1 || state.are_worth_a_call(state.queue.len(), kind, state.calls() - 1)
         });
         while needed && operations.is_empty() && !state.queue.is_empty() {
             operations = state.take();
@@ -189,6 +196,7 @@ impl Transport {
             state.drains -= 1;
             return None;
         }
+        state.in_flight += operations.len();
         Some(operations)
     }
 
@@ -288,12 +296,15 @@ impl Transport {
 struct Drain {
     transport: Arc<Transport>,
     working: bool,
+    /// How many operations are in its call.
+    in_flight: usize,
 }
 
 impl Drain {
     /// Makes calls until nothing is queued.
     async fn work_off(mut self) {
-        while let Some(call) = self.transport.send() {
+        while let Some(call) = self.transport.send(mem::take(&mut self.in_flight)) {
+            self.in_flight = call.operations.len();
             self.transport.hear(call).await;
         }
         self.working = false;
@@ -309,6 +320,7 @@ impl Drop for Drain {
         self.transport.unheard.store(true, Ordering::Relaxed);
         let mut state = self.transport.state.lock();
         state.drains -= 1;
+        state.in_flight -= self.in_flight;
         let left = if state.drains == 0 { mem::take(&mut state.queue) } else { VecDeque::new() };
         drop(state);
         drop(left);
