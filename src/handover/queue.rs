@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
@@ -192,44 +191,30 @@ impl<W> Queue<W> {
 }
 
 /// The queues of a client. Every group with a lease that is requested or held has one, even if nobody waits.
-pub(crate) struct Queues<W>(Mutex<HashMap<Group, Queue<W>>>);
+pub(crate) type Queues<W> = Mutex<HashMap<Group, Queue<W>>>;
 
-impl<W> Queues<W> {
-    /// Runs `change` on the queue of a group. The queue is created if there is none, and removed if it is empty afterwards.
-    pub(crate) fn with<T>(
-        &self,
-        group: &Group,
-        limit: Option<u32>,
-        change: impl FnOnce(&mut Queue<W>) -> T,
-    ) -> T {
-        let mut queues = self.0.lock();
-        let mut queue = match queues.entry(group.clone()) {
-            Entry::Occupied(queue) => queue,
-            Entry::Vacant(place) => place.insert_entry(Queue::new(limit)),
-        };
-        let outcome = change(queue.get_mut());
-        if queue.get().is_over() {
-            queue.remove();
-        }
-        outcome
+/// Runs `change` on the queue of a group. The queue is created if there is none, and removed if it is empty afterwards.
+pub(crate) fn with<W, T>(
+    queues: &Queues<W>,
+    group: &Group,
+    limit: Option<u32>,
+    change: impl FnOnce(&mut Queue<W>) -> T,
+) -> T {
+    let mut queues = queues.lock();
+    let mut queue = match queues.entry(group.clone()) {
+        Entry::Occupied(queue) => queue,
+        Entry::Vacant(place) => place.insert_entry(Queue::new(limit)),
+    };
+    let outcome = change(queue.get_mut());
+    if queue.get().is_over() {
+        queue.remove();
     }
-
-    /// Removes and returns all waiters of all queues.
-    pub(crate) fn dismiss_all(&self) -> Vec<W> {
-        self.0.lock().values_mut().flat_map(Queue::dismiss).collect()
-    }
+    outcome
 }
 
-impl<W> Default for Queues<W> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<W> fmt::Debug for Queues<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queues").finish_non_exhaustive()
-    }
+/// Removes and returns all waiters of all queues.
+pub(crate) fn dismiss_all<W>(queues: &Queues<W>) -> Vec<W> {
+    queues.lock().values_mut().flat_map(Queue::dismiss).collect()
 }
 
 #[cfg(test)]
@@ -355,9 +340,9 @@ mod tests {
         let (queues, ids) = (Queues::default(), LeaseIds::new());
         let group = Group::new("key".into(), 1);
         let lease = ids.next();
-        queues.with(&group, None, |queue| holds(queue, lease));
-        assert_eq!(queues.0.lock().len(), 1);
-        queues.with(&group, None, |queue| queue.end(lease));
-        assert!(queues.0.lock().is_empty());
+        with(&queues, &group, None, |queue| holds(queue, lease));
+        assert_eq!(queues.lock().len(), 1);
+        with(&queues, &group, None, |queue| queue.end(lease));
+        assert!(queues.lock().is_empty());
     }
 }

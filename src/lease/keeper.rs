@@ -18,7 +18,7 @@ use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::closing::Closing;
 use crate::error::LossReason;
-use crate::handover::{Group, Queue, Queues, tokens};
+use crate::handover::{Group, Queue, Queues, dismiss_all, tokens, with};
 use crate::hash::HashMap;
 use crate::options::Settings;
 use crate::sync::Mutex;
@@ -42,14 +42,14 @@ pub(crate) struct Keeper {
     pub(super) without_runtime: AtomicBool,
 }
 
-/// What happens to a lease whose hold has ended.
-pub(super) enum Next {
-    /// It was passed on within this client.
-    Passed,
-    /// It is returned to the store, after these leases have been requested.
-    Back(Vec<Arc<Lease>>),
-    /// It had been lost before.
-    Lost,
+/// What follows when a guard is released.
+pub(super) enum Left {
+    /// Other guards keep all of a lock.
+    Shared,
+    /// It was the last one, and the lease was passed on within this client.
+    PassedOn,
+    /// This is returned to the store: the lease if it was the last guard, or its permits.
+    Owed(PendingRelease),
 }
 
 impl Keeper {
@@ -146,7 +146,7 @@ impl Keeper {
 
     /// Why the last request or renewal for a group was not answered, if one was not.
     pub(super) fn silence(&self, group: &Group) -> Option<BackendError> {
-        let leases = self.queues.with(group, None, |queue| self.of(&queue.leases()));
+        let leases = with(&self.queues, group, None, |queue| self.of(&queue.leases()));
         leases.iter().find_map(|lease| lease.silence())
     }
 
@@ -188,14 +188,14 @@ impl Keeper {
     /// Takes over the limit that the store has reported for a group: more leases may be wanted under it.
     pub(super) fn follow(&self, lease: &Arc<Lease>, limit: Option<Limit>) {
         let (Some(group), Some(limit)) = (lease.group(), limit) else { return };
-        self.queues.with(group, None, |queue| queue.follow(limit.permits));
+        with(&self.queues, group, None, |queue| queue.follow(limit.permits));
         self.ask_more(lease);
     }
 
     /// Requests as many leases like this one as the waiters of its group still want.
     pub(super) fn ask_more(&self, like: &Arc<Lease>) {
         let Some(group) = like.group() else { return };
-        let more = self.queues.with(group, None, |queue| self.wanted(queue, like));
+        let more = with(&self.queues, group, None, |queue| self.wanted(queue, like));
         self.request(more);
     }
 
@@ -256,7 +256,7 @@ impl Keeper {
         then: impl FnOnce(&mut Queue<oneshot::Sender<Told>>) -> T,
     ) -> Option<T> {
         let limit = lease.limit();
-        let held = self.queues.with(group, None, |queue| {
+        let held = with(&self.queues, group, None, |queue| {
             if let Some(limit) = limit {
                 queue.follow(limit.permits);
             }
@@ -278,7 +278,7 @@ impl Keeper {
     /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the store.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
         if let Some(group) = lease.group() {
-            let first = self.queues.with(group, None, |queue| next(queue, lease, Instant::now()));
+            let first = with(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
             self.offer_to(first, lease);
         }
     }
@@ -296,7 +296,7 @@ impl Keeper {
                 }
             }
             let Some(group) = lease.group() else { return false };
-            first = self.queues.with(group, None, |queue| next(queue, lease, Instant::now()));
+            first = with(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
         }
         false
     }
@@ -307,7 +307,7 @@ impl Keeper {
             let _ = waiter.send(Told::Failed(error.again()));
         }
         if let Some(group) = lease.group() {
-            let dismissed = self.queues.with(group, None, |queue| {
+            let dismissed = with(&self.queues, group, None, |queue| {
                 queue.end(lease.id());
                 queue.dismiss()
             });
@@ -331,7 +331,7 @@ impl Keeper {
 
     /// Gives up the requested leases of a group for which nobody waits any more.
     pub(super) fn give_up_surplus(&self, group: &Group) {
-        while let Some(id) = self.queues.with(group, None, Queue::surplus) {
+        while let Some(id) = with(&self.queues, group, None, Queue::surplus) {
             if let Some(lease) = self.lease(id) {
                 self.give_up(&lease);
             }
@@ -350,18 +350,19 @@ impl Keeper {
 
     /// Returns a lease to the store.
     fn end(&self, lease: &Arc<Lease>) {
-        if let Next::Back(next) = self.back(lease) {
-            self.queue_release(PendingRelease { next, ..PendingRelease::of(lease) });
+        if let Some(pending) = self.back(lease) {
+            self.queue_release(pending);
         }
     }
 
-    fn back(&self, lease: &Arc<Lease>) -> Next {
+    /// Ends a lease. `None` if it had ended before.
+    fn back(&self, lease: &Arc<Lease>) -> Option<PendingRelease> {
         if !lease.end() {
-            return Next::Lost;
+            return None;
         }
         self.schedule.forget(lease);
         self.forget_owner(lease);
-        Next::Back(self.followers(lease))
+        Some(PendingRelease { next: self.followers(lease), ..PendingRelease::of(lease) })
     }
 
     /// Its owner, if it has one, does not re-enter by it any more.
@@ -374,7 +375,7 @@ impl Keeper {
     /// A lease is no longer held: creates those that the waiters of its group now want instead.
     fn followers(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         let Some(group) = lease.group() else { return Vec::new() };
-        self.queues.with(group, None, |queue| self.instead_of(lease, queue))
+        with(&self.queues, group, None, |queue| self.instead_of(lease, queue))
     }
 
     fn instead_of(&self, lease: &Lease, queue: &mut Queue<oneshot::Sender<Told>>) -> Vec<Arc<Lease>> {
@@ -382,19 +383,20 @@ impl Keeper {
         self.wanted(queue, lease)
     }
 
-    /// The last guard of a hold has gone: passes the lease on to the next waiter of this client, or ends it.
-    pub(super) fn pass_on(&self, lease: &Arc<Lease>, now: Instant) -> Next {
-        let Some(group) = lease.group() else { return self.back(lease) };
-        let passed = self.queues.with(group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
+    /// The last guard of a hold has gone: passes the lease on to the next waiter of this client, or ends it. `None` if it had been lost
+    /// before.
+    pub(super) fn pass_on(&self, lease: &Arc<Lease>, now: Instant) -> Option<Left> {
+        let Some(group) = lease.group() else { return self.back(lease).map(Left::Owed) };
+        let passed = with(&self.queues, group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
             Some((waiter, hold)) => Ok((waiter, hold, queue.has_surplus())),
             None => Err(lease.end().then(|| self.instead_of(lease, queue))),
         });
         let (waiter, hold, has_surplus) = match passed {
             Ok(passed) => passed,
-            Err(None) => return Next::Lost,
+            Err(None) => return None,
             Err(Some(next)) => {
                 self.schedule.forget(lease);
-                return Next::Back(next);
+                return Some(Left::Owed(PendingRelease { next, ..PendingRelease::of(lease) }));
             }
         };
         tracing::debug!(name = %lease.name(), "passed on within the client");
@@ -409,7 +411,7 @@ impl Keeper {
         if has_surplus {
             self.give_up_surplus(group);
         }
-        Next::Passed
+        Some(Left::PassedOn)
     }
 
     /// A lost lease is released as well: the store may still count it as held.
@@ -432,7 +434,7 @@ impl Keeper {
                 self.queue_release(PendingRelease::of(&lease));
             }
         }
-        drop(self.queues.dismiss_all());
+        drop(dismiss_all(&self.queues));
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::keeper::{Keeper, Next};
+use super::keeper::{Keeper, Left};
 use super::lease::Hold;
 use super::release_queue::{PendingRelease, UnderWay};
 use crate::backend::{BackendError, LeaseRef, Released};
@@ -96,19 +96,14 @@ impl Keeper {
     /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it.
     fn leave(&self, hold: &Hold, permits: u32) -> Result<Left, LossReason> {
         let (lease, now) = (&hold.lease, Instant::now());
-        let pending = match lease.leave(hold.token, permits, now)? {
-            None => return Ok(Left::Shared),
-            Some(0) => match self.pass_on(lease, now) {
-                Next::Back(next) => PendingRelease { next, ..PendingRelease::of(lease) },
-                Next::Passed => return Ok(Left::PassedOn),
-                Next::Lost => {
-                    hold.give_back();
-                    return Err(hold.reason());
-                }
-            },
-            Some(keep) => PendingRelease { keep, ..PendingRelease::of(lease) },
-        };
-        Ok(Left::Owed(pending))
+        match lease.leave(hold.token, permits, now)? {
+            None => Ok(Left::Shared),
+            Some(0) => self.pass_on(lease, now).ok_or_else(|| {
+                hold.give_back();
+                hold.reason()
+            }),
+            Some(keep) => Ok(Left::Owed(PendingRelease { keep, ..PendingRelease::of(lease) })),
+        }
     }
 
     /// Sends a release from the caller's task. If it is not confirmed, it goes to the release queue.
@@ -263,16 +258,6 @@ impl Keeper {
         }
         while releases.next().await.is_some() {}
     }
-}
-
-/// What follows when a guard is released.
-enum Left {
-    /// Other guards keep all of a lock.
-    Shared,
-    /// It was the last one, and the lease was passed on within this client.
-    PassedOn,
-    /// This is returned to the store: the lease if it was the last guard, or its permits.
-    Owed(PendingRelease),
 }
 
 /// Why a release did not end a hold.
