@@ -1,4 +1,4 @@
-//! Leases are renewed in rounds: a renewal that hangs holds up no other, and no deadline.
+//! Many leases are renewed in one request: a renewal that hangs holds up no other, and no deadline.
 
 mod support;
 #[path = "support/unresponsive.rs"]
@@ -34,9 +34,9 @@ async fn take(client: &Client, names: impl Iterator<Item = (String, Duration)>) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_hangs_holds_up_no_other_in_its_round() {
+async fn a_renewal_that_hangs_holds_up_no_other_in_its_request() {
     let (client, store) = client();
-    // Of every hundred one hangs: in every round there is one.
+    // Of every hundred one hangs: nearly every third request has one.
     let name = |n: usize| if n.is_multiple_of(100) { format!("{n}:{UNANSWERED}") } else { n.to_string() };
     let guards = take(&client, (0..1000).map(|n| (name(n), SECOND))).await;
     sleep(SECOND * 10).await;

@@ -16,4 +16,4 @@ mod policy;
 mod queue;
 
 pub(crate) use policy::{Turn, group, tokens};
-pub(crate) use queue::{Group, Number, Queue, Queues, dismiss_all, with};
+pub(crate) use queue::{Group, Number, Queue, Queues, dismiss_all, with_queue};

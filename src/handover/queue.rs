@@ -194,7 +194,7 @@ impl<W> Queue<W> {
 pub(crate) type Queues<W> = Mutex<HashMap<Group, Queue<W>>>;
 
 /// Runs `change` on the queue of a group. The queue is created if there is none, and removed if it is empty afterwards.
-pub(crate) fn with<W, T>(
+pub(crate) fn with_queue<W, T>(
     queues: &Queues<W>,
     group: &Group,
     limit: Option<u32>,
@@ -340,9 +340,9 @@ mod tests {
         let (queues, ids) = (Queues::default(), LeaseIds::new());
         let group = Group::new("key".into(), 1);
         let lease = ids.next();
-        with(&queues, &group, None, |queue| holds(queue, lease));
+        with_queue(&queues, &group, None, |queue| holds(queue, lease));
         assert_eq!(queues.lock().len(), 1);
-        with(&queues, &group, None, |queue| queue.end(lease));
+        with_queue(&queues, &group, None, |queue| queue.end(lease));
         assert!(queues.lock().is_empty());
     }
 }

@@ -20,7 +20,7 @@ use super::lease::{Hold, Lease, Outcome, RETRY, Told};
 use super::release_queue::PendingRelease;
 use crate::backend::{Answer, BackendError, Claim, Limit, Resource};
 use crate::error::{Error, LossReason};
-use crate::handover::{Group, Number, group, with};
+use crate::handover::{Group, Number, group, with_queue};
 use crate::options::Settings;
 
 /// How long a request that does not wait, or a request of an owner, lets earlier releases of this client finish first.
@@ -198,7 +198,7 @@ impl<'a> Waiter<'a> {
         let keeper = self.keeper();
         let limit = self.claim.limit().map(|limit| limit.permits);
         let (tell, told) = oneshot::channel();
-        let number = with(&keeper.queues, &group, limit, |queue| {
+        let number = with_queue(&keeper.queues, &group, limit, |queue| {
             let number = queue.join(limit, tell)?;
             // `None` once the client is closed; then nobody waits for it either.
             let lease = (queue.wanted() > 0).then(|| self.open(Some(group.clone()))).flatten();
@@ -305,7 +305,7 @@ impl<'a> Waiter<'a> {
         self.lease = None;
         let keeper = self.keeper();
         if let Some((group, number)) = &self.place {
-            with(&keeper.queues, group, None, |queue| {
+            with_queue(&keeper.queues, group, None, |queue| {
                 queue.leave(*number);
                 queue.end(lease.id());
             });
@@ -395,7 +395,7 @@ impl Drop for Waiter<'_> {
         }
         match (&self.place, &self.lease) {
             (Some((group, number)), lease) => {
-                with(&keeper.queues, group, None, |queue| queue.leave(*number));
+                with_queue(&keeper.queues, group, None, |queue| queue.leave(*number));
                 keeper.give_up_surplus(group);
                 if let Some(lease) = lease {
                     keeper.take_on(lease);

@@ -18,7 +18,7 @@ use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::closing::Closing;
 use crate::error::LossReason;
-use crate::handover::{Group, Queue, Queues, dismiss_all, tokens, with};
+use crate::handover::{Group, Queue, Queues, dismiss_all, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::options::Settings;
 use crate::sync::Mutex;
@@ -146,7 +146,7 @@ impl Keeper {
 
     /// Why the last request or renewal for a group was not answered, if one was not.
     pub(super) fn silence(&self, group: &Group) -> Option<BackendError> {
-        let leases = with(&self.queues, group, None, |queue| self.of(&queue.leases()));
+        let leases = with_queue(&self.queues, group, None, |queue| self.of(&queue.leases()));
         leases.iter().find_map(|lease| lease.silence())
     }
 
@@ -188,14 +188,14 @@ impl Keeper {
     /// Takes over the limit that the store has reported for a group: more leases may be wanted under it.
     pub(super) fn follow(&self, lease: &Arc<Lease>, limit: Option<Limit>) {
         let (Some(group), Some(limit)) = (lease.group(), limit) else { return };
-        with(&self.queues, group, None, |queue| queue.follow(limit.permits));
+        with_queue(&self.queues, group, None, |queue| queue.follow(limit.permits));
         self.ask_more(lease);
     }
 
     /// Requests as many leases like this one as the waiters of its group still want.
     pub(super) fn ask_more(&self, like: &Arc<Lease>) {
         let Some(group) = like.group() else { return };
-        let more = with(&self.queues, group, None, |queue| self.wanted(queue, like));
+        let more = with_queue(&self.queues, group, None, |queue| self.wanted(queue, like));
         self.request(more);
     }
 
@@ -256,7 +256,7 @@ impl Keeper {
         then: impl FnOnce(&mut Queue<oneshot::Sender<Told>>) -> T,
     ) -> Option<T> {
         let limit = lease.limit();
-        let held = with(&self.queues, group, None, |queue| {
+        let held = with_queue(&self.queues, group, None, |queue| {
             if let Some(limit) = limit {
                 queue.follow(limit.permits);
             }
@@ -278,7 +278,7 @@ impl Keeper {
     /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the store.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
         if let Some(group) = lease.group() {
-            let first = with(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
+            let first = with_queue(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
             self.offer_to(first, lease);
         }
     }
@@ -296,7 +296,7 @@ impl Keeper {
                 }
             }
             let Some(group) = lease.group() else { return false };
-            first = with(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
+            first = with_queue(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
         }
         false
     }
@@ -307,7 +307,7 @@ impl Keeper {
             let _ = waiter.send(Told::Failed(error.again()));
         }
         if let Some(group) = lease.group() {
-            let dismissed = with(&self.queues, group, None, |queue| {
+            let dismissed = with_queue(&self.queues, group, None, |queue| {
                 queue.end(lease.id());
                 queue.dismiss()
             });
@@ -331,7 +331,7 @@ impl Keeper {
 
     /// Gives up the requested leases of a group for which nobody waits any more.
     pub(super) fn give_up_surplus(&self, group: &Group) {
-        while let Some(id) = with(&self.queues, group, None, Queue::surplus) {
+        while let Some(id) = with_queue(&self.queues, group, None, Queue::surplus) {
             if let Some(lease) = self.lease(id) {
                 self.give_up(&lease);
             }
@@ -375,7 +375,7 @@ impl Keeper {
     /// A lease is no longer held: creates those that the waiters of its group now want instead.
     fn followers(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         let Some(group) = lease.group() else { return Vec::new() };
-        with(&self.queues, group, None, |queue| self.instead_of(lease, queue))
+        with_queue(&self.queues, group, None, |queue| self.instead_of(lease, queue))
     }
 
     fn instead_of(&self, lease: &Lease, queue: &mut Queue<oneshot::Sender<Told>>) -> Vec<Arc<Lease>> {
@@ -387,10 +387,11 @@ impl Keeper {
     /// before.
     pub(super) fn pass_on(&self, lease: &Arc<Lease>, now: Instant) -> Option<Left> {
         let Some(group) = lease.group() else { return self.back(lease).map(Left::Owed) };
-        let passed = with(&self.queues, group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
-            Some((waiter, hold)) => Ok((waiter, hold, queue.has_surplus())),
-            None => Err(lease.end().then(|| self.instead_of(lease, queue))),
-        });
+        let passed =
+            with_queue(&self.queues, group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
+                Some((waiter, hold)) => Ok((waiter, hold, queue.has_surplus())),
+                None => Err(lease.end().then(|| self.instead_of(lease, queue))),
+            });
         let (waiter, hold, has_surplus) = match passed {
             Ok(passed) => passed,
             Err(None) => return None,

@@ -88,7 +88,20 @@ impl State {
 struct Queued {
     code: &'static str,
     operation: Operation,
-    answer: oneshot::Sender<Result<Value, FredError>>,
+    /// The channel to its caller. It is used where it is: an operation is too large to be moved once more.
+    caller: Option<oneshot::Sender<Result<Value, FredError>>>,
+}
+
+impl Queued {
+    fn is_given_up(&self) -> bool {
+        self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    fn tell(&mut self, answer: Result<Value, FredError>) {
+        if let Some(caller) = self.caller.take() {
+            let _ = caller.send(answer);
+        }
+    }
 }
 
 /// Operations that have been sent.
@@ -151,10 +164,10 @@ impl Transport {
         code: &'static str,
         operation: Operation,
     ) -> oneshot::Receiver<Result<Value, FredError>> {
-        let (answer, answered) = oneshot::channel();
+        let (caller, answered) = oneshot::channel();
         let mut state = self.state.lock();
         let kind = operation.resource.kind;
-        state.queue.push_back(Queued { code, operation, answer });
+        state.queue.push_back(Queued { code, operation, caller: Some(caller) });
         let start = state.drains == 0 || state.are_worth_a_call(state.queue.len(), kind, state.calls());
         if start {
             state.drains += 1;
@@ -190,7 +203,7 @@ impl Transport {
         });
         while needed && operations.is_empty() && !state.queue.is_empty() {
             operations = state.take();
-            operations.retain(|operation| !operation.answer.is_closed());
+            operations.retain(|operation| !operation.is_given_up());
         }
         if operations.is_empty() {
             state.drains -= 1;
@@ -209,9 +222,9 @@ impl Transport {
         }
         self.make_up(&answer);
         match answer {
-            Ok(answer) if operations.len() == 1 => tell(operations, [Ok(answer)]),
+            Ok(answer) if operations.len() == 1 => tell(&mut operations, [Ok(answer)]),
             Ok(answers) => match read_list(answers).filter(|answers| answers.len() == operations.len()) {
-                Some(answers) => tell(operations, answers.into_iter().map(|answer| self.read(answer))),
+                Some(answers) => tell(&mut operations, answers.into_iter().map(|answer| self.read(answer))),
                 None => {
                     self.unheard.store(true, Ordering::Relaxed);
                     let text = "a batch gave no list of answers";
@@ -239,7 +252,7 @@ impl Transport {
     /// releases may have been executed by now.
     fn send_text(&self, operations: &mut Vec<Queued>) -> Option<BoxFuture<'_, Result<Value, FredError>>> {
         let _sending = self.sending.lock();
-        operations.retain(|operation| !operation.answer.is_closed());
+        operations.retain(|operation| !operation.is_given_up());
         if operations.is_empty() {
             return None;
         }
@@ -275,11 +288,12 @@ impl Transport {
     }
 
     /// Sends one operation on its own, unless it was given up in the meantime, as in `send_text`.
-    async fn call_alone(&self, Queued { operation, answer, .. }: Queued) {
-        if answer.is_closed() {
-            return;
+    async fn call_alone(&self, mut queued: Queued) {
+        if !queued.is_given_up() {
+            let operation = &queued.operation;
+            let answer = self.connection.run(operation.script, || operation.keys_and_args()).await;
+            queued.tell(answer);
         }
-        let _ = answer.send(self.connection.run(operation.script, || operation.keys_and_args()).await);
     }
 
     /// The server does not answer: rejects what is queued, so that it need not wait for a timeout of its own.
@@ -355,15 +369,15 @@ fn read_list(answers: Value) -> Option<Vec<Value>> {
     }
 }
 
-fn tell(operations: Vec<Queued>, answers: impl IntoIterator<Item = Result<Value, FredError>>) {
-    for (operation, answer) in operations.into_iter().zip(answers) {
-        let _ = operation.answer.send(answer);
+fn tell(operations: &mut [Queued], answers: impl IntoIterator<Item = Result<Value, FredError>>) {
+    for (operation, answer) in operations.iter_mut().zip(answers) {
+        operation.tell(answer);
     }
 }
 
 fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &FredError) {
-    for operation in operations {
-        let _ = operation.answer.send(Err(error.clone()));
+    for mut operation in operations {
+        operation.tell(Err(error.clone()));
     }
 }
 
