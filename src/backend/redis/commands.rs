@@ -44,12 +44,7 @@ impl Connection {
         script: &'static Script,
         (keys, args): KeysAndArgs,
     ) -> BoxFuture<'_, Result<Value, FredError>> {
-        in_place(move || async move {
-            let sent = Instant::now();
-            let answer = self.client.evalsha(script.hash().clone(), keys, args).await;
-            self.note(&answer, sent);
-            answer
-        })
+        self.noted(move || self.client.evalsha(script.hash().clone(), keys, args))
     }
 
     /// Runs a script, and sends its text.
@@ -58,9 +53,16 @@ impl Connection {
         script: &'static Script,
         (keys, args): KeysAndArgs,
     ) -> BoxFuture<'_, Result<Value, FredError>> {
+        self.noted(move || self.client.eval(script.source().clone(), keys, args))
+    }
+
+    fn noted<'a, F: Future<Output = Result<Value, FredError>> + Send + 'a>(
+        self: &'a Arc<Self>,
+        command: impl FnOnce() -> F + Send + 'a,
+    ) -> BoxFuture<'a, Result<Value, FredError>> {
         in_place(move || async move {
             let sent = Instant::now();
-            let answer = self.client.eval(script.source().clone(), keys, args).await;
+            let answer = command().await;
             self.note(&answer, sent);
             answer
         })
