@@ -44,7 +44,7 @@ impl Primitive {
         claim: &Claim,
         follower: Option<&dyn FollowsLimit>,
     ) -> Result<Guard, Error> {
-        // It ends with a guard or an error.
+        // A request that waits ends with a guard or an error.
         self.ask(claim, Wait::Forever, follower).await?.ok_or_else(|| self.timed_out(Instant::now()))
     }
 

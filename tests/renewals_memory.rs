@@ -7,10 +7,12 @@ mod unresponsive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::join_all;
 use leasehold::{Client, Guard, LossReason, MemoryBackend};
 use support::intercept::Intercepted;
 use support::{options, within};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep};
 use unresponsive::{UNANSWERED, Unresponsive};
 
@@ -78,4 +80,23 @@ async fn a_shutdown_ends_what_is_being_renewed() {
     for guard in &guards {
         assert_eq!(within(SECOND, guard.lost()).await, LossReason::ClientClosed);
     }
+}
+
+/// Whoever holds many locks briefly has them dropped from a list. One that was lost meanwhile must still be released.
+#[tokio::test(flavor = "current_thread")]
+async fn a_lease_lost_before_the_keeper_looked_at_it_is_released_although_many_others_follow() {
+    let client = Client::memory();
+    let lock = client.mutex_with("a", options().max_hold(ms(110))).expect("valid");
+    drop(lock.lock().await.expect("free"));
+    sleep(ms(250)).await;
+    let guard = lock.lock().await.expect("free");
+    // The keeper's task, which runs by now, has no chance to look at it, nor while the others take their turns.
+    std::thread::sleep(ms(150));
+    assert!(!guard.is_held());
+    for n in 0..1100 {
+        let mutex = client.mutex(&n.to_string()).expect("valid");
+        drop(unconstrained(mutex.lock()).now_or_never().expect("free").expect("free"));
+    }
+    drop(guard);
+    drop(within(SECOND * 3, lock.lock()).await.expect("it was released"));
 }

@@ -99,9 +99,9 @@ impl<'a> Waiter<'a> {
         let span =
             tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
         let hold = if span.is_disabled() {
-            self.acquire_in_time().await?
+            self.acquire_until_it_lasts().await?
         } else {
-            self.acquire_in_time().instrument(span.clone()).await?
+            self.acquire_until_it_lasts().instrument(span.clone()).await?
         };
         if let Some(hold) = &hold {
             // Not `Span::current()`: where this span is filtered out, that is the caller's.
@@ -110,7 +110,7 @@ impl<'a> Waiter<'a> {
         Ok(hold)
     }
 
-    async fn acquire_in_time(&mut self) -> Result<Option<Hold>, Error> {
+    async fn acquire_until_it_lasts(&mut self) -> Result<Option<Hold>, Error> {
         let mut late = 0;
         loop {
             self.check_open()?;
@@ -119,6 +119,8 @@ impl<'a> Waiter<'a> {
                 tracing::debug!("busy");
                 return Ok(None);
             };
+            // It may have been handed this hold while a request of its own was in flight.
+            self.leave();
             match hold.loss(Instant::now()) {
                 None => return Ok(Some(self.begin(hold))),
                 Some(LossReason::ClientClosed) => return Err(self.closed()),
@@ -367,6 +369,28 @@ impl<'a> Waiter<'a> {
         }
     }
 
+    /// Gives up its place and its request, and gives back a hold that it has not taken up.
+    fn leave(&mut self) {
+        let keeper = self.keeper();
+        if let Some(mut told) = self.told.take() {
+            told.close();
+            if let Ok(Told::Granted(hold)) = told.try_recv() {
+                keeper.give_back(&hold);
+            }
+        }
+        match (self.place.take(), self.lease.take()) {
+            (Some((group, number)), lease) => {
+                with_queue(&keeper.queues, &group, None, |queue| queue.leave(number));
+                keeper.give_up_surplus(&group);
+                if let Some(lease) = lease {
+                    keeper.take_on(&lease);
+                }
+            }
+            (None, Some(lease)) => keeper.give_up(&lease),
+            (None, None) => {}
+        }
+    }
+
     const fn keeper(&self) -> &'a Arc<Keeper> {
         self.engine.keeper()
     }
@@ -386,24 +410,7 @@ impl<'a> Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let keeper = self.keeper();
-        if let Some(mut told) = self.told.take() {
-            told.close();
-            if let Ok(Told::Granted(hold)) = told.try_recv() {
-                keeper.give_back(&hold);
-            }
-        }
-        match (&self.place, &self.lease) {
-            (Some((group, number)), lease) => {
-                with_queue(&keeper.queues, group, None, |queue| queue.leave(*number));
-                keeper.give_up_surplus(group);
-                if let Some(lease) = lease {
-                    keeper.take_on(lease);
-                }
-            }
-            (None, Some(lease)) => keeper.give_up(lease),
-            (None, None) => {}
-        }
+        self.leave();
     }
 }
 

@@ -107,7 +107,10 @@ impl Keeper {
 
     /// Removes a lease whose release is confirmed or given up, if it is not forgotten yet.
     pub(super) fn forget(&self, id: LeaseId) -> Option<Arc<Lease>> {
-        let forgotten = self.leases.lock().remove(&id.sequence());
+        let mut leases = self.leases.lock();
+        let is_known = leases.get(&id.sequence()).is_some_and(|lease| lease.id() == id);
+        let forgotten = if is_known { leases.remove(&id.sequence()) } else { None };
+        drop(leases);
         if self.closing.is_closed() {
             self.releases.look();
         }
@@ -174,8 +177,8 @@ impl Keeper {
         }
     }
 
-    /// A request was answered, or its grant told, after its lease was given up. If it was executed after the release, the store has a record of the
-    /// lease again.
+    /// A request was answered, or its grant told, after its lease was given up. If it was executed after the release, the store has a
+    /// record of the lease again.
     pub(super) fn known_again(&self, lease: &Lease) {
         lease.note_grant();
         // If the release is still in flight, `released` looks at the note when it is answered.

@@ -745,6 +745,11 @@ impl Lease {
         self.state.lock().filed.take()
     }
 
+    /// Whether the keeper has something left to do for it: it is held, or its end has not been noticed yet.
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self.state.lock().phase, Phase::Held(_) | Phase::Lost { seen_to: false, .. })
+    }
+
     pub(super) fn is_filed(&self) -> bool {
         self.state.lock().filed.is_some()
     }

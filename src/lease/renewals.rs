@@ -14,7 +14,7 @@ use super::lease::{Lease, List};
 use super::schedule::TOGETHER;
 use crate::backend::{Answered, BackendError};
 
-/// No request is sent while this many renewals are in flight: those of one request, so that a burst of renewals does not hold up
+/// No request is sent while this many renewals are in flight, as many as one request takes, so that a burst of renewals does not hold up
 /// other requests at the store. If more of them wait because the store is far away, the limit is one for every
 /// [`WAITING_PER_UNDER_WAY`] that wait, up to [`MAX_UNDER_WAY`]. This bounds by how many round trips a renewal is late.
 const UNDER_WAY: usize = TOGETHER;

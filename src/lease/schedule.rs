@@ -26,7 +26,8 @@ const RECENT: Duration = Duration::from_millis(100);
 /// How many leases may have been taken up recently before those that have ended are dropped.
 const MANY: usize = 1024;
 
-/// The leases of a client, by the instant at which something is due for them. Every lease is filed once at most, and knows where.
+/// The leases of a client, by the instant at which something is due for them. Every lease is filed once at most, and
+/// knows where.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     due: Mutex<[Due; 2]>,
@@ -86,7 +87,7 @@ impl Schedule {
         }
     }
 
-    /// Waits until something is due before the alarm that was set.
+    /// Waits until something is due before the alarm that was set, or there may be room for more renewals.
     pub(super) async fn rescheduled(&self, list: List) {
         self.rescheduled[list as usize].notified().await;
     }
@@ -122,10 +123,12 @@ impl Schedule {
 
     /// Forgets the leases of a list.
     pub(super) fn clear(&self, list: List) {
-        let due = mem::take(&mut self.due.lock()[list as usize]);
-        for lease in due.leases.into_values() {
+        let mut lists = self.due.lock();
+        let due = mem::take(&mut lists[list as usize]);
+        for lease in due.leases.values() {
             lease.unfile();
         }
+        drop(lists);
     }
 
     /// Sets the alarm of a list and returns it. From here on, a lease that is due before it wakes the task of the list.
@@ -133,8 +136,7 @@ impl Schedule {
         let mut lists = self.due.lock();
         let due = &mut lists[list as usize];
         let first = due.leases.first_key_value().map(|((at, _), _)| *at);
-        // An alarm stays set until it fires, even if its lease has been released: otherwise every lease that is held only
-        // briefly would wake the task.
+        // An alarm stays set until it fires, even if its lease has been released: setting another one would wake the task as well.
         let alarm = first.into_iter().chain(due.file_recent_at).chain(due.alarm).min();
         *due.alarm.insert(alarm.unwrap_or_else(|| Instant::now() + IDLE))
     }
@@ -152,7 +154,7 @@ impl Due {
 
     fn add_recent(&mut self, lease: Arc<Lease>) {
         if self.recent.len() >= self.prune_recent_at.max(MANY) {
-            self.recent.retain(|lease| lease.ends().is_some());
+            self.recent.retain(|lease| lease.is_kept());
             // The effort is constant per lease, however many are still held.
             self.prune_recent_at = self.recent.len() * 2;
         }

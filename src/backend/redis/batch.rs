@@ -67,7 +67,7 @@ impl State {
         if queued > MAX_OPERATIONS {
             return self.queue.drain(..MAX_OPERATIONS).collect();
         }
-        // All of them, as they are: each has some 200 bytes.
+        // All of them, without copying them one by one.
         Vec::from(mem::replace(&mut self.queue, VecDeque::with_capacity(queued)))
     }
 
@@ -88,7 +88,7 @@ impl State {
 struct Queued {
     code: &'static str,
     operation: Operation,
-    /// The channel to its caller. It is used where it is: an operation is too large to be moved once more.
+    /// The channel to its caller. It can be taken without moving the operation.
     caller: Option<oneshot::Sender<Result<Value, FredError>>>,
 }
 
@@ -166,8 +166,8 @@ impl Transport {
     ) -> oneshot::Receiver<Result<Value, FredError>> {
         let (caller, answered) = oneshot::channel();
         let mut state = self.state.lock();
-        let kind = operation.resource.kind;
         state.queue.push_back(Queued { code, operation, caller: Some(caller) });
+        let kind = state.queue[0].operation.resource.kind;
         let start = state.drains == 0 || state.are_worth_a_call(state.queue.len(), kind, state.calls());
         if start {
             state.drains += 1;

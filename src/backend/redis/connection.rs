@@ -59,7 +59,7 @@ pub(super) struct Connection {
     // For `replaced`.
     /// The name of the client's connections at the server, unlike that of any other: a restarted server assigns the same ids again.
     pub(super) name: String,
-    /// The id at the server of the present connection, as last seen, and how many different ones have been seen.
+    /// The id at the server of the present connection, as last seen, and how often it has changed.
     pub(super) present: Mutex<Option<i64>>,
     pub(super) generation: AtomicU64,
     /// The generation for which all earlier connections are closed.
