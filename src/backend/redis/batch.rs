@@ -18,20 +18,21 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fred::bytes::Bytes;
-use fred::error::{Error as FredError, ErrorKind};
-use fred::types::Value;
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, join_all, ready};
 use scopeguard::guard;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use super::commands::{is_unknown_script, sort};
+use super::connection::is_unknown_script;
+use super::link::{CallError, Link};
 use super::msgpack::unpack_list;
-use super::operation::{KeysAndArgs, Operation, pack_prefix};
+use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
 use super::script::{BATCH, Script};
 use super::transport::Transport;
+use super::value::{Arguments, Value};
 use crate::backend::{BackendError, Kind};
 
 /// How many calls may be in flight.
@@ -89,7 +90,7 @@ struct Queued {
     code: &'static str,
     operation: Operation,
     /// The channel to its caller. It can be taken without moving the operation.
-    caller: Option<oneshot::Sender<Result<Value, FredError>>>,
+    caller: Option<oneshot::Sender<Result<Value, CallError>>>,
 }
 
 impl Queued {
@@ -97,7 +98,7 @@ impl Queued {
         self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    fn tell(&mut self, answer: Result<Value, FredError>) {
+    fn tell(&mut self, answer: Result<Value, CallError>) {
         if let Some(caller) = self.caller.take() {
             let _ = caller.send(answer);
         }
@@ -107,7 +108,10 @@ impl Queued {
 /// Operations that have been sent.
 struct UnderWay<'a> {
     operations: Vec<Queued>,
-    answer: BoxFuture<'a, Result<Value, FredError>>,
+    /// The link on which they were sent, or why they were not.
+    link: &'a Result<Arc<dyn Link>, CallError>,
+    sent: Instant,
+    answer: BoxFuture<'a, Result<Value, CallError>>,
 }
 
 impl Transport {
@@ -115,7 +119,7 @@ impl Transport {
     pub(super) fn run(
         self: &Arc<Self>,
         operation: Operation,
-    ) -> impl Future<Output = Result<Value, FredError>> + Send + use<'_> {
+    ) -> impl Future<Output = Result<Value, CallError>> + Send + use<'_> {
         let code = operation.script.code();
         let direct = code.and_then(|_| self.go_direct(operation.resource.kind));
         match code {
@@ -126,7 +130,7 @@ impl Transport {
             }
             _ => Either::Right(Box::pin(async move {
                 let _direct = direct;
-                self.run_apart(operation.script, || operation.keys_and_args()).await
+                self.run_apart(operation.script, || operation.arguments()).await
             })),
         }
     }
@@ -135,9 +139,9 @@ impl Transport {
     pub(super) async fn run_apart(
         &self,
         script: &'static Script,
-        keys_and_args: impl Fn() -> KeysAndArgs,
-    ) -> Result<Value, FredError> {
-        let answer = self.connection.run(script, keys_and_args).await;
+        arguments: impl Fn() -> Arguments,
+    ) -> Result<Value, CallError> {
+        let answer = self.connection.run(script, arguments).await;
         self.make_up(&answer);
         answer
     }
@@ -147,7 +151,10 @@ impl Transport {
     fn go_direct(&self, kind: Kind) -> Option<impl Drop + Send> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
-        if !state.queue.is_empty() || !state.are_worth_a_call(1, kind, state.calls()) {
+        if !self.connection.is_connected()
+            || !state.queue.is_empty()
+            || !state.are_worth_a_call(1, kind, state.calls())
+        {
             return None;
         }
         state.direct += 1;
@@ -163,7 +170,7 @@ impl Transport {
         self: &Arc<Self>,
         code: &'static str,
         operation: Operation,
-    ) -> oneshot::Receiver<Result<Value, FredError>> {
+    ) -> oneshot::Receiver<Result<Value, CallError>> {
         let (caller, answered) = oneshot::channel();
         let mut state = self.state.lock();
         state.queue.push_back(Queued { code, operation, caller: Some(caller) });
@@ -182,12 +189,22 @@ impl Transport {
 
     /// Sends the next call, if there is anything to send. The answer may already be available when this returns, but it is not
     /// processed here.
-    fn send(&self, answered: usize) -> Option<UnderWay<'_>> {
+    fn send<'a>(
+        &'a self,
+        link: &'a Result<Arc<dyn Link>, CallError>,
+        answered: usize,
+    ) -> Option<UnderWay<'a>> {
         let _sending = self.sending.lock();
         let operations = self.next(answered)?;
-        let (script, keys_and_args) = together(&operations);
-        let answer = started(self.connection.evalsha(script, keys_and_args));
-        Some(UnderWay { operations, answer })
+        let sent = Instant::now();
+        let answer = match link {
+            Ok(link) => {
+                let (script, arguments) = together(&operations);
+                started(link.evalsha(script, arguments))
+            }
+            Err(error) => ready(Err(error.clone())).boxed(),
+        };
+        Some(UnderWay { operations, link, answer, sent })
     }
 
     /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations. If there are
@@ -214,12 +231,13 @@ impl Transport {
     }
 
     /// Waits for the answers and passes them to the callers. A caller may have given up in the meantime.
-    async fn hear(&self, UnderWay { mut operations, answer }: UnderWay<'_>) {
+    async fn hear(&self, UnderWay { mut operations, link, answer, sent }: UnderWay<'_>) {
         let mut answer = answer.await;
-        if is_unknown_script(&answer) {
-            let Some(again) = self.send_text(&mut operations) else { return };
+        if let (true, Ok(link)) = (is_unknown_script(&answer), link) {
+            let Some(again) = self.send_text(&**link, &mut operations) else { return };
             answer = again.await;
         }
+        self.connection.note(&answer, sent);
         self.make_up(&answer);
         match answer {
             Ok(answer) if operations.len() == 1 => tell(&mut operations, [Ok(answer)]),
@@ -228,7 +246,7 @@ impl Transport {
                 None => {
                     self.unheard.store(true, Ordering::Relaxed);
                     let text = "a batch gave no list of answers";
-                    tell_all(operations, &FredError::new(ErrorKind::Protocol, text));
+                    tell_all(operations, &CallError::Lost(text.to_owned()));
                 }
             },
             // The whole call was refused and nothing was executed, for instance because this user may not use one of the keys. So
@@ -241,8 +259,10 @@ impl Transport {
                     self.unheard.store(true, Ordering::Relaxed);
                 }
                 tell_all(operations, &error);
-                if *error.kind() == ErrorKind::Timeout {
-                    self.turn_away();
+                match error {
+                    CallError::Timeout(_) => self.turn_away("the calls before it were not answered"),
+                    CallError::NotSent(why) => self.turn_away(&why),
+                    CallError::Lost(_) | CallError::Answer(_) => {}
                 }
             }
         }
@@ -250,35 +270,37 @@ impl Transport {
 
     /// Sends the text of a script that the server does not know. Operations that were given up in the meantime are left out: their
     /// releases may have been executed by now.
-    fn send_text(&self, operations: &mut Vec<Queued>) -> Option<BoxFuture<'_, Result<Value, FredError>>> {
+    fn send_text<'a>(
+        &self,
+        link: &'a dyn Link,
+        operations: &mut Vec<Queued>,
+    ) -> Option<BoxFuture<'a, Result<Value, CallError>>> {
         let _sending = self.sending.lock();
         operations.retain(|operation| !operation.is_given_up());
         if operations.is_empty() {
             return None;
         }
-        let (script, keys_and_args) = together(operations);
-        Some(started(self.connection.eval(script, keys_and_args)))
+        let (script, arguments) = together(operations);
+        Some(started(link.eval(script, arguments)))
     }
 
     /// The answer of one operation of a batch.
-    fn read(&self, answer: Value) -> Result<Value, FredError> {
-        let Value::Array(mut parts) = answer else { return Ok(answer) };
+    fn read(&self, answer: Value) -> Result<Value, CallError> {
+        let Value::List(mut parts) = answer else { return Ok(answer) };
         let mark = parts.first().and_then(Value::as_bytes);
         let is = |known: &str| mark == Some(known.as_bytes());
         match &parts[..] {
-            [_, text] if is(FAILED) => {
-                Err(FredError::new(ErrorKind::Unknown, text.as_string().unwrap_or_default()))
-            }
+            [_, text] if is(FAILED) => Err(CallError::Answer(text.as_str().unwrap_or_default().to_owned())),
             [_, _, grant] if is(WITH_GRANT) => {
-                self.notifications.tell(&grant.as_bytes_str().unwrap_or_default());
+                self.notifications.tell(grant.as_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))
             }
-            _ => Ok(Value::Array(parts)),
+            _ => Ok(Value::List(parts)),
         }
     }
 
     /// If grants may have been lost and the server answers again, has all waiting requests repeated.
-    fn make_up(&self, answer: &Result<Value, FredError>) {
+    fn make_up(&self, answer: &Result<Value, CallError>) {
         if answer.is_ok()
             && self.unheard.load(Ordering::Relaxed)
             && self.unheard.swap(false, Ordering::Relaxed)
@@ -291,18 +313,15 @@ impl Transport {
     async fn call_alone(&self, mut queued: Queued) {
         if !queued.is_given_up() {
             let operation = &queued.operation;
-            let answer = self.connection.run(operation.script, || operation.keys_and_args()).await;
+            let answer = self.connection.run(operation.script, || operation.arguments()).await;
             queued.tell(answer);
         }
     }
 
-    /// The server does not answer: rejects what is queued, so that it need not wait for a timeout of its own.
-    fn turn_away(&self) {
+    /// The server does not answer, or cannot be reached: rejects what is queued, so that it need not wait for a timeout of its own.
+    fn turn_away(&self, why: &str) {
         let queue = mem::take(&mut self.state.lock().queue);
-        tell_all(
-            queue,
-            &FredError::new(ErrorKind::Backpressure, "not sent: the calls before it were not answered"),
-        );
+        tell_all(queue, &CallError::NotSent(why.to_owned()));
     }
 }
 
@@ -317,7 +336,9 @@ struct Drain {
 impl Drain {
     /// Makes calls until nothing is queued.
     async fn work_off(mut self) {
-        while let Some(call) = self.transport.send(mem::take(&mut self.in_flight)) {
+        loop {
+            let link = self.transport.connection.link().await;
+            let Some(call) = self.transport.send(&link, mem::take(&mut self.in_flight)) else { break };
             self.in_flight = call.operations.len();
             self.transport.hear(call).await;
         }
@@ -342,9 +363,9 @@ impl Drop for Drain {
 }
 
 /// The call for these operations: that of a single one, or a batch.
-fn together(operations: &[Queued]) -> (&'static Script, KeysAndArgs) {
+fn together(operations: &[Queued]) -> (&'static Script, Arguments) {
     if let [Queued { operation, .. }] = operations {
-        return (operation.script, operation.keys_and_args());
+        return (operation.script, operation.arguments());
     }
     let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
     let (mut last, mut prefix): (Option<&str>, Option<&str>) = (None, None);
@@ -357,25 +378,24 @@ fn together(operations: &[Queued]) -> (&'static Script, KeysAndArgs) {
         let key = Some(&*resource.key);
         operation.pack(code, mem::replace(&mut last, key) == key, &mut packed);
     }
-    (&BATCH, (Vec::new(), vec![Value::Bytes(Bytes::from(packed))]))
+    (&BATCH, Arguments { keys: Vec::new(), args: vec![Bytes::from(packed)] })
 }
 
 /// The answers of a batch.
 fn read_list(answers: Value) -> Option<Vec<Value>> {
     match answers {
-        Value::Bytes(packed) => unpack_list(&packed),
-        Value::String(packed) => unpack_list(packed.inner()),
+        Value::Text(packed) => unpack_list(&packed),
         _ => None,
     }
 }
 
-fn tell(operations: &mut [Queued], answers: impl IntoIterator<Item = Result<Value, FredError>>) {
+fn tell(operations: &mut [Queued], answers: impl IntoIterator<Item = Result<Value, CallError>>) {
     for (operation, answer) in operations.iter_mut().zip(answers) {
         operation.tell(answer);
     }
 }
 
-fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &FredError) {
+fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &CallError) {
     for mut operation in operations {
         operation.tell(Err(error.clone()));
     }
@@ -390,15 +410,15 @@ fn started<'a, T: Send + 'a>(mut call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
 }
 
 /// Whether the server has rejected the call.
-fn is_refusal(error: &FredError) -> bool {
-    matches!(sort(error.clone()), BackendError::Refused { .. } | BackendError::WrongType { .. })
+fn is_refusal(error: &CallError) -> bool {
+    matches!(error.clone().into(), BackendError::Refused { .. } | BackendError::WrongType { .. })
 }
 
 /// Whether the call may have been executed.
-fn is_unknown(error: &FredError) -> bool {
-    matches!(sort(error.clone()), BackendError::Unanswered { .. })
+fn is_unknown(error: &CallError) -> bool {
+    matches!(error, CallError::Timeout(_) | CallError::Lost(_))
 }
 
-fn gone() -> FredError {
-    FredError::new(ErrorKind::Canceled, "the runtime on which the client lives has ended")
+fn gone() -> CallError {
+    CallError::Lost("the runtime on which the client lives has ended".to_owned())
 }

@@ -44,7 +44,7 @@ impl CallersConnections {
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
         self.open(&self.commands).await?;
         self.open(&self.subscriber).await?;
-        let (subscriber, publisher) = (&self.subscriber, &self.commands.client);
+        let (subscriber, publisher) = (&self.subscriber, &self.commands);
         let subscription = Subscription::open(subscriber, publisher, self.channel.clone()).await?;
         self.tasks.lock().subscription = Some(subscription);
         Ok(())

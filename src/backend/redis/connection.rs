@@ -1,25 +1,17 @@
-//! One connection to the server: configured as this crate needs it, kept connected, and closed in the end.
+//! One connection to the server: connected again whenever it is lost, until it is closed.
 //!
-//! Properties of fred, and how they are dealt with here:
+//! A connection that was lost may still carry requests, in a buffer of the network or of a server that did not run for a while. If one
+//! were executed after the release of its lease, it would hold a lock for nobody. So before a new link is used, the server
+//! is asked to close the previous one; what is on that is then not executed any more.
 //!
-//! * Its driver task can end while the client reports that it is connected, and then commands hang: one task per connection
-//!   watches the driver and starts it again.
-//! * Dropping its clients leaks the connection, and so does dropping `init` before it is done, or quitting a client that is
-//!   not connected yet: the same task connects, never gives up before that is done, and quits on request.
-//! * By default it waits for 10 s, repeats commands three times and queues without limit: changed below. In most examples it waits
-//!   for up to 2 s between attempts to connect; a lease of 3 s would not survive an outage of 2 s, so here it is 200 ms.
+//! The client libraries do not notice a server that hangs while commands are still being written: if nothing is answered for two
+//! timeouts, the link is replaced.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fred::clients::Client;
-use fred::error::{Error as FredError, ErrorKind};
-use fred::interfaces::{ClientLike, EventInterface};
-use fred::types::config::{
-    Config, ConnectionConfig, PerformanceConfig, ReconnectError, ReconnectPolicy, TcpConfig,
-};
-use fred::types::{ConnectHandle, RespVersion};
+use futures::future::try_join;
 use scopeguard::guard;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -27,15 +19,17 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::link::{CallError, Connector, Link, Server};
+use super::script::Script;
+use super::value::{Arguments, Value};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
-/// How many commands may wait in fred's queue.
-const MAX_QUEUED_COMMANDS: usize = 65_536;
-/// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
-const MESSAGE_BUFFER: usize = 4096;
-/// The pause before a driver that ended is started again.
-const RESTART_PAUSE: Duration = Duration::from_millis(50);
+/// The first pause before connecting is tried again, and the longest: a lease of 3 s has to survive an outage of 2 s.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// After how many reply timeouts without any answer the link is replaced.
+const SILENT_TIMEOUTS: u32 = 2;
 
 /// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -44,48 +38,51 @@ pub(super) struct Timeouts {
     pub(super) reply: Duration,
 }
 
-/// A connection to the server: a client of fred, and what this crate has to know about it beyond that.
+/// A connection to the server, over one link after another.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) client: Client,
+    connector: Arc<dyn Connector>,
+    server: Server,
     pub(super) timeouts: Timeouts,
-    /// Whether no task drives the connection any more.
+    /// The present link, while there is one.
+    link: watch::Sender<Option<Arc<dyn Link>>>,
+    /// Whether no task keeps it connected any more.
     ended: AtomicBool,
+    silence: Mutex<Silence>,
+    /// Why it is not connected at the moment.
+    failure: Mutex<Option<CallError>>,
+    /// Its name at the server, unlike that of any other: a restarted server assigns the same ids again.
+    name: String,
+    /// The ids of earlier links that may still be open at the server, also those of a runtime that has ended.
+    earlier: tokio::sync::Mutex<Vec<i64>>,
+}
 
-    // For `commands`: since when nothing has been answered, and whether the connection is being replaced because of that.
-    pub(super) silent_since: Mutex<Option<Instant>>,
-    pub(super) is_reconnecting: AtomicBool,
-
-    // For `replaced`.
-    /// The name of the client's connections at the server, unlike that of any other: a restarted server assigns the same ids again.
-    pub(super) name: String,
-    /// The id at the server of the present connection, as last seen, and how often it has changed.
-    pub(super) present: Mutex<Option<i64>>,
-    pub(super) generation: AtomicU64,
-    /// The generation for which all earlier connections are closed.
-    pub(super) sole: watch::Sender<u64>,
-    /// The ids of connections that may still be open at the server, also those of a runtime that has ended.
-    pub(super) earlier: tokio::sync::Mutex<Vec<i64>>,
+/// How long the server has been silent.
+#[derive(Debug, Default)]
+struct Silence {
+    /// Since when nothing has been answered on the present link.
+    since: Option<Instant>,
+    /// When the present link was opened: earlier calls say nothing about it.
+    opened: Option<Instant>,
 }
 
 impl Connection {
     /// One that is not connected yet.
-    pub(super) fn new(config: &Config, timeouts: Timeouts) -> Arc<Self> {
+    pub(super) fn new(connector: Arc<dyn Connector>, server: Server, timeouts: Timeouts) -> Arc<Self> {
         Arc::new(Self {
-            client: client(config, timeouts),
+            connector,
+            server,
             timeouts,
+            link: watch::Sender::default(),
             ended: AtomicBool::default(),
-            silent_since: Mutex::default(),
-            is_reconnecting: AtomicBool::default(),
+            silence: Mutex::default(),
+            failure: Mutex::default(),
             name: format!("leasehold-{}", Uuid::new_v4().simple()),
-            present: Mutex::default(),
-            generation: AtomicU64::default(),
-            sole: watch::Sender::default(),
             earlier: tokio::sync::Mutex::default(),
         })
     }
 
-    /// Connects. The returned task keeps it connected until `closed`, then quits and ends.
+    /// Connects. The returned task keeps it connected until `closed`, then closes it and ends.
     ///
     /// If the returned future is dropped or fails, the task ends as well.
     pub(super) async fn connect(
@@ -95,110 +92,222 @@ impl Connection {
         let (tell, connected) = oneshot::channel();
         let closed = closed.child_token();
         let given_up = closed.clone().drop_guard();
-        let reconnects = self.client.reconnect_rx();
         self.ended.store(false, Ordering::Release);
         // Dropped with the task, perhaps because its runtime ends.
-        let driven = guard(Arc::clone(self), |driven| driven.ended.store(true, Ordering::Release));
-        let close = closed.clone();
-        let task = tokio::spawn(async move { driven.drive(close, tell).await });
+        let driven = guard(Arc::clone(self), |connection| {
+            connection.link.send_replace(None);
+            connection.ended.store(true, Ordering::Release);
+        });
+        let task = tokio::spawn(async move { driven.stay_connected(closed, tell).await });
         match timeout(self.timeouts.connect, connected).await {
             Ok(Ok(Ok(()))) => {
-                let connection = Arc::clone(self);
-                tokio::spawn(async move { connection.close_replaced(reconnects, closed).await });
                 given_up.disarm();
                 Ok(task)
             }
-            Ok(Ok(Err(error))) if is_server_text(&error) => {
-                Err(BackendError::Refused { source: error.into() })
-            }
+            Ok(Ok(Err(error @ CallError::Answer(_)))) => Err(BackendError::Refused { source: error.into() }),
             Ok(Ok(Err(error))) => Err(BackendError::NotSent { source: error.into() }),
             Ok(Err(gone)) => Err(BackendError::NotSent { source: gone.into() }),
             Err(late) => Err(BackendError::Unanswered { source: late.into() }),
         }
     }
 
-    /// Whether no task drives the connection any more, because the runtime of the task has ended.
+    /// Whether no task keeps it connected any more, because the runtime of the task has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    async fn drive(&self, closed: CancellationToken, tell: oneshot::Sender<Result<(), FredError>>) {
-        let client = &self.client;
-        let mut driver = match client.init().await {
-            Ok(driver) => driver,
-            // The receiver is gone if connecting was given up.
-            Err(error) => return drop(tell.send(Err(error))),
-        };
-        let _ = tell.send(Ok(()));
-        loop {
+    pub(super) fn is_connected(&self) -> bool {
+        self.link.borrow().is_some()
+    }
+
+    /// The links to come, and the present one.
+    pub(super) fn links(&self) -> watch::Receiver<Option<Arc<dyn Link>>> {
+        self.link.subscribe()
+    }
+
+    /// The present link. Waits for one for as long as an answer may take.
+    pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
+        if let Some(link) = &*self.link.borrow() {
+            return Ok(Arc::clone(link));
+        }
+        let mut links = self.links();
+        match timeout(self.timeouts.reply, links.wait_for(Option::is_some)).await {
+            Ok(Ok(link)) => link.clone().ok_or_else(|| self.not_connected()),
+            Ok(Err(_)) | Err(_) => Err(self.not_connected()),
+        }
+    }
+
+    fn not_connected(&self) -> CallError {
+        let failure = self.failure.lock();
+        let why = failure.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        CallError::NotSent(format!("not connected{why}"))
+    }
+
+    /// Runs a script once, until it is answered or the timeout has passed. It is sent with its text if the server does not know
+    /// it, after a restart or SCRIPT FLUSH.
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        arguments: impl Fn() -> Arguments,
+    ) -> Result<Value, CallError> {
+        let link = self.link().await?;
+        let sent = Instant::now();
+        let mut answer = link.evalsha(script, arguments()).await;
+        if is_unknown_script(&answer) {
+            answer = link.eval(script, arguments()).await;
+        }
+        self.note(&answer, sent);
+        answer
+    }
+
+    /// Sends a command once.
+    pub(super) async fn command(&self, words: &[&str]) -> Result<Value, CallError> {
+        let link = self.link().await?;
+        let sent = Instant::now();
+        let answer = command(&*link, words).await;
+        self.note(&answer, sent);
+        answer
+    }
+
+    /// Records since when nothing has been answered; if that is too long ago, or the server is not a primary any more, the link is
+    /// replaced. The number of timeouts does not matter: the calls may have been sent together, or have had short timeouts.
+    pub(super) fn note(&self, answer: &Result<Value, CallError>, sent: Instant) {
+        let mut silence = self.silence.lock();
+        if !matches!(answer, Err(CallError::Timeout(_))) {
+            silence.since = None;
+            if matches!(answer, Err(error) if error.answers("READONLY")) {
+                drop(silence);
+                self.replace_link();
+            }
+        } else if silence.opened.is_some_and(|opened| opened <= sent) {
+            let since = *silence.since.get_or_insert(sent);
+            if since.elapsed() >= self.timeouts.reply * SILENT_TIMEOUTS {
+                *silence = Silence::default();
+                drop(silence);
+                tracing::warn!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
+                self.replace_link();
+            }
+        }
+    }
+
+    fn replace_link(&self) {
+        if let Some(link) = &*self.link.borrow() {
+            link.abort();
+        }
+    }
+
+    async fn stay_connected(&self, closed: CancellationToken, tell: oneshot::Sender<Result<(), CallError>>) {
+        let mut tell = Some(tell);
+        let mut pause = FIRST_PAUSE;
+        while !closed.is_cancelled() {
+            let opened = Instant::now();
+            match self.open().await {
+                Ok(link) => {
+                    *self.silence.lock() = Silence { since: None, opened: Some(Instant::now()) };
+                    self.link.send_replace(Some(Arc::clone(&link)));
+                    if let Some(tell) = tell.take() {
+                        // The receiver is gone if connecting was given up.
+                        let _ = tell.send(Ok(()));
+                    }
+                    tokio::select! {
+                        biased;
+                        () = closed.cancelled() => {}
+                        () = link.ended().cancelled() => {}
+                    }
+                    self.link.send_replace(None);
+                    if closed.is_cancelled() {
+                        return link.close().await;
+                    }
+                    tracing::debug!("the connection was lost, connecting again");
+                }
+                Err(error) => {
+                    if let Some(tell) = tell.take() {
+                        return drop(tell.send(Err(error)));
+                    }
+                    tracing::debug!(%error, "not connected");
+                    *self.failure.lock() = Some(error);
+                }
+            }
+            pause =
+                if opened.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             tokio::select! {
-                biased;
-                () = closed.cancelled() => break,
-                ended = &mut driver => tracing::warn!(?ended, "a connection's driver ended, starting it again"),
-            }
-            match start_again(client, &closed).await {
-                Some(again) => driver = again,
-                None => return,
+                () = closed.cancelled() => {}
+                () = sleep(pause) => {}
             }
         }
-        quit(client, self.timeouts.reply).await;
-        // QUIT has been sent; the connection is closed when its driver has ended.
-        if timeout(self.timeouts.reply, &mut driver).await.is_err() {
-            driver.abort();
+    }
+
+    /// Opens a link, and has the server close those before it.
+    async fn open(&self) -> Result<Arc<dyn Link>, CallError> {
+        let link = self.connector.open(&self.server).await?;
+        let close = timeout(self.timeouts.connect, self.close_earlier(&*link)).await;
+        match close.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
+            Ok(()) => {}
+            // This user may not do that, or the server does not support it. Releases go on without this safeguard.
+            Err(error) if is_refusal(&error) => {
+                tracing::debug!(%error, "connections that were lost are not closed by the server");
+            }
+            Err(error) => {
+                link.abort();
+                return Err(error);
+            }
         }
+        Ok(link)
     }
-}
 
-/// A client of fred that is not connected yet.
-fn client(config: &Config, timeouts: Timeouts) -> Client {
-    let mut config = config.clone();
-    config.version = RespVersion::RESP3;
-    config.fail_fast = true;
-    let performance = PerformanceConfig {
-        default_command_timeout: timeouts.reply,
-        broadcast_channel_capacity: MESSAGE_BUFFER,
-        ..PerformanceConfig::default()
-    };
-    let connection = ConnectionConfig {
-        connection_timeout: timeouts.connect,
-        internal_command_timeout: timeouts.connect,
-        max_command_attempts: 1,
-        max_redirections: 0,
-        max_command_buffer_len: MAX_QUEUED_COMMANDS,
-        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
-        reconnect_errors: vec![
-            ReconnectError::ReadOnly,
-            ReconnectError::Loading,
-            ReconnectError::ClusterDown,
-        ],
-        ..ConnectionConfig::default()
-    };
-    let policy = ReconnectPolicy::new_exponential(0, 10, 200, 2);
-    Client::new(config, Some(performance), Some(connection), Some(policy))
-}
-
-/// Connects again. `None` if `closed` is cancelled first.
-async fn start_again(client: &Client, closed: &CancellationToken) -> Option<ConnectHandle> {
-    while !closed.is_cancelled() {
-        sleep(RESTART_PAUSE).await;
-        match client.init().await {
-            Ok(driver) => return Some(driver),
-            Err(error) => tracing::debug!(%error, "not connected"),
+    async fn close_earlier(&self, link: &dyn Link) -> Result<(), CallError> {
+        let mut earlier = self.earlier.lock().await;
+        let (set_name, get_id) = (["CLIENT", "SETNAME", &self.name], ["CLIENT", "ID"]);
+        let (_, id) = try_join(command(link, &set_name), command(link, &get_id)).await?;
+        let now = id.as_i64();
+        // Also those of which the server has not closed the last one yet, if this fails.
+        earlier.extend(now);
+        for id in earlier.iter().filter(|id| Some(**id) != now) {
+            let id = &id.to_string();
+            let found = command(link, &["CLIENT", "LIST", "ID", id]).await?;
+            if let Some(address) = found.as_str().and_then(|line| address_of(line, &self.name)) {
+                // The address as well: if the server is restarted at this moment, the id may belong to another client.
+                command(link, &["CLIENT", "KILL", "ID", id, "ADDR", &address]).await?;
+                tracing::debug!("the connection before was still open at the server, and is closed");
+            }
         }
-    }
-    None
-}
-
-async fn quit(client: &Client, time_limit: Duration) {
-    match timeout(time_limit, client.quit()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "connection closed without QUIT"),
-        Err(_) => tracing::debug!("connection closed without an answer to QUIT"),
+        *earlier = now.into_iter().collect();
+        Ok(())
     }
 }
 
-/// Whether the error comes from the server: its errors start with a word in capitals.
-fn is_server_text(error: &FredError) -> bool {
-    let word = error.details().split(' ').next().unwrap_or_default();
-    *error.kind() == ErrorKind::Auth || (word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase()))
+/// Sends a command on a link.
+pub(super) async fn command(link: &dyn Link, words: &[&str]) -> Result<Value, CallError> {
+    link.command(words.iter().map(|word| (*word).to_owned()).collect()).await
+}
+
+/// Whether the server does not know a script, or not any more.
+pub(super) fn is_unknown_script(answer: &Result<Value, CallError>) -> bool {
+    matches!(answer, Err(error) if error.answers("NOSCRIPT"))
+}
+
+/// The address in a line of `CLIENT LIST`, if the connection has this name.
+fn address_of(line: &str, name: &str) -> Option<String> {
+    let field = |field: &str| line.split_whitespace().find_map(|part| part.strip_prefix(field));
+    field("name=").filter(|found| *found == name)?;
+    field("addr=").map(str::to_owned)
+}
+
+/// Whether this user may not do that, or the server does not support it. Other errors are temporary.
+fn is_refusal(error: &CallError) -> bool {
+    matches!(error, CallError::Answer(text)
+        if text.starts_with("NOPERM") || text.to_ascii_lowercase().contains("unknown"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_known_again_by_its_name() {
+        let line =
+            "id=7 addr=127.0.0.1:50412 laddr=127.0.0.1:6379 fd=8 name=leasehold-1 age=12 idle=0 flags=N";
+        assert_eq!(address_of(line, "leasehold-1").as_deref(), Some("127.0.0.1:50412"));
+        assert_eq!(address_of(line, "leasehold-").or(address_of("", "leasehold-1")), None);
+    }
 }

@@ -28,18 +28,21 @@
 
 use std::borrow::Cow;
 use std::mem;
+use std::str;
 use std::sync::LazyLock;
 
-use fred::bytes::Bytes;
-use fred::types::Key;
+use bytes::Bytes;
 use uuid::Uuid;
 
 use super::protocol::CHANNEL_PREFIX;
 use crate::backend::Resource;
 
+/// How many slots a cluster has.
+const SLOTS: u16 = 16_384;
+
 /// The keys with which a script is called: the lock or semaphore, its queue, and the fence of its prefix. Each key costs as much as
 /// a command, so the scripts make the names of the other keys from that of the queue. One allocation for all of them.
-pub(super) fn of(resource: &Resource) -> Vec<Key> {
+pub(super) fn of(resource: &Resource) -> Vec<Bytes> {
     let key = &*resource.key;
     let mut text = String::with_capacity(3 * (key.len() + 10));
     text.push_str(key);
@@ -49,7 +52,7 @@ pub(super) fn of(resource: &Resource) -> Vec<Key> {
     let second = text.len();
     write_fence(&mut text, resource.prefix());
     let text = Bytes::from(text);
-    vec![text.slice(..first).into(), text.slice(first..second).into(), text.slice(second..).into()]
+    vec![text.slice(..first), text.slice(first..second), text.slice(second..)]
 }
 
 /// The fence of all locks, or all semaphores, of a prefix.
@@ -67,12 +70,12 @@ fn write_tagged(text: &mut String, key: &str) {
 }
 
 /// The first keys of many locks, in one allocation.
-pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Key> {
+pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Bytes> {
     let text = Bytes::from(keys.clone().collect::<String>());
     let mut start = 0;
     let slices = keys.map(|key| {
         let end = start + key.len();
-        text.slice(mem::replace(&mut start, end)..end).into()
+        text.slice(mem::replace(&mut start, end)..end)
     });
     slices.collect()
 }
@@ -98,16 +101,22 @@ fn hash_tag(key: &str) -> Option<&str> {
     (!tag.is_empty()).then_some(tag)
 }
 
+/// The cluster slot of a key.
+pub(super) fn slot(key: &[u8]) -> u16 {
+    let tag = str::from_utf8(key).ok().and_then(hash_tag).map_or(key, str::as_bytes);
+    crc16::State::<crc16::XMODEM>::calculate(tag) % SLOTS
+}
+
 /// The smallest number whose digits hash to the slot of `key`.
 fn number_in_slot_of(key: &str) -> u32 {
-    NUMBERS[usize::from(fred::util::redis_keyslot(key.as_bytes()))]
+    NUMBERS[usize::from(slot(key.as_bytes()))]
 }
 
 /// The smallest number in each slot. All slots have one below 200 000.
 static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
-    let mut numbers = vec![0; 16384];
+    let mut numbers = vec![0; usize::from(SLOTS)];
     for number in (0..200_000u32).rev() {
-        numbers[usize::from(fred::util::redis_keyslot(number.to_string().as_bytes()))] = number;
+        numbers[usize::from(slot(number.to_string().as_bytes()))] = number;
     }
     numbers
 });
@@ -124,7 +133,7 @@ mod tests {
     fn text(prefix: &str, name: &str) -> Vec<String> {
         let resource = Resource::named(prefix, name, Kind::Mutex);
         let keys = of(&resource);
-        let text = |key: &Key| String::from_utf8(key.as_bytes().to_vec()).unwrap();
+        let text = |key: &Bytes| String::from_utf8(key.to_vec()).unwrap();
         let (mut keys, queue, fence) = (vec![text(&keys[0])], text(&keys[1]), text(&keys[2]));
         let stem = queue.strip_suffix("queue").unwrap();
         keys.extend(["queue", "waiters", "state", "holds"].map(|suffix| format!("{stem}{suffix}")));
@@ -166,14 +175,13 @@ mod tests {
     #[test]
     fn many_locks_have_the_keys_they_have_alone() {
         let names = ["lock:a", "", "lock:{t}b", "lock:é"];
-        let first = |key: &str| Key::from(text("", key)[0].as_bytes());
+        let first = |key: &str| Bytes::from(text("", key).swap_remove(0));
         assert_eq!(locks(names.into_iter()), names.map(first));
     }
 
     #[test]
     fn every_slot_has_a_small_number() {
-        let slots: HashSet<u16> =
-            (0..200_000u32).map(|n| fred::util::redis_keyslot(n.to_string().as_bytes())).collect();
+        let slots: HashSet<u16> = (0..200_000u32).map(|n| slot(n.to_string().as_bytes())).collect();
         assert_eq!(slots.len(), 16384);
     }
 
@@ -182,8 +190,7 @@ mod tests {
         // No key is empty.
         for key in &texts("ac{}:", 5)[1..] {
             let keys = &text("", key)[..FENCE];
-            let slots: HashSet<u16> =
-                keys.iter().map(|key| fred::util::redis_keyslot(key.as_bytes())).collect();
+            let slots: HashSet<u16> = keys.iter().map(|key| slot(key.as_bytes())).collect();
             assert_eq!(slots.len(), 1, "{keys:?}");
         }
     }
@@ -200,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_fence_is_in_the_slot_of_its_prefix_and_is_that_of_no_other() {
-        let slot = |key: &str| fred::util::redis_keyslot(key.as_bytes());
+        let slot = |key: &str| slot(key.as_bytes());
         let mut seen = HashSet::new();
         for prefix in texts("ab{}:", 5) {
             let fence = text(&prefix, "n").swap_remove(FENCE);

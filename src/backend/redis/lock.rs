@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::types::Value;
-
 use super::operation::Operation;
 use super::protocol::{
     BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN, WAITED_FOR,
@@ -14,6 +12,7 @@ use super::reply::{
 };
 use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
 use super::transport::Transport;
+use super::value::Value;
 use crate::backend::{
     Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, Released, Renew, Renewal,
     Request, Resource,
@@ -57,7 +56,7 @@ pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<R
     match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
         // Somebody has stored something else under the key of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
-        answer => match answer?.as_bytes_str().as_deref() {
+        answer => match answer?.as_str() {
             Some(RENEWED) => Ok(Renewal::Renewed),
             Some(TAKEN) => Ok(Renewal::Lost(LossReason::Taken)),
             Some(EXPIRED) => Ok(Renewal::Lost(LossReason::Expired)),
@@ -111,13 +110,13 @@ pub(super) async fn inspect(
 ) -> Result<Inspection, BackendError> {
     let inspect = || Operation::new(&INSPECT, resource).word(wanted(detail));
     let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
-    read_inspection(&answer.into_array(), detail).ok_or_else(|| unreadable(&INSPECT))
+    read_inspection(answer.as_list(), detail).ok_or_else(|| unreadable(&INSPECT))
 }
 
 fn read_answer(answer: &Value) -> Option<Answer> {
     match answer {
         Value::Integer(BUSY) => Some(Answer::Busy { limit: None }),
-        Value::Array(parts) => match &parts[..] {
+        Value::List(parts) => match &parts[..] {
             [remaining, before, ticket] => read_queued(remaining, before, ticket, None),
             [token, remaining] => read_held(token, remaining, None),
             _ => None,
@@ -149,7 +148,7 @@ fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
         None => Holder::new(&*value, None, remaining),
     };
     let mut holders = Vec::new();
-    for hold in holds.clone().into_array().chunks_exact(2) {
+    for hold in holds.as_list().chunks_exact(2) {
         let id = read_lease(&hold[0])?.to_string();
         holders.push(Holder { id, remaining: from_millis(&hold[1]), ..lead.clone() });
     }

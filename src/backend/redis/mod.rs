@@ -1,4 +1,4 @@
-//! One Redis or Valkey server. The only module that uses fred.
+//! One Redis or Valkey server.
 //!
 //! | file | what is in it |
 //! |---|---|
@@ -6,9 +6,10 @@
 //! | `lua/` | the protocol: one script per operation, which the server runs atomically |
 //! | `protocol` | what Rust and Lua have to agree on |
 //! | `script` | the scripts' text and digests |
-//! | `connection` | a connection: configured, kept connected, closed |
-//! | `replaced` | closing connections at the server that have been replaced |
-//! | `commands` | scripts sent on a connection; errors sorted into not sent, unknown, and answered |
+//! | `link` | what is needed of a client library: one established connection; errors by what is known about the execution |
+//! | `fred` | links of fred |
+//! | `value` | arguments and answers |
+//! | `connection` | a connection: one link after another, until it is closed |
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
@@ -23,32 +24,34 @@
 
 mod batch;
 mod callers;
-mod commands;
 mod connection;
+mod fred;
 mod keys;
+mod link;
 mod lock;
 mod msgpack;
 mod notifications;
 mod operation;
 mod protocol;
 mod renewals;
-mod replaced;
 mod reply;
 mod script;
 mod semaphore;
 mod transport;
 mod url;
+mod value;
 mod verbs;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::types::config::Config;
+use ::fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use tokio::task::JoinHandle;
 
+use self::fred::FredConnector;
 use super::{BackendError, Capabilities, LeaseIds, MAX_TTL};
 use crate::background;
 use crate::closing::Closing;
@@ -56,6 +59,7 @@ use crate::error::Error;
 use crate::sync::Mutex;
 use callers::CallersConnections;
 use connection::{Connection, Timeouts};
+use link::Server;
 use notifications::{Channel, Notifications};
 use transport::Transport;
 
@@ -156,8 +160,8 @@ impl RedisBuilder {
         }
         at_least_a_millisecond("poll interval", self.poll_interval)?;
         at_least_a_millisecond("expiry for repaired keys", self.repair)?;
-        let store = url::address(&self.config)?;
-        let opened = RedisBackend::open(&self, store.clone());
+        let (server, store) = (url::server(&self.config)?, url::address(&self.config)?);
+        let opened = RedisBackend::open(&self, server, store.clone());
         let opened = tokio::time::timeout(timeouts.connect, opened).await;
         opened
             .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
@@ -234,15 +238,24 @@ impl RedisBackend {
 
     /// Boxed, so that connecting, which involves most of fred, is compiled here and not again in every crate that calls an
     /// `async fn` on top of this.
-    fn open(settings: &RedisBuilder, store: String) -> BoxFuture<'_, Result<Self, BackendError>> {
-        Self::open_unboxed(settings, store).boxed()
+    fn open(
+        settings: &RedisBuilder,
+        server: Server,
+        store: String,
+    ) -> BoxFuture<'_, Result<Self, BackendError>> {
+        Self::open_unboxed(settings, server, store).boxed()
     }
 
-    async fn open_unboxed(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
+    async fn open_unboxed(
+        settings: &RedisBuilder,
+        server: Server,
+        store: String,
+    ) -> Result<Self, BackendError> {
         let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
         let (ids, closing) = (LeaseIds::new(), Closing::default());
         let notifications = Arc::new(Notifications::new(ids.client()));
-        let connection = || Connection::new(&settings.config, settings.timeouts);
+        let connector = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
+        let connection = || Connection::new(Arc::clone(&connector) as _, server.clone(), settings.timeouts);
         let (commands, renewals) = (connection(), connection());
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
         let backend = Self {

@@ -2,11 +2,11 @@
 
 use std::iter;
 
-use fred::bytes::Bytes;
-use fred::bytes_utils::Str;
-use fred::types::Value;
+use bytes::Bytes;
 use rmp::Marker;
 use rmp::decode::{RmpRead, read_marker};
+
+use super::value::Value;
 
 pub(super) const FALSE: u8 = 0xc2;
 pub(super) const TRUE: u8 = 0xc3;
@@ -34,14 +34,20 @@ pub(super) fn header_of_text(bytes: usize) -> ([u8; 5], usize) {
 /// Reads a list, whose texts share the memory of `packed`. `None` if it is none.
 pub(super) fn unpack_list(packed: &Bytes) -> Option<Vec<Value>> {
     let mut rest = &packed[..];
-    let list = unpack(packed, &mut rest)?;
-    if rest.is_empty() && list.is_array() { Some(list.into_array()) } else { None }
+    match unpack(packed, &mut rest)? {
+        Value::List(items) if rest.is_empty() => Some(items),
+        _ => None,
+    }
 }
 
 /// Reads texts that [`pack_text`] has packed, one after another.
-pub(super) fn unpack_texts(packed: &Bytes) -> Vec<Value> {
+pub(super) fn unpack_texts(packed: &Bytes) -> Vec<Bytes> {
     let mut rest = &packed[..];
-    iter::from_fn(|| unpack(packed, &mut rest)).collect()
+    let text = || match unpack(packed, &mut rest) {
+        Some(Value::Text(text)) => Some(text),
+        _ => None,
+    };
+    iter::from_fn(text).collect()
 }
 
 /// Reads the value at the start of `rest`, which is the end of `packed`. Fractions are cut off, as in answers without MessagePack.
@@ -59,7 +65,7 @@ fn unpack(packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
         Marker::I64 => return rest.read_data_i64().ok().map(Value::Integer),
         Marker::F32 => return rest.read_data_f32().ok().map(|number| Value::Integer(number as i64)),
         Marker::F64 => return rest.read_data_f64().ok().map(|number| Value::Integer(number as i64)),
-        Marker::Null | Marker::False => return Some(Value::Null),
+        Marker::Null | Marker::False => return Some(Value::Nil),
         Marker::True => return Some(Value::Integer(1)),
         Marker::FixArray(length) => return unpack_items(length.into(), packed, rest),
         Marker::Array16 => return unpack_items(rest.read_data_u16().ok()?.into(), packed, rest),
@@ -74,7 +80,7 @@ fn unpack(packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
     let (text, after) = rest.split_at_checked(length as usize)?;
     let text = packed.slice(start..start + text.len());
     *rest = after;
-    Some(Str::from_inner(text.clone()).map_or(Value::Bytes(text), Value::String))
+    Some(Value::Text(text))
 }
 
 fn unpack_items(length: u32, packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
@@ -83,12 +89,16 @@ fn unpack_items(length: u32, packed: &Bytes, rest: &mut &[u8]) -> Option<Value> 
     for _ in 0..length {
         items.push(unpack(packed, rest)?);
     }
-    Some(Value::Array(items))
+    Some(Value::List(items))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::Text(Bytes::copy_from_slice(text.as_bytes()))
+    }
 
     fn list(packed: &[u8]) -> Option<Vec<Value>> {
         unpack_list(&Bytes::copy_from_slice(packed))
@@ -103,9 +113,9 @@ mod tests {
         let long = "x".repeat(40);
         pack_text(b"ab", &mut packed);
         pack_text(long.as_bytes(), &mut packed);
-        let inner = Value::Array(vec!["ab".into(), long.into()]);
+        let inner = Value::List(vec![text("ab"), text(&long)]);
         let numbers = [7, -1, 256, -256, 1].map(Value::Integer);
-        let expected = numbers.into_iter().chain([Value::Null, Value::Integer(12), inner]);
+        let expected = numbers.into_iter().chain([Value::Nil, Value::Integer(12), inner]);
         assert_eq!(list(&packed), Some(expected.collect()));
     }
 
@@ -114,9 +124,9 @@ mod tests {
         for length in [0, 31, 32, 255, 256, 70_000] {
             let mut packed = vec![0x91];
             pack_text(&vec![b'x'; length], &mut packed);
-            assert_eq!(list(&packed), Some(vec!["x".repeat(length).into()]), "{length}");
+            assert_eq!(list(&packed), Some(vec![text(&"x".repeat(length))]), "{length}");
         }
-        assert_eq!(list(&[0x91, 0xa1, 0xff]), Some(vec![Value::Bytes(Bytes::from_static(&[0xff]))]));
+        assert_eq!(list(&[0x91, 0xa1, 0xff]), Some(vec![Value::Text(Bytes::from_static(&[0xff]))]));
     }
 
     #[test]

@@ -4,25 +4,22 @@
 //! connection). So a grant contains the ticket of its place in the queue, and a revocation the token of the grant that it ends; and
 //! whenever messages may have been lost, the client is asked to repeat its waiting requests.
 
+use std::fmt;
+use std::str;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::clients::Client;
-use fred::error::Error as FredError;
-use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
-use fred::types::Message;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::future::ready;
 use futures::stream::{self, BoxStream};
-use tokio::sync::Notify;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::commands::sort;
-use super::connection::Connection;
+use super::connection::{Connection, command};
+use super::link::{CallError, Link, Message};
 use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
 use crate::fence::FencingToken;
 use crate::hash::HashSet;
@@ -37,25 +34,76 @@ const RETRY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Notifications {
     client: Uuid,
-    /// The channel for events that come with answers, or originate in this client.
-    tell: Mutex<Option<UnboundedSender<Event>>>,
+    listener: Mutex<Listener>,
     /// The leases that wait, by their numbers within this client: the subscription is only checked while there are any.
     queued: Mutex<HashSet<u64>>,
     /// Notified when the subscription may have failed.
     suspect: Notify,
 }
 
+/// Where events go: the stream that was returned last.
+#[derive(Default)]
+struct Listener {
+    /// For events that come with answers, or originate in this client.
+    tell: Option<UnboundedSender<Event>>,
+    /// For the messages of one link after another.
+    links: Option<UnboundedSender<BoxStream<'static, Message>>>,
+    /// The link that is subscribed at present, or was last.
+    link: Option<Arc<dyn Link>>,
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
 impl Notifications {
     pub(super) fn new(client: Uuid) -> Self {
-        Self { client, tell: Mutex::default(), queued: Mutex::default(), suspect: Notify::new() }
+        Self { client, listener: Mutex::default(), queued: Mutex::default(), suspect: Notify::new() }
     }
 
     /// The events from now on. Replaces the stream that was returned before.
-    pub(super) fn events(self: &Arc<Self>, subscriber: &Client) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
-        *self.tell.lock() = Some(tell);
-        let messages = stream::unfold((subscriber.message_rx(), Arc::clone(self)), next_message);
-        stream::select(messages, told).boxed()
+    pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
+        let ((tell, told), (links, linked)) = (unbounded(), unbounded());
+        let mut listener = self.listener.lock();
+        listener.tell = Some(tell);
+        if let Some(link) = &listener.link {
+            // The receiver exists.
+            let _ = links.unbounded_send(link.messages());
+        }
+        listener.links = Some(links);
+        drop(listener);
+        let notifications = Arc::clone(self);
+        let events = linked.flatten().filter_map(move |message| ready(notifications.event(&message)));
+        stream::select(events, told).boxed()
+    }
+
+    /// From now on this link is subscribed.
+    fn listen_to(&self, link: Arc<dyn Link>) {
+        let mut listener = self.listener.lock();
+        if let Some(links) = &listener.links {
+            // The receiver is gone once the client is closed.
+            let _ = links.unbounded_send(link.messages());
+        }
+        listener.link = Some(link);
+    }
+
+    fn event(&self, message: &Message) -> Option<Event> {
+        match message {
+            Message::Text(text) => match str::from_utf8(text) {
+                Ok("probe") => None,
+                Ok(text) => self.read(text),
+                Err(_) => {
+                    tracing::warn!("a message on the wake channel that is no text");
+                    None
+                }
+            },
+            Message::Lost(lost) => {
+                tracing::debug!(lost, "wake-ups lost, asking again");
+                Some(Event::Resync)
+            }
+        }
     }
 
     /// Handles a message that came with an answer.
@@ -93,7 +141,7 @@ impl Notifications {
     }
 
     fn send(&self, event: Event) {
-        if let Some(tell) = &*self.tell.lock() {
+        if let Some(tell) = &self.listener.lock().tell {
             // The receiver is gone once the client is closed.
             let _ = tell.unbounded_send(event);
         }
@@ -115,30 +163,6 @@ impl Notifications {
         }
         event
     }
-}
-
-async fn next_message(
-    (mut messages, notifications): (Receiver<Message>, Arc<Notifications>),
-) -> Option<(Event, (Receiver<Message>, Arc<Notifications>))> {
-    let event = loop {
-        match messages.recv().await {
-            Ok(message) => match message.value.as_bytes_str() {
-                Some(text) if &*text == "probe" => {}
-                Some(text) => {
-                    if let Some(event) = notifications.read(&text) {
-                        break event;
-                    }
-                }
-                None => tracing::warn!("a message on the wake channel that is no text"),
-            },
-            Err(RecvError::Lagged(lost)) => {
-                tracing::debug!(lost, "wake-ups lost, asking again");
-                break Event::Resync;
-            }
-            Err(RecvError::Closed) => return None,
-        }
-    };
-    Some((event, (messages, notifications)))
 }
 
 /// Parses a message of the client's channel. The key comes last, because it may contain spaces.
@@ -196,102 +220,113 @@ impl Subscription {
     /// messages are delivered: a rejected SUBSCRIBE looks like a successful one.
     pub(super) async fn open(
         subscriber: &Arc<Connection>,
-        publisher: &Client,
+        publisher: &Connection,
         channel: Channel,
     ) -> Result<Self, BackendError> {
-        let reconnects = subscriber.client.reconnect_rx();
-        subscribe(subscriber, &channel).await?;
+        let links = subscriber.links();
+        let link = subscriber.link().await?;
+        channel.notifications.listen_to(Arc::clone(&link));
+        subscribe(&*link, &channel, subscriber.timeouts.connect).await.map_err(not_permitted)?;
         prove(publisher, &channel.name).await?;
-        let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, reconnects));
+        let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, links, Some(link)));
         Ok(Self { _keeper: AbortOnDropHandle::new(keeper) })
     }
 
     /// The same for a connection that was made anew: it is subscribed as soon as the server answers.
     pub(super) fn reopen(subscriber: &Arc<Connection>, channel: Channel) -> Self {
-        let (subscriber, reconnects) = (Arc::clone(subscriber), subscriber.client.reconnect_rx());
-        let keeper = tokio::spawn(async move {
-            subscribe_again(&subscriber, &channel).await;
-            keep(subscriber, channel, reconnects).await;
-        });
+        let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, subscriber.links(), None));
         Self { _keeper: AbortOnDropHandle::new(keeper) }
     }
 }
 
-/// Subscribes and waits until the server has processed it: fred does not wait for the answer to SUBSCRIBE, but answers
-/// arrive in order.
-async fn subscribe(subscriber: &Connection, channel: &Channel) -> Result<(), BackendError> {
+/// Subscribes, and waits until the server has processed it: not every client library waits for the answer to SUBSCRIBE, but
+/// answers arrive in order.
+async fn subscribe(link: &dyn Link, channel: &Channel, time_limit: Duration) -> Result<(), CallError> {
     let steps = async {
-        subscriber.client.subscribe(channel.name.as_str()).await?;
-        subscriber.client.ping::<()>(None).await
+        link.subscribe(&channel.name).await?;
+        command(link, &["PING"]).await
     };
-    match timeout(subscriber.timeouts.connect, steps).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(not_permitted(&error).unwrap_or_else(|| sort(error))),
-        Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+    match timeout(time_limit, steps).await {
+        Ok(answer) => answer.map(drop),
+        Err(late) => Err(CallError::Timeout(late.to_string())),
     }
 }
 
 /// Publishes a message on the client's own channel, and fails if nobody receives it.
-async fn prove(publisher: &Client, channel: &str) -> Result<(), BackendError> {
-    match publisher.publish::<i64, _, _>(channel, "probe").await {
-        Ok(0) => Err(BackendError::Refused { source: NOT_PERMITTED.into() }),
-        Ok(_) => Ok(()),
-        Err(error) => Err(not_permitted(&error).unwrap_or_else(|| sort(error))),
+async fn prove(publisher: &Connection, channel: &str) -> Result<(), BackendError> {
+    let receivers = publisher.command(&["PUBLISH", channel, "probe"]).await.map_err(not_permitted)?;
+    if receivers.as_i64() == Some(0) {
+        return Err(BackendError::Refused { source: NOT_PERMITTED.into() });
     }
+    Ok(())
 }
 
-/// The error of a server that does not allow the user to use the channel, with a hint. The answer to SUBSCRIBE may be taken for
+/// The error of a server that does not allow the user to use the channel gets a hint. The answer to SUBSCRIBE may be taken for
 /// that of the next command, because fred does not wait for it.
-fn not_permitted(error: &FredError) -> Option<BackendError> {
-    let denied = error.details().starts_with("NOPERM");
-    denied.then(|| BackendError::Refused { source: format!("{}: {NOT_PERMITTED}", error.details()).into() })
+fn not_permitted(error: CallError) -> BackendError {
+    if error.answers("NOPERM") {
+        BackendError::Refused { source: format!("{error}: {NOT_PERMITTED}").into() }
+    } else {
+        error.into()
+    }
 }
 
 const NOT_PERMITTED: &str =
     "the user must be allowed to publish and subscribe on channels `leasehold:*`, or it could not wait";
 
-/// Subscribes again after every reconnect, and reconnects a connection that does not answer any more.
+/// Subscribes on every new link after `subscribed`, and has a link replaced that does not answer any more.
 async fn keep(
     subscriber: Arc<Connection>,
     channel: Channel,
-    mut reconnects: tokio::sync::broadcast::Receiver<fred::types::config::Server>,
+    mut links: watch::Receiver<Option<Arc<dyn Link>>>,
+    subscribed: Option<Arc<dyn Link>>,
 ) {
     let notifications = &channel.notifications;
+    let mut subscribed = subscribed;
     loop {
-        let check = tokio::select! {
-            reconnected = reconnects.recv() => match reconnected {
-                Ok(_) | Err(RecvError::Lagged(_)) => false,
-                Err(RecvError::Closed) => return,
-            },
-            () = sleep(HEARTBEAT) => true,
-            () = notifications.suspect.notified() => true,
+        let link = match links.wait_for(Option::is_some).await {
+            Ok(link) => link.clone(),
+            Err(_) => return,
         };
-        if check {
-            if !notifications.is_idle() && !answers(&subscriber).await {
-                tracing::debug!("the subscription does not answer, reconnecting");
-                match timeout(subscriber.timeouts.connect * 2, subscriber.client.force_reconnection()).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "not reconnected"),
-                    Err(_) => tracing::debug!("not reconnected yet"),
-                }
-            }
-            continue;
+        let Some(link) = link else { continue };
+        if !subscribed.is_some_and(|subscribed| Arc::ptr_eq(&subscribed, &link)) {
+            subscribe_again(&link, &channel, subscriber.timeouts.connect).await;
         }
-        subscribe_again(&subscriber, &channel).await;
+        while !link.ended().is_cancelled() {
+            tokio::select! {
+                () = link.ended().cancelled() => break,
+                () = sleep(HEARTBEAT) => {}
+                () = notifications.suspect.notified() => {}
+            }
+            if !notifications.is_idle() && !answers(&*link, subscriber.timeouts.reply).await {
+                tracing::debug!("the subscription does not answer, reconnecting");
+                link.abort();
+            }
+        }
+        subscribed = Some(link);
+        // The link may not have been taken out yet.
+        if links.changed().await.is_err() {
+            return;
+        }
     }
 }
 
-async fn subscribe_again(subscriber: &Connection, channel: &Channel) {
-    while let Err(error) = subscribe(subscriber, channel).await {
-        tracing::debug!(%error, "not subscribed");
+async fn subscribe_again(link: &Arc<dyn Link>, channel: &Channel, time_limit: Duration) {
+    channel.notifications.listen_to(Arc::clone(link));
+    while !link.ended().is_cancelled() {
+        match subscribe(&**link, channel, time_limit).await {
+            Ok(()) => {
+                tracing::debug!("subscribed again, asking again");
+                return channel.notifications.resync();
+            }
+            Err(error) => tracing::debug!(%error, "not subscribed"),
+        }
         sleep(RETRY).await;
     }
-    tracing::debug!("subscribed again, asking again");
-    channel.notifications.resync();
 }
 
-async fn answers(subscriber: &Connection) -> bool {
-    matches!(timeout(subscriber.timeouts.reply, subscriber.client.ping::<()>(None)).await, Ok(Ok(())))
+async fn answers(link: &dyn Link, time_limit: Duration) -> bool {
+    matches!(timeout(time_limit, command(link, &["PING"])).await, Ok(Ok(_)))
 }
 
 #[cfg(test)]

@@ -1,21 +1,18 @@
 //! One operation on a lock or a semaphore: a script, a resource and arguments. It becomes a call of its own, or a part of a batch, only
 //! when it is sent.
 
-use fred::bytes::Bytes;
-use fred::types::{Key, Value};
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::keys;
 use super::msgpack::{FALSE, TRUE, header_of_text, pack_text, unpack_texts};
 use super::protocol::{ACQUIRE, ACQUIRE_WITH, RELEASE, RENEW, USE_FENCE};
 use super::script::Script;
+use super::value::Arguments;
 use crate::backend::{LeaseId, Resource};
 
 /// The usual size of all arguments: a lease id and a TTL.
 const USUAL_ARGS: usize = 64;
-
-/// The keys and the arguments of a call.
-pub(super) type KeysAndArgs = (Vec<Key>, Vec<Value>);
 
 /// A script, the resource from whose key the script's keys are derived, and its arguments.
 #[derive(Clone, Debug)]
@@ -55,10 +52,10 @@ impl Operation {
     }
 
     /// As a call of its own.
-    pub(super) fn keys_and_args(&self) -> KeysAndArgs {
+    pub(super) fn arguments(&self) -> Arguments {
         let mut keys = keys::of(&self.resource);
         keys.truncate(self.script.keys());
-        (keys, unpack_texts(&Bytes::copy_from_slice(&self.args)))
+        Arguments { keys, args: unpack_texts(&Bytes::copy_from_slice(&self.args)) }
     }
 
     /// As a part of a batch, in MessagePack: its code, its key (unless the operation before has the same one), the number of its

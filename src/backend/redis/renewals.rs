@@ -8,17 +8,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::bytes::Bytes;
-use fred::types::Value;
+use bytes::Bytes;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
 
 use super::keys::locks;
-use super::operation::KeysAndArgs;
 use super::protocol::{EACH_EXPIRED, EACH_RENEWED, EACH_TAKEN};
 use super::reply::millis;
 use super::script::RENEW_ALL;
 use super::transport::Transport;
+use super::value::{Arguments, Value};
 use super::{lock, semaphore};
 use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
 use crate::error::LossReason;
@@ -77,21 +76,20 @@ async fn renew_together(
 ) -> Result<Bytes, BackendError> {
     let call = transport.run_apart(&RENEW_ALL, || to_renew(ttl, group));
     match transport.call_within(call, transport.answer_timeout(ttl)).await {
-        Ok(Value::Bytes(letters)) => Ok(letters),
-        Ok(Value::String(letters)) => Ok(letters.into_inner()),
+        Ok(Value::Text(letters)) => Ok(letters),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
         Err(error) => Err(error),
     }
 }
 
-fn to_renew(ttl: Duration, group: &[Numbered<'_>]) -> KeysAndArgs {
+fn to_renew(ttl: Duration, group: &[Numbered<'_>]) -> Arguments {
     let keys = locks(group.iter().map(|(_, request)| &*request.lease.resource.key));
     let mut ids = Vec::with_capacity(group.len() * LeaseId::MAX_LENGTH);
     for (_, request) in group {
         ids.extend_from_slice(request.lease.id.text(&mut [0; LeaseId::MAX_LENGTH]));
         ids.push(b' ');
     }
-    (keys, vec![Value::from(millis(ttl)), Value::Bytes(Bytes::from(ids))])
+    Arguments { keys, args: vec![Bytes::from(millis(ttl).to_string()), Bytes::from(ids)] }
 }
 
 /// Renews one lease.

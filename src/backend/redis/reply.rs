@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use fred::types::Value;
-
 use super::protocol::{EVERYBODY, NUMBERS};
 use super::script::Script;
+use super::value::Value;
 use crate::backend::{Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Ticket, Waiter};
 use crate::fence::FencingToken;
 
@@ -57,7 +56,7 @@ pub(super) fn read_held(token: &Value, remaining: &Value, limit: Option<Limit>) 
 
 /// Lease id, remaining time and permits of each waiter.
 pub(super) fn read_waiters(waiters: &Value) -> Option<Vec<Waiter>> {
-    let waiters = waiters.clone().into_array();
+    let waiters = waiters.as_list();
     let waiters = waiters.chunks_exact(3).map(|part| {
         let waiter = Waiter::new(read_lease(&part[0])?, from_millis(&part[1])?);
         Some(Waiter { permits: read_number(&part[2])?, ..waiter })
@@ -66,7 +65,7 @@ pub(super) fn read_waiters(waiters: &Value) -> Option<Vec<Waiter>> {
 }
 
 pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
-    value.as_bytes_str().and_then(|id| LeaseId::parse(&id))
+    value.as_str().and_then(LeaseId::parse)
 }
 
 /// The argument that says how much an inspection returns.
@@ -79,6 +78,6 @@ pub(super) const fn wanted(detail: Detail) -> &'static str {
 
 pub(super) fn unreadable(script: &Script) -> BackendError {
     BackendError::Refused {
-        source: format!("script {} gave an answer of no known form", script.hash()).into(),
+        source: format!("script {:?} gave an answer of no known form", script.hash()).into(),
     }
 }

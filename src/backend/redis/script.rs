@@ -2,16 +2,16 @@
 
 use std::sync::LazyLock;
 
-use fred::bytes_utils::Str;
-use fred::util::sha1_hash;
+use bytes::Bytes;
+use sha1_smol::Sha1;
 
 use super::protocol;
 
 /// A Lua script.
 #[derive(Debug)]
 pub(super) struct Script {
-    source: Str,
-    hash: Str,
+    source: Bytes,
+    hash: Bytes,
     /// With how many of a resource's keys it is called, the first of those in `keys.rs`.
     keys: usize,
     /// Its code in a batch, if it can be part of one.
@@ -21,7 +21,7 @@ pub(super) struct Script {
 impl Script {
     fn new(layers: &[&[&str]], keys: usize, code: Option<&'static str>) -> Self {
         let source = put_together(&[&[&[BASE][..]], layers].concat());
-        let hash = sha1_hash(&source);
+        let hash = Sha1::from(&source).hexdigest();
         Self { source: source.into(), hash: hash.into(), keys, code }
     }
 
@@ -33,11 +33,11 @@ impl Script {
         self.code
     }
 
-    pub(super) const fn source(&self) -> &Str {
+    pub(super) const fn source(&self) -> &Bytes {
         &self.source
     }
 
-    pub(super) const fn hash(&self) -> &Str {
+    pub(super) const fn hash(&self) -> &Bytes {
         &self.hash
     }
 }

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::types::Value;
-
 use super::operation::Operation;
 use super::protocol::{
     ABOVE_LIMIT, EXPIRED, GRANTED, LEFT_QUEUE, LIMIT_DIFFERS, NONE_FREE, NOT_HELD, QUEUED, RELEASED, RENEWED,
@@ -15,6 +13,7 @@ use super::reply::{
 };
 use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE, Script};
 use super::transport::Transport;
+use super::value::Value;
 use crate::backend::{
     Answer, BackendError, Detail, Holder, Inspection, LeaseRef, Limit, Released, Renew, Renewal, Request,
     Resource,
@@ -30,14 +29,14 @@ pub(super) async fn acquire(
 ) -> Result<Answer, BackendError> {
     let operation = to_acquire(request, permits, stated);
     let answer = transport.call(operation, transport.answer_timeout(request.ttl)).await?;
-    let answer = answer.into_array();
-    let said = answer.first().and_then(Value::as_bytes_str);
-    match (said.as_deref(), answer.get(1).and_then(read_number)) {
+    let answer = answer.as_list();
+    let said = answer.first().and_then(Value::as_str);
+    match (said, answer.get(1).and_then(read_number)) {
         (Some(LIMIT_DIFFERS), Some(in_force)) => {
             Err(BackendError::LimitDiffers { stated: stated.permits, in_force })
         }
         (Some(ABOVE_LIMIT), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
-        _ => read_answer(&answer).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
+        _ => read_answer(answer).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
     }
 }
 
@@ -56,7 +55,7 @@ pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<R
     match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
         // Somebody has stored something else under the key of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
-        answer => match answer?.as_bytes_str().as_deref() {
+        answer => match answer?.as_str() {
             Some(RENEWED) => Ok(Renewal::Renewed),
             Some(EXPIRED) => Ok(Renewal::Lost(LossReason::Expired)),
             _ => Err(unreadable(&RENEW_PERMITS)),
@@ -103,7 +102,7 @@ pub(super) async fn inspect(
 ) -> Result<Inspection, BackendError> {
     let inspect = || Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail));
     let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
-    read_inspection(&answer.into_array()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
+    read_inspection(answer.as_list()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 
 /// A script, and the kind of semaphore and a lease as its first arguments.
@@ -114,7 +113,7 @@ fn about(script: &'static Script, lease: &LeaseRef) -> Operation {
 fn read_answer(answer: &[Value]) -> Option<Answer> {
     let [said, in_force, version, rest @ ..] = answer else { return None };
     let limit = Some(Limit::new(read_number(in_force)?, version.as_u64()?));
-    match (said.as_bytes_str().as_deref()?, rest) {
+    match (said.as_str()?, rest) {
         (GRANTED, [token]) => read_granted(token, limit),
         (GRANTED, [token, remaining]) => read_held(token, remaining, limit),
         (QUEUED, [remaining, before, ticket]) => read_queued(remaining, before, ticket, limit),
@@ -125,7 +124,7 @@ fn read_answer(answer: &[Value]) -> Option<Answer> {
 
 fn read_inspection(parts: &[Value]) -> Option<Inspection> {
     let [limit, in_use, waiters, holders] = parts else { return None };
-    let holders = holders.clone().into_array();
+    let holders = holders.as_list();
     let holders = holders.chunks_exact(4).map(|part| {
         let id = read_lease(&part[0])?.to_string();
         let holder = Holder::new(id, read_token(&part[3]), from_millis(&part[1]));

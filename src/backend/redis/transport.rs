@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use fred::error::{Error as FredError, ErrorKind};
-use fred::types::Value;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::State;
-use super::commands::sort;
 use super::connection::Connection;
+use super::link::CallError;
 use super::notifications::Notifications;
 use super::operation::Operation;
+use super::value::Value;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
@@ -58,19 +57,19 @@ impl Transport {
     /// Waits for an answer, as long as `time_limit` and fred's timeout allow.
     pub(super) async fn call_within(
         &self,
-        call: impl Future<Output = Result<Value, FredError>>,
+        call: impl Future<Output = Result<Value, CallError>>,
         time_limit: Duration,
     ) -> Result<Value, BackendError> {
         if time_limit >= self.connection.timeouts.reply {
             // fred's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
-            return call.await.map_err(sort);
+            return call.await.map_err(BackendError::from);
         }
         let sent = Instant::now();
-        let late = || FredError::new(ErrorKind::Timeout, format!("no answer within {time_limit:?}"));
+        let late = || CallError::Timeout(format!("no answer within {time_limit:?}"));
         let answer = timeout(time_limit, Box::pin(call)).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
         self.connection.note(&answer, sent);
-        answer.map_err(sort)
+        answer.map_err(BackendError::from)
     }
 
     /// How long one command for a lease with the TTL `term` may take.

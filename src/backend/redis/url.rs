@@ -1,7 +1,8 @@
 //! Parsing URLs, and the address of a server in errors.
 
-use fred::types::config::{Config, ServerConfig};
+use ::fred::types::config::{Config, ServerConfig};
 
+use super::link::Server;
 use crate::error::Error;
 
 /// Parses the URL of one server. Errors never repeat the URL, which may contain a password.
@@ -40,6 +41,24 @@ pub(super) fn parse(url: &str) -> Result<Config, Error> {
     }
 }
 
+/// The server of `config`.
+pub(super) fn server(config: &Config) -> Result<Server, Error> {
+    match &config.server {
+        ServerConfig::Centralized { server } => {
+            Ok(Server::Tcp { host: server.host.to_string(), port: server.port })
+        }
+        ServerConfig::Unix { path } => Ok(Server::Unix(path.clone())),
+        _ => Err(one_server_only()),
+    }
+}
+
+fn one_server_only() -> Error {
+    Error::Unsupported {
+        store: "redis".to_owned(),
+        reason: "clusters and sentinels; one server only".to_owned(),
+    }
+}
+
 /// The address of the server of `config`, without credentials.
 pub(super) fn address(config: &Config) -> Result<String, Error> {
     match &config.server {
@@ -49,10 +68,7 @@ pub(super) fn address(config: &Config) -> Result<String, Error> {
             Ok(format!("{scheme}://{}:{}{database}", server.host, server.port))
         }
         ServerConfig::Unix { path } => Ok(format!("redis+unix://{}", path.display())),
-        _ => Err(Error::Unsupported {
-            store: "redis".to_owned(),
-            reason: "clusters and sentinels; one server only".to_owned(),
-        }),
+        _ => Err(one_server_only()),
     }
 }
 

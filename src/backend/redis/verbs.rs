@@ -6,12 +6,9 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
-use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
 
-use super::commands::in_place;
 use super::protocol::TOKENS_PER_GRANT;
-use super::transport::{RETRY, Transport};
+use super::transport::Transport;
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
     Answer, Answered, Backend, BackendError, Capabilities, Claim, Detail, Event, Inspection, LeaseId,
@@ -19,16 +16,13 @@ use crate::backend::{
 };
 use crate::background;
 
-/// How long the second release of a lease is repeated while the server does not answer.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
-
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
         self.ids.next()
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        in_place(move || async move {
+        async move {
             self.revive().await?;
             let mut answer = self.ask(request).await?;
             if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
@@ -37,7 +31,8 @@ impl Backend for RedisBackend {
             }
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
-        })
+        }
+        .boxed()
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
@@ -48,17 +43,12 @@ impl Backend for RedisBackend {
     }
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
-        in_place(move || async move {
+        async move {
             let transport = self.transport_of_releases().await?;
             self.notifications.forget(lease.id);
-            let released = release(transport, lease, 0).await?;
-            if !transport.connection.is_sole() {
-                // Its request may still be executed, from the connection on which it was sent.
-                let (transport, closed) = (Arc::clone(transport), self.closing.token());
-                tokio::spawn(release_again(transport, lease.clone(), closed));
-            }
-            Ok(released)
-        })
+            release(transport, lease, 0).await
+        }
+        .boxed()
     }
 
     fn release_permits<'a>(
@@ -110,7 +100,7 @@ impl Backend for RedisBackend {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        self.notifications.events(&self.callers.subscriber.client)
+        self.notifications.events()
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -162,25 +152,5 @@ async fn release(transport: &Arc<Transport>, lease: &LeaseRef, keep: u32) -> Res
         Ok(Released::Held)
     } else {
         lock::release(transport, lease).await
-    }
-}
-
-/// Releases a lease once more when nothing that was sent on an earlier connection can be executed any more.
-async fn release_again(transport: Arc<Transport>, lease: LeaseRef, closed: CancellationToken) {
-    let give_up = Instant::now() + GIVE_UP_AFTER;
-    while !closed.is_cancelled() {
-        let released = async {
-            transport.connection.until_sole().await?;
-            release(&transport, &lease, 0).await
-        };
-        match released.await {
-            Ok(_) => return,
-            Err(error) if error.is_transient() && Instant::now() < give_up => sleep(RETRY).await,
-            Err(error) => {
-                let key = &*lease.resource.key;
-                tracing::warn!(key, %error, "a grant to nobody was not given back: it runs out by itself");
-                return;
-            }
-        }
     }
 }

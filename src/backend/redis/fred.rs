@@ -1,0 +1,266 @@
+//! Links of [fred](https://docs.rs/fred). The only module that uses it.
+//!
+//! Properties of fred, and how they are dealt with here:
+//!
+//! * It repeats a command whose reply was lost, connects again, and sends what was queued in the meantime: all switched off, so that
+//!   an unknown outcome is reported as such, and nothing is sent on a connection that the caller does not know of.
+//! * Dropping a future does not withdraw its command: every command also has a timeout within fred.
+//! * Dropping its clients leaks the connection, and so does dropping `init` before it is done: a link is opened in a task that is
+//!   never dropped, and its driver is aborted with it.
+//! * If its driver has ended, commands hang: they fail as soon as that is seen.
+//! * By default it waits for 10 s and queues without limit: changed below.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ::fred::bytes_utils::Str;
+use ::fred::clients::Client;
+use ::fred::error::{Error as FredError, ErrorKind};
+use ::fred::interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface};
+use ::fred::types::config::{Config, ConnectionConfig, PerformanceConfig, ServerConfig, TcpConfig};
+use ::fred::types::{ClusterHash, CustomCommand, Key, RespVersion, Value as FredValue};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::connection::Timeouts;
+use super::link::{CallError, Connector, Link, Message, Server};
+use super::script::Script;
+use super::value::{Arguments, Value};
+
+/// How many commands may wait in fred's queue.
+const MAX_QUEUED_COMMANDS: usize = 65_536;
+/// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
+const MESSAGE_BUFFER: usize = 4096;
+
+/// Opens links with the credentials, the database and the TLS settings of a configuration.
+#[derive(Debug)]
+pub(super) struct FredConnector {
+    config: Config,
+    timeouts: Timeouts,
+}
+
+impl FredConnector {
+    pub(super) fn new(config: &Config, timeouts: Timeouts) -> Self {
+        let mut config = config.clone();
+        config.version = RespVersion::RESP3;
+        config.fail_fast = true;
+        Self { config, timeouts }
+    }
+
+    /// A client that is not connected yet.
+    fn client(&self, server: &Server) -> Client {
+        let mut config = self.config.clone();
+        config.server = match server {
+            Server::Tcp { host, port } => ServerConfig::new_centralized(host.as_str(), *port),
+            Server::Unix(path) => ServerConfig::Unix { path: path.clone() },
+        };
+        let performance = PerformanceConfig {
+            default_command_timeout: self.timeouts.reply,
+            broadcast_channel_capacity: MESSAGE_BUFFER,
+            ..PerformanceConfig::default()
+        };
+        let connection = ConnectionConfig {
+            connection_timeout: self.timeouts.connect,
+            internal_command_timeout: self.timeouts.connect,
+            max_command_attempts: 1,
+            max_redirections: 0,
+            max_command_buffer_len: MAX_QUEUED_COMMANDS,
+            tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
+            ..ConnectionConfig::default()
+        };
+        Client::new(config, Some(performance), Some(connection), None)
+    }
+}
+
+impl Connector for FredConnector {
+    fn open<'a>(&'a self, server: &'a Server) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+        async move {
+            let client = self.client(server);
+            let driver = client.init().await.map_err(sort)?;
+            let (ended, abort) = (CancellationToken::new(), driver.abort_handle());
+            // Dropped with the task, perhaps because its runtime ends.
+            let told = ended.clone().drop_guard();
+            tokio::spawn(async move {
+                if let Ok(Err(error)) = driver.await {
+                    tracing::debug!(%error, "a connection ended");
+                }
+                drop(told);
+            });
+            Ok(Arc::new(FredLink { client, timeouts: self.timeouts, ended, abort }) as Arc<dyn Link>)
+        }
+        .boxed()
+    }
+}
+
+struct FredLink {
+    client: Client,
+    timeouts: Timeouts,
+    ended: CancellationToken,
+    /// Of the driver.
+    abort: AbortHandle,
+}
+
+impl FredLink {
+    /// Waits for an answer as long as the connection exists.
+    fn call<'a, F: Future<Output = Result<FredValue, FredError>> + Send + 'a>(
+        &'a self,
+        command: impl FnOnce() -> F + Send + 'a,
+    ) -> BoxFuture<'a, Result<Value, CallError>> {
+        in_place(move || async move {
+            tokio::select! {
+                biased;
+                answer = command() => answer.map(read).map_err(sort),
+                () = self.ended.cancelled() => Err(CallError::Lost("the connection was lost".to_owned())),
+            }
+        })
+    }
+}
+
+impl Link for FredLink {
+    fn evalsha(
+        &self,
+        script: &'static Script,
+        arguments: Arguments,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        let (keys, args) = split(arguments);
+        self.call(move || self.client.evalsha(text(script.hash()), keys, args))
+    }
+
+    fn eval(&self, script: &'static Script, arguments: Arguments) -> BoxFuture<'_, Result<Value, CallError>> {
+        let (keys, args) = split(arguments);
+        self.call(move || self.client.eval(text(script.source()), keys, args))
+    }
+
+    fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>> {
+        let mut words = words.into_iter();
+        let name = words.next().unwrap_or_default();
+        let command = CustomCommand::new(name, ClusterHash::FirstKey, false);
+        self.call(move || self.client.custom::<FredValue, _>(command, words.collect::<Vec<_>>()))
+    }
+
+    fn subscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>> {
+        async move { self.client.subscribe(channel).await.map_err(sort) }.boxed()
+    }
+
+    fn messages(&self) -> BoxStream<'static, Message> {
+        let messages = stream::unfold(self.client.message_rx(), |mut messages| async {
+            let message = match messages.recv().await {
+                Ok(message) => Message::Text(text_of(message.value)),
+                Err(RecvError::Lagged(lost)) => Message::Lost(lost),
+                Err(RecvError::Closed) => return None,
+            };
+            Some((message, messages))
+        });
+        messages.take_until(self.ended.clone().cancelled_owned()).boxed()
+    }
+
+    fn ended(&self) -> &CancellationToken {
+        &self.ended
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        async move {
+            match timeout(self.timeouts.reply, self.client.quit()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "connection closed without QUIT"),
+                Err(_) => tracing::debug!("connection closed without an answer to QUIT"),
+            }
+            // QUIT has been sent; the connection is closed when its driver has ended.
+            if timeout(self.timeouts.reply, self.ended.cancelled()).await.is_err() {
+                self.abort.abort();
+            }
+        }
+        .boxed()
+    }
+
+    fn abort(&self) {
+        self.abort.abort();
+    }
+}
+
+impl std::fmt::Debug for FredLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FredLink").field("ended", &self.ended.is_cancelled()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for FredLink {
+    fn drop(&mut self) {
+        self.abort.abort();
+    }
+}
+
+/// Creates a future directly on the heap. Those of fred take 5 KB: `Box::pin` would create them on the stack and copy them, which
+/// would evict what the task needs from the cache.
+fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    let place = Box::new_uninit();
+    Box::into_pin(Box::write(place, make()))
+}
+
+/// fred wants to know that it is UTF-8.
+fn text(bytes: &Bytes) -> Str {
+    Str::from_inner(bytes.clone()).unwrap_or_default()
+}
+
+fn split(Arguments { keys, args }: Arguments) -> (Vec<Key>, Vec<FredValue>) {
+    (keys.into_iter().map(Key::from).collect(), args.into_iter().map(FredValue::Bytes).collect())
+}
+
+fn text_of(value: FredValue) -> Bytes {
+    match read(value) {
+        Value::Text(text) => text,
+        _ => Bytes::new(),
+    }
+}
+
+fn read(value: FredValue) -> Value {
+    match value {
+        FredValue::Integer(number) => Value::Integer(number),
+        FredValue::Boolean(is_true) => Value::Integer(is_true.into()),
+        FredValue::Double(number) => Value::Text(Bytes::from(number.to_string())),
+        FredValue::String(text) => Value::Text(text.into_inner()),
+        FredValue::Bytes(text) => Value::Text(text),
+        FredValue::Array(items) => Value::List(items.into_iter().map(read).collect()),
+        FredValue::Map(pairs) => {
+            let pairs = pairs.inner().into_iter();
+            let items =
+                pairs.flat_map(|(key, value)| [read(key.convert().unwrap_or(FredValue::Null)), read(value)]);
+            Value::List(items.collect())
+        }
+        FredValue::Queued | FredValue::Null => Value::Nil,
+    }
+}
+
+/// Classifies fred's errors by what they say about the command.
+fn sort(error: FredError) -> CallError {
+    let text = error.details().to_owned();
+    match error.kind() {
+        ErrorKind::Backpressure => CallError::NotSent(text),
+        _ if NOT_SENT.iter().any(|words| text.contains(words)) => CallError::NotSent(text),
+        ErrorKind::Timeout => CallError::Timeout(text),
+        ErrorKind::IO | ErrorKind::Canceled => CallError::Lost(text),
+        ErrorKind::Auth => CallError::Answer(text),
+        _ if is_server_text(&text) => CallError::Answer(text),
+        _ => CallError::Lost(text),
+    }
+}
+
+/// fred's own errors after which the command has certainly not been sent.
+const NOT_SENT: [&str; 4] = [
+    "Failed to send command to router",
+    "Failed to route command",
+    "Too many failed write attempts",
+    "Too many redirections",
+];
+
+/// Whether the error comes from the server: its errors start with a word in capitals.
+fn is_server_text(text: &str) -> bool {
+    let word = text.split(' ').next().unwrap_or_default();
+    word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase())
+}

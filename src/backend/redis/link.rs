@@ -1,0 +1,127 @@
+//! One established connection to one server: all that this crate needs of a client library.
+//!
+//! There is one implementation per library (`fred`). A link is never connected again: when it has ended, the `connection` opens
+//! another one. So whatever was sent on a link is executed before that link's end, or not at all once the server has closed it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use tokio_util::sync::CancellationToken;
+
+use super::script::Script;
+use super::value::{Arguments, Value};
+use crate::backend::BackendError;
+
+/// The address of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Server {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Opens connections with one client library.
+pub(super) trait Connector: fmt::Debug + Send + Sync {
+    /// Connects, authenticates, selects the database, and switches to RESP3. Fails within the timeout for connecting. The future must
+    /// not be dropped before it is done.
+    fn open<'a>(&'a self, server: &'a Server) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
+}
+
+/// An established connection. Nothing is sent twice.
+///
+/// Commands are sent in the order in which their futures are polled for the first time. A future that is dropped after that does not
+/// withdraw its command. Each fails after the timeout for replies, and soon after the connection has ended.
+pub(super) trait Link: fmt::Debug + Send + Sync {
+    /// Runs a script that the server should know.
+    fn evalsha(
+        &self,
+        script: &'static Script,
+        arguments: Arguments,
+    ) -> BoxFuture<'_, Result<Value, CallError>>;
+
+    /// Runs a script, and sends its text.
+    fn eval(&self, script: &'static Script, arguments: Arguments) -> BoxFuture<'_, Result<Value, CallError>>;
+
+    /// Any other command, by its words.
+    fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>>;
+
+    /// Subscribes to a channel. The server may not have processed it when this is done, but it has when a later command is answered.
+    fn subscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>>;
+
+    /// The messages from now on, until the connection ends.
+    fn messages(&self) -> BoxStream<'static, Message>;
+
+    /// Cancelled when the connection has ended.
+    fn ended(&self) -> &CancellationToken;
+
+    /// Closes the connection in good order. Takes no longer than twice the timeout for replies.
+    fn close(&self) -> BoxFuture<'_, ()>;
+
+    /// Closes the connection at once.
+    fn abort(&self);
+}
+
+/// What arrives on a link that is subscribed.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// A message of the channel.
+    Text(Bytes),
+    /// So many messages were lost.
+    Lost(u64),
+}
+
+/// Why a call failed, by what is known about its execution.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum CallError {
+    /// It has certainly not been executed.
+    #[error("{0}")]
+    NotSent(String),
+    /// It was not answered in time.
+    #[error("{0}")]
+    Timeout(String),
+    /// The connection was lost.
+    #[error("{0}")]
+    Lost(String),
+    /// The server has answered with an error.
+    #[error("{0}")]
+    Answer(String),
+}
+
+/// Answers after which the command has certainly not been executed: those of a server that is starting, stopping, a replica, or busy
+/// with a script that runs for too long.
+const NOT_EXECUTED: [&str; 6] = ["LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "BUSY "];
+
+impl CallError {
+    /// Whether the server has answered with an error that starts with this word.
+    pub(super) fn answers(&self, word: &str) -> bool {
+        matches!(self, Self::Answer(text) if text.starts_with(word))
+    }
+}
+
+impl From<CallError> for BackendError {
+    fn from(error: CallError) -> Self {
+        match &error {
+            CallError::NotSent(_) => Self::NotSent { source: error.into() },
+            CallError::Timeout(_) | CallError::Lost(_) => Self::Unanswered { source: error.into() },
+            CallError::Answer(text) if text.contains("WRONGTYPE") => Self::WrongType { source: error.into() },
+            // Errors within a script are quoted in the answer.
+            CallError::Answer(text) if NOT_EXECUTED.iter().any(|words| text.contains(words)) => {
+                Self::NotSent { source: error.into() }
+            }
+            CallError::Answer(_) => Self::Refused { source: error.into() },
+        }
+    }
+}
