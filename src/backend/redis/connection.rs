@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use super::link::{CallError, Connector, Link, Server};
 use super::script::Script;
+use super::url::Login;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
 use crate::sync::Mutex;
@@ -43,6 +44,7 @@ pub(super) struct Timeouts {
 pub(super) struct Connection {
     connector: Arc<dyn Connector>,
     server: Server,
+    login: Login,
     pub(super) timeouts: Timeouts,
     /// The present link, while there is one.
     link: watch::Sender<Option<Arc<dyn Link>>>,
@@ -68,10 +70,16 @@ struct Silence {
 
 impl Connection {
     /// One that is not connected yet.
-    pub(super) fn new(connector: Arc<dyn Connector>, server: Server, timeouts: Timeouts) -> Arc<Self> {
+    pub(super) fn new(
+        connector: Arc<dyn Connector>,
+        server: Server,
+        login: Login,
+        timeouts: Timeouts,
+    ) -> Arc<Self> {
         Arc::new(Self {
             connector,
             server,
+            login,
             timeouts,
             link: watch::Sender::default(),
             ended: AtomicBool::default(),
@@ -239,7 +247,7 @@ impl Connection {
 
     /// Opens a link, and has the server close those before it.
     async fn open(&self) -> Result<Arc<dyn Link>, CallError> {
-        let link = self.connector.open(&self.server).await?;
+        let link = self.connector.open(&self.server, &self.login).await?;
         let close = timeout(self.timeouts.connect, self.close_earlier(&*link)).await;
         match close.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
             Ok(()) => {}

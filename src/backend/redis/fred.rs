@@ -17,7 +17,9 @@ use ::fred::bytes_utils::Str;
 use ::fred::clients::Client;
 use ::fred::error::{Error as FredError, ErrorKind};
 use ::fred::interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface};
-use ::fred::types::config::{Config, ConnectionConfig, PerformanceConfig, ServerConfig, TcpConfig};
+use ::fred::types::config::{
+    Config, ConnectionConfig, PerformanceConfig, Server as FredServer, ServerConfig, TcpConfig,
+};
 use ::fred::types::{ClusterHash, CustomCommand, Key, RespVersion, Value as FredValue};
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -31,12 +33,28 @@ use tokio_util::sync::CancellationToken;
 use super::connection::Timeouts;
 use super::link::{CallError, Connector, Link, Message, Server};
 use super::script::Script;
+use super::url::{Login, Target, Topology};
 use super::value::{Arguments, Value};
 
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
 /// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
 const MESSAGE_BUFFER: usize = 4096;
+
+/// The target of a configuration of fred, whose credentials stay there.
+pub(super) fn target(config: &Config) -> Target {
+    let tcp = |server: &FredServer| Server::Tcp { host: server.host.to_string(), port: server.port };
+    let topology = match &config.server {
+        ServerConfig::Centralized { server } => Topology::Single(tcp(server)),
+        ServerConfig::Unix { path } => Topology::Single(Server::Unix(path.clone())),
+        ServerConfig::Clustered { hosts, .. } => Topology::Cluster(hosts.iter().map(tcp).collect()),
+        ServerConfig::Sentinel { hosts, service_name, .. } => {
+            Topology::Sentinel { sentinels: hosts.iter().map(tcp).collect(), service: service_name.clone() }
+        }
+    };
+    let login = Login { database: config.database, ..Login::default() };
+    Target { topology, login, tls: config.uses_tls() }
+}
 
 /// Opens links with the credentials, the database and the TLS settings of a configuration.
 #[derive(Debug)]
@@ -54,12 +72,16 @@ impl FredConnector {
     }
 
     /// A client that is not connected yet.
-    fn client(&self, server: &Server) -> Client {
+    fn client(&self, server: &Server, login: &Login) -> Client {
         let mut config = self.config.clone();
         config.server = match server {
             Server::Tcp { host, port } => ServerConfig::new_centralized(host.as_str(), *port),
             Server::Unix(path) => ServerConfig::Unix { path: path.clone() },
         };
+        // What the configuration says holds unless the URL says something else.
+        config.username = login.user.clone().or(config.username);
+        config.password = login.password.clone().or(config.password);
+        config.database = login.database.or(config.database);
         let performance = PerformanceConfig {
             default_command_timeout: self.timeouts.reply,
             broadcast_channel_capacity: MESSAGE_BUFFER,
@@ -79,9 +101,13 @@ impl FredConnector {
 }
 
 impl Connector for FredConnector {
-    fn open<'a>(&'a self, server: &'a Server) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+    fn open<'a>(
+        &'a self,
+        server: &'a Server,
+        login: &'a Login,
+    ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
         async move {
-            let client = self.client(server);
+            let client = self.client(server, login);
             let driver = client.init().await.map_err(sort)?;
             let (ended, abort) = (CancellationToken::new(), driver.abort_handle());
             // Dropped with the task, perhaps because its runtime ends.

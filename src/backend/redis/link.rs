@@ -13,6 +13,7 @@ use futures::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 
 use super::script::Script;
+use super::url::Login;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
 
@@ -37,7 +38,11 @@ impl fmt::Display for Server {
 pub(super) trait Connector: fmt::Debug + Send + Sync {
     /// Connects, authenticates, selects the database, and switches to RESP3. Fails within the timeout for connecting. The future must
     /// not be dropped before it is done.
-    fn open<'a>(&'a self, server: &'a Server) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
+    fn open<'a>(
+        &'a self,
+        server: &'a Server,
+        login: &'a Login,
+    ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
 }
 
 /// An established connection. Nothing is sent twice.

@@ -62,6 +62,7 @@ use connection::{Connection, Timeouts};
 use link::Server;
 use notifications::{Channel, Notifications};
 use transport::Transport;
+use url::{Target, Topology};
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
@@ -95,6 +96,8 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
+    target: Target,
+    /// What fred is to be configured with beyond that.
     config: Config,
     timeouts: Timeouts,
     poll_interval: Option<Duration>,
@@ -160,12 +163,29 @@ impl RedisBuilder {
         }
         at_least_a_millisecond("poll interval", self.poll_interval)?;
         at_least_a_millisecond("expiry for repaired keys", self.repair)?;
-        let (server, store) = (url::server(&self.config)?, url::address(&self.config)?);
-        let opened = RedisBackend::open(&self, server, store.clone());
+        let store = self.target.to_string();
+        let opened = RedisBackend::open(&self, self.server()?, store.clone());
         let opened = tokio::time::timeout(timeouts.connect, opened).await;
         opened
             .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
+    }
+}
+
+impl RedisBuilder {
+    fn server(&self) -> Result<Server, Error> {
+        let unsupported = |reason: &str| {
+            Err(Error::Unsupported { store: self.target.to_string(), reason: reason.to_owned() })
+        };
+        match &self.target.topology {
+            _ if self.target.tls && !self.config.uses_tls() => {
+                unsupported("TLS: this build would connect in plain text")
+            }
+            Topology::Single(server) => Ok(server.clone()),
+            Topology::Sentinel { .. } | Topology::Cluster(_) => {
+                unsupported("clusters and sentinels; one server only")
+            }
+        }
     }
 }
 
@@ -185,7 +205,7 @@ impl fmt::Debug for RedisBuilder {
     /// Prints only the address of the configuration, which contains the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBuilder")
-            .field("store", &url::address(&self.config).ok())
+            .field("store", &self.target.to_string())
             .field("timeouts", &self.timeouts)
             .finish_non_exhaustive()
     }
@@ -212,7 +232,7 @@ impl RedisBackend {
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build does not support its scheme.
     pub fn builder(url: &str) -> Result<RedisBuilder, Error> {
-        url::parse(url).map(Self::with_config)
+        Ok(Self::with_target(url::parse(url)?, Config::default()))
     }
 
     /// Settings for a connection by a configuration of [fred](https://docs.rs/fred), the Redis client on which this crate is built:
@@ -222,13 +242,14 @@ impl RedisBackend {
     /// The configuration must be that of the major version of fred on which this crate depends. A release of this crate may move to
     /// another one: this function is exempt from semantic versioning.
     #[cfg(feature = "fred")]
-    pub const fn builder_from_fred(config: Config) -> RedisBuilder {
-        Self::with_config(config)
+    pub fn builder_from_fred(config: Config) -> RedisBuilder {
+        Self::with_target(fred::target(&config), config)
     }
 
-    const fn with_config(config: Config) -> RedisBuilder {
+    const fn with_target(target: Target, config: Config) -> RedisBuilder {
         const DEFAULT: Duration = Duration::from_secs(2);
         RedisBuilder {
+            target,
             config,
             timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT },
             poll_interval: None,
@@ -255,7 +276,9 @@ impl RedisBackend {
         let (ids, closing) = (LeaseIds::new(), Closing::default());
         let notifications = Arc::new(Notifications::new(ids.client()));
         let connector = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
-        let connection = || Connection::new(Arc::clone(&connector) as _, server.clone(), settings.timeouts);
+        let login = &settings.target.login;
+        let connection =
+            || Connection::new(Arc::clone(&connector) as _, server.clone(), login.clone(), settings.timeouts);
         let (commands, renewals) = (connection(), connection());
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
         let backend = Self {

@@ -1,75 +1,247 @@
-//! Parsing URLs, and the address of a server in errors.
+//! Parsing URLs, and the address of a store in errors.
 
-use ::fred::types::config::{Config, ServerConfig};
+use std::fmt;
+use std::path::PathBuf;
+
+use percent_encoding::percent_decode_str;
 
 use super::link::Server;
 use crate::error::Error;
 
-/// Parses the URL of one server. Errors never repeat the URL, which may contain a password.
-pub(super) fn parse(url: &str) -> Result<Config, Error> {
+const DEFAULT_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+/// Where a store is, and what is needed to log in.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) topology: Topology,
+    pub(super) login: Login,
+    pub(super) tls: bool,
+}
+
+/// Which servers make up a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Topology {
+    Single(Server),
+    /// Sentinels, and the name under which they know the primary.
+    Sentinel {
+        sentinels: Vec<Server>,
+        service: String,
+    },
+    /// Some nodes of a cluster.
+    Cluster(Vec<Server>),
+}
+
+/// Who logs in, and to which database.
+#[derive(Clone, Default)]
+pub(super) struct Login {
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: Option<u8>,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login")
+            .field("user", &self.user)
+            .field("database", &self.database)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Target {
+    /// The URL without credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = if self.tls { "s" } else { "" };
+        let list = |servers: &[Server]| servers.iter().map(Server::to_string).collect::<Vec<_>>().join(",");
+        match &self.topology {
+            Topology::Single(Server::Unix(path)) => write!(f, "redis+unix://{}", path.display())?,
+            Topology::Single(server) => write!(f, "redis{s}://{server}")?,
+            Topology::Sentinel { sentinels, service } => {
+                write!(f, "redis{s}-sentinel://{}/{service}", list(sentinels))?;
+            }
+            Topology::Cluster(nodes) => write!(f, "redis{s}-cluster://{}", list(nodes))?,
+        }
+        match self.login.database {
+            Some(database) => write!(f, "/{database}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Parses a URL. Errors never repeat it, because it may contain a password.
+pub(super) fn parse(url: &str) -> Result<Target, Error> {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(Error::invalid("url", "it has no scheme, such as `redis://`"));
+        return Err(invalid(match url {
+            "memory" => "the URL of the store in memory is `memory:`, with the colon",
+            _ => "it has no scheme, such as `redis://`",
+        }));
     };
-    let config = match scheme {
-        "redis" | "valkey" => Config::from_url_centralized(url),
-        "redis+unix" => Config::from_url_unix(url),
-        "rediss" | "valkeys" => {
-            let what = "TLS: this build would connect in plain text";
-            return Err(Error::Unsupported { store: format!("{scheme}://"), reason: what.to_owned() });
+    let form = Form::of(scheme).ok_or_else(|| invalid(SCHEMES))?;
+    let rest =
+        rest.strip_prefix("//").ok_or_else(|| invalid(format!("`{scheme}:` is not followed by `//`")))?;
+    if rest.contains('#') {
+        return Err(not_encoded('#', "%23"));
+    }
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if query.contains('@') {
+        return Err(not_encoded('?', "%3F"));
+    }
+    if let Some(parameter) = query.split('&').find(|parameter| !parameter.is_empty()) {
+        let name = parameter.split('=').next().unwrap_or_default();
+        return Err(invalid(format!("it has a parameter `{name}`, and no parameters are known")));
+    }
+    let (authority, path) = match rest.find('/') {
+        Some(slash) => (&rest[..slash], Some(&rest[slash + 1..])),
+        None => (rest, None),
+    };
+    // A socket's path may contain anything.
+    if path.is_some_and(|path| path.contains('@')) && form.kind != Kind::Unix {
+        return Err(not_encoded('/', "%2F"));
+    }
+    let (credentials, hosts) = match authority.rsplit_once('@') {
+        Some((credentials, hosts)) => (credentials, hosts),
+        None => ("", authority),
+    };
+    let mut login = login(credentials)?;
+    let topology = match form.kind {
+        Kind::Unix => Topology::Single(socket(path)?),
+        Kind::Single => {
+            login.database = database(path)?;
+            let mut servers = servers(hosts, DEFAULT_PORT)?;
+            if servers.len() > 1 {
+                return Err(invalid(format!("it names several hosts: see the schemes {SEVERAL}")));
+            }
+            Topology::Single(servers.remove(0))
         }
-        "redis-cluster" | "rediss-cluster" | "redis-sentinel" | "rediss-sentinel" => {
-            let what = "clusters and sentinels; one server only";
-            return Err(Error::Unsupported { store: format!("{scheme}://"), reason: what.to_owned() });
+        Kind::Cluster => {
+            if database(path)?.is_some_and(|database| database > 0) {
+                return Err(invalid("a cluster has only database 0"));
+            }
+            Topology::Cluster(servers(hosts, DEFAULT_PORT)?)
         }
-        _ => {
-            let why = "its scheme is none of `memory:`, `redis://`, `valkey://`, `redis+unix://`";
-            return Err(Error::invalid("url", why));
+        Kind::Sentinel => {
+            let (service, path) = match path.unwrap_or_default().split_once('/') {
+                Some((service, path)) => (service, Some(path)),
+                None => (path.unwrap_or_default(), None),
+            };
+            if service.is_empty() {
+                return Err(invalid("it names no service: `redis-sentinel://HOST:PORT,.../SERVICE`"));
+            }
+            login.database = database(path)?;
+            Topology::Sentinel { sentinels: servers(hosts, SENTINEL_PORT)?, service: decode(service)? }
         }
     };
-    if !rest.starts_with("//") {
-        return Err(Error::invalid("url", format!("`{scheme}:` is not followed by `//`")));
-    }
-    let config = config.map_err(|error| Error::invalid("url", error.details().to_owned()))?;
-    match &config.server {
-        ServerConfig::Centralized { server } if server.host.is_empty() || server.port == 0 => {
-            Err(Error::invalid("url", "it names no host, or port 0"))
-        }
-        ServerConfig::Unix { path } if path.as_os_str().is_empty() || path.ends_with("/") => {
-            Err(Error::invalid("url", "it names no socket"))
-        }
-        _ => Ok(config),
+    Ok(Target { topology, login, tls: form.tls })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Single,
+    Unix,
+    Sentinel,
+    Cluster,
+}
+
+/// What a scheme says.
+struct Form {
+    kind: Kind,
+    tls: bool,
+}
+
+const SCHEMES: &str = "its scheme is none of `memory:`, `redis://`, `redis+unix://`, `redis-sentinel://`, `redis-cluster://`, \
+     `redlock://`, and those with `rediss`, `valkey` or `valkeys` for `redis`";
+const SEVERAL: &str = "`redis-sentinel://`, `redis-cluster://` and `redlock://`";
+
+impl Form {
+    fn of(scheme: &str) -> Option<Self> {
+        let (tls, rest) = [("rediss", true), ("valkeys", true), ("redis", false), ("valkey", false)]
+            .into_iter()
+            .find_map(|(start, tls)| Some((tls, scheme.strip_prefix(start)?)))?;
+        let kind = match rest {
+            "" => Kind::Single,
+            "-sentinel" => Kind::Sentinel,
+            "-cluster" => Kind::Cluster,
+            "+unix" if !tls => Kind::Unix,
+            _ => return None,
+        };
+        Some(Self { kind, tls })
     }
 }
 
-/// The server of `config`.
-pub(super) fn server(config: &Config) -> Result<Server, Error> {
-    match &config.server {
-        ServerConfig::Centralized { server } => {
-            Ok(Server::Tcp { host: server.host.to_string(), port: server.port })
+fn login(credentials: &str) -> Result<Login, Error> {
+    let (user, password) = match credentials.split_once(':') {
+        Some((user, password)) => (user, Some(password)),
+        None => (credentials, None),
+    };
+    if password.is_some_and(|password| password.contains('@')) || user.contains('@') {
+        return Err(not_encoded('@', "%40"));
+    }
+    if password.is_some_and(|password| password.contains(':')) {
+        return Err(not_encoded(':', "%3A"));
+    }
+    let non_empty = |text: &str| (!text.is_empty()).then(|| decode(text)).transpose();
+    Ok(Login { user: non_empty(user)?, password: non_empty(password.unwrap_or_default())?, database: None })
+}
+
+fn servers(hosts: &str, default_port: u16) -> Result<Vec<Server>, Error> {
+    hosts.split(',').map(|host| server(host, default_port)).collect()
+}
+
+fn server(text: &str, default_port: u16) -> Result<Server, Error> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']').ok_or_else(|| invalid("a `[` is not closed"))?;
+            (host, rest.strip_prefix(':').or(rest.is_empty().then_some("")))
         }
-        ServerConfig::Unix { path } => Ok(Server::Unix(path.clone())),
-        _ => Err(one_server_only()),
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, Some("")),
+        },
+    };
+    let port = match port {
+        Some("") => Some(default_port),
+        Some(port) => port.parse().ok().filter(|port| *port > 0),
+        None => None,
+    };
+    // What stands there may be a password, so it is not repeated.
+    let port = port.ok_or_else(|| invalid("the port of a host is no number from 1 to 65535"))?;
+    if host.is_empty() {
+        return Err(invalid("it names no host"));
+    }
+    Ok(Server::Tcp { host: decode(host)?, port })
+}
+
+fn socket(path: Option<&str>) -> Result<Server, Error> {
+    match path {
+        Some(path) if !path.is_empty() && !path.ends_with('/') => {
+            Ok(Server::Unix(PathBuf::from(format!("/{}", decode(path)?))))
+        }
+        _ => Err(invalid("it names no socket")),
     }
 }
 
-fn one_server_only() -> Error {
-    Error::Unsupported {
-        store: "redis".to_owned(),
-        reason: "clusters and sentinels; one server only".to_owned(),
+fn database(path: Option<&str>) -> Result<Option<u8>, Error> {
+    match path {
+        None | Some("") => Ok(None),
+        Some(path) => path.parse().map(Some).map_err(|_| invalid("the database is no number from 0 to 255")),
     }
 }
 
-/// The address of the server of `config`, without credentials.
-pub(super) fn address(config: &Config) -> Result<String, Error> {
-    match &config.server {
-        ServerConfig::Centralized { server } => {
-            let scheme = if config.uses_tls() { "rediss" } else { "redis" };
-            let database = config.database.map(|number| format!("/{number}")).unwrap_or_default();
-            Ok(format!("{scheme}://{}:{}{database}", server.host, server.port))
-        }
-        ServerConfig::Unix { path } => Ok(format!("redis+unix://{}", path.display())),
-        _ => Err(one_server_only()),
-    }
+fn decode(text: &str) -> Result<String, Error> {
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(String::from).map_err(|_| invalid("a percent-encoded part of it is no UTF-8"))
+}
+
+fn not_encoded(character: char, code: &str) -> Error {
+    invalid(format!(
+        "it has a `{character}` in a place where none is allowed: percent-encode it as `{code}` if it belongs to the user name or the \
+         password"
+    ))
+}
+
+fn invalid(reason: impl Into<String>) -> Error {
+    Error::invalid("url", reason)
 }
 
 #[cfg(test)]
@@ -77,44 +249,70 @@ mod tests {
     use super::*;
 
     fn address_of(url: &str) -> String {
-        address(&parse(url).unwrap()).unwrap()
+        parse(url).unwrap().to_string()
+    }
+
+    fn tcp(host: &str, port: u16) -> Server {
+        Server::Tcp { host: host.to_owned(), port }
     }
 
     #[test]
     fn addresses_leave_out_credentials() {
         assert_eq!(address_of("redis://user:hunter2@db:7000/3"), "redis://db:7000/3");
-        assert_eq!(address_of("redis://db"), "redis://db:6379");
+        assert_eq!(address_of("valkey://db"), "redis://db:6379");
+        assert_eq!(address_of("rediss://[::1]:7"), "rediss://[::1]:7");
         assert_eq!(address_of("redis+unix:///run/redis.sock"), "redis+unix:///run/redis.sock");
         assert_eq!(address_of("redis+unix://u:hunter2@x/run/redis.sock"), "redis+unix:///run/redis.sock");
+        assert_eq!(address_of("valkeys-cluster://u:hunter2@a,b:1"), "rediss-cluster://a:6379,b:1");
+        assert_eq!(address_of("redis-sentinel://:hunter2@a,b:1/s/2"), "redis-sentinel://a:26379,b:1/s/2");
+        assert!(!format!("{:?}", parse("redis://user:hunter2@db")).contains("hunter2"));
+    }
+
+    #[test]
+    fn every_part_is_found_and_decoded() {
+        let target = parse("valkeys-sentinel://us%3Aer:p%40ss%2F@a,[::1]:7/main%20one/5").unwrap();
+        let sentinels = vec![tcp("a", 26379), tcp("::1", 7)];
+        assert_eq!(target.topology, Topology::Sentinel { sentinels, service: "main one".to_owned() });
+        assert_eq!(target.login.user.as_deref(), Some("us:er"));
+        assert_eq!(target.login.password.as_deref(), Some("p@ss/"));
+        assert_eq!((target.login.database, target.tls), (Some(5), true));
+        let target = parse("redis+unix://u:p@x/run/a%20b@c").unwrap();
+        assert_eq!(target.topology, Topology::Single(Server::Unix("/run/a b@c".into())));
+        assert_eq!(target.login.password.as_deref(), Some("p"));
     }
 
     #[test]
     fn bad_urls_are_refused_without_repeating_a_password() {
-        for url in [
-            "",
-            "redis",
-            "redis:",
-            "redis://",
-            "redis://:hunter2@",
-            "redis://u:hunter2@h:99999",
-            "redis://u:hunter2@h/x",
-            "redis://u:hunter2@h:0",
-            "redis://u:hunter2@h/300",
-            "http://u:hunter2@h",
-            "redis+unix://",
-            "memory",
-            "redis+unix:",
+        for (url, reason) in [
+            ("", "no scheme"),
+            ("redis", "no scheme"),
+            ("memory", "with the colon"),
+            ("redis:", "not followed by `//`"),
+            ("redis+unix:", "not followed by `//`"),
+            ("redis://", "no host"),
+            ("redis://:hunter2@", "no host"),
+            ("redis://u:hunter2@h:99999", "port"),
+            ("redis://u:hunter2@h:0", "port"),
+            ("redis://u:hunter2@[::1", "not closed"),
+            ("redis://u:hunter2@h/x", "database"),
+            ("redis://u:hunter2@h/300", "database"),
+            ("redis://u:hunter2@a,b", "several hosts"),
+            ("redis://u:hunter2@h?protocol=3", "a parameter `protocol`"),
+            ("redis-cluster://u:hunter2@h/3", "only database 0"),
+            ("redis-sentinel://u:hunter2@h", "no service"),
+            ("http://u:hunter2@h", "scheme is none of"),
+            ("rediss+unix:///x", "scheme is none of"),
+            ("redis+unix://", "no socket"),
+            ("redis://u:hunter2#x@h", "percent-encode it as `%23`"),
+            ("redis://u:hunter2/x@h", "percent-encode it as `%2F`"),
+            ("redis://u:hunter2?x@h", "percent-encode it as `%3F`"),
+            ("redis://u:hunter2@x@h", "percent-encode it as `%40`"),
+            ("redis://u:hunter2:x@h", "percent-encode it as `%3A`"),
         ] {
             let error = parse(url).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(reason), "{url}: {error}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
-        }
-    }
-
-    #[test]
-    fn schemes_of_other_topologies_are_told_from_nonsense() {
-        for url in ["rediss://h", "redis-cluster://h", "redis-sentinel://h"] {
-            assert!(matches!(parse(url).unwrap_err(), Error::Unsupported { .. }), "{url}");
         }
     }
 }
