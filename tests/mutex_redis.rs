@@ -1171,7 +1171,7 @@ async fn urls_that_name_no_server_are_refused_without_their_password() {
         assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
     }
-    for url in ["rediss://:hunter2@h", "redis-cluster://:hunter2@h", "redis-sentinel://:hunter2@h/s"] {
+    for url in ["rediss://:hunter2@h", "rediss-cluster://:hunter2@h", "rediss-sentinel://:hunter2@h/s"] {
         let error = Client::connect(url).await.expect_err(url);
         assert!(matches!(error, Error::Unsupported { .. }), "{url}: {error:?}");
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");

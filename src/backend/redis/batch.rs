@@ -25,13 +25,13 @@ use scopeguard::guard;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::connection::is_unknown_script;
+use super::keys;
 use super::link::{CallError, Link};
 use super::msgpack::unpack_list;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
 use super::script::{BATCH, Script};
-use super::transport::Transport;
+use super::transport::{Transport, is_unknown_script};
 use super::value::{Arguments, Value};
 use crate::backend::{BackendError, Kind};
 
@@ -130,7 +130,7 @@ impl Transport {
             }
             _ => Either::Right(Box::pin(async move {
                 let _direct = direct;
-                self.run_apart(operation.script, || operation.arguments()).await
+                self.run_apart(operation.script, || operation.arguments(self.slot())).await
             })),
         }
     }
@@ -139,9 +139,9 @@ impl Transport {
     pub(super) async fn run_apart(
         &self,
         script: &'static Script,
-        arguments: impl Fn() -> Arguments,
+        arguments: impl Fn() -> Arguments + Send + Sync,
     ) -> Result<Value, CallError> {
-        let answer = self.connection.run(script, arguments).await;
+        let answer = self.deliver(script, arguments).await;
         self.make_up(&answer);
         answer
     }
@@ -151,7 +151,7 @@ impl Transport {
     fn go_direct(&self, kind: Kind) -> Option<impl Drop + Send> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
-        if !self.connection.is_connected()
+        if !self.connection().is_connected()
             || !state.queue.is_empty()
             || !state.are_worth_a_call(1, kind, state.calls())
         {
@@ -199,7 +199,7 @@ impl Transport {
         let sent = Instant::now();
         let answer = match link {
             Ok(link) => {
-                let (script, arguments) = together(&operations);
+                let (script, arguments) = self.together(&operations);
                 started(link.evalsha(script, arguments))
             }
             Err(error) => ready(Err(error.clone())).boxed(),
@@ -237,7 +237,7 @@ impl Transport {
             let Some(again) = self.send_text(&**link, &mut operations) else { return };
             answer = again.await;
         }
-        self.connection.note(&answer, sent);
+        self.connection().note(&answer, sent);
         self.make_up(&answer);
         match answer {
             Ok(answer) if operations.len() == 1 => tell(&mut operations, [Ok(answer)]),
@@ -251,7 +251,7 @@ impl Transport {
             },
             // The whole call was refused and nothing was executed, for instance because this user may not use one of the keys. So
             // each operation is sent on its own.
-            Err(error) if operations.len() > 1 && is_refusal(&error) => {
+            Err(error) if self.are_sent_again(operations.len(), &error) => {
                 join_all(operations.into_iter().map(|operation| self.call_alone(operation))).await;
             }
             Err(error) => {
@@ -268,6 +268,40 @@ impl Transport {
         }
     }
 
+    /// Whether to send operations again, each on its own, after this error: the server has rejected the call as a whole, and said
+    /// perhaps that another node serves the slot.
+    fn are_sent_again(&self, operations: usize, error: &CallError) -> bool {
+        match error {
+            CallError::Answer(_) if self.slot().is_some() => true,
+            _ => operations > 1 && is_refusal(error),
+        }
+    }
+
+    /// The call for these operations: that of a single one, or a batch.
+    fn together(&self, operations: &[Queued]) -> (&'static Script, Arguments) {
+        let slot = self.slot();
+        if let [Queued { operation, .. }] = operations {
+            return (operation.script.variant(slot.is_some()), operation.arguments(slot));
+        }
+        let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
+        let (mut last, mut prefix): (Option<&str>, Option<&str>) = (None, None);
+        let mut keys = Vec::new();
+        for Queued { code, operation, .. } in operations {
+            let resource = &operation.resource;
+            if prefix.replace(resource.prefix()) != Some(resource.prefix()) {
+                pack_prefix(resource.prefix(), slot, &mut packed);
+            }
+            // Operations of many tasks on the same key often follow each other.
+            let key = Some(&*resource.key);
+            let same_key = mem::replace(&mut last, key) == key;
+            operation.pack(code, same_key, &mut packed);
+            if slot.is_some() && !same_key {
+                keys.extend(keys::of(resource, slot));
+            }
+        }
+        (BATCH.variant(slot.is_some()), Arguments { keys, args: vec![Bytes::from(packed)] })
+    }
+
     /// Sends the text of a script that the server does not know. Operations that were given up in the meantime are left out: their
     /// releases may have been executed by now.
     fn send_text<'a>(
@@ -280,7 +314,7 @@ impl Transport {
         if operations.is_empty() {
             return None;
         }
-        let (script, arguments) = together(operations);
+        let (script, arguments) = self.together(operations);
         Some(started(link.eval(script, arguments)))
     }
 
@@ -313,7 +347,7 @@ impl Transport {
     async fn call_alone(&self, mut queued: Queued) {
         if !queued.is_given_up() {
             let operation = &queued.operation;
-            let answer = self.connection.run(operation.script, || operation.arguments()).await;
+            let answer = self.deliver(operation.script, || operation.arguments(self.slot())).await;
             queued.tell(answer);
         }
     }
@@ -337,7 +371,7 @@ impl Drain {
     /// Makes calls until nothing is queued.
     async fn work_off(mut self) {
         loop {
-            let link = self.transport.connection.link().await;
+            let link = self.transport.link().await;
             let Some(call) = self.transport.send(&link, mem::take(&mut self.in_flight)) else { break };
             self.in_flight = call.operations.len();
             self.transport.hear(call).await;
@@ -360,25 +394,6 @@ impl Drop for Drain {
         drop(state);
         drop(left);
     }
-}
-
-/// The call for these operations: that of a single one, or a batch.
-fn together(operations: &[Queued]) -> (&'static Script, Arguments) {
-    if let [Queued { operation, .. }] = operations {
-        return (operation.script, operation.arguments());
-    }
-    let mut packed = Vec::with_capacity(operations.len() * USUAL_SIZE);
-    let (mut last, mut prefix): (Option<&str>, Option<&str>) = (None, None);
-    for Queued { code, operation, .. } in operations {
-        let resource = &operation.resource;
-        if prefix.replace(resource.prefix()) != Some(resource.prefix()) {
-            pack_prefix(resource.prefix(), &mut packed);
-        }
-        // Operations of many tasks on the same key often follow each other.
-        let key = Some(&*resource.key);
-        operation.pack(code, mem::replace(&mut last, key) == key, &mut packed);
-    }
-    (&BATCH, Arguments { keys: Vec::new(), args: vec![Bytes::from(packed)] })
 }
 
 /// The answers of a batch.

@@ -1,4 +1,4 @@
-//! The connections on the caller's runtime: one for commands, one that is subscribed. If that runtime ends, the next call makes
+//! The connections on the caller's runtime: one for commands (in a cluster, one per node), one that is subscribed. If that runtime ends, the next call makes
 //! them again on its own.
 
 use std::sync::Arc;
@@ -8,14 +8,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::Connection;
 use super::notifications::{Channel, Subscription};
+use super::servers::Commands;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
 /// The connections on the caller's runtime.
 #[derive(Debug)]
 pub(super) struct CallersConnections {
-    pub(super) commands: Arc<Connection>,
-    pub(super) subscriber: Arc<Connection>,
+    commands: Commands,
+    subscriber: Arc<Connection>,
     channel: Channel,
     closed: CancellationToken,
     tasks: Mutex<Tasks>,
@@ -31,7 +32,7 @@ struct Tasks {
 
 impl CallersConnections {
     pub(super) fn new(
-        commands: Arc<Connection>,
+        commands: Commands,
         subscriber: Arc<Connection>,
         channel: Channel,
         closed: CancellationToken,
@@ -42,23 +43,24 @@ impl CallersConnections {
 
     /// Connects for the first time, and proves that messages are delivered.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
-        self.open(&self.commands).await?;
-        self.open(&self.subscriber).await?;
-        let (subscriber, publisher) = (&self.subscriber, &self.commands);
-        let subscription = Subscription::open(subscriber, publisher, self.channel.clone()).await?;
+        self.keep(self.commands.connect(self.closed.clone()).await?);
+        self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
+        let publisher = match &self.commands {
+            Commands::Server(connection) => Some(&**connection),
+            Commands::Cluster(_) => None,
+        };
+        let subscription = Subscription::open(&self.subscriber, publisher, self.channel.clone()).await?;
         self.tasks.lock().subscription = Some(subscription);
         Ok(())
     }
 
-    async fn open(&self, connection: &Arc<Connection>) -> Result<(), BackendError> {
-        let driver = connection.connect(self.closed.clone()).await?;
-        self.tasks.lock().drivers.push(driver);
-        Ok(())
+    fn keep(&self, driver: Option<JoinHandle<()>>) {
+        self.tasks.lock().drivers.extend(driver);
     }
 
     /// Whether the runtime on which they lived has ended.
     pub(super) fn have_ended(&self) -> bool {
-        self.commands.has_ended() || self.subscriber.has_ended()
+        self.commands.have_ended() || self.subscriber.has_ended()
     }
 
     /// Connects again from the current runtime, in a task of its own: a caller that gives up, or is not polled, hinders nobody.
@@ -70,12 +72,12 @@ impl CallersConnections {
     async fn connect_again(self: Arc<Self>) -> Result<(), BackendError> {
         let _one_at_a_time = self.reviving.lock().await;
         self.tasks.lock().drivers.retain(|driver| !driver.is_finished());
-        if self.commands.has_ended() {
+        if self.commands.have_ended() {
             tracing::debug!("the runtime of the connections has ended, connecting again from this one");
-            self.open(&self.commands).await?;
+            self.keep(self.commands.revive(self.closed.clone()).await?);
         }
         if self.subscriber.has_ended() {
-            self.open(&self.subscriber).await?;
+            self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
             let subscription = Subscription::reopen(&self.subscriber, self.channel.clone());
             self.tasks.lock().subscription = Some(subscription);
         }
@@ -86,6 +88,8 @@ impl CallersConnections {
     pub(super) fn take_drivers(&self) -> Vec<JoinHandle<()>> {
         let mut tasks = self.tasks.lock();
         tasks.subscription = None;
-        std::mem::take(&mut tasks.drivers)
+        let mut drivers = std::mem::take(&mut tasks.drivers);
+        drivers.extend(self.commands.take_drivers());
+        drivers
     }
 }

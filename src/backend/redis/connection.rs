@@ -13,16 +13,17 @@ use std::time::Duration;
 
 use futures::future::try_join;
 use scopeguard::guard;
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::link::{CallError, Connector, Link, Server};
-use super::script::Script;
+use super::link::{CallError, Connector, Link};
+use super::route::Route;
 use super::url::Login;
-use super::value::{Arguments, Value};
+use super::value::Value;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
@@ -43,7 +44,7 @@ pub(super) struct Timeouts {
 #[derive(Debug)]
 pub(super) struct Connection {
     connector: Arc<dyn Connector>,
-    server: Server,
+    route: Route,
     login: Login,
     pub(super) timeouts: Timeouts,
     /// The present link, while there is one.
@@ -72,13 +73,13 @@ impl Connection {
     /// One that is not connected yet.
     pub(super) fn new(
         connector: Arc<dyn Connector>,
-        server: Server,
+        route: Route,
         login: Login,
         timeouts: Timeouts,
     ) -> Arc<Self> {
         Arc::new(Self {
             connector,
-            server,
+            route,
             login,
             timeouts,
             link: watch::Sender::default(),
@@ -100,13 +101,7 @@ impl Connection {
         let (tell, connected) = oneshot::channel();
         let closed = closed.child_token();
         let given_up = closed.clone().drop_guard();
-        self.ended.store(false, Ordering::Release);
-        // Dropped with the task, perhaps because its runtime ends.
-        let driven = guard(Arc::clone(self), |connection| {
-            connection.link.send_replace(None);
-            connection.ended.store(true, Ordering::Release);
-        });
-        let task = tokio::spawn(async move { driven.stay_connected(closed, tell).await });
+        let task = self.spawn(&Handle::current(), closed, Some(tell));
         match timeout(self.timeouts.connect, connected).await {
             Ok(Ok(Ok(()))) => {
                 given_up.disarm();
@@ -119,6 +114,26 @@ impl Connection {
         }
     }
 
+    /// Starts the task that connects and keeps it connected until `closed`. Does not wait for that.
+    pub(super) fn start(self: &Arc<Self>, runtime: &Handle, closed: CancellationToken) -> JoinHandle<()> {
+        self.spawn(runtime, closed, None)
+    }
+
+    fn spawn(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        closed: CancellationToken,
+        tell: Option<oneshot::Sender<Result<(), CallError>>>,
+    ) -> JoinHandle<()> {
+        self.ended.store(false, Ordering::Release);
+        // Dropped with the task, perhaps because its runtime ends.
+        let driven = guard(Arc::clone(self), |connection| {
+            connection.link.send_replace(None);
+            connection.ended.store(true, Ordering::Release);
+        });
+        runtime.spawn(async move { driven.stay_connected(closed, tell).await })
+    }
+
     /// Whether no task keeps it connected any more, because the runtime of the task has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
@@ -126,6 +141,12 @@ impl Connection {
 
     pub(super) fn is_connected(&self) -> bool {
         self.link.borrow().is_some()
+    }
+
+    /// Completes when it is not connected.
+    pub(super) async fn until_lost(&self) {
+        // The sender is in `self`, so waiting cannot fail.
+        let _ = self.links().wait_for(Option::is_none).await;
     }
 
     /// The links to come, and the present one.
@@ -145,27 +166,10 @@ impl Connection {
         }
     }
 
-    fn not_connected(&self) -> CallError {
+    pub(super) fn not_connected(&self) -> CallError {
         let failure = self.failure.lock();
         let why = failure.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         CallError::NotSent(format!("not connected{why}"))
-    }
-
-    /// Runs a script once, until it is answered or the timeout has passed. It is sent with its text if the server does not know
-    /// it, after a restart or SCRIPT FLUSH.
-    pub(super) async fn run(
-        &self,
-        script: &'static Script,
-        arguments: impl Fn() -> Arguments,
-    ) -> Result<Value, CallError> {
-        let link = self.link().await?;
-        let sent = Instant::now();
-        let mut answer = link.evalsha(script, arguments()).await;
-        if is_unknown_script(&answer) {
-            answer = link.eval(script, arguments()).await;
-        }
-        self.note(&answer, sent);
-        answer
     }
 
     /// Sends a command once.
@@ -204,8 +208,11 @@ impl Connection {
         }
     }
 
-    async fn stay_connected(&self, closed: CancellationToken, tell: oneshot::Sender<Result<(), CallError>>) {
-        let mut tell = Some(tell);
+    async fn stay_connected(
+        &self,
+        closed: CancellationToken,
+        mut tell: Option<oneshot::Sender<Result<(), CallError>>>,
+    ) {
         let mut pause = FIRST_PAUSE;
         while !closed.is_cancelled() {
             let opened = Instant::now();
@@ -247,8 +254,13 @@ impl Connection {
 
     /// Opens a link, and has the server close those before it.
     async fn open(&self) -> Result<Arc<dyn Link>, CallError> {
-        let link = self.connector.open(&self.server, &self.login).await?;
-        let close = timeout(self.timeouts.connect, self.close_earlier(&*link)).await;
+        let server = self.route.server().await?;
+        let link = self.connector.open(&server, &self.login).await?;
+        let prepare = async {
+            self.route.check(&*link).await?;
+            self.close_earlier(&*link).await
+        };
+        let close = timeout(self.timeouts.connect, prepare).await;
         match close.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
             Ok(()) => {}
             // This user may not do that, or the server does not support it. Releases go on without this safeguard.
@@ -287,11 +299,6 @@ impl Connection {
 /// Sends a command on a link.
 pub(super) async fn command(link: &dyn Link, words: &[&str]) -> Result<Value, CallError> {
     link.command(words.iter().map(|word| (*word).to_owned()).collect()).await
-}
-
-/// Whether the server does not know a script, or not any more.
-pub(super) fn is_unknown_script(answer: &Result<Value, CallError>) -> bool {
-    matches!(answer, Err(error) if error.answers("NOSCRIPT"))
 }
 
 /// The address in a line of `CLIENT LIST`, if the connection has this name.

@@ -163,6 +163,25 @@ impl Link for FredLink {
         self.call(move || self.client.eval(text(script.source()), keys, args))
     }
 
+    fn eval_asking(
+        &self,
+        script: &'static Script,
+        arguments: Arguments,
+    ) -> BoxFuture<'_, Result<Value, CallError>> {
+        self.call(move || async move {
+            let command = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
+            let number = Bytes::from(arguments.keys.len().to_string());
+            let words =
+                [script.source().clone(), number].into_iter().chain(arguments.keys).chain(arguments.args);
+            // A pipeline of fred is sent as one.
+            let pipeline = self.client.pipeline();
+            let () = pipeline.custom(command("ASKING"), Vec::<FredValue>::new()).await?;
+            let () =
+                pipeline.custom(command("EVAL"), words.map(FredValue::Bytes).collect::<Vec<_>>()).await?;
+            pipeline.last().await
+        })
+    }
+
     fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>> {
         let mut words = words.into_iter();
         let name = words.next().unwrap_or_default();

@@ -32,32 +32,48 @@ use std::str;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use uuid::Uuid;
 
 use super::protocol::CHANNEL_PREFIX;
 use crate::backend::Resource;
 
 /// How many slots a cluster has.
-const SLOTS: u16 = 16_384;
+pub(super) const SLOTS: u16 = 16_384;
 
 /// The keys with which a script is called: the lock or semaphore, its queue, and the fence of its prefix. Each key costs as much as
-/// a command, so the scripts make the names of the other keys from that of the queue. One allocation for all of them.
-pub(super) fn of(resource: &Resource) -> Vec<Bytes> {
+/// a command, so the scripts make the names of the other keys from that of the queue; in the `slot` of a cluster, where a node has to
+/// know them all, they come after these. One allocation for all of them.
+pub(super) fn of(resource: &Resource, slot: Option<u16>) -> Vec<Bytes> {
     let key = &*resource.key;
     let mut text = String::with_capacity(3 * (key.len() + 10));
+    let mut ends = SmallVec::<[usize; 6]>::new();
     text.push_str(key);
-    let first = text.len();
+    ends.push(text.len());
     write_tagged(&mut text, key);
     text.push_str(":queue");
-    let second = text.len();
-    write_fence(&mut text, resource.prefix());
+    ends.push(text.len());
+    write_fence(&mut text, resource.prefix(), slot);
+    ends.push(text.len());
+    for suffix in slot.iter().flat_map(|_| [":waiters", ":holds", ":state"]) {
+        write_tagged(&mut text, key);
+        text.push_str(suffix);
+        ends.push(text.len());
+    }
     let text = Bytes::from(text);
-    vec![text.slice(..first), text.slice(first..second), text.slice(second..)]
+    let mut start = 0;
+    ends.into_iter().map(|end| text.slice(mem::replace(&mut start, end)..end)).collect()
 }
 
-/// The fence of all locks, or all semaphores, of a prefix.
-pub(super) fn write_fence(text: &mut String, prefix: &str) {
-    write_tagged(text, prefix);
+/// The fence of all locks, or all semaphores, of a prefix; in a cluster, of those in `slot`.
+pub(super) fn write_fence(text: &mut String, prefix: &str, slot: Option<u16>) {
+    match slot {
+        None => write_tagged(text, prefix),
+        Some(slot) => {
+            let number = NUMBERS[usize::from(slot)];
+            text.extend(["{", itoa::Buffer::new().format(number), "}:", prefix]);
+        }
+    }
     text.push_str(":fence");
 }
 
@@ -132,7 +148,7 @@ mod tests {
     /// All keys of a resource, those that the scripts name included. The last one is the fence.
     fn text(prefix: &str, name: &str) -> Vec<String> {
         let resource = Resource::named(prefix, name, Kind::Mutex);
-        let keys = of(&resource);
+        let keys = of(&resource, None);
         let text = |key: &Bytes| String::from_utf8(key.to_vec()).unwrap();
         let (mut keys, queue, fence) = (vec![text(&keys[0])], text(&keys[1]), text(&keys[2]));
         let stem = queue.strip_suffix("queue").unwrap();

@@ -60,6 +60,13 @@ pub(super) trait Link: fmt::Debug + Send + Sync {
     /// Runs a script, and sends its text.
     fn eval(&self, script: &'static Script, arguments: Arguments) -> BoxFuture<'_, Result<Value, CallError>>;
 
+    /// Sends ASKING and a script with its text, and nothing in between: the node serves a slot that is being moved to it.
+    fn eval_asking(
+        &self,
+        script: &'static Script,
+        arguments: Arguments,
+    ) -> BoxFuture<'_, Result<Value, CallError>>;
+
     /// Any other command, by its words.
     fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>>;
 

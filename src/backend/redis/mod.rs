@@ -10,6 +10,9 @@
 //! | `fred` | links of fred |
 //! | `value` | arguments and answers |
 //! | `connection` | a connection: one link after another, until it is closed |
+//! | `servers` | what a store consists of: its connections and transports |
+//! | `route` | which server a connection leads to: always the same, the one that sentinels name, any node |
+//! | `cluster` | which node serves which slot; redirections |
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
@@ -24,6 +27,7 @@
 
 mod batch;
 mod callers;
+mod cluster;
 mod connection;
 mod fred;
 mod keys;
@@ -35,8 +39,10 @@ mod operation;
 mod protocol;
 mod renewals;
 mod reply;
+mod route;
 mod script;
 mod semaphore;
+mod servers;
 mod transport;
 mod url;
 mod value;
@@ -49,6 +55,7 @@ use std::time::Duration;
 use ::fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use self::fred::FredConnector;
@@ -58,11 +65,11 @@ use crate::closing::Closing;
 use crate::error::Error;
 use crate::sync::Mutex;
 use callers::CallersConnections;
-use connection::{Connection, Timeouts};
-use link::Server;
+use connection::Timeouts;
 use notifications::{Channel, Notifications};
-use transport::Transport;
-use url::{Target, Topology};
+use servers::{Commands, Servers};
+use transport::Transports;
+use url::Target;
 
 /// Leases on one Redis server, version 6.2 or later, or one Valkey server.
 ///
@@ -73,9 +80,10 @@ pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
     callers: Arc<CallersConnections>,
-    transport: Arc<Transport>,
-    renewals: Arc<Transport>,
-    renewals_driver: Mutex<Option<JoinHandle<()>>>,
+    transports: Transports,
+    renewals: Transports,
+    /// The tasks on the crate's own thread.
+    drivers: Mutex<Vec<JoinHandle<()>>>,
     notifications: Arc<Notifications>,
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
@@ -164,28 +172,15 @@ impl RedisBuilder {
         at_least_a_millisecond("poll interval", self.poll_interval)?;
         at_least_a_millisecond("expiry for repaired keys", self.repair)?;
         let store = self.target.to_string();
-        let opened = RedisBackend::open(&self, self.server()?, store.clone());
+        if self.target.tls && !self.config.uses_tls() {
+            let reason = "TLS: this build would connect in plain text".to_owned();
+            return Err(Error::Unsupported { store, reason });
+        }
+        let opened = RedisBackend::open(&self, store.clone());
         let opened = tokio::time::timeout(timeouts.connect, opened).await;
         opened
             .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
-    }
-}
-
-impl RedisBuilder {
-    fn server(&self) -> Result<Server, Error> {
-        let unsupported = |reason: &str| {
-            Err(Error::Unsupported { store: self.target.to_string(), reason: reason.to_owned() })
-        };
-        match &self.target.topology {
-            _ if self.target.tls && !self.config.uses_tls() => {
-                unsupported("TLS: this build would connect in plain text")
-            }
-            Topology::Single(server) => Ok(server.clone()),
-            Topology::Sentinel { .. } | Topology::Cluster(_) => {
-                unsupported("clusters and sentinels; one server only")
-            }
-        }
     }
 }
 
@@ -259,34 +254,26 @@ impl RedisBackend {
 
     /// Boxed, so that connecting, which involves most of fred, is compiled here and not again in every crate that calls an
     /// `async fn` on top of this.
-    fn open(
-        settings: &RedisBuilder,
-        server: Server,
-        store: String,
-    ) -> BoxFuture<'_, Result<Self, BackendError>> {
-        Self::open_unboxed(settings, server, store).boxed()
+    fn open(settings: &RedisBuilder, store: String) -> BoxFuture<'_, Result<Self, BackendError>> {
+        Self::open_unboxed(settings, store).boxed()
     }
 
-    async fn open_unboxed(
-        settings: &RedisBuilder,
-        server: Server,
-        store: String,
-    ) -> Result<Self, BackendError> {
+    async fn open_unboxed(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
         let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
         let (ids, closing) = (LeaseIds::new(), Closing::default());
         let notifications = Arc::new(Notifications::new(ids.client()));
-        let connector = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
-        let login = &settings.target.login;
-        let connection =
-            || Connection::new(Arc::clone(&connector) as _, server.clone(), login.clone(), settings.timeouts);
-        let (commands, renewals) = (connection(), connection());
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
+        let connector = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
+        let (target, heard) = (&settings.target, Arc::clone(&notifications));
+        let servers = Servers::new(target, connector, settings.timeouts, heard, closing.token());
+        let (commands, transports) = servers.commands(&Handle::current());
+        let (renewals, transports_of_renewals) = servers.commands(&own);
         let backend = Self {
             capabilities: Capabilities::new(store),
-            callers: CallersConnections::new(Arc::clone(&commands), connection(), channel, closing.token()),
-            transport: Transport::new(commands, Arc::clone(&notifications)),
-            renewals: Transport::new(Arc::clone(&renewals), Arc::clone(&notifications)),
-            renewals_driver: Mutex::default(),
+            callers: CallersConnections::new(commands, servers.subscriber(), channel, closing.token()),
+            transports,
+            renewals: transports_of_renewals,
+            drivers: Mutex::default(),
             notifications,
             poll_interval: settings.poll_interval,
             repair: settings.repair,
@@ -295,10 +282,19 @@ impl RedisBackend {
         };
         // If connecting is given up, `closed` is cancelled, which ends this as well.
         let closed = backend.closing.token();
-        let driver = own.spawn(async move { renewals.connect(closed).await });
+        if let Some(slots) = servers.slots() {
+            slots.find().await?;
+        }
+        let (connected, until) = (renewals.clone(), closed.clone());
+        let driver = own.spawn(async move { connected.connect(until).await });
         backend.callers.connect().await?;
         let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
-        *backend.renewals_driver.lock() = Some(driver);
+        let mut drivers = backend.drivers.lock();
+        drivers.extend(driver);
+        if let (Some(slots), Commands::Cluster(nodes)) = (servers.slots(), &renewals) {
+            drivers.push(own.spawn(Arc::clone(slots).stay_up_to_date(Arc::clone(nodes), closed)));
+        }
+        drop(drivers);
         Ok(backend)
     }
 
@@ -314,7 +310,10 @@ impl RedisBackend {
     async fn close_connections(&self) {
         self.closing.close();
         let mut drivers = self.callers.take_drivers();
-        drivers.extend(self.renewals_driver.lock().take());
+        drivers.extend(std::mem::take(&mut *self.drivers.lock()));
+        if let Transports::Cluster(nodes) = &self.renewals {
+            drivers.extend(nodes.take_drivers());
+        }
         for ended in join_all(drivers).await {
             match ended {
                 // It ended with its runtime.

@@ -217,17 +217,20 @@ pub(super) struct Subscription {
 
 impl Subscription {
     /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed. `publisher` is used once, to check that
-    /// messages are delivered: a rejected SUBSCRIBE looks like a successful one.
+    /// messages are delivered: a rejected SUBSCRIBE looks like a successful one. (In a cluster a node does not say who has received
+    /// a message.)
     pub(super) async fn open(
         subscriber: &Arc<Connection>,
-        publisher: &Connection,
+        publisher: Option<&Connection>,
         channel: Channel,
     ) -> Result<Self, BackendError> {
         let links = subscriber.links();
         let link = subscriber.link().await?;
         channel.notifications.listen_to(Arc::clone(&link));
         subscribe(&*link, &channel, subscriber.timeouts.connect).await.map_err(not_permitted)?;
-        prove(publisher, &channel.name).await?;
+        if let Some(publisher) = publisher {
+            prove(publisher, &channel.name).await?;
+        }
         let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, links, Some(link)));
         Ok(Self { _keeper: AbortOnDropHandle::new(keeper) })
     }

@@ -51,10 +51,12 @@ impl Operation {
         self.number_of_args += 1;
     }
 
-    /// As a call of its own.
-    pub(super) fn arguments(&self) -> Arguments {
-        let mut keys = keys::of(&self.resource);
-        keys.truncate(self.script.keys());
+    /// As a call of its own, in the `slot` of a cluster.
+    pub(super) fn arguments(&self, slot: Option<u16>) -> Arguments {
+        let mut keys = keys::of(&self.resource, slot);
+        if slot.is_none() || self.script.keys() == 1 {
+            keys.truncate(self.script.keys());
+        }
         Arguments { keys, args: unpack_texts(&Bytes::copy_from_slice(&self.args)) }
     }
 
@@ -82,9 +84,9 @@ impl Operation {
 }
 
 /// Says in a batch to which prefix the operations belong that follow.
-pub(super) fn pack_prefix(prefix: &str, packed: &mut Vec<u8>) {
+pub(super) fn pack_prefix(prefix: &str, slot: Option<u16>, packed: &mut Vec<u8>) {
     let mut fence = String::new();
-    keys::write_fence(&mut fence, prefix);
+    keys::write_fence(&mut fence, prefix, slot);
     pack_text(USE_FENCE.as_bytes(), packed);
     pack_text(fence.as_bytes(), packed);
 }

@@ -16,7 +16,7 @@ use super::keys::locks;
 use super::protocol::{EACH_EXPIRED, EACH_RENEWED, EACH_TAKEN};
 use super::reply::millis;
 use super::script::RENEW_ALL;
-use super::transport::Transport;
+use super::transport::{Transport, Transports};
 use super::value::{Arguments, Value};
 use super::{lock, semaphore};
 use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
@@ -29,31 +29,36 @@ const MAX_LEASES: usize = 32;
 type Numbered<'a> = (usize, &'a Renew);
 
 /// Renews many leases.
-pub(super) fn renew_all<'a>(transport: &'a Arc<Transport>, requests: &'a [Renew]) -> BoxStream<'a, Answered> {
+pub(super) fn renew_all<'a>(transports: &Transports, requests: &'a [Renew]) -> BoxStream<'a, Answered> {
     let mut requests: Vec<_> =
-        requests.iter().enumerate().map(|numbered| (shared_ttl(numbered.1), numbered)).collect();
-    requests.sort_by_key(|(ttl, _)| *ttl);
+        requests.iter().enumerate().map(|numbered| (shared(transports, numbered.1), numbered)).collect();
+    requests.sort_by_key(|(shared, _)| *shared);
     let calls = requests.chunk_by(|(a, _), (b, _)| a == b).flat_map(|group| group.chunks(MAX_LEASES));
     let calls = calls.map(|group| {
-        let (ttl, group) = (group[0].0, group.iter().map(|(_, numbered)| *numbered).collect());
-        renew_group(transport, ttl, group).flatten_stream().boxed()
+        let ((ttl, _), (_, first)) = group[0];
+        let transport = transports.of(&first.lease.resource);
+        renew_group(transport, ttl, group.iter().map(|(_, numbered)| *numbered).collect())
+            .flatten_stream()
+            .boxed()
     });
     stream::select_all(calls).boxed()
 }
 
-/// The TTL, which leases that are renewed together have in common. `None` for a lease that is renewed separately.
-fn shared_ttl(request: &Renew) -> Option<Duration> {
-    (request.lease.resource.kind == Kind::Mutex).then_some(request.ttl)
+/// What leases that are renewed together have in common: the TTL, which is `None` for a lease that is renewed separately, and in a
+/// cluster the slot.
+fn shared(transports: &Transports, request: &Renew) -> (Option<Duration>, Option<u16>) {
+    let resource = &request.lease.resource;
+    ((resource.kind == Kind::Mutex).then_some(request.ttl), transports.slot(resource))
 }
 
 /// Renews leases in one call if they share a TTL, and separately those without an answer. No answer waits for another one.
 async fn renew_group<'a>(
-    transport: &'a Arc<Transport>,
+    transport: Arc<Transport>,
     ttl: Option<Duration>,
     group: Vec<Numbered<'a>>,
 ) -> impl Stream<Item = Answered> + use<'a> {
     let letters = match ttl {
-        Some(ttl) if group.len() > 1 => renew_together(transport, ttl, &group).await,
+        Some(ttl) if group.len() > 1 => renew_together(&transport, ttl, &group).await,
         _ => Ok(Bytes::new()),
     };
     let (mut answers, others) = (Vec::with_capacity(group.len()), FuturesUnordered::new());
@@ -61,7 +66,10 @@ async fn renew_group<'a>(
         let letter = letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter)));
         match letter {
             Ok(Some(renewal)) => answers.push((n, Ok(renewal))),
-            Ok(None) => others.push(async move { (n, renew(transport, request).await) }),
+            Ok(None) => {
+                let transport = Arc::clone(&transport);
+                others.push(async move { (n, renew(&transport, request).await) });
+            }
             Err(error) => answers.push((n, Err(error.again()))),
         }
     }
@@ -78,6 +86,8 @@ async fn renew_together(
     match transport.call_within(call, transport.answer_timeout(ttl)).await {
         Ok(Value::Text(letters)) => Ok(letters),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
+        // Some of the keys may be on another node by now.
+        Err(BackendError::NotSent { .. }) if transport.slot().is_some() => Ok(Bytes::new()),
         Err(error) => Err(error),
     }
 }

@@ -1,6 +1,6 @@
 //! The scripts, each with the digest under which the server caches it.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use bytes::Bytes;
 use sha1_smol::Sha1;
@@ -16,13 +16,34 @@ pub(super) struct Script {
     keys: usize,
     /// Its code in a batch, if it can be part of one.
     code: Option<&'static str>,
+    layers: Vec<Vec<&'static str>>,
+    in_cluster: OnceLock<Box<Self>>,
 }
 
 impl Script {
-    fn new(layers: &[&[&str]], keys: usize, code: Option<&'static str>) -> Self {
-        let source = put_together(&[&[&[BASE][..]], layers].concat());
+    fn new(layers: &[&[&'static str]], keys: usize, code: Option<&'static str>) -> Self {
+        let layers = [&[&[BASE][..]], layers].concat().into_iter().map(<[_]>::to_vec).collect();
+        Self::of_layers(layers, keys, code, false)
+    }
+
+    fn of_layers(
+        layers: Vec<Vec<&'static str>>,
+        keys: usize,
+        code: Option<&'static str>,
+        in_cluster: bool,
+    ) -> Self {
+        let source = put_together(&layers, in_cluster);
         let hash = Sha1::from(&source).hexdigest();
-        Self { source: source.into(), hash: hash.into(), keys, code }
+        Self { source: source.into(), hash: hash.into(), keys, code, layers, in_cluster: OnceLock::new() }
+    }
+
+    /// The script as it runs on a node of a cluster, or on a single server.
+    pub(super) fn variant(&self, in_cluster: bool) -> &Self {
+        if !in_cluster {
+            return self;
+        }
+        self.in_cluster
+            .get_or_init(|| Box::new(Self::of_layers(self.layers.clone(), self.keys, self.code, true)))
     }
 
     pub(super) const fn keys(&self) -> usize {
@@ -45,21 +66,21 @@ impl Script {
 /// A script's text: without comments, with the values of constants in place of their names. Each layer is a function within the one
 /// before. Lua finds what a new function captures from an enclosing function's captures at once, and among the locals of the
 /// enclosing function itself by a search through all that are captured already.
-fn put_together(layers: &[&[&str]]) -> String {
+fn put_together(layers: &[Vec<&str>], in_cluster: bool) -> String {
     let mut source = String::new();
     for (depth, layer) in layers.iter().enumerate() {
         if depth > 0 {
             source.push_str("return (function()\n");
         }
-        for part in *layer {
-            append(&mut source, part);
+        for part in layer {
+            append(&mut source, part, in_cluster);
         }
     }
     source.push_str(&"end)()\n".repeat(layers.len() - 1));
     source
 }
 
-fn append(source: &mut String, part: &str) {
+fn append(source: &mut String, part: &str, in_cluster: bool) {
     let lines = part.lines().map(str::trim_start);
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with("--")) {
         let mut rest = line;
@@ -67,13 +88,27 @@ fn append(source: &mut String, part: &str) {
             let (before, from) = rest.split_at(start);
             let (name, after) = from.split_at(from.find(|c| !is_of_name(c)).unwrap_or(from.len()));
             source.push_str(before);
-            source.push_str(protocol::TABLE.iter().find(|(known, _)| *known == name).map_or(name, |it| it.1));
+            let constant = protocol::TABLE.iter().find(|(known, _)| *known == name);
+            source.push_str(match (name, constant) {
+                (IN_CLUSTER, _) => {
+                    if in_cluster {
+                        "true"
+                    } else {
+                        "false"
+                    }
+                }
+                (_, Some((_, value))) => value,
+                (_, None) => name,
+            });
             rest = after;
         }
         source.push_str(rest);
         source.push('\n');
     }
 }
+
+/// The constant that says in Lua whether the script runs in a cluster.
+const IN_CLUSTER: &str = "IN_CLUSTER";
 
 fn is_of_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
@@ -296,8 +331,9 @@ mod tests {
 
     #[test]
     fn constants_are_put_in_place_of_their_names_and_comments_are_left_out() {
-        let source =
-            put_together(&[&["-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n", "\nlocal b"], &["return a"]]);
-        assert_eq!(source, "local a = 0, '0 ', MY_BUSY\nlocal b\nreturn (function()\nreturn a\nend)()\n");
+        let layers =
+            [vec!["-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n", "\nlocal b"], vec!["return IN_CLUSTER"]];
+        let source = put_together(&layers, true);
+        assert_eq!(source, "local a = 0, '0 ', MY_BUSY\nlocal b\nreturn (function()\nreturn true\nend)()\n");
     }
 }

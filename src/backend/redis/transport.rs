@@ -8,21 +8,64 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::State;
-use super::connection::Connection;
-use super::link::CallError;
+use super::cluster::{Again, Nodes};
+use super::connection::{Connection, Timeouts};
+use super::keys;
+use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::operation::Operation;
-use super::value::Value;
+use super::script::Script;
+use super::value::{Arguments, Value};
 use crate::backend::BackendError;
+use crate::backend::Resource;
 use crate::sync::Mutex;
 
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);
 
+/// The transports of all servers of a store, on one side: that of the caller's runtime, or that of the crate's own thread.
+#[derive(Clone, Debug)]
+pub(super) enum Transports {
+    Server(Arc<Transport>),
+    Cluster(Arc<Nodes>),
+}
+
+impl Transports {
+    /// That for the operations on a resource.
+    pub(super) fn of(&self, resource: &Resource) -> Arc<Transport> {
+        match self {
+            Self::Server(transport) => Arc::clone(transport),
+            Self::Cluster(nodes) => nodes.transport(keys::slot(resource.key.as_bytes())),
+        }
+    }
+
+    /// The slot of a resource, in a cluster.
+    pub(super) fn slot(&self, resource: &Resource) -> Option<u16> {
+        match self {
+            Self::Server(_) => None,
+            Self::Cluster(_) => Some(keys::slot(resource.key.as_bytes())),
+        }
+    }
+}
+
+/// Where calls go.
+#[derive(Debug)]
+enum Place {
+    Server(Arc<Connection>),
+    /// To the node that serves the slot at present.
+    Slot(u16, Arc<Nodes>),
+}
+
+/// Whether the server does not know a script, or not any more.
+pub(super) fn is_unknown_script(answer: &Result<Value, CallError>) -> bool {
+    matches!(answer, Err(error) if error.answers("NOSCRIPT"))
+}
+
 /// Calls scripts on a connection: at once, or together with others.
 #[derive(Debug)]
 pub(super) struct Transport {
-    pub(super) connection: Arc<Connection>,
+    place: Place,
+    pub(super) timeouts: Timeouts,
     pub(super) notifications: Arc<Notifications>,
 
     // For `batch`.
@@ -34,14 +77,85 @@ pub(super) struct Transport {
 }
 
 impl Transport {
+    /// All calls to one server.
     pub(super) fn new(connection: Arc<Connection>, notifications: Arc<Notifications>) -> Arc<Self> {
+        let timeouts = connection.timeouts;
+        Self::at(Place::Server(connection), timeouts, notifications)
+    }
+
+    /// The calls that concern a slot of a cluster.
+    pub(super) fn of_slot(slot: u16, nodes: Arc<Nodes>, notifications: Arc<Notifications>) -> Arc<Self> {
+        let timeouts = nodes.timeouts();
+        Self::at(Place::Slot(slot, nodes), timeouts, notifications)
+    }
+
+    fn at(place: Place, timeouts: Timeouts, notifications: Arc<Notifications>) -> Arc<Self> {
         Arc::new(Self {
-            connection,
+            place,
+            timeouts,
             notifications,
             state: Mutex::default(),
             sending: Mutex::default(),
             unheard: AtomicBool::default(),
         })
+    }
+
+    /// The slot to which all calls belong, in a cluster.
+    pub(super) const fn slot(&self) -> Option<u16> {
+        match self.place {
+            Place::Server(_) => None,
+            Place::Slot(slot, _) => Some(slot),
+        }
+    }
+
+    /// The connection for calls at present.
+    pub(super) fn connection(&self) -> Arc<Connection> {
+        match &self.place {
+            Place::Server(connection) => Arc::clone(connection),
+            Place::Slot(slot, nodes) => nodes.serving(*slot),
+        }
+    }
+
+    /// The link for calls at present. Waits for one for as long as an answer may take.
+    pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
+        match &self.place {
+            Place::Server(connection) => connection.link().await,
+            Place::Slot(slot, nodes) => nodes.link(*slot).await,
+        }
+    }
+
+    /// Calls a script once, until it is answered or the timeout has passed. Follows redirections.
+    pub(super) async fn deliver(
+        &self,
+        script: &'static Script,
+        arguments: impl Fn() -> Arguments + Send + Sync,
+    ) -> Result<Value, CallError> {
+        let sent = Instant::now();
+        let answer = self.deliver_once(script, &arguments).await;
+        let Place::Slot(slot, nodes) = &self.place else { return answer };
+        let again = |again| async {
+            match again {
+                Again::There => self.deliver_once(script, &arguments).await,
+                Again::Asking(link) => link.eval_asking(script.variant(true), arguments()).await,
+            }
+        };
+        nodes.follow(*slot, answer, sent + self.timeouts.reply, again).await
+    }
+
+    /// The script is sent with its text if the server does not know it, after a restart or SCRIPT FLUSH.
+    async fn deliver_once(
+        &self,
+        script: &'static Script,
+        arguments: &(impl Fn() -> Arguments + Sync),
+    ) -> Result<Value, CallError> {
+        let (link, script) = (self.link().await?, script.variant(self.slot().is_some()));
+        let sent = Instant::now();
+        let mut answer = link.evalsha(script, arguments()).await;
+        if is_unknown_script(&answer) {
+            answer = link.eval(script, arguments()).await;
+        }
+        self.connection().note(&answer, sent);
+        answer
     }
 
     /// Runs a script once, perhaps together with others, and waits for its answer for at most `time_limit`; if that is not shorter
@@ -60,7 +174,7 @@ impl Transport {
         call: impl Future<Output = Result<Value, CallError>>,
         time_limit: Duration,
     ) -> Result<Value, BackendError> {
-        if time_limit >= self.connection.timeouts.reply {
+        if time_limit >= self.timeouts.reply {
             // fred's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
             return call.await.map_err(BackendError::from);
         }
@@ -68,13 +182,13 @@ impl Transport {
         let late = || CallError::Timeout(format!("no answer within {time_limit:?}"));
         let answer = timeout(time_limit, Box::pin(call)).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
-        self.connection.note(&answer, sent);
+        self.connection().note(&answer, sent);
         answer.map_err(BackendError::from)
     }
 
     /// How long one command for a lease with the TTL `term` may take.
     pub(super) fn answer_timeout(&self, term: Duration) -> Duration {
-        self.connection.timeouts.reply.min(term / 3)
+        self.timeouts.reply.min(term / 3)
     }
 
     /// Calls a script, repeatedly while it fails with an error that `again` accepts, for up to two reply timeouts. Also returns
@@ -84,7 +198,7 @@ impl Transport {
         operation: impl Fn() -> Operation,
         again: fn(&BackendError) -> bool,
     ) -> Result<(Value, bool), BackendError> {
-        let time_limit = self.connection.timeouts.reply;
+        let time_limit = self.timeouts.reply;
         let give_up = Instant::now() + time_limit * 2;
         let mut repeated = false;
         loop {

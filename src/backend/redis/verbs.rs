@@ -44,9 +44,9 @@ impl Backend for RedisBackend {
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            let transport = self.transport_of_releases().await?;
+            let transport = self.transport_of_releases(&lease.resource).await?;
             self.notifications.forget(lease.id);
-            release(transport, lease, 0).await
+            release(&transport, lease, 0).await
         }
         .boxed()
     }
@@ -56,7 +56,7 @@ impl Backend for RedisBackend {
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move { release(self.transport_of_releases().await?, lease, keep).await }.boxed()
+        async move { release(&self.transport_of_releases(&lease.resource).await?, lease, keep).await }.boxed()
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
@@ -65,7 +65,7 @@ impl Backend for RedisBackend {
                 return Err(BackendError::many_holders());
             }
             self.revive().await?;
-            lock::force(&self.transport, resource).await
+            lock::force(&self.transports.of(resource), resource).await
         }
         .boxed()
     }
@@ -78,7 +78,7 @@ impl Backend for RedisBackend {
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
             self.revive().await?;
-            semaphore::set_limit(&self.transport, resource, permits, ttl).await
+            semaphore::set_limit(&self.transports.of(resource), resource, permits, ttl).await
         }
         .boxed()
     }
@@ -91,9 +91,9 @@ impl Backend for RedisBackend {
         async move {
             self.revive().await?;
             if resource.kind.is_semaphore() {
-                semaphore::inspect(&self.transport, resource, detail).await
+                semaphore::inspect(&self.transports.of(resource), resource, detail).await
             } else {
-                lock::inspect(&self.transport, resource, detail).await
+                lock::inspect(&self.transports.of(resource), resource, detail).await
             }
         }
         .boxed()
@@ -119,23 +119,22 @@ impl RedisBackend {
                 format!("{} tokens were requested, but a grant has {TOKENS_PER_GRANT}", request.tokens);
             return Err(BackendError::Unsupported { reason });
         }
+        let transport = self.transports.of(&request.lease.resource);
         match &request.claim {
-            Claim::Permits(permits, limit) => {
-                semaphore::acquire(&self.transport, request, *permits, *limit).await
-            }
-            Claim::Sole | Claim::Owner(_) => lock::acquire(&self.transport, request, self.repair).await,
+            Claim::Permits(permits, limit) => semaphore::acquire(&transport, request, *permits, *limit).await,
+            Claim::Sole | Claim::Owner(_) => lock::acquire(&transport, request, self.repair).await,
         }
     }
 
     /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the
     /// connection for commands lived.
-    async fn transport_of_releases(&self) -> Result<&Arc<Transport>, BackendError> {
+    async fn transport_of_releases(&self, resource: &Resource) -> Result<Arc<Transport>, BackendError> {
         if background::is_current() {
             self.open_or_closed()?;
-            return Ok(&self.renewals);
+            return Ok(self.renewals.of(resource));
         }
         self.revive().await?;
-        Ok(&self.transport)
+        Ok(self.transports.of(resource))
     }
 
     fn open_or_closed(&self) -> Result<(), BackendError> {

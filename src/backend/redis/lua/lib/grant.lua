@@ -28,7 +28,7 @@ local function grant_fast(place, queue, waiters, terms, longest, clock, issue, i
   if ends <= sub(clock.text, 1, 13) then return end
   local token, client = issue(issuer, clock), sub(id, 1, 36)
   local message = grant_message(id, token, sub(place, 1, 16), terms)
-  if client ~= asker and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 then return end
+  if client ~= asker and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 and not IN_CLUSTER then return end
   call('HDEL', waiters, id)
   call('ZREM', queue, place)
   -- It ends when the place would have ended: whoever waits there counts it from its last request.

@@ -1,0 +1,414 @@
+//! A cluster: which node serves which slot, a connection per node, and a transport per slot.
+//!
+//! A call concerns one slot, and names all of its keys. So a node executes all of it or nothing: it answers MOVED if another node
+//! serves the slot, and while the slot is moved, ASK if that has all the keys, and TRYAGAIN if each has some. The first two are followed;
+//! after the third the call is repeated until the slot has been moved or the time is up. (Client libraries follow them as well,
+//! but not for scripts of every kind, and not all of them recover from an ASK.)
+//!
+//! What the nodes are is asked again when a node answers MOVED, and while one of them cannot be reached.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures::future::{join_all, select_all};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::connection::{Connection, Timeouts, command};
+use super::keys::SLOTS;
+use super::link::{CallError, Connector, Link, Server};
+use super::notifications::Notifications;
+use super::route::Route;
+use super::transport::Transport;
+use super::url::Login;
+use super::value::Value;
+use crate::backend::BackendError;
+use crate::sync::Mutex;
+
+/// The pause before what the nodes are is asked again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Which node serves which slot.
+#[derive(Debug)]
+pub(super) struct Slots {
+    nodes: watch::Sender<Arc<Map>>,
+    /// The nodes of the URL, which are asked if no other node can be reached.
+    seeds: Vec<Server>,
+    /// Notified when what is known is out of date.
+    stale: Notify,
+    connector: Arc<dyn Connector>,
+    login: Login,
+    timeouts: Timeouts,
+    /// Counts the attempts to connect to any node.
+    attempts: Mutex<usize>,
+}
+
+/// The primaries, and by slot, the index of the one that serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Map {
+    primaries: Vec<Server>,
+    by_slot: Vec<Option<u16>>,
+}
+
+impl Map {
+    /// Reads an answer to CLUSTER SLOTS, which was given by `node`. `None` if it is none.
+    fn read(answer: &Value, node: &Server) -> Option<Self> {
+        let mut map = Self { primaries: Vec::new(), by_slot: vec![None; usize::from(SLOTS)] };
+        for range in answer.as_list() {
+            let [first, last, primary, ..] = range.as_list() else { return None };
+            let [host, port, ..] = primary.as_list() else { return None };
+            let primary = address(host.as_str().unwrap_or_default(), port.as_u64()?, node)?;
+            let index = map.index_of(primary);
+            let (first, last) =
+                (usize::try_from(first.as_u64()?).ok()?, usize::try_from(last.as_u64()?).ok()?);
+            map.by_slot.get_mut(first..=last)?.fill(Some(index));
+        }
+        (!map.primaries.is_empty()).then_some(map)
+    }
+
+    fn index_of(&mut self, primary: Server) -> u16 {
+        let known = self.primaries.iter().position(|known| *known == primary);
+        let index = known.unwrap_or_else(|| {
+            self.primaries.push(primary);
+            self.primaries.len() - 1
+        });
+        // There are not more primaries than slots.
+        u16::try_from(index).unwrap_or_default()
+    }
+
+    /// The node that serves a slot; if none does, another one, which says so.
+    fn node(&self, slot: u16) -> Option<&Server> {
+        let index = self.by_slot.get(usize::from(slot)).copied().flatten();
+        self.primaries.get(usize::from(index.unwrap_or_default()))
+    }
+}
+
+/// An address in an answer of `node`, which may leave out its own host.
+fn address(host: &str, port: u64, node: &Server) -> Option<Server> {
+    let host = match (host, node) {
+        ("" | "?", Server::Tcp { host, .. }) => host.clone(),
+        ("" | "?", Server::Unix(_)) => return None,
+        (host, _) => host.to_owned(),
+    };
+    Some(Server::Tcp { host, port: u16::try_from(port).ok()? })
+}
+
+impl Slots {
+    pub(super) fn new(
+        seeds: Vec<Server>,
+        connector: Arc<dyn Connector>,
+        login: Login,
+        timeouts: Timeouts,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            nodes: watch::Sender::default(),
+            seeds,
+            stale: Notify::new(),
+            connector,
+            login,
+            timeouts,
+            attempts: Mutex::default(),
+        })
+    }
+
+    /// One node after another.
+    pub(super) fn any_node(&self) -> Result<Server, CallError> {
+        let map = Arc::clone(&self.nodes.borrow());
+        let nodes = if map.primaries.is_empty() { &self.seeds } else { &map.primaries };
+        let mut attempts = self.attempts.lock();
+        *attempts += 1;
+        let node = nodes.get(*attempts % nodes.len().max(1));
+        node.cloned().ok_or_else(|| CallError::NotSent("no node is known".to_owned()))
+    }
+
+    /// Asks the nodes for the first time.
+    pub(super) async fn find(&self) -> Result<(), BackendError> {
+        let mut failure = CallError::NotSent("the URL names no node".to_owned());
+        for seed in &self.seeds {
+            match self.ask_node(seed).await {
+                Ok(map) => {
+                    self.nodes.send_replace(Arc::new(map));
+                    return Ok(());
+                }
+                Err(error) => failure = error,
+            }
+        }
+        match failure {
+            CallError::Answer(_) => Err(BackendError::Refused { source: failure.into() }),
+            _ => Err(BackendError::NotSent { source: failure.into() }),
+        }
+    }
+
+    async fn ask_node(&self, node: &Server) -> Result<Map, CallError> {
+        let link = self.connector.open(node, &self.login).await?;
+        let map = self.ask(&*link, node).await;
+        link.abort();
+        map
+    }
+
+    async fn ask(&self, link: &dyn Link, node: &Server) -> Result<Map, CallError> {
+        let answer = timeout(self.timeouts.reply, command(link, &["CLUSTER", "SLOTS"])).await;
+        let answer = answer.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())))?;
+        Map::read(&answer, node).ok_or_else(|| CallError::Answer(format!("{node} knows of no slots")))
+    }
+
+    /// A node has said that another one serves this slot.
+    fn moved(&self, slot: u16, to: Server) {
+        self.nodes.send_if_modified(|map| {
+            let mut moved = Map::clone(map);
+            let index = moved.index_of(to);
+            let Some(at) = moved.by_slot.get_mut(usize::from(slot)) else { return false };
+            *at = Some(index);
+            let is_new = moved != **map;
+            *map = Arc::new(moved);
+            is_new
+        });
+        self.stale.notify_one();
+    }
+
+    /// Asks again whenever what is known is out of date, or a node cannot be reached, until `closed`.
+    pub(super) async fn stay_up_to_date(self: Arc<Self>, nodes: Arc<Nodes>, closed: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = closed.cancelled() => return,
+                () = self.stale.notified() => {}
+                () = nodes.until_one_is_lost() => {}
+            }
+            if let Some(map) = self.ask_any(&nodes).await {
+                self.nodes.send_if_modified(|known| {
+                    let is_new = **known != map;
+                    *known = Arc::new(map);
+                    is_new
+                });
+            }
+            tokio::select! {
+                () = closed.cancelled() => return,
+                () = sleep(PAUSE) => {}
+            }
+        }
+    }
+
+    /// Asks the first node that is connected and answers; if none is, those of the URL.
+    async fn ask_any(&self, nodes: &Nodes) -> Option<Map> {
+        for (server, connection) in nodes.connections() {
+            if !connection.is_connected() {
+                continue;
+            }
+            let answer = connection.command(&["CLUSTER", "SLOTS"]).await;
+            match answer.map(|answer| Map::read(&answer, &server)) {
+                Ok(Some(map)) => return Some(map),
+                Ok(None) => tracing::debug!(%server, "the node knows of no slots"),
+                Err(error) => tracing::debug!(%server, %error, "the node does not say which slots there are"),
+            }
+        }
+        for seed in &self.seeds {
+            match self.ask_node(seed).await {
+                Ok(map) => return Some(map),
+                Err(error) => tracing::debug!(server = %seed, %error, "the node cannot be asked"),
+            }
+        }
+        None
+    }
+}
+
+/// Connections to the nodes, and the transports of the slots.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    slots: Arc<Slots>,
+    notifications: Arc<Notifications>,
+    closed: CancellationToken,
+    open: Mutex<Open>,
+    transports: Mutex<HashMap<u16, Arc<Transport>>>,
+    this: Weak<Self>,
+}
+
+#[derive(Debug)]
+struct Open {
+    /// Where their tasks run.
+    runtime: Handle,
+    connections: HashMap<Server, Arc<Connection>>,
+    drivers: Vec<JoinHandle<()>>,
+}
+
+impl Nodes {
+    /// Connects to nodes from the current runtime when they are needed.
+    pub(super) fn new(
+        slots: Arc<Slots>,
+        notifications: Arc<Notifications>,
+        runtime: Handle,
+        closed: CancellationToken,
+    ) -> Arc<Self> {
+        let open = Open { runtime, connections: HashMap::new(), drivers: Vec::new() };
+        Arc::new_cyclic(|this| Self {
+            slots,
+            notifications,
+            closed,
+            open: Mutex::new(open),
+            transports: Mutex::default(),
+            this: Weak::clone(this),
+        })
+    }
+
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.slots.timeouts
+    }
+
+    /// Connects to all primaries, and waits until that is done.
+    pub(super) async fn connect(&self) -> Result<(), BackendError> {
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        let connections: Vec<_> = map.primaries.iter().map(|node| self.connection(node)).collect();
+        for connected in join_all(connections.iter().map(|connection| connection.link())).await {
+            connected?;
+        }
+        Ok(())
+    }
+
+    /// The connection to a node, which is opened if there is none.
+    fn connection(&self, node: &Server) -> Arc<Connection> {
+        let mut open = self.open.lock();
+        if let Some(connection) = open.connections.get(node) {
+            return Arc::clone(connection);
+        }
+        let Slots { connector, login, timeouts, .. } = &*self.slots;
+        let route = Route::Server(node.clone());
+        let connection = Connection::new(Arc::clone(connector), route, login.clone(), *timeouts);
+        open.connections.insert(node.clone(), Arc::clone(&connection));
+        let driver = connection.start(&open.runtime, self.closed.clone());
+        open.drivers.push(driver);
+        connection
+    }
+
+    fn connections(&self) -> Vec<(Server, Arc<Connection>)> {
+        let open = self.open.lock();
+        open.connections.iter().map(|(node, connection)| (node.clone(), Arc::clone(connection))).collect()
+    }
+
+    /// The connection to the node that serves a slot.
+    pub(super) fn serving(&self, slot: u16) -> Arc<Connection> {
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        // There is at least one primary in every map that is in use.
+        let node = map.node(slot).or(self.slots.seeds.first()).cloned();
+        self.connection(&node.unwrap_or(Server::Unix("".into())))
+    }
+
+    pub(super) fn transport(&self, slot: u16) -> Arc<Transport> {
+        let mut transports = self.transports.lock();
+        let new = || {
+            let nodes = self.this.upgrade().expect("it is being used");
+            Transport::of_slot(slot, nodes, Arc::clone(&self.notifications))
+        };
+        Arc::clone(transports.entry(slot).or_insert_with(new))
+    }
+
+    /// A link to the node that serves a slot. Waits for one for as long as an answer may take, and looks elsewhere if another node
+    /// serves the slot meanwhile.
+    pub(super) async fn link(&self, slot: u16) -> Result<Arc<dyn Link>, CallError> {
+        let mut changes = self.slots.nodes.subscribe();
+        let found = async {
+            loop {
+                changes.mark_unchanged();
+                let connection = self.serving(slot);
+                tokio::select! {
+                    biased;
+                    link = connection.link() => return link,
+                    // The sender exists as long as this.
+                    _ = changes.changed() => {}
+                }
+            }
+        };
+        match timeout(self.slots.timeouts.reply, found).await {
+            Ok(link) => link,
+            Err(_) => Err(self.serving(slot).not_connected()),
+        }
+    }
+
+    /// Follows redirections until `deadline`: `again` makes the call once more.
+    pub(super) async fn follow<F>(
+        &self,
+        slot: u16,
+        mut answer: Result<Value, CallError>,
+        deadline: Instant,
+        again: impl Fn(Again) -> F,
+    ) -> Result<Value, CallError>
+    where
+        F: Future<Output = Result<Value, CallError>>,
+    {
+        while let Err(CallError::Answer(text)) = &answer {
+            let mut words = text.split(' ');
+            let (word, to) = (words.next().unwrap_or_default(), words.nth(1));
+            let node = to.and_then(|to| self.parse(to, slot));
+            if Instant::now() >= deadline {
+                break;
+            }
+            answer = match (word, node) {
+                ("MOVED", Some(node)) => {
+                    self.slots.moved(slot, node);
+                    again(Again::There).await
+                }
+                ("ASK", Some(node)) => match self.connection(&node).link().await {
+                    Ok(link) => again(Again::Asking(link)).await,
+                    Err(error) => Err(error),
+                },
+                ("TRYAGAIN" | "CLUSTERDOWN", _) => {
+                    self.slots.stale.notify_one();
+                    sleep(super::transport::RETRY).await;
+                    again(Again::There).await
+                }
+                _ => break,
+            };
+        }
+        answer
+    }
+
+    /// The address in a redirection.
+    fn parse(&self, to: &str, slot: u16) -> Option<Server> {
+        let (host, port) = to.rsplit_once(':')?;
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        address(host, port.parse().ok()?, map.node(slot)?)
+    }
+
+    /// Completes when a node that serves slots is not connected.
+    async fn until_one_is_lost(&self) {
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        let connections: Vec<_> = map.primaries.iter().map(|node| self.connection(node)).collect();
+        let lost = connections.iter().map(|connection| Box::pin(connection.until_lost()));
+        select_all(lost).await;
+    }
+
+    /// Whether the runtime has ended on which one of them lived.
+    pub(super) fn have_ended(&self) -> bool {
+        self.open.lock().connections.values().any(|connection| connection.has_ended())
+    }
+
+    /// Connects again from the current runtime.
+    pub(super) fn revive(&self) {
+        let mut open = self.open.lock();
+        open.runtime = Handle::current();
+        open.drivers.retain(|driver| !driver.is_finished());
+        let ended: Vec<_> =
+            open.connections.values().filter(|connection| connection.has_ended()).cloned().collect();
+        for connection in ended {
+            let driver = connection.start(&open.runtime, self.closed.clone());
+            open.drivers.push(driver);
+        }
+    }
+
+    /// The tasks that keep the connections until `closed`.
+    pub(super) fn take_drivers(&self) -> Vec<JoinHandle<()>> {
+        mem::take(&mut self.open.lock().drivers)
+    }
+}
+
+/// How a call is repeated.
+#[derive(Debug)]
+pub(super) enum Again {
+    /// On the node that serves the slot by now.
+    There,
+    /// On a node to which the slot is being moved.
+    Asking(Arc<dyn Link>),
+}

@@ -1,0 +1,148 @@
+//! What a store consists of, and its connections and transports.
+
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::cluster::{Nodes, Slots};
+use super::connection::{Connection, Timeouts};
+use super::link::Connector;
+use super::notifications::Notifications;
+use super::route::{Route, Sentinels};
+use super::transport::{Transport, Transports};
+use super::url::{Login, Target, Topology};
+use crate::backend::BackendError;
+
+/// Makes the connections of a store.
+#[derive(Debug)]
+pub(super) struct Servers {
+    topology: Servings,
+    connector: Arc<dyn Connector>,
+    login: Login,
+    timeouts: Timeouts,
+    notifications: Arc<Notifications>,
+    closed: CancellationToken,
+}
+
+/// Who serves a key.
+#[derive(Debug)]
+enum Servings {
+    /// One server serves all of them.
+    Server(Route),
+    Cluster(Arc<Slots>),
+}
+
+impl Servers {
+    pub(super) fn new(
+        target: &Target,
+        connector: Arc<dyn Connector>,
+        timeouts: Timeouts,
+        notifications: Arc<Notifications>,
+        closed: CancellationToken,
+    ) -> Self {
+        let login = target.login.clone();
+        let topology = match target.topology.clone() {
+            Topology::Single(server) => Servings::Server(Route::Server(server)),
+            Topology::Sentinel { sentinels, service } => {
+                let no_login = Login::default();
+                let connector = Arc::clone(&connector);
+                let sentinels = Sentinels::new(sentinels, service, connector, no_login, timeouts);
+                Servings::Server(Route::Sentinel(Arc::new(sentinels)))
+            }
+            Topology::Cluster(seeds) => {
+                Servings::Cluster(Slots::new(seeds, Arc::clone(&connector), login.clone(), timeouts))
+            }
+        };
+        Self { topology, connector, login, timeouts, notifications, closed }
+    }
+
+    /// What is known of the cluster, if it is one.
+    pub(super) const fn slots(&self) -> Option<&Arc<Slots>> {
+        match &self.topology {
+            Servings::Server(_) => None,
+            Servings::Cluster(slots) => Some(slots),
+        }
+    }
+
+    /// A connection for messages, which every server passes on.
+    pub(super) fn subscriber(&self) -> Arc<Connection> {
+        self.connection(match &self.topology {
+            Servings::Server(route) => route.clone(),
+            Servings::Cluster(slots) => Route::AnyNode(Arc::clone(slots)),
+        })
+    }
+
+    /// The connections for commands whose tasks run on `runtime`, and their transports.
+    pub(super) fn commands(&self, runtime: &Handle) -> (Commands, Transports) {
+        let notifications = Arc::clone(&self.notifications);
+        match &self.topology {
+            Servings::Server(route) => {
+                let connection = self.connection(route.clone());
+                let transport = Transport::new(Arc::clone(&connection), notifications);
+                (Commands::Server(connection), Transports::Server(transport))
+            }
+            Servings::Cluster(slots) => {
+                let (slots, closed) = (Arc::clone(slots), self.closed.clone());
+                let nodes = Nodes::new(slots, notifications, runtime.clone(), closed);
+                (Commands::Cluster(Arc::clone(&nodes)), Transports::Cluster(nodes))
+            }
+        }
+    }
+
+    fn connection(&self, route: Route) -> Arc<Connection> {
+        Connection::new(Arc::clone(&self.connector), route, self.login.clone(), self.timeouts)
+    }
+}
+
+/// The connections for commands: one, or in a cluster, one per node.
+#[derive(Clone, Debug)]
+pub(super) enum Commands {
+    Server(Arc<Connection>),
+    Cluster(Arc<Nodes>),
+}
+
+impl Commands {
+    /// Connects from the current runtime. The returned task keeps it connected until `closed`; those of a cluster are started as they
+    /// are needed.
+    pub(super) async fn connect(
+        &self,
+        closed: CancellationToken,
+    ) -> Result<Option<JoinHandle<()>>, BackendError> {
+        match self {
+            Self::Server(connection) => connection.connect(closed).await.map(Some),
+            Self::Cluster(nodes) => nodes.connect().await.map(|()| None),
+        }
+    }
+
+    /// Whether the runtime on which they lived has ended.
+    pub(super) fn have_ended(&self) -> bool {
+        match self {
+            Self::Server(connection) => connection.has_ended(),
+            Self::Cluster(nodes) => nodes.have_ended(),
+        }
+    }
+
+    /// Connects again from the current runtime.
+    pub(super) async fn revive(
+        &self,
+        closed: CancellationToken,
+    ) -> Result<Option<JoinHandle<()>>, BackendError> {
+        match self {
+            Self::Server(connection) => connection.connect(closed).await.map(Some),
+            Self::Cluster(nodes) => {
+                nodes.revive();
+                Ok(None)
+            }
+        }
+    }
+
+    /// The tasks of a cluster's connections.
+    pub(super) fn take_drivers(&self) -> Vec<JoinHandle<()>> {
+        match self {
+            Self::Server(_) => Vec::new(),
+            Self::Cluster(nodes) => nodes.take_drivers(),
+        }
+    }
+}
