@@ -7,9 +7,11 @@
 //! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
 //! | [`handover`] | whether the tasks of a client pass a mutex on to each other in this run |
 //! | [`intercept`] | a store in memory on which a test answers some of the calls itself |
+//! | [`load`] | [`Load`]: tasks that lock all the time, and what they saw |
 //! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
 //! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
 //! | [`child`] | child processes that end with the test process |
+//! | [`topology`] | clusters, and primaries with replicas and sentinels |
 //! | [`time`] | waiting for an event with a deadline |
 
 // Every test binary includes all of it and uses a part.
@@ -19,16 +21,20 @@ pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod handover;
 pub(crate) mod intercept;
+pub(crate) mod load;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod resp;
 pub(crate) mod time;
+pub(crate) mod topology;
 pub(crate) mod workers;
 
 pub(crate) use clock::Clock;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
+pub(crate) use load::Load;
 pub(crate) use proxy::{Direction, Proxy, Traffic};
 pub(crate) use redis::{RedisServer, Setup};
 pub(crate) use resp::{Raw, Reply};
 pub(crate) use time::{eventually, within};
+pub(crate) use topology::{Cluster, Sentinels};
 pub(crate) use workers::{Worker, say, worker_args};

@@ -38,6 +38,10 @@ pub(crate) struct Setup {
     /// Run in a session of its own, as a service does, where the machine has `setsid`. Linux gives each session its share of the
     /// processors; in the session of a bench, the bench's tasks would take the server's.
     pub(crate) own_session: bool,
+    /// A node of a cluster, whose bus has a port of its own, 10 000 above the other.
+    pub(crate) cluster: bool,
+    /// A sentinel with this configuration instead of a server that stores anything.
+    pub(crate) sentinel: Option<String>,
 }
 
 impl Setup {
@@ -97,7 +101,7 @@ impl RedisServer {
     fn start(program: PathBuf, setup: Setup) -> Self {
         let dir = new_dir();
         for _ in 0..PORTS {
-            let port = free_port();
+            let port = if setup.cluster { free_port_below(55_000) } else { free_port() };
             if let Some(process) = launch(&program, &setup, &dir, port) {
                 return Self { program, setup, dir, port, process };
             }
@@ -192,6 +196,19 @@ fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<ChildP
     if setup.unix_socket {
         args.extend(["--unixsocket".into(), socket(dir).into()]);
     }
+    if setup.cluster {
+        args.extend(["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"].map(OsString::from));
+    }
+    if let Some(rules) = &setup.sentinel {
+        let file = dir.join("sentinel.conf");
+        let text = format!(
+            "port {port}\nbind 127.0.0.1\ndir {}\nlogfile {}\n{rules}\n",
+            dir.display(),
+            log_file(dir).display()
+        );
+        fs::write(&file, text).expect("the directory is writable");
+        args = vec![file.into(), "--sentinel".into()];
+    }
     args.extend(setup.options.iter().map(OsString::from));
     let setsid = setup.own_session.then(|| on_path("setsid")).flatten();
     let program = match &setsid {
@@ -242,6 +259,10 @@ fn on_path(name: &str) -> Option<PathBuf> {
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     listener.local_addr().expect("a listener has an address").port()
+}
+
+fn free_port_below(limit: u16) -> u16 {
+    (0..1000).map(|_| free_port()).find(|port| *port < limit).expect("a low port is free")
 }
 
 fn new_dir() -> PathBuf {

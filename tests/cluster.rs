@@ -1,0 +1,157 @@
+//! A cluster of real servers: every operation, slots that move, nodes that die.
+#![cfg(feature = "redis")]
+
+mod support;
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, FencingToken, MutexOptions};
+use support::{Cluster, Load, eventually, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn connect(cluster: &Cluster) -> Client {
+    Client::connect(&cluster.url()).await.expect("the cluster answers")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_primitive_works_wherever_its_slot_is() -> Result<(), Error> {
+    let Some(cluster) = Cluster::start_or_skip("primitives in a cluster") else { return Ok(()) };
+    let (client, other) = (connect(&cluster).await, connect(&cluster).await);
+    for n in 0..40 {
+        let name = format!("name {n}");
+        let guard = client.mutex(&name)?.lock().await?;
+        assert!(other.mutex(&name)?.try_lock().await?.is_none(), "{name}");
+        let (mutex, token) = (other.mutex(&name)?, guard.token());
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        eventually(SECOND * 5, || async {
+            client.mutex(&name).unwrap().inspect().await.unwrap().waiters.len() == 1
+        })
+        .await;
+        guard.release().await?;
+        let next = within(SECOND * 5, waiter).await.expect("no panic")?;
+        assert!(next.token() > token);
+        next.release().await?;
+
+        let lock = client.reentrant_lock(&name)?;
+        let (outer, inner) = (lock.lock().await?, lock.lock().await?);
+        assert_eq!(outer.token(), inner.token());
+        outer.release().await?;
+        assert!(other.mutex(&name)?.try_lock().await?.is_none());
+        inner.release().await?;
+
+        let semaphore = client.fair_semaphore(&name, 2)?;
+        let (first, second) = (semaphore.acquire().await?, semaphore.acquire().await?);
+        assert!(other.fair_semaphore(&name, 2)?.try_acquire().await?.is_none());
+        first.release().await?;
+        second.release().await?;
+        let counting = client.counting_semaphore(&name, 3)?;
+        let many = counting.acquire_many(3).await?;
+        assert!(other.counting_semaphore(&name, 3)?.try_acquire().await?.is_none());
+        many.release().await?;
+    }
+    client.shutdown().await?;
+    other.shutdown().await?;
+    let keys: Vec<_> = cluster.keys().into_iter().filter(|key| key.contains("lock:")).collect();
+    assert_eq!(keys, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_of_one_slot_share_calls_and_each_prefix_has_a_fence_per_slot() -> Result<(), Error> {
+    let Some(cluster) = Cluster::start_or_skip("batches in a cluster") else { return Ok(()) };
+    let client = connect(&cluster).await;
+    let tasks = (0..200).map(|n| {
+        let mutex = client.mutex(&format!("{{tag}}{n}")).expect("a name");
+        tokio::spawn(async move { mutex.lock().await?.release().await })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("no panic")?;
+    }
+    let node = cluster.serving(0, cluster.slot("{tag}"));
+    let scripts: u64 = ["evalsha", "eval"]
+        .iter()
+        .map(|name| *cluster.nodes[node].raw().info_commandstats().get(*name).unwrap_or(&0))
+        .sum();
+    assert!(scripts < 300, "{scripts} calls for 400 operations");
+    let fences: Vec<_> = cluster.nodes[..3].iter().flat_map(|node| node.raw().keys("*:fence")).collect();
+    assert_eq!(fences.len(), 1, "{fences:?}");
+    assert!(fences[0].ends_with("}:lock::fence"), "{fences:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_kept_while_its_slot_moves_and_the_next_token_is_greater() -> Result<(), Error> {
+    let Some(cluster) = Cluster::start_or_skip("a slot that moves") else { return Ok(()) };
+    let client = connect(&cluster).await;
+    let options = MutexOptions::new().ttl(Duration::from_millis(600));
+    let mutex = client.mutex_with("moving", options)?;
+    let guard = mutex.lock().await?;
+    let mut last: FencingToken = guard.token();
+    let waiting = {
+        let mutex = connect(&cluster).await.mutex("moving")?;
+        tokio::spawn(async move { mutex.lock().await })
+    };
+    eventually(SECOND * 5, || async { mutex.inspect().await.unwrap().waiters.len() == 1 }).await;
+
+    let slot = cluster.slot("lock:moving");
+    let from = cluster.serving(0, slot);
+    let to = (from + 1) % 3;
+    cluster.begin_to_move(slot, from, to);
+    // Renewals go on while the slot is at two nodes.
+    tokio::time::sleep(SECOND).await;
+    assert!(guard.is_held(), "the lease was not renewed while the slot was moving");
+    cluster.move_keys(slot, from, to);
+    tokio::time::sleep(SECOND).await;
+    assert!(guard.is_held(), "the lease was not renewed at the node to which its key has been moved");
+    cluster.finish_to_move(slot, from, to);
+    tokio::time::sleep(SECOND).await;
+    assert!(guard.is_held(), "the lease was not renewed after the slot had moved");
+    guard.release().await?;
+    let next = within(SECOND * 5, waiting).await.expect("no panic")?;
+    assert!(next.token() > last);
+    last = next.token();
+    next.release().await?;
+    let again = mutex.lock().await?;
+    assert!(again.token() > last);
+    again.release().await?;
+    // A free lock, back again.
+    cluster.move_slot(slot, to, from);
+    let again = mutex.lock().await?;
+    assert!(again.token() > last);
+    again.release().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_four_tasks_lock_while_slots_move_and_primaries_die() {
+    let Some(mut cluster) = Cluster::start_or_skip("migration and failover in a cluster under load") else {
+        return;
+    };
+    let load = Load::start(&cluster.url(), 64).await;
+    load.go_on_for(2_000).await;
+    for n in 0..16 {
+        let slot = cluster.slot(&format!("lock:load {n}"));
+        let from = cluster.serving(0, slot);
+        cluster.move_slot(slot, from, (from + 1) % 3);
+        load.go_on_for(50).await;
+    }
+    load.go_on_for(2_000).await;
+    let mut failovers = 0;
+    for victim in 0..2 {
+        cluster.nodes[victim].kill();
+        let slots_of_victim = |asked: usize| cluster.nodes[asked].raw().send(&["CLUSTER", "SLOTS"]).array();
+        let port = i64::from(cluster.nodes[victim].port());
+        eventually(SECOND * 30, || async {
+            slots_of_victim(2).into_iter().all(|range| range.array()[2].clone().array()[1].int() != port)
+        })
+        .await;
+        failovers += 1;
+        load.go_on_for(2_000).await;
+        cluster.nodes[victim].restart();
+        load.go_on_for(500).await;
+    }
+    let report = load.stop().await;
+    eprintln!("cluster: 16 slots moved, {failovers} failovers: {report}");
+    assert_eq!((report.tokens_that_went_back, report.overlaps), (0, 0), "{report}");
+    assert!(report.longest_gap < SECOND * 8, "{report}");
+}

@@ -1,0 +1,84 @@
+//! A primary with replicas, and sentinels that promote one of them.
+#![cfg(feature = "redis")]
+
+mod support;
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, MutexOptions};
+use support::{Load, Sentinels, eventually, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_go_on_at_the_new_primary_with_growing_tokens() -> Result<(), Error> {
+    let Some(mut servers) = Sentinels::start_or_skip("failover by sentinels") else { return Ok(()) };
+    let client = Client::connect(&servers.url()).await?;
+    let options = MutexOptions::new().ttl(SECOND * 2);
+    let mutex = client.mutex_with("a", options.clone())?;
+    let guard = mutex.lock().await?;
+    let last = guard.token();
+    guard.release().await?;
+    assert_eq!(servers.primary(0), 0);
+    servers.servers[0].kill();
+    eventually(SECOND * 20, || async { servers.primary(0) != 0 }).await;
+    let guard = within(SECOND * 10, async {
+        loop {
+            match mutex.lock().await {
+                Ok(guard) => return guard,
+                Err(Error::StoreUnavailable { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    let guard = guard.await;
+    assert!(guard.token() > last);
+    let new = servers.primary(0);
+    assert!(servers.servers[new].raw().get("lock:a").is_some());
+    guard.release().await?;
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_no_sentinel_knows_is_an_error_that_says_so() {
+    let Some(servers) = Sentinels::start_or_skip("an unknown service") else { return };
+    let url = servers.url().replace("/main", "/other");
+    let error = Client::connect(&url).await.expect_err("nobody knows it");
+    assert!(error.to_string().contains("no sentinel knows the primary of `other`"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_is_gone_does_not_matter() -> Result<(), Error> {
+    let Some(mut servers) = Sentinels::start_or_skip("a dead sentinel") else { return Ok(()) };
+    servers.sentinels[0].kill();
+    servers.sentinels[1].pause();
+    let client = Client::connect(&servers.url()).await?;
+    client.mutex("a")?.lock().await?.release().await?;
+    servers.sentinels[1].resume();
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_four_tasks_lock_while_primaries_die() {
+    let Some(mut servers) = Sentinels::start_or_skip("failover by sentinels under load") else { return };
+    let load = Load::start(&servers.url(), 64).await;
+    load.go_on_for(2_000).await;
+    let mut failovers = 0;
+    for _ in 0..2 {
+        let old = servers.primary(0);
+        servers.servers[old].kill();
+        eventually(SECOND * 30, || async { servers.primary(0) != old }).await;
+        failovers += 1;
+        load.go_on_for(2_000).await;
+        servers.servers[old].restart();
+        let ready = |server: usize| servers.servers[server].raw().send(&["INFO", "replication"]).text();
+        eventually(SECOND * 30, || async {
+            ready(old).is_some_and(|info| info.contains("master_link_status:up"))
+        })
+        .await;
+    }
+    let report = load.stop().await;
+    eprintln!("sentinel: {failovers} failovers: {report}");
+    assert_eq!((report.tokens_that_went_back, report.overlaps), (0, 0), "{report}");
+    assert!(report.longest_gap < SECOND * 8, "{report}");
+}

@@ -1,0 +1,167 @@
+//! Tasks that lock all the time, and what they saw: for faults of the store.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold::{Client, Error, MutexOptions};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+const CLIENTS: usize = 4;
+const NAMES: usize = 16;
+const TTL: Duration = Duration::from_secs(1);
+
+/// From when a task was handed a lock until it gave it up or heard that it was lost.
+#[derive(Clone, Debug)]
+struct Held {
+    name: usize,
+    token: u64,
+    from: Instant,
+    until: Instant,
+    lost: bool,
+}
+
+/// What the tasks saw.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) operations: usize,
+    pub(crate) lost: usize,
+    /// How many requests failed, and how.
+    pub(crate) errors: BTreeMap<String, usize>,
+    pub(crate) tokens_that_went_back: usize,
+    /// Guards of one lock at the same time, none of which was told that it was lost.
+    pub(crate) overlaps: usize,
+    /// The longest time without any grant.
+    pub(crate) longest_gap: Duration,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "operations {}, lost {}, tokens that went back {}, overlaps without `lost` {}, longest time without a grant {:?}, \
+             errors {:?}",
+            self.operations,
+            self.lost,
+            self.tokens_that_went_back,
+            self.overlaps,
+            self.longest_gap,
+            self.errors
+        )
+    }
+}
+
+/// What was held, and how often which error came.
+type Seen = (Vec<Held>, BTreeMap<String, usize>);
+
+/// Tasks of several clients that take the same locks.
+pub(crate) struct Load {
+    clients: Vec<Client>,
+    tasks: Vec<JoinHandle<()>>,
+    stop: CancellationToken,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Load {
+    pub(crate) async fn start(url: &str, tasks: usize) -> Self {
+        let (stop, seen) = (CancellationToken::new(), Arc::new(Mutex::<Seen>::default()));
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            clients.push(Client::connect(url).await.expect("the store answers"));
+        }
+        let task = |n: usize| {
+            let (client, stop, seen) = (clients[n % CLIENTS].clone(), stop.clone(), Arc::clone(&seen));
+            tokio::spawn(async move {
+                let mut round = n;
+                while !stop.is_cancelled() {
+                    round += 7;
+                    let outcome = lock_once(&client, round % NAMES).await;
+                    let mut seen = seen.lock().expect("no panic");
+                    match outcome {
+                        Ok(held) => seen.0.push(held),
+                        Err(Error::StoreUnavailable { .. }) => {
+                            *seen.1.entry("unavailable".to_owned()).or_default() += 1
+                        }
+                        Err(error) => *seen.1.entry(error.to_string()).or_default() += 1,
+                    }
+                }
+            })
+        };
+        let tasks = (0..tasks).map(task).collect();
+        Self { clients, tasks, stop, seen }
+    }
+
+    /// How many locks have been taken so far.
+    pub(crate) fn operations(&self) -> usize {
+        self.seen.lock().expect("no panic").0.len()
+    }
+
+    /// Waits for as many further locks.
+    pub(crate) async fn go_on_for(&self, operations: usize) {
+        let goal = self.operations() + operations;
+        super::eventually(Duration::from_secs(60), || async { self.operations() >= goal }).await;
+    }
+
+    pub(crate) async fn stop(self) -> Report {
+        self.stop.cancel();
+        for task in self.tasks {
+            super::within(Duration::from_secs(60), task).await.expect("no panic");
+        }
+        for client in self.clients {
+            client.shutdown().await.expect("everything is released");
+        }
+        let (held, errors) = std::mem::take(&mut *self.seen.lock().expect("no panic"));
+        judge(held, errors)
+    }
+}
+
+async fn lock_once(client: &Client, name: usize) -> Result<Held, Error> {
+    let options = MutexOptions::new().ttl(TTL);
+    let guard = client.mutex_with(&format!("load {name}"), options)?.lock().await?;
+    let (from, token) = (Instant::now(), guard.token().get());
+    let lost = tokio::select! {
+        _ = guard.lost() => true,
+        () = sleep(Duration::from_millis(from.elapsed().as_nanos() as u64 % 5)) => false,
+    };
+    let until = Instant::now();
+    let lost = lost || !guard.is_held();
+    let released = guard.release().await;
+    let lost = lost || matches!(released, Err(Error::Lost { .. }));
+    Ok(Held { name, token, from, until, lost })
+}
+
+fn judge(mut held: Vec<Held>, errors: BTreeMap<String, usize>) -> Report {
+    held.sort_by_key(|held| held.from);
+    let gaps = held.windows(2).map(|pair| pair[1].from - pair[0].from);
+    let mut report = Report {
+        operations: held.len(),
+        lost: held.iter().filter(|held| held.lost).count(),
+        errors,
+        tokens_that_went_back: 0,
+        overlaps: 0,
+        longest_gap: gaps.max().unwrap_or_default(),
+    };
+    for name in 0..NAMES {
+        let of_name: Vec<_> = held.iter().filter(|held| held.name == name).collect();
+        // What has ended by the time that something begins has the smaller token.
+        let begins = of_name.iter().map(|held| (held.from, true, *held));
+        let ends = of_name.iter().map(|held| (held.until, false, *held));
+        let mut events: Vec<_> = begins.chain(ends).collect();
+        events.sort_by_key(|(at, begins, _)| (*at, *begins));
+        let (mut greatest, mut open) = (0, Vec::<&Held>::new());
+        for (_, begins, held) in events {
+            if begins {
+                report.tokens_that_went_back += usize::from(held.token <= greatest);
+                report.overlaps += open.iter().filter(|other| !other.lost && !held.lost).count();
+                open.push(held);
+            } else {
+                greatest = greatest.max(held.token);
+                open.retain(|other| other.token != held.token);
+            }
+        }
+    }
+    report
+}
