@@ -14,6 +14,11 @@ async fn connect(cluster: &Cluster) -> Client {
     Client::connect(&cluster.url()).await.expect("the cluster answers")
 }
 
+async fn waiters(client: &Client, name: &str) -> usize {
+    let mutex = client.mutex(name).expect("a name");
+    mutex.inspect().await.expect("the cluster answers").waiters.len()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_primitive_works_wherever_its_slot_is() -> Result<(), Error> {
     let Some(cluster) = Cluster::start_or_skip("primitives in a cluster") else { return Ok(()) };
@@ -24,10 +29,7 @@ async fn every_primitive_works_wherever_its_slot_is() -> Result<(), Error> {
         assert!(other.mutex(&name)?.try_lock().await?.is_none(), "{name}");
         let (mutex, token) = (other.mutex(&name)?, guard.token());
         let waiter = tokio::spawn(async move { mutex.lock().await });
-        eventually(SECOND * 5, || async {
-            client.mutex(&name).unwrap().inspect().await.unwrap().waiters.len() == 1
-        })
-        .await;
+        eventually(SECOND * 5, || async { waiters(&client, &name).await == 1 }).await;
         guard.release().await?;
         let next = within(SECOND * 5, waiter).await.expect("no panic")?;
         assert!(next.token() > token);
@@ -92,7 +94,7 @@ async fn a_lock_is_kept_while_its_slot_moves_and_the_next_token_is_greater() -> 
         let mutex = connect(&cluster).await.mutex("moving")?;
         tokio::spawn(async move { mutex.lock().await })
     };
-    eventually(SECOND * 5, || async { mutex.inspect().await.unwrap().waiters.len() == 1 }).await;
+    eventually(SECOND * 5, || async { waiters(&client, "moving").await == 1 }).await;
 
     let slot = cluster.slot("lock:moving");
     let from = cluster.serving(0, slot);
@@ -138,7 +140,12 @@ async fn sixty_four_tasks_lock_while_slots_move_and_primaries_die() {
     load.go_on_for(2_000).await;
     let mut failovers = 0;
     for victim in 0..2 {
-        cluster.nodes[victim].kill();
+        // The second one hangs, and wakes up when it has been replaced.
+        if victim == 0 {
+            cluster.nodes[victim].kill()
+        } else {
+            cluster.nodes[victim].pause()
+        }
         let slots_of_victim = |asked: usize| cluster.nodes[asked].raw().send(&["CLUSTER", "SLOTS"]).array();
         let port = i64::from(cluster.nodes[victim].port());
         eventually(SECOND * 30, || async {
@@ -147,11 +154,15 @@ async fn sixty_four_tasks_lock_while_slots_move_and_primaries_die() {
         .await;
         failovers += 1;
         load.go_on_for(2_000).await;
-        cluster.nodes[victim].restart();
+        if victim == 0 {
+            cluster.nodes[victim].restart()
+        } else {
+            cluster.nodes[victim].resume()
+        }
         load.go_on_for(500).await;
     }
     let report = load.stop().await;
     eprintln!("cluster: 16 slots moved, {failovers} failovers: {report}");
     assert_eq!((report.tokens_that_went_back, report.overlaps), (0, 0), "{report}");
-    assert!(report.longest_gap < SECOND * 8, "{report}");
+    assert!(report.longest_gap < SECOND * 10, "{report}");
 }

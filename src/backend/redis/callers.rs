@@ -1,4 +1,4 @@
-//! The connections on the caller's runtime: one for commands (in a cluster, one per node), one that is subscribed. If that runtime ends, the next call makes
+//! The connections on the caller's runtime: those for commands, and one that is subscribed. If that runtime ends, the next call makes
 //! them again on its own.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::sync::Mutex;
 /// The connections on the caller's runtime.
 #[derive(Debug)]
 pub(super) struct CallersConnections {
-    commands: Commands,
+    commands: Vec<Commands>,
     subscriber: Arc<Connection>,
     channel: Channel,
     closed: CancellationToken,
@@ -32,7 +32,7 @@ struct Tasks {
 
 impl CallersConnections {
     pub(super) fn new(
-        commands: Commands,
+        commands: Vec<Commands>,
         subscriber: Arc<Connection>,
         channel: Channel,
         closed: CancellationToken,
@@ -43,11 +43,13 @@ impl CallersConnections {
 
     /// Connects for the first time, and proves that messages are delivered.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
-        self.keep(self.commands.connect(self.closed.clone()).await?);
+        for commands in &self.commands {
+            self.keep(commands.connect(self.closed.clone()).await?);
+        }
         self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
-        let publisher = match &self.commands {
-            Commands::Server(connection) => Some(&**connection),
-            Commands::Cluster(_) => None,
+        let publisher = match &self.commands[..] {
+            [Commands::Server(connection), ..] => Some(&**connection),
+            _ => None,
         };
         let subscription = Subscription::open(&self.subscriber, publisher, self.channel.clone()).await?;
         self.tasks.lock().subscription = Some(subscription);
@@ -60,7 +62,7 @@ impl CallersConnections {
 
     /// Whether the runtime on which they lived has ended.
     pub(super) fn have_ended(&self) -> bool {
-        self.commands.have_ended() || self.subscriber.has_ended()
+        self.commands.iter().any(Commands::have_ended) || self.subscriber.has_ended()
     }
 
     /// Connects again from the current runtime, in a task of its own: a caller that gives up, or is not polled, hinders nobody.
@@ -72,9 +74,9 @@ impl CallersConnections {
     async fn connect_again(self: Arc<Self>) -> Result<(), BackendError> {
         let _one_at_a_time = self.reviving.lock().await;
         self.tasks.lock().drivers.retain(|driver| !driver.is_finished());
-        if self.commands.have_ended() {
+        for commands in self.commands.iter().filter(|commands| commands.have_ended()) {
             tracing::debug!("the runtime of the connections has ended, connecting again from this one");
-            self.keep(self.commands.revive(self.closed.clone()).await?);
+            self.keep(commands.revive(self.closed.clone()).await?);
         }
         if self.subscriber.has_ended() {
             self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
@@ -89,7 +91,7 @@ impl CallersConnections {
         let mut tasks = self.tasks.lock();
         tasks.subscription = None;
         let mut drivers = std::mem::take(&mut tasks.drivers);
-        drivers.extend(self.commands.take_drivers());
+        drivers.extend(self.commands.iter().flat_map(Commands::take_drivers));
         drivers
     }
 }

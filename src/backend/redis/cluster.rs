@@ -12,7 +12,9 @@ use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::future::{join_all, select_all};
+use futures::stream::FuturesUnordered;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -172,14 +174,15 @@ impl Slots {
     }
 
     /// Asks again whenever what is known is out of date, or a node cannot be reached, until `closed`.
-    pub(super) async fn stay_up_to_date(self: Arc<Self>, nodes: Arc<Nodes>, closed: CancellationToken) {
+    pub(super) async fn stay_up_to_date(self: Arc<Self>, sides: Vec<Arc<Nodes>>, closed: CancellationToken) {
         loop {
+            let lost = select_all(sides.iter().map(|nodes| Box::pin(nodes.until_one_is_lost())));
             tokio::select! {
                 () = closed.cancelled() => return,
                 () = self.stale.notified() => {}
-                () = nodes.until_one_is_lost() => {}
+                _ = lost => {}
             }
-            if let Some(map) = self.ask_any(&nodes).await {
+            if let Some(map) = self.ask_any(&sides).await {
                 self.nodes.send_if_modified(|known| {
                     let is_new = **known != map;
                     *known = Arc::new(map);
@@ -193,17 +196,22 @@ impl Slots {
         }
     }
 
-    /// Asks the first node that is connected and answers; if none is, those of the URL.
-    async fn ask_any(&self, nodes: &Nodes) -> Option<Map> {
-        for (server, connection) in nodes.connections() {
-            if !connection.is_connected() {
-                continue;
-            }
-            let answer = connection.command(&["CLUSTER", "SLOTS"]).await;
-            match answer.map(|answer| Map::read(&answer, &server)) {
+    /// Asks all nodes that are connected, of which some may hang, and takes the first answer; if there is none, asks those of the
+    /// URL.
+    async fn ask_any(&self, sides: &[Arc<Nodes>]) -> Option<Map> {
+        let connected = sides.iter().flat_map(|nodes| nodes.connections());
+        let connected = connected.filter(|(_, connection)| connection.is_connected());
+        let mut answers: FuturesUnordered<_> = connected
+            .map(|(server, connection)| async move {
+                let answer = connection.command(&["CLUSTER", "SLOTS"]).await;
+                answer.map(|answer| Map::read(&answer, &server))
+            })
+            .collect();
+        while let Some(answer) = answers.next().await {
+            match answer {
                 Ok(Some(map)) => return Some(map),
-                Ok(None) => tracing::debug!(%server, "the node knows of no slots"),
-                Err(error) => tracing::debug!(%server, %error, "the node does not say which slots there are"),
+                Ok(None) => tracing::debug!("a node knows of no slots"),
+                Err(error) => tracing::debug!(%error, "a node does not say which slots there are"),
             }
         }
         for seed in &self.seeds {

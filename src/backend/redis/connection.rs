@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::link::{CallError, Connector, Link};
+use super::link::{CallError, Connector, Link, Server};
 use super::route::Route;
 use super::url::Login;
 use super::value::Value;
@@ -217,7 +217,7 @@ impl Connection {
         while !closed.is_cancelled() {
             let opened = Instant::now();
             match self.open().await {
-                Ok(link) => {
+                Ok((link, server)) => {
                     *self.silence.lock() = Silence { since: None, opened: Some(Instant::now()) };
                     self.link.send_replace(Some(Arc::clone(&link)));
                     if let Some(tell) = tell.take() {
@@ -228,6 +228,7 @@ impl Connection {
                         biased;
                         () = closed.cancelled() => {}
                         () = link.ended().cancelled() => {}
+                        () = self.route.until_replaced(&server) => link.abort(),
                     }
                     self.link.send_replace(None);
                     if closed.is_cancelled() {
@@ -253,7 +254,7 @@ impl Connection {
     }
 
     /// Opens a link, and has the server close those before it.
-    async fn open(&self) -> Result<Arc<dyn Link>, CallError> {
+    async fn open(&self) -> Result<(Arc<dyn Link>, Server), CallError> {
         let server = self.route.server().await?;
         let link = self.connector.open(&server, &self.login).await?;
         let prepare = async {
@@ -272,7 +273,7 @@ impl Connection {
                 return Err(error);
             }
         }
-        Ok(link)
+        Ok((link, server))
     }
 
     async fn close_earlier(&self, link: &dyn Link) -> Result<(), CallError> {

@@ -23,6 +23,7 @@
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
 //! | `renewals` | many renewals in one call of their own |
+//! | `replicas` | waiting until replicas have a grant |
 //! | `verbs` | the operations of the contract, on top of these |
 
 mod batch;
@@ -38,6 +39,7 @@ mod notifications;
 mod operation;
 mod protocol;
 mod renewals;
+mod replicas;
 mod reply;
 mod route;
 mod script;
@@ -67,7 +69,8 @@ use crate::sync::Mutex;
 use callers::CallersConnections;
 use connection::Timeouts;
 use notifications::{Channel, Notifications};
-use servers::{Commands, Servers};
+use replicas::{Quota, Replicas};
+use servers::Servers;
 use transport::Transports;
 use url::Target;
 
@@ -87,6 +90,7 @@ pub struct RedisBackend {
     notifications: Arc<Notifications>,
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
+    replicas: Option<Arc<Replicas>>,
     closing: Closing,
 }
 
@@ -101,6 +105,7 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; a later answer means that something is wrong |
 /// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
 /// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
+/// | [`wait_replicas`](Self::wait_replicas) | none | it takes time, and there may be no replicas |
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
@@ -110,6 +115,7 @@ pub struct RedisBuilder {
     timeouts: Timeouts,
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
+    quota: Option<Quota>,
 }
 
 impl RedisBuilder {
@@ -149,6 +155,20 @@ impl RedisBuilder {
         self
     }
 
+    /// Waits after every grant until `replicas` replicas have acknowledged it, for at most `time_limit`. If too few do, the lease is
+    /// given back, and the call fails with [`Error::StoreRefused`], which says how many did. `time_limit` is from 1 ms to the
+    /// reply timeout.
+    ///
+    /// A failover then loses a lock only if a server is promoted that has not acknowledged it; renewals are not waited for. Each
+    /// grant takes a round trip between the servers longer, and one that another client's release has made a round trip of this
+    /// client as well; many grants at a time share them.
+    ///
+    /// Default: none. A failover may lose grants of the last moments.
+    pub const fn wait_replicas(mut self, replicas: u32, time_limit: Duration) -> Self {
+        self.quota = Some(Quota { replicas, time_limit });
+        self
+    }
+
     /// Connects and subscribes, and checks that messages are delivered.
     ///
     /// # Errors
@@ -171,6 +191,18 @@ impl RedisBuilder {
         }
         at_least_a_millisecond("poll interval", self.poll_interval)?;
         at_least_a_millisecond("expiry for repaired keys", self.repair)?;
+        if let Some(Quota { replicas, time_limit }) = self.quota {
+            if replicas == 0 {
+                return Err(Error::invalid("replicas", "at least one has to acknowledge a grant"));
+            }
+            if time_limit < MIN_TIMEOUT || time_limit > timeouts.reply {
+                let why = format!(
+                    "{time_limit:?} is outside {MIN_TIMEOUT:?} to the reply timeout, {:?}",
+                    timeouts.reply
+                );
+                return Err(Error::invalid("time limit for replicas", why));
+            }
+        }
         let store = self.target.to_string();
         if self.target.tls && !self.config.uses_tls() {
             let reason = "TLS: this build would connect in plain text".to_owned();
@@ -249,6 +281,7 @@ impl RedisBackend {
             timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT },
             poll_interval: None,
             repair: None,
+            quota: None,
         }
     }
 
@@ -261,13 +294,20 @@ impl RedisBackend {
     async fn open_unboxed(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
         let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
         let (ids, closing) = (LeaseIds::new(), Closing::default());
-        let notifications = Arc::new(Notifications::new(ids.client()));
+        let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
         let connector = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
         let (target, heard) = (&settings.target, Arc::clone(&notifications));
         let servers = Servers::new(target, connector, settings.timeouts, heard, closing.token());
         let (commands, transports) = servers.commands(&Handle::current());
         let (renewals, transports_of_renewals) = servers.commands(&own);
+        let up_to_date = servers.stay_up_to_date(&[&commands, &renewals]);
+        let mut commands = vec![commands];
+        let replicas = settings.quota.map(|quota| {
+            let (waiting, transports) = servers.commands(&Handle::current());
+            commands.push(waiting);
+            Replicas::new(quota, transports)
+        });
         let backend = Self {
             capabilities: Capabilities::new(store),
             callers: CallersConnections::new(commands, servers.subscriber(), channel, closing.token()),
@@ -277,23 +317,20 @@ impl RedisBackend {
             notifications,
             poll_interval: settings.poll_interval,
             repair: settings.repair,
+            replicas,
             ids,
             closing,
         };
         // If connecting is given up, `closed` is cancelled, which ends this as well.
         let closed = backend.closing.token();
-        if let Some(slots) = servers.slots() {
-            slots.find().await?;
-        }
+        servers.find().await?;
         let (connected, until) = (renewals.clone(), closed.clone());
         let driver = own.spawn(async move { connected.connect(until).await });
         backend.callers.connect().await?;
         let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
         let mut drivers = backend.drivers.lock();
         drivers.extend(driver);
-        if let (Some(slots), Commands::Cluster(nodes)) = (servers.slots(), &renewals) {
-            drivers.push(own.spawn(Arc::clone(slots).stay_up_to_date(Arc::clone(nodes), closed)));
-        }
+        drivers.push(own.spawn(up_to_date));
         drop(drivers);
         Ok(backend)
     }

@@ -39,6 +39,8 @@ pub(super) struct Notifications {
     queued: Mutex<HashSet<u64>>,
     /// Notified when the subscription may have failed.
     suspect: Notify,
+    /// Whether a grant that is pushed has to be asked for, because it counts only when replicas have it.
+    confirms: bool,
 }
 
 /// Where events go: the stream that was returned last.
@@ -59,8 +61,9 @@ impl fmt::Debug for Listener {
 }
 
 impl Notifications {
-    pub(super) fn new(client: Uuid) -> Self {
-        Self { client, listener: Mutex::default(), queued: Mutex::default(), suspect: Notify::new() }
+    pub(super) fn new(client: Uuid, confirms: bool) -> Self {
+        let (listener, queued, suspect) = (Mutex::default(), Mutex::default(), Notify::new());
+        Self { client, listener, queued, suspect, confirms }
     }
 
     /// The events from now on. Replaces the stream that was returned before.
@@ -157,7 +160,12 @@ impl Notifications {
             of.client() == self.client
         });
         match &event {
-            Some(Event::Granted { lease, .. }) => drop(self.forget(lease.id)),
+            Some(Event::Granted { lease, .. }) => {
+                self.forget(lease.id);
+                if self.confirms {
+                    return Some(Event::AskAgain(lease.id));
+                }
+            }
             Some(_) => {}
             None => tracing::warn!(message, "a message on the wake channel that is not for this client"),
         }
@@ -345,7 +353,7 @@ mod tests {
     #[test]
     fn a_grant_tells_its_place_and_of_permits_the_limit() {
         let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client()), ids.next());
+        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         let told = notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
         assert_eq!(told, Some(granted(lease, Kind::Mutex, "lock:a b", None)));
         let told = notifications.read(&format!("grant {lease} 42 7 fair/5/17 10 semaphore:a"));
@@ -355,7 +363,7 @@ mod tests {
     #[test]
     fn revocations_and_requests_to_ask_name_their_lease() {
         let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client()), ids.next());
+        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         let told = notifications.read(&format!("revoke {lease} 42 lock:a"));
         assert_eq!(told, Some(Event::Revoked { lease, token: FencingToken::new(42) }));
         assert_eq!(notifications.read(&format!("ask {lease} lock:a")), Some(Event::AskAgain(lease)));
@@ -364,7 +372,7 @@ mod tests {
     #[test]
     fn nonsense_and_what_is_for_others_is_told_to_nobody() {
         let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client()), ids.next());
+        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         for nonsense in [
             "",
             "grant",
@@ -386,7 +394,7 @@ mod tests {
     #[tokio::test]
     async fn a_grant_that_was_found_and_not_told_makes_the_subscription_suspect() {
         let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client()), ids.next());
+        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         let queued = Answer::Queued(crate::backend::Queued::new(Ticket::new(7), None, None));
         let found = Answer::Granted(Grant::new(FencingToken::new(42), None).lasting(RETRY));
         let suspected = || timeout(Duration::ZERO, notifications.suspect.notified());

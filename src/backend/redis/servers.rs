@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -58,11 +60,27 @@ impl Servers {
         Self { topology, connector, login, timeouts, notifications, closed }
     }
 
-    /// What is known of the cluster, if it is one.
-    pub(super) const fn slots(&self) -> Option<&Arc<Slots>> {
+    /// Finds out what has to be known before connecting.
+    pub(super) async fn find(&self) -> Result<(), BackendError> {
         match &self.topology {
-            Servings::Server(_) => None,
-            Servings::Cluster(slots) => Some(slots),
+            Servings::Server(_) => Ok(()),
+            Servings::Cluster(slots) => slots.find().await,
+        }
+    }
+
+    /// What has to run until `closed`, so that the right servers are known. `sides` are all connections for commands.
+    pub(super) fn stay_up_to_date(&self, sides: &[&Commands]) -> BoxFuture<'static, ()> {
+        let closed = self.closed.clone();
+        match &self.topology {
+            Servings::Server(Route::Sentinel(sentinels)) => Arc::clone(sentinels).listen(closed).boxed(),
+            Servings::Server(_) => ready(()).boxed(),
+            Servings::Cluster(slots) => {
+                let nodes = sides.iter().filter_map(|side| match side {
+                    Commands::Cluster(nodes) => Some(Arc::clone(nodes)),
+                    Commands::Server(_) => None,
+                });
+                Arc::clone(slots).stay_up_to_date(nodes.collect(), closed).boxed()
+            }
         }
     }
 

@@ -25,6 +25,12 @@ impl Backend for RedisBackend {
         async move {
             self.revive().await?;
             let mut answer = self.ask(request).await?;
+            if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
+                && let Err(error) = replicas.acknowledge(&request.lease.resource).await
+            {
+                self.give_back(&request.lease);
+                return Err(error);
+            }
             if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
                 let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
                 queued.ask_again_in = Some(pause);
@@ -135,6 +141,16 @@ impl RedisBackend {
         }
         self.revive().await?;
         Ok(self.transports.of(resource))
+    }
+
+    /// Releases in the background what was granted, but does not count.
+    fn give_back(&self, lease: &LeaseRef) {
+        let (transport, lease) = (self.transports.of(&lease.resource), lease.clone());
+        tokio::spawn(async move {
+            if let Err(error) = release(&transport, &lease, 0).await {
+                tracing::warn!(key = &*lease.resource.key, %error, "a grant was not given back: it runs out by itself");
+            }
+        });
     }
 
     fn open_or_closed(&self) -> Result<(), BackendError> {

@@ -1,0 +1,92 @@
+//! Waiting until replicas have a grant: WAIT.
+//!
+//! A server answers WAIT when replicas have everything that it had executed by the time of the connection's last command. So a PING
+//! and a WAIT on a connection of their own cover all grants that were answered before, on whatever connection. Grants that are
+//! answered while a WAIT is in flight share the next one; sent on the connection of the commands, it would hold them up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared, join};
+
+use super::connection::Connection;
+use super::link::CallError;
+use super::transport::Transports;
+use crate::backend::{BackendError, Resource};
+use crate::sync::Mutex;
+
+/// How many replicas have to acknowledge a grant, and how long that may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quota {
+    pub(super) replicas: u32,
+    pub(super) time_limit: Duration,
+}
+
+/// One WAIT, and how many replicas have acknowledged.
+type Round = Shared<BoxFuture<'static, Result<u64, CallError>>>;
+
+/// Has grants acknowledged by replicas.
+#[derive(Debug)]
+pub(super) struct Replicas {
+    quota: Quota,
+    /// Those of connections that carry nothing else.
+    transports: Transports,
+    servers: Mutex<HashMap<usize, Server>>,
+}
+
+/// The rounds on one connection.
+#[derive(Debug, Default)]
+struct Server {
+    /// Held by the round that is in flight.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// The round that has not begun.
+    next: Option<Round>,
+}
+
+impl Replicas {
+    pub(super) fn new(quota: Quota, transports: Transports) -> Arc<Self> {
+        Arc::new(Self { quota, transports, servers: Mutex::default() })
+    }
+
+    /// Waits until enough replicas have everything that has been granted so far.
+    pub(super) async fn acknowledge(self: &Arc<Self>, resource: &Resource) -> Result<(), BackendError> {
+        let Quota { replicas, time_limit } = self.quota;
+        let acknowledged = self.next_round(self.transports.of(resource).connection()).await?;
+        if acknowledged >= u64::from(replicas) {
+            return Ok(());
+        }
+        let reason = format!(
+            "{acknowledged} of {replicas} replicas acknowledged the grant within {time_limit:?}, so it was given back"
+        );
+        Err(BackendError::Refused { source: reason.into() })
+    }
+
+    fn next_round(self: &Arc<Self>, connection: Arc<Connection>) -> Round {
+        let key = Arc::as_ptr(&connection) as usize;
+        let mut servers = self.servers.lock();
+        let server = servers.entry(key).or_default();
+        if let Some(next) = &server.next {
+            return next.clone();
+        }
+        let (replicas, turn) = (Arc::clone(self), Arc::clone(&server.turn));
+        let round = async move {
+            let _turn = turn.lock_owned().await;
+            if let Some(server) = replicas.servers.lock().get_mut(&key) {
+                server.next = None;
+            }
+            replicas.wait(&connection).await
+        };
+        server.next.insert(round.boxed().shared()).clone()
+    }
+
+    async fn wait(&self, connection: &Connection) -> Result<u64, CallError> {
+        let (number, millis) =
+            (self.quota.replicas.to_string(), self.quota.time_limit.as_millis().to_string());
+        let wait = ["WAIT", &number, &millis];
+        let (_, acknowledged) = join(connection.command(&["PING"]), connection.command(&wait)).await;
+        let acknowledged = acknowledged?.as_u64();
+        acknowledged.ok_or_else(|| CallError::Lost("WAIT gave no number".to_owned()))
+    }
+}

@@ -1,0 +1,120 @@
+//! `wait_replicas`: a grant counts only when replicas have it.
+#![cfg(feature = "redis")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::backend::RedisBackend;
+use leasehold::{Client, Error};
+use support::{RedisServer, Setup, eventually, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+const TIME_LIMIT: Duration = Duration::from_millis(300);
+
+/// A primary with a replica that is in step.
+async fn servers() -> Option<(RedisServer, RedisServer)> {
+    let primary = RedisServer::start_or_skip("grants that replicas acknowledge")?;
+    let options = ["--replicaof", "127.0.0.1", &primary.port().to_string()].map(str::to_owned).to_vec();
+    let replica = RedisServer::start_with_or_skip("a replica", Setup { options, ..Setup::default() })?;
+    eventually(SECOND * 20, || async {
+        let info = replica.raw().send(&["INFO", "replication"]).text().unwrap_or_default();
+        info.contains("master_link_status:up")
+    })
+    .await;
+    Some((primary, replica))
+}
+
+async fn connect(server: &RedisServer, replicas: u32) -> Client {
+    let builder = RedisBackend::builder(&server.url()).expect("a URL").wait_replicas(replicas, TIME_LIMIT);
+    Client::with_backend(Arc::new(builder.connect().await.expect("the server answers")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_is_at_the_replica_when_it_is_answered() -> Result<(), Error> {
+    let Some((primary, replica)) = servers().await else { return Ok(()) };
+    let client = connect(&primary, 1).await;
+    for n in 0..50 {
+        let guard = client.mutex(&format!("{n}"))?.lock().await?;
+        let value = replica.raw().get(&format!("lock:{n}")).expect("the replica has it");
+        assert!(value.contains(&guard.token().to_string()), "{value}");
+        guard.release().await?;
+    }
+    let guard = client.fair_semaphore("s", 2)?.acquire().await?;
+    assert_eq!(replica.raw().send(&["ZCARD", "fair-semaphore:s"]).int(), 1);
+    guard.release().await?;
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_a_release_pushes_is_at_the_replica_as_well() -> Result<(), Error> {
+    let Some((primary, replica)) = servers().await else { return Ok(()) };
+    let (client, other) = (connect(&primary, 1).await, connect(&primary, 1).await);
+    let (mutex, waiting) = (client.mutex("a")?, other.mutex("a")?);
+    for _ in 0..20 {
+        let guard = mutex.lock().await?;
+        let last = guard.token();
+        let waiter = {
+            let waiting = waiting.clone();
+            tokio::spawn(async move { waiting.lock().await })
+        };
+        eventually(SECOND * 5, || async { mutex.inspect().await.expect("an answer").waiters.len() == 1 })
+            .await;
+        guard.release().await?;
+        let guard = within(SECOND * 5, waiter).await.expect("no panic")?;
+        assert!(guard.token() > last);
+        let value = replica.raw().get("lock:a").expect("the replica has it");
+        assert!(value.contains(&guard.token().to_string()), "{value}");
+        guard.release().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_few_acknowledgements_give_the_lock_back_and_say_so() -> Result<(), Error> {
+    let Some((primary, replica)) = servers().await else { return Ok(()) };
+    let client = connect(&primary, 1).await;
+    replica.pause();
+    let begun = Instant::now();
+    let error = client.mutex("a")?.lock().await.expect_err("no replica answers");
+    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    assert!(error.to_string().contains("0 of 1 replicas acknowledged the grant within 300ms"), "{error}");
+    assert!(begun.elapsed() >= TIME_LIMIT && begun.elapsed() < TIME_LIMIT * 3, "{:?}", begun.elapsed());
+    eventually(SECOND, || async { primary.raw().get("lock:a").is_none() }).await;
+    replica.resume();
+    client.mutex("a")?.lock().await?.release().await?;
+
+    let two = connect(&primary, 2).await;
+    let error = two.mutex("b")?.try_lock().await.expect_err("there is one replica");
+    assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
+    eventually(SECOND, || async { primary.raw().get("lock:b").is_none() }).await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grants_at_the_same_time_share_their_round_trips() -> Result<(), Error> {
+    let Some((primary, _replica)) = servers().await else { return Ok(()) };
+    let client = connect(&primary, 1).await;
+    let tasks: Vec<_> = (0..500)
+        .map(|n| {
+            let mutex = client.mutex(&n.to_string()).expect("a name");
+            tokio::spawn(async move { mutex.lock().await?.release().await })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic")?;
+    }
+    let waits = primary.raw().info_commandstats().get("wait").copied().unwrap_or_default();
+    assert!((1..100).contains(&waits), "{waits} times WAIT for 500 grants");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_waited_for_is_refused() {
+    for (replicas, time_limit) in [(0, TIME_LIMIT), (1, Duration::ZERO), (1, SECOND * 3)] {
+        let builder = RedisBackend::builder("redis://localhost").expect("a URL");
+        let error = builder.wait_replicas(replicas, time_limit).connect().await.expect_err("out of bounds");
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+    }
+}
