@@ -18,7 +18,7 @@ use crate::semaphore::CountingSemaphore;
 /// sends releases. It runs on the tokio runtime of the first request, whose timer must be enabled (and its I/O, for Redis). If that
 /// runtime ends, the next call from another runtime starts the task again there.
 ///
-/// A client of a Redis server keeps three connections. Those for commands and for notifications are on the runtime on which it was
+/// A client of a Redis server keeps three connections (in a cluster, the first and the last of them to every primary). Those for commands and for notifications are on the runtime on which it was
 /// connected; if that ends, the next call connects again from its own. The one for renewals is on a thread of this crate, which all
 /// clients of the process share, so leases are renewed even while the threads of the application are blocked. Releases that are
 /// pending when the runtime ends are sent from that thread. The leases of the memory store are renewed by the background task.
@@ -42,6 +42,11 @@ impl Client {
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
     /// | `valkey://...` | the same |
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
+    /// | `redis-sentinel://[[user:]password@]host[:port],.../service[/database]` | the primary that these sentinels name |
+    /// | `redis-cluster://[[user:]password@]host[:port],...` | a cluster, by some of its nodes |
+    ///
+    /// User name, password, host and path are percent-decoded. Sentinels are connected to without credentials; those in the URL are
+    /// for the servers that they watch.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! One Redis or Valkey server.
+//! Redis and Valkey: one server, the primary that sentinels name, or a cluster.
 //!
 //! | file | what is in it |
 //! |---|---|
@@ -74,7 +74,7 @@ use servers::Servers;
 use transport::Transports;
 use url::Target;
 
-/// Leases on one Redis server, version 6.2 or later, or one Valkey server.
+/// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary that sentinels name, or a cluster.
 ///
 /// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on the runtime of
 /// the caller, and one for renewals on the crate's own thread. If the runtime of the first two ends, the next call connects again
@@ -174,7 +174,7 @@ impl RedisBuilder {
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, or another duration below 1 ms or above 24 h.
-    /// * [`Error::Unsupported`] for clusters and sentinels.
+    /// * [`Error::Unsupported`] for TLS, if this build lacks it.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
     /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
     ///
