@@ -2,8 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, MemoryBackend};
+use futures::Stream;
+use tokio::time::timeout;
+
+use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
@@ -68,16 +72,27 @@ impl Client {
             Ok(Self::with_backend(Arc::new(backend)))
         }
         #[cfg(not(feature = "redis"))]
-        {
-            let scheme = url.split(':').next().unwrap_or_default().to_owned();
-            match scheme.as_str() {
-                "redis" | "redis+unix" | "rediss" | "valkey" | "valkeys" => Err(Error::Unsupported {
-                    store: scheme,
-                    reason: "this build lacks the feature `redis`".to_owned(),
-                }),
-                _ => Err(Error::invalid("url", "it is not `memory:`, the only store this build has")),
-            }
+        Err(lacks(url))
+    }
+
+    /// Creates a client of the store that `url` names, which connects when it is needed and goes on trying: a service may start before
+    /// its store. Needs no runtime. A call while the store is away fails as during an outage. [`state`](Self::state) and
+    /// [`ping`](Self::ping) say whether it is connected, and [`check`](Self::check) finds what [`connect`](Self::connect) would refuse.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
+    pub fn connect_lazy(url: &str) -> Result<Self, Error> {
+        if url == "memory:" {
+            return Ok(Self::memory());
         }
+        #[cfg(feature = "redis")]
+        {
+            let backend = crate::backend::RedisBackend::builder(url)?.connect_lazy()?;
+            Ok(Self::with_backend(Arc::new(backend)))
+        }
+        #[cfg(not(feature = "redis"))]
+        Err(lacks(url))
     }
 
     /// Creates a client of a new, empty store inside this process.
@@ -180,6 +195,72 @@ impl Client {
         FairSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
     }
 
+    /// How the store can be reached at present, as far as the client knows: it sends nothing. For a readiness check.
+    ///
+    /// The state of a server is the worst of the connections to it: a client that can request locks, but not renew them, is not
+    /// connected. Connections that have not been needed yet do not count.
+    #[must_use]
+    pub fn state(&self) -> StoreState {
+        let mut state = self.engine.backend().state();
+        if self.engine.closing().is_closed() {
+            state.status = Status::Closed;
+        }
+        state
+    }
+
+    /// The states to come. If several follow each other quickly, only the last. Ends after the client has been shut down.
+    ///
+    /// ```
+    /// # use futures::StreamExt;
+    /// # async fn example(client: leasehold::Client) {
+    /// let mut changes = client.state_changes();
+    /// while let Some(state) = changes.next().await {
+    ///     println!("the store is {}", state.status);
+    /// }
+    /// # }
+    /// ```
+    pub fn state_changes(&self) -> impl Stream<Item = StoreState> + Send + Unpin + use<> {
+        self.engine.backend().state_changes()
+    }
+
+    /// Sends a request to every server of the store, and returns how long the answers took. For a health check.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StoreUnavailable`] if they did not all answer within `time_limit`. [`Error::Closed`] after a shutdown.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect.
+    pub async fn ping(&self, time_limit: Duration) -> Result<Duration, Error> {
+        let begun = Instant::now();
+        if self.engine.closing().is_closed() {
+            return Err(self.engine.error(BackendError::Closed, "ping", None));
+        }
+        let answered = timeout(time_limit, self.engine.backend().ping()).await;
+        let late =
+            |_| Err(BackendError::Unanswered { source: format!("no answer within {time_limit:?}").into() });
+        answered.unwrap_or_else(late).map_err(|error| self.engine.error(error, "ping", None))?;
+        Ok(begun.elapsed())
+    }
+
+    /// Looks at the servers of the store for what the user should know, as [`connect`](Self::connect) does: settings with which leases
+    /// may be lost, missing rights.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StoreUnavailable`] if they do not answer. [`Error::Closed`] after a shutdown.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect.
+    pub async fn check(&self) -> Result<Vec<Finding>, Error> {
+        if self.engine.closing().is_closed() {
+            return Err(self.engine.error(BackendError::Closed, "check", None));
+        }
+        self.engine.backend().check().await.map_err(|error| self.engine.error(error, "check", None))
+    }
+
     /// Shuts down everything that was created from this client: waiting requests fail with [`Error::Closed`], live guards
     /// lose their leases, everything is released in the store, and the connections are closed. Later requests fail
     /// with [`Error::Closed`].
@@ -196,6 +277,17 @@ impl Client {
     pub async fn shutdown(&self) -> Result<(), Error> {
         self.engine.shutdown().await
     }
+}
+
+/// The error of a URL of a store that this build lacks.
+#[cfg(not(feature = "redis"))]
+fn lacks(url: &str) -> Error {
+    let scheme = url.split(':').next().unwrap_or_default();
+    if scheme.starts_with("redis") || scheme.starts_with("valkey") {
+        let reason = "this build lacks the feature `redis`".to_owned();
+        return Error::Unsupported { store: scheme.to_owned(), reason };
+    }
+    Error::invalid("url", "it is not `memory:`, the only store this build has")
 }
 
 impl fmt::Debug for Client {

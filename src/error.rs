@@ -157,6 +157,12 @@ pub enum BackendError {
         /// The cause.
         source: BoxError,
     },
+    /// The store is known to be away, and the backend was told to fail at once instead of trying again. Nothing was sent.
+    #[error("{source}")]
+    FailedFast {
+        /// The cause.
+        source: BoxError,
+    },
     /// The request may or may not have been executed. It can be sent again.
     #[error("no answer, the outcome is unknown: {source}")]
     Unanswered {
@@ -211,6 +217,7 @@ impl BackendError {
         let same = |source: &BoxError| source.to_string().into();
         match self {
             Self::NotSent { source } => Self::NotSent { source: same(source) },
+            Self::FailedFast { source } => Self::FailedFast { source: same(source) },
             Self::Unanswered { source } => Self::Unanswered { source: same(source) },
             Self::WrongType { source } => Self::WrongType { source: same(source) },
             Self::Refused { source } => Self::Refused { source: same(source) },
@@ -253,9 +260,9 @@ impl Error {
     ) -> Self {
         let (name, store) = (name.map(str::to_owned), store.to_owned());
         match source {
-            BackendError::NotSent { .. } | BackendError::Unanswered { .. } => {
-                Self::StoreUnavailable { name, operation, store, source }
-            }
+            BackendError::NotSent { .. }
+            | BackendError::Unanswered { .. }
+            | BackendError::FailedFast { .. } => Self::StoreUnavailable { name, operation, store, source },
             BackendError::WrongType { .. } | BackendError::Refused { .. } => {
                 Self::StoreRefused { name, operation, store, source }
             }

@@ -47,8 +47,9 @@
 
 use std::fmt;
 
-use futures::future::BoxFuture;
-use futures::stream::BoxStream;
+use futures::future::{BoxFuture, ready};
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -58,6 +59,7 @@ mod ledger_backend;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
+mod state;
 mod types;
 
 pub use crate::error::{BackendError, BoxError};
@@ -67,6 +69,7 @@ pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisBackend, RedisBuilder};
+pub use state::{Finding, NodeState, Severity, Status, StoreState};
 pub use types::*;
 
 /// A store that carries leases. See the [module documentation](self) for the contract.
@@ -122,6 +125,26 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// The store's address and what it supports.
     fn capabilities(&self) -> &Capabilities;
+
+    /// How the store can be reached at present. A store without connections is always connected.
+    fn state(&self) -> StoreState {
+        StoreState::of(vec![NodeState::new(self.capabilities().store.clone(), Status::Connected)])
+    }
+
+    /// The states to come. Ends after [`close`](Self::close), or never if the state does not change.
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        stream::pending().boxed()
+    }
+
+    /// Returns when the store has answered.
+    fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        ready(Ok(())).boxed()
+    }
+
+    /// Looks for what the user of this store should know about it.
+    fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
+        ready(Ok(Vec::new())).boxed()
+    }
 
     /// Closes connections and ends background work. Later calls fail with [`BackendError::Closed`].
     fn close(&self) -> BoxFuture<'_, ()>;

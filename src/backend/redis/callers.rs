@@ -7,6 +7,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Connection;
+use super::link::Link;
 use super::notifications::{Channel, Subscription};
 use super::servers::Commands;
 use crate::backend::BackendError;
@@ -58,6 +59,16 @@ impl CallersConnections {
 
     fn keep(&self, driver: Option<JoinHandle<()>>) {
         self.tasks.lock().drivers.extend(driver);
+    }
+
+    /// Links for commands to all servers.
+    pub(super) async fn links(&self) -> Result<Vec<Arc<dyn Link>>, BackendError> {
+        self.commands[0].links().await
+    }
+
+    /// Sends PING to all servers.
+    pub(super) async fn ping(&self) -> Result<(), BackendError> {
+        self.commands[0].ping().await
     }
 
     /// Whether the runtime on which they lived has ended.

@@ -8,26 +8,26 @@
 //! What the nodes are is asked again when a node answers MOVED, and while one of them cannot be reached.
 
 use std::collections::HashMap;
+use std::future::pending;
 use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::future::{join_all, select_all};
+use futures::future::{select_all, try_join_all};
 use futures::stream::FuturesUnordered;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::connection::{Connection, Timeouts, command};
+use super::connection::{Connection, ConnectionSettings, Timeouts, command};
 use super::keys::SLOTS;
-use super::link::{CallError, Connector, Link, Server};
+use super::link::{CallError, Link, Server};
 use super::notifications::Notifications;
 use super::route::Route;
 use super::transport::Transport;
-use super::url::Login;
 use super::value::Value;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
@@ -43,9 +43,9 @@ pub(super) struct Slots {
     seeds: Vec<Server>,
     /// Notified when what is known is out of date.
     stale: Notify,
-    connector: Arc<dyn Connector>,
-    login: Login,
-    timeouts: Timeouts,
+    /// Notified when another node is connected to.
+    grown: Notify,
+    connections: ConnectionSettings,
     /// Counts the attempts to connect to any node.
     attempts: Mutex<usize>,
 }
@@ -101,21 +101,24 @@ fn address(host: &str, port: u64, node: &Server) -> Option<Server> {
 }
 
 impl Slots {
-    pub(super) fn new(
-        seeds: Vec<Server>,
-        connector: Arc<dyn Connector>,
-        login: Login,
-        timeouts: Timeouts,
-    ) -> Arc<Self> {
+    pub(super) fn new(seeds: Vec<Server>, connections: ConnectionSettings) -> Arc<Self> {
         Arc::new(Self {
             nodes: watch::Sender::default(),
             seeds,
             stale: Notify::new(),
-            connector,
-            login,
-            timeouts,
+            grown: Notify::new(),
+            connections,
             attempts: Mutex::default(),
         })
+    }
+
+    const fn timeouts(&self) -> Timeouts {
+        self.connections.timeouts
+    }
+
+    /// Whether it is known which node serves which slot.
+    pub(super) fn are_known(&self) -> bool {
+        !self.nodes.borrow().primaries.is_empty()
     }
 
     /// One node after another.
@@ -147,14 +150,14 @@ impl Slots {
     }
 
     async fn ask_node(&self, node: &Server) -> Result<Map, CallError> {
-        let link = self.connector.open(node, &self.login).await?;
+        let link = self.connections.open(node).await?;
         let map = self.ask(&*link, node).await;
         link.abort();
         map
     }
 
     async fn ask(&self, link: &dyn Link, node: &Server) -> Result<Map, CallError> {
-        let answer = timeout(self.timeouts.reply, command(link, &["CLUSTER", "SLOTS"])).await;
+        let answer = timeout(self.timeouts().reply, command(link, &["CLUSTER", "SLOTS"])).await;
         let answer = answer.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())))?;
         Map::read(&answer, node).ok_or_else(|| CallError::Answer(format!("{node} knows of no slots")))
     }
@@ -179,6 +182,7 @@ impl Slots {
             let lost = select_all(sides.iter().map(|nodes| Box::pin(nodes.until_one_is_lost())));
             tokio::select! {
                 () = closed.cancelled() => return,
+                () = self.grown.notified() => continue,
                 () = self.stale.notified() => {}
                 _ = lost => {}
             }
@@ -237,21 +241,21 @@ pub(super) struct Nodes {
 
 #[derive(Debug)]
 struct Open {
-    /// Where their tasks run.
-    runtime: Handle,
-    connections: HashMap<Server, Arc<Connection>>,
+    /// Where their tasks run, once that is known.
+    runtime: Option<Handle>,
+    /// Each is closed when it is taken out.
+    connections: HashMap<Server, (Arc<Connection>, DropGuard)>,
     drivers: Vec<JoinHandle<()>>,
 }
 
 impl Nodes {
-    /// Connects to nodes from the current runtime when they are needed.
+    /// Connects to nodes when they are needed, from the runtime of `connect` or `revive`.
     pub(super) fn new(
         slots: Arc<Slots>,
         notifications: Arc<Notifications>,
-        runtime: Handle,
         closed: CancellationToken,
     ) -> Arc<Self> {
-        let open = Open { runtime, connections: HashMap::new(), drivers: Vec::new() };
+        let open = Open { runtime: None, connections: HashMap::new(), drivers: Vec::new() };
         Arc::new_cyclic(|this| Self {
             slots,
             notifications,
@@ -263,37 +267,61 @@ impl Nodes {
     }
 
     pub(super) fn timeouts(&self) -> Timeouts {
-        self.slots.timeouts
+        self.slots.timeouts()
     }
 
     /// Connects to all primaries, and waits until that is done.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
+        self.open.lock().runtime = Some(Handle::current());
+        if !self.slots.are_known() {
+            self.slots.find().await?;
+        }
+        self.links().await.map(drop)
+    }
+
+    /// Links to all primaries.
+    pub(super) async fn links(&self) -> Result<Vec<Arc<dyn Link>>, BackendError> {
         let map = Arc::clone(&self.slots.nodes.borrow());
         let connections: Vec<_> = map.primaries.iter().map(|node| self.connection(node)).collect();
-        for connected in join_all(connections.iter().map(|connection| connection.link())).await {
-            connected?;
-        }
-        Ok(())
+        Ok(try_join_all(connections.iter().map(|connection| connection.link())).await?)
+    }
+
+    /// Sends PING to all primaries.
+    pub(super) async fn ping(&self) -> Result<(), BackendError> {
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        let connections: Vec<_> = map.primaries.iter().map(|node| self.connection(node)).collect();
+        Ok(try_join_all(connections.iter().map(|connection| connection.command(&["PING"])))
+            .await
+            .map(drop)?)
     }
 
     /// The connection to a node, which is opened if there is none.
     fn connection(&self, node: &Server) -> Arc<Connection> {
         let mut open = self.open.lock();
-        if let Some(connection) = open.connections.get(node) {
+        if let Some((connection, _)) = open.connections.get(node) {
             return Arc::clone(connection);
         }
-        let Slots { connector, login, timeouts, .. } = &*self.slots;
-        let route = Route::Server(node.clone());
-        let connection = Connection::new(Arc::clone(connector), route, login.clone(), *timeouts);
-        open.connections.insert(node.clone(), Arc::clone(&connection));
-        let driver = connection.start(&open.runtime, self.closed.clone());
+        let connection = Connection::new(&self.slots.connections, Route::Node(node.clone()));
+        // Those of nodes that serve nothing any more are closed.
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        open.connections.retain(|node, _| map.primaries.contains(node));
+        open.drivers.retain(|driver| !driver.is_finished());
+        let closed = self.closed.child_token();
+        let runtime = open.runtime.get_or_insert_with(Handle::current);
+        let driver = connection.start(runtime, closed.clone());
+        open.connections.insert(node.clone(), (Arc::clone(&connection), closed.drop_guard()));
         open.drivers.push(driver);
+        drop(open);
+        self.slots.grown.notify_one();
         connection
     }
 
     fn connections(&self) -> Vec<(Server, Arc<Connection>)> {
         let open = self.open.lock();
-        open.connections.iter().map(|(node, connection)| (node.clone(), Arc::clone(connection))).collect()
+        open.connections
+            .iter()
+            .map(|(node, (connection, _))| (node.clone(), Arc::clone(connection)))
+            .collect()
     }
 
     /// The connection to the node that serves a slot.
@@ -329,7 +357,7 @@ impl Nodes {
                 }
             }
         };
-        match timeout(self.slots.timeouts.reply, found).await {
+        match timeout(self.slots.timeouts().reply, found).await {
             Ok(link) => link,
             Err(_) => Err(self.serving(slot).not_connected()),
         }
@@ -377,33 +405,38 @@ impl Nodes {
     fn parse(&self, to: &str, slot: u16) -> Option<Server> {
         let (host, port) = to.rsplit_once(':')?;
         let map = Arc::clone(&self.slots.nodes.borrow());
-        address(host, port.parse().ok()?, map.node(slot)?)
+        address(host, port.parse().ok()?, map.node(slot).or(self.slots.seeds.first())?)
     }
 
-    /// Completes when a node that serves slots is not connected.
+    /// Completes when a node that serves slots is not connected, of those that have been needed.
     async fn until_one_is_lost(&self) {
         let map = Arc::clone(&self.slots.nodes.borrow());
-        let connections: Vec<_> = map.primaries.iter().map(|node| self.connection(node)).collect();
-        let lost = connections.iter().map(|connection| Box::pin(connection.until_lost()));
-        select_all(lost).await;
+        let mut connections = self.connections();
+        connections.retain(|(node, _)| map.primaries.contains(node));
+        if connections.is_empty() {
+            pending().await
+        } else {
+            select_all(connections.iter().map(|(_, connection)| Box::pin(connection.until_lost()))).await;
+        }
     }
 
     /// Whether the runtime has ended on which one of them lived.
     pub(super) fn have_ended(&self) -> bool {
-        self.open.lock().connections.values().any(|connection| connection.has_ended())
+        let open = self.open.lock();
+        open.runtime.is_none() || open.connections.values().any(|(connection, _)| connection.has_ended())
     }
 
     /// Connects again from the current runtime.
-    pub(super) fn revive(&self) {
-        let mut open = self.open.lock();
-        open.runtime = Handle::current();
-        open.drivers.retain(|driver| !driver.is_finished());
-        let ended: Vec<_> =
-            open.connections.values().filter(|connection| connection.has_ended()).cloned().collect();
-        for connection in ended {
-            let driver = connection.start(&open.runtime, self.closed.clone());
-            open.drivers.push(driver);
+    pub(super) async fn revive(&self) -> Result<(), BackendError> {
+        if !self.slots.are_known() {
+            self.slots.find().await?;
         }
+        let mut open = self.open.lock();
+        open.runtime = Some(Handle::current());
+        open.drivers.retain(|driver| !driver.is_finished());
+        // They are made again when they are needed.
+        open.connections.retain(|_, (connection, _)| !connection.has_ended());
+        Ok(())
     }
 
     /// The tasks that keep the connections until `closed`.

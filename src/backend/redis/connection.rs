@@ -7,6 +7,7 @@
 //! The client libraries do not notice a server that hangs while commands are still being written: if nothing is answered for two
 //! timeouts, the link is replaced.
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,11 +21,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::check;
 use super::link::{CallError, Connector, Link, Server};
 use super::route::Route;
+use super::status::{ConnectionStatus, Statuses};
 use super::url::Login;
 use super::value::Value;
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Status};
 use crate::sync::Mutex;
 
 /// The first pause before connecting is tried again, and the longest: a lease of 3 s has to survive an outage of 2 s.
@@ -40,13 +43,44 @@ pub(super) struct Timeouts {
     pub(super) reply: Duration,
 }
 
+/// What all connections of a client have in common.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionSettings {
+    pub(super) connector: Arc<dyn Connector>,
+    pub(super) login: Login,
+    pub(super) timeouts: Timeouts,
+    pub(super) statuses: Arc<Statuses>,
+}
+
+impl ConnectionSettings {
+    /// Opens a single link.
+    pub(super) async fn open(&self, server: &Server) -> Result<Arc<dyn Link>, CallError> {
+        self.connector.open(server, &self.login).await.map_err(in_plain_words)
+    }
+}
+
+/// Adds what to do to answers that are given to newcomers.
+fn in_plain_words(error: CallError) -> CallError {
+    let CallError::Answer(text) = &error else { return error };
+    let advice = if text.starts_with("NOAUTH") {
+        "the server asks for a password, and none was given"
+    } else if text.starts_with("WRONGPASS") || text.contains("invalid password") {
+        "the server does not accept this user name and password"
+    } else if text.contains("unknown command") && text.contains("HELLO") {
+        return CallError::Answer(check::too_old("it does not know HELLO"));
+    } else {
+        return error;
+    };
+    CallError::Answer(format!("{advice}: {text}"))
+}
+
 /// A connection to the server, over one link after another.
 #[derive(Debug)]
 pub(super) struct Connection {
-    connector: Arc<dyn Connector>,
+    settings: ConnectionSettings,
     route: Route,
-    login: Login,
     pub(super) timeouts: Timeouts,
+    status: ConnectionStatus,
     /// The present link, while there is one.
     link: watch::Sender<Option<Arc<dyn Link>>>,
     /// Whether no task keeps it connected any more.
@@ -67,23 +101,20 @@ struct Silence {
     since: Option<Instant>,
     /// When the present link was opened: earlier calls say nothing about it.
     opened: Option<Instant>,
+    /// Whether that has been reported.
+    is_reported: bool,
 }
 
 impl Connection {
     /// One that is not connected yet.
-    pub(super) fn new(
-        connector: Arc<dyn Connector>,
-        route: Route,
-        login: Login,
-        timeouts: Timeouts,
-    ) -> Arc<Self> {
+    pub(super) fn new(settings: &ConnectionSettings, route: Route) -> Arc<Self> {
         Arc::new(Self {
-            connector,
+            settings: settings.clone(),
             route,
-            login,
-            timeouts,
+            timeouts: settings.timeouts,
+            status: settings.statuses.connection(),
             link: watch::Sender::default(),
-            ended: AtomicBool::default(),
+            ended: AtomicBool::new(true),
             silence: Mutex::default(),
             failure: Mutex::default(),
             name: format!("leasehold-{}", Uuid::new_v4().simple()),
@@ -129,6 +160,7 @@ impl Connection {
         // Dropped with the task, perhaps because its runtime ends.
         let driven = guard(Arc::clone(self), |connection| {
             connection.link.send_replace(None);
+            connection.status.remove();
             connection.ended.store(true, Ordering::Release);
         });
         runtime.spawn(async move { driven.stay_connected(closed, tell).await })
@@ -187,16 +219,22 @@ impl Connection {
         let mut silence = self.silence.lock();
         if !matches!(answer, Err(CallError::Timeout(_))) {
             silence.since = None;
+            if mem::take(&mut silence.is_reported) {
+                self.status.change(Status::Connected);
+            }
             if matches!(answer, Err(error) if error.answers("READONLY")) {
                 drop(silence);
                 self.replace_link();
             }
         } else if silence.opened.is_some_and(|opened| opened <= sent) {
             let since = *silence.since.get_or_insert(sent);
+            if since.elapsed() >= self.timeouts.reply && !mem::replace(&mut silence.is_reported, true) {
+                self.status.change(Status::Silent { since: since.into_std() });
+            }
             if since.elapsed() >= self.timeouts.reply * SILENT_TIMEOUTS {
                 *silence = Silence::default();
                 drop(silence);
-                tracing::warn!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
+                tracing::debug!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
                 self.replace_link();
             }
         }
@@ -218,8 +256,9 @@ impl Connection {
             let opened = Instant::now();
             match self.open().await {
                 Ok((link, server)) => {
-                    *self.silence.lock() = Silence { since: None, opened: Some(Instant::now()) };
+                    *self.silence.lock() = Silence { opened: Some(Instant::now()), ..Silence::default() };
                     self.link.send_replace(Some(Arc::clone(&link)));
+                    self.status.set(&server, Status::Connected);
                     if let Some(tell) = tell.take() {
                         // The receiver is gone if connecting was given up.
                         let _ = tell.send(Ok(()));
@@ -231,16 +270,19 @@ impl Connection {
                         () = self.route.until_replaced(&server) => link.abort(),
                     }
                     self.link.send_replace(None);
+                    self.status.disconnected(&server.to_string());
                     if closed.is_cancelled() {
                         return link.close().await;
                     }
                     tracing::debug!("the connection was lost, connecting again");
+                    *self.failure.lock() = Some(CallError::Lost("the connection was lost".to_owned()));
                 }
                 Err(error) => {
                     if let Some(tell) = tell.take() {
                         return drop(tell.send(Err(error)));
                     }
                     tracing::debug!(%error, "not connected");
+                    self.status.disconnected(&self.route.to_string());
                     *self.failure.lock() = Some(error);
                 }
             }
@@ -256,7 +298,7 @@ impl Connection {
     /// Opens a link, and has the server close those before it.
     async fn open(&self) -> Result<(Arc<dyn Link>, Server), CallError> {
         let server = self.route.server().await?;
-        let link = self.connector.open(&server, &self.login).await?;
+        let link = self.settings.open(&server).await?;
         let prepare = async {
             self.route.check(&*link).await?;
             self.close_earlier(&*link).await

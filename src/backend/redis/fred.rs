@@ -284,7 +284,7 @@ fn read(value: FredValue) -> Value {
 
 /// Classifies fred's errors by what they say about the command.
 fn sort(error: FredError) -> CallError {
-    let text = error.details().to_owned();
+    let text = in_words(error.details());
     match error.kind() {
         ErrorKind::Backpressure => CallError::NotSent(text),
         _ if NOT_SENT.iter().any(|words| text.contains(words)) => CallError::NotSent(text),
@@ -294,6 +294,13 @@ fn sort(error: FredError) -> CallError {
         _ if is_server_text(&text) => CallError::Answer(text),
         _ => CallError::Lost(text),
     }
+}
+
+/// What an error of the operating system says: fred prints it as `Os { code: 111, .. message: "Connection refused" }`.
+fn in_words(details: &str) -> String {
+    let quoted = ["message: \"", "error: \""].iter().find_map(|start| details.split_once(start));
+    let words = quoted.and_then(|(_, rest)| rest.split_once('"')).map(|(words, _)| words);
+    words.unwrap_or(details).to_owned()
 }
 
 /// fred's own errors after which the command has certainly not been sent.

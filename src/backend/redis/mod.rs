@@ -13,6 +13,7 @@
 //! | `servers` | what a store consists of: its connections and transports |
 //! | `route` | which server a connection leads to: always the same, the one that sentinels name, any node |
 //! | `cluster` | which node serves which slot; redirections |
+//! | `status`, `check` | the state of the store, from that of its connections; a look at the servers |
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
@@ -28,6 +29,7 @@
 
 mod batch;
 mod callers;
+mod check;
 mod cluster;
 mod connection;
 mod fred;
@@ -45,34 +47,39 @@ mod route;
 mod script;
 mod semaphore;
 mod servers;
+mod status;
 mod transport;
 mod url;
 mod value;
 mod verbs;
 
 use std::fmt;
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use self::fred::FredConnector;
-use super::{BackendError, Capabilities, LeaseIds, MAX_TTL};
+use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
 use crate::sync::Mutex;
 use callers::CallersConnections;
-use connection::Timeouts;
+use connection::{ConnectionSettings, Timeouts};
+use link::Server;
 use notifications::{Channel, Notifications};
 use replicas::{Quota, Replicas};
-use servers::Servers;
+use servers::{Commands, Servers};
+use status::Statuses;
 use transport::Transports;
-use url::Target;
+use url::{Target, Topology};
 
 /// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary that sentinels name, or a cluster.
 ///
@@ -84,6 +91,8 @@ pub struct RedisBackend {
     capabilities: Capabilities,
     callers: Arc<CallersConnections>,
     transports: Transports,
+    /// The connections for renewals, on the crate's own thread, and their transports.
+    renewing: Commands,
     renewals: Transports,
     /// The tasks on the crate's own thread.
     drivers: Mutex<Vec<JoinHandle<()>>>,
@@ -91,11 +100,15 @@ pub struct RedisBackend {
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
     replicas: Option<Arc<Replicas>>,
+    fail_fast: bool,
+    statuses: Arc<Statuses>,
     closing: Closing,
 }
 
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+/// How long a server that has not answered may take to accept another connection.
+const PROBE: Duration = Duration::from_millis(100);
 
 /// Makes a [`RedisBackend`]: see [`RedisBackend::builder`].
 ///
@@ -106,6 +119,7 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
 /// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
 /// | [`wait_replicas`](Self::wait_replicas) | none | it takes time, and there may be no replicas |
+/// | [`fail_fast`](Self::fail_fast) | off | most outages are short |
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
@@ -116,6 +130,7 @@ pub struct RedisBuilder {
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
     quota: Option<Quota>,
+    fail_fast: bool,
 }
 
 impl RedisBuilder {
@@ -169,19 +184,75 @@ impl RedisBuilder {
         self
     }
 
-    /// Connects and subscribes, and checks that messages are delivered.
+    /// Whether calls fail at once with [`Error::StoreUnavailable`] while the store is known to be away, however long they could wait,
+    /// and so do those that wait already. Releases and renewals go on as without this.
+    ///
+    /// Default: off.
+    pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
+        self.fail_fast = fail_fast;
+        self
+    }
+
+    /// Connects and subscribes, checks that messages are delivered, and looks at the server: one that cannot carry locks is refused.
     ///
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, or another duration below 1 ms or above 24 h.
     /// * [`Error::Unsupported`] for TLS, if this build lacks it.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
+    /// * [`Error::StoreRefused`] if it rejects the credentials, does not allow this user what is needed, is a replica, a node of a cluster
+    ///   (with a URL of a single server), or too old.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedisBackend, Error> {
+        let (backend, limit) = (self.build()?, self.timeouts.connect);
+        let opened = match tokio::time::timeout(limit, backend.open()).await {
+            Ok(opened) => opened,
+            Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+        };
+        let opened = match opened {
+            Err(BackendError::Unanswered { .. }) => {
+                Err(BackendError::Unanswered { source: self.no_answer().await.into() })
+            }
+            opened => opened,
+        };
+        match opened {
+            Ok(()) => Ok(backend),
+            Err(error) => Err(Error::from_backend(error, "connect", None, &backend.capabilities.store)),
+        }
+    }
+
+    /// Creates a backend that connects when it is needed, and goes on trying: a service may start before its server. Needs no
+    /// runtime. What [`connect`](Self::connect) would refuse or warn about is found by [`Client::check`](crate::Client::check).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
+    pub fn connect_lazy(self) -> Result<RedisBackend, Error> {
+        let backend = self.build()?;
+        match backend.start() {
+            Ok(()) => Ok(backend),
+            Err(error) => Err(Error::from_backend(error, "connect", None, &backend.capabilities.store)),
+        }
+    }
+
+    /// What is known about a server that has not answered in time.
+    async fn no_answer(&self) -> String {
+        let limit = self.timeouts.connect;
+        let Topology::Single(Server::Tcp { host, port }) = &self.target.topology else {
+            return format!("no answer within {limit:?}");
+        };
+        let probe = TcpStream::connect((host.as_str(), *port));
+        match tokio::time::timeout(PROBE, probe).await {
+            Ok(Ok(_)) => format!("connected, but the server did not answer within {limit:?}"),
+            _ => format!("no connection within {limit:?}"),
+        }
+    }
+
+    /// A backend that is not connected.
+    fn build(&self) -> Result<RedisBackend, Error> {
         let timeouts = self.timeouts;
         for timeout in [timeouts.connect, timeouts.reply] {
             if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
@@ -208,12 +279,23 @@ impl RedisBuilder {
             let reason = "TLS: this build would connect in plain text".to_owned();
             return Err(Error::Unsupported { store, reason });
         }
-        let opened = RedisBackend::open(&self, store.clone());
-        let opened = tokio::time::timeout(timeouts.connect, opened).await;
-        opened
-            .unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }))
+        RedisBackend::new(self, store.clone())
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
     }
+}
+
+/// What is said about a runtime without I/O.
+const NO_IO: &str = "this needs a runtime of tokio with I/O and timers (`enable_all`)";
+
+/// Whether the current runtime has I/O. Tokio only says so by a panic, which would end a task of the client library instead.
+fn has_io() -> bool {
+    let Ok(socket) = std::net::UdpSocket::bind(("127.0.0.1", 0)) else { return true };
+    let registered = catch_unwind(|| socket.set_nonblocking(true).and_then(|()| UdpSocket::from_std(socket)));
+    registered.is_ok()
+}
+
+fn background_handle() -> Result<Handle, BackendError> {
+    background::handle().map_err(|error| BackendError::NotSent { source: error.into() })
 }
 
 fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Result<(), Error> {
@@ -282,57 +364,103 @@ impl RedisBackend {
             poll_interval: None,
             repair: None,
             quota: None,
+            fail_fast: false,
         }
     }
 
-    /// Boxed, so that connecting, which involves most of fred, is compiled here and not again in every crate that calls an
-    /// `async fn` on top of this.
-    fn open(settings: &RedisBuilder, store: String) -> BoxFuture<'_, Result<Self, BackendError>> {
-        Self::open_unboxed(settings, store).boxed()
-    }
-
-    async fn open_unboxed(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
-        let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
-        let (ids, closing) = (LeaseIds::new(), Closing::default());
+    /// One that is not connected. What has to run in any case is started on the crate's own thread.
+    fn new(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
+        let own = background_handle()?;
+        let (ids, closing, statuses) = (LeaseIds::new(), Closing::default(), Statuses::new(store.clone()));
         let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
-        let connector = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
-        let (target, heard) = (&settings.target, Arc::clone(&notifications));
-        let servers = Servers::new(target, connector, settings.timeouts, heard, closing.token());
-        let (commands, transports) = servers.commands(&Handle::current());
-        let (renewals, transports_of_renewals) = servers.commands(&own);
-        let up_to_date = servers.stay_up_to_date(&[&commands, &renewals]);
+        let connections = ConnectionSettings {
+            connector: Arc::new(FredConnector::new(&settings.config, settings.timeouts)),
+            login: settings.target.login.clone(),
+            timeouts: settings.timeouts,
+            statuses: Arc::clone(&statuses),
+        };
+        let (topology, told) = (settings.target.topology.clone(), Arc::clone(&notifications));
+        let servers = Servers::new(topology, connections, told, closing.token());
+        let (commands, transports) = servers.commands();
+        let (renewing, renewals) = servers.commands();
+        let up_to_date = own.spawn(servers.stay_up_to_date(&[&commands, &renewing]));
         let mut commands = vec![commands];
         let replicas = settings.quota.map(|quota| {
-            let (waiting, transports) = servers.commands(&Handle::current());
+            let (waiting, transports) = servers.commands();
             commands.push(waiting);
             Replicas::new(quota, transports)
         });
-        let backend = Self {
+        Ok(Self {
             capabilities: Capabilities::new(store),
             callers: CallersConnections::new(commands, servers.subscriber(), channel, closing.token()),
             transports,
-            renewals: transports_of_renewals,
-            drivers: Mutex::default(),
+            renewing,
+            renewals,
+            drivers: Mutex::new(vec![up_to_date]),
             notifications,
             poll_interval: settings.poll_interval,
             repair: settings.repair,
             replicas,
+            fail_fast: settings.fail_fast,
+            statuses,
             ids,
             closing,
+        })
+    }
+
+    /// Connects from the current runtime and from the crate's own, and looks at the servers. If it is dropped, `closing` is
+    /// cancelled with the backend, which ends what was begun.
+    ///
+    /// Boxed, so that connecting, which involves most of the client library, is compiled here and not again in every crate that calls
+    /// an `async fn` on top of this.
+    fn open(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        async move {
+            let (own, closed) = (background_handle()?, self.closing.token());
+            if !has_io() {
+                return Err(BackendError::NotSent { source: NO_IO.into() });
+            }
+            let renewing = self.renewing.clone();
+            let driver = own.spawn(async move { renewing.connect(closed).await });
+            self.callers.connect().await?;
+            let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
+            self.drivers.lock().extend(driver);
+            for finding in self.look().await? {
+                let store = &self.capabilities.store;
+                match finding.severity {
+                    Severity::Refused => return Err(BackendError::Refused { source: finding.text.into() }),
+                    Severity::Warning => tracing::warn!(%store, "{finding}"),
+                    Severity::Info => tracing::info!(%store, "{finding}"),
+                }
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    /// Begins to connect from the crate's own thread; the connections of the caller are made by the first call.
+    fn start(&self) -> Result<(), BackendError> {
+        let driver = self.renewing.start(&background_handle()?, self.closing.token());
+        self.drivers.lock().extend(driver);
+        Ok(())
+    }
+
+    /// Looks at all servers.
+    async fn look(&self) -> Result<Vec<Finding>, BackendError> {
+        let expected = check::Expected {
+            in_cluster: matches!(self.transports, Transports::Cluster(_)),
+            has_replicas: self.replicas.is_some(),
         };
-        // If connecting is given up, `closed` is cancelled, which ends this as well.
-        let closed = backend.closing.token();
-        servers.find().await?;
-        let (connected, until) = (renewals.clone(), closed.clone());
-        let driver = own.spawn(async move { connected.connect(until).await });
-        backend.callers.connect().await?;
-        let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
-        let mut drivers = backend.drivers.lock();
-        drivers.extend(driver);
-        drivers.push(own.spawn(up_to_date));
-        drop(drivers);
-        Ok(backend)
+        let channel = keys::channel(self.ids.client());
+        let mut findings = Vec::new();
+        for link in self.callers.links().await? {
+            for finding in check::look(&*link, expected, &channel).await? {
+                if !findings.contains(&finding) {
+                    findings.push(finding);
+                }
+            }
+        }
+        Ok(findings)
     }
 
     /// Sees to it that the connections of the caller work on the current runtime.
@@ -346,11 +474,10 @@ impl RedisBackend {
     /// Closes all connections and waits until they are closed.
     async fn close_connections(&self) {
         self.closing.close();
+        self.statuses.close();
         let mut drivers = self.callers.take_drivers();
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
-        if let Transports::Cluster(nodes) = &self.renewals {
-            drivers.extend(nodes.take_drivers());
-        }
+        drivers.extend(self.renewing.take_drivers());
         for ended in join_all(drivers).await {
             match ended {
                 // It ended with its runtime.

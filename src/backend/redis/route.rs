@@ -1,5 +1,6 @@
 //! How a connection finds its server, each time before it connects.
 
+use std::fmt;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +12,17 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::Slots;
-use super::connection::{Timeouts, command};
-use super::link::{CallError, Connector, Link, Server};
-use super::url::Login;
+use super::connection::{ConnectionSettings, command};
+use super::link::{CallError, Link, Server};
 use super::value::Value;
 
 /// Where a connection leads.
 #[derive(Clone, Debug)]
 pub(super) enum Route {
-    /// Always to this server.
+    /// Always to this server, which has to be a primary.
     Server(Server),
+    /// Always to this node of a cluster.
+    Node(Server),
     /// To the server that is the primary at present.
     Sentinel(Arc<Sentinels>),
     /// To any node of a cluster.
@@ -31,7 +33,7 @@ impl Route {
     /// The server to connect to.
     pub(super) async fn server(&self) -> Result<Server, CallError> {
         match self {
-            Self::Server(server) => Ok(server.clone()),
+            Self::Server(server) | Self::Node(server) => Ok(server.clone()),
             Self::Sentinel(sentinels) => sentinels.primary().await,
             Self::AnyNode(slots) => slots.any_node(),
         }
@@ -41,22 +43,47 @@ impl Route {
     pub(super) async fn until_replaced(&self, server: &Server) {
         match self {
             Self::Sentinel(sentinels) => sentinels.until_replaced(server).await,
-            Self::Server(_) | Self::AnyNode(_) => pending().await,
+            Self::Server(_) | Self::Node(_) | Self::AnyNode(_) => pending().await,
         }
     }
 
     /// Whether the server is the right one: what sentinels say may be out of date.
     pub(super) async fn check(&self, link: &dyn Link) -> Result<(), CallError> {
-        let Self::Sentinel(_) = self else { return Ok(()) };
-        let role = command(link, &["ROLE"]).await?;
-        match role.as_list().first().and_then(Value::as_str) {
-            Some("master") => Ok(()),
-            role => {
-                let role = role.unwrap_or("of no known role");
-                Err(CallError::NotSent(format!(
-                    "the sentinels name a server that is not the primary, but {role}"
-                )))
+        if let Self::Node(_) | Self::AnyNode(_) = self {
+            return Ok(());
+        }
+        let role = match command(link, &["ROLE"]).await {
+            Ok(role) => role,
+            // This user may not ask. A replica says so when it is to write.
+            Err(CallError::Answer(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let role = role.as_list();
+        match (role.first().and_then(Value::as_str), self) {
+            (Some("slave"), Self::Sentinel(_)) => {
+                Err(CallError::NotSent("the sentinels name a server that is a replica by now".to_owned()))
             }
+            (Some("slave"), _) => Err(CallError::Answer(replica(role))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is said about a replica, from its answer to ROLE.
+fn replica(role: &[Value]) -> String {
+    let primary = || Some(format!(" of {}:{}", role.get(1)?.as_str()?, role.get(2)?.as_u64()?));
+    let of = primary().unwrap_or_default();
+    format!(
+        "this server is a replica{of}, which cannot grant locks: connect to the primary, or use `redis-sentinel://`"
+    )
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(server) | Self::Node(server) => server.fmt(f),
+            Self::Sentinel(sentinels) => write!(f, "the primary of `{}`", sentinels.service),
+            Self::AnyNode(_) => f.write_str("any node"),
         }
     }
 }
@@ -70,9 +97,7 @@ impl Route {
 pub(super) struct Sentinels {
     sentinels: Vec<Server>,
     service: String,
-    connector: Arc<dyn Connector>,
-    login: Login,
-    timeouts: Timeouts,
+    connections: ConnectionSettings,
     /// The newest answer.
     known: watch::Sender<Option<Primary>>,
 }
@@ -90,14 +115,8 @@ const LATER: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl Sentinels {
-    pub(super) fn new(
-        sentinels: Vec<Server>,
-        service: String,
-        connector: Arc<dyn Connector>,
-        login: Login,
-        timeouts: Timeouts,
-    ) -> Self {
-        Self { sentinels, service, connector, login, timeouts, known: watch::Sender::default() }
+    pub(super) fn new(sentinels: Vec<Server>, service: String, connections: ConnectionSettings) -> Self {
+        Self { sentinels, service, connections, known: watch::Sender::default() }
     }
 
     /// Asks all sentinels at once, of which some may hang.
@@ -147,8 +166,8 @@ impl Sentinels {
     }
 
     async fn ask(&self, sentinel: &Server) -> Result<Primary, CallError> {
-        let link = self.connector.open(sentinel, &self.login).await?;
-        let answer = timeout(self.timeouts.reply, self.ask_on(&*link)).await;
+        let link = self.connections.open(sentinel).await?;
+        let answer = timeout(self.connections.timeouts.reply, self.ask_on(&*link)).await;
         link.abort();
         answer.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())))
     }
@@ -185,7 +204,7 @@ impl Sentinels {
 
     async fn listen_to(&self, sentinel: &Server, closed: &CancellationToken) {
         while !closed.is_cancelled() {
-            match self.connector.open(sentinel, &self.login).await {
+            match self.connections.open(sentinel).await {
                 Ok(link) => {
                     tokio::select! {
                         () = closed.cancelled() => {}

@@ -9,21 +9,19 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Nodes, Slots};
-use super::connection::{Connection, Timeouts};
-use super::link::Connector;
+use super::connection::{Connection, ConnectionSettings};
+use super::link::Link;
 use super::notifications::Notifications;
 use super::route::{Route, Sentinels};
 use super::transport::{Transport, Transports};
-use super::url::{Login, Target, Topology};
+use super::url::{Login, Topology};
 use crate::backend::BackendError;
 
 /// Makes the connections of a store.
 #[derive(Debug)]
 pub(super) struct Servers {
     topology: Servings,
-    connector: Arc<dyn Connector>,
-    login: Login,
-    timeouts: Timeouts,
+    connections: ConnectionSettings,
     notifications: Arc<Notifications>,
     closed: CancellationToken,
 }
@@ -38,34 +36,20 @@ enum Servings {
 
 impl Servers {
     pub(super) fn new(
-        target: &Target,
-        connector: Arc<dyn Connector>,
-        timeouts: Timeouts,
+        topology: Topology,
+        connections: ConnectionSettings,
         notifications: Arc<Notifications>,
         closed: CancellationToken,
     ) -> Self {
-        let login = target.login.clone();
-        let topology = match target.topology.clone() {
+        let topology = match topology {
             Topology::Single(server) => Servings::Server(Route::Server(server)),
             Topology::Sentinel { sentinels, service } => {
-                let no_login = Login::default();
-                let connector = Arc::clone(&connector);
-                let sentinels = Sentinels::new(sentinels, service, connector, no_login, timeouts);
-                Servings::Server(Route::Sentinel(Arc::new(sentinels)))
+                let connections = ConnectionSettings { login: Login::default(), ..connections.clone() };
+                Servings::Server(Route::Sentinel(Arc::new(Sentinels::new(sentinels, service, connections))))
             }
-            Topology::Cluster(seeds) => {
-                Servings::Cluster(Slots::new(seeds, Arc::clone(&connector), login.clone(), timeouts))
-            }
+            Topology::Cluster(seeds) => Servings::Cluster(Slots::new(seeds, connections.clone())),
         };
-        Self { topology, connector, login, timeouts, notifications, closed }
-    }
-
-    /// Finds out what has to be known before connecting.
-    pub(super) async fn find(&self) -> Result<(), BackendError> {
-        match &self.topology {
-            Servings::Server(_) => Ok(()),
-            Servings::Cluster(slots) => slots.find().await,
-        }
+        Self { topology, connections, notifications, closed }
     }
 
     /// What has to run until `closed`, so that the right servers are known. `sides` are all connections for commands.
@@ -92,8 +76,8 @@ impl Servers {
         })
     }
 
-    /// The connections for commands whose tasks run on `runtime`, and their transports.
-    pub(super) fn commands(&self, runtime: &Handle) -> (Commands, Transports) {
+    /// Connections for commands, and their transports.
+    pub(super) fn commands(&self) -> (Commands, Transports) {
         let notifications = Arc::clone(&self.notifications);
         match &self.topology {
             Servings::Server(route) => {
@@ -103,14 +87,14 @@ impl Servers {
             }
             Servings::Cluster(slots) => {
                 let (slots, closed) = (Arc::clone(slots), self.closed.clone());
-                let nodes = Nodes::new(slots, notifications, runtime.clone(), closed);
+                let nodes = Nodes::new(slots, notifications, closed);
                 (Commands::Cluster(Arc::clone(&nodes)), Transports::Cluster(nodes))
             }
         }
     }
 
     fn connection(&self, route: Route) -> Arc<Connection> {
-        Connection::new(Arc::clone(&self.connector), route, self.login.clone(), self.timeouts)
+        Connection::new(&self.connections, route)
     }
 }
 
@@ -134,7 +118,32 @@ impl Commands {
         }
     }
 
-    /// Whether the runtime on which they lived has ended.
+    /// Starts to connect from `runtime`, and does not wait for that.
+    pub(super) fn start(&self, runtime: &Handle, closed: CancellationToken) -> Option<JoinHandle<()>> {
+        match self {
+            Self::Server(connection) => Some(connection.start(runtime, closed)),
+            Self::Cluster(_) => None,
+        }
+    }
+
+    /// Sends PING to every server.
+    pub(super) async fn ping(&self) -> Result<(), BackendError> {
+        match self {
+            Self::Server(connection) => connection.command(&["PING"]).await.map(drop)?,
+            Self::Cluster(nodes) => nodes.ping().await?,
+        }
+        Ok(())
+    }
+
+    /// Links to all servers.
+    pub(super) async fn links(&self) -> Result<Vec<Arc<dyn Link>>, BackendError> {
+        match self {
+            Self::Server(connection) => Ok(vec![connection.link().await?]),
+            Self::Cluster(nodes) => nodes.links().await,
+        }
+    }
+
+    /// Whether the runtime on which they lived has ended, or they have never been connected.
     pub(super) fn have_ended(&self) -> bool {
         match self {
             Self::Server(connection) => connection.has_ended(),
@@ -150,7 +159,7 @@ impl Commands {
         match self {
             Self::Server(connection) => connection.connect(closed).await.map(Some),
             Self::Cluster(nodes) => {
-                nodes.revive();
+                nodes.revive().await?;
                 Ok(None)
             }
         }

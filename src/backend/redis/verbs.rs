@@ -11,8 +11,8 @@ use super::protocol::TOKENS_PER_GRANT;
 use super::transport::Transport;
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
-    Answer, Answered, Backend, BackendError, Capabilities, Claim, Detail, Event, Inspection, LeaseId,
-    LeaseRef, Limit, Released, Renew, Request, Resource,
+    Answer, Answered, Backend, BackendError, BoxError, Capabilities, Claim, Detail, Event, Finding,
+    Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, StoreState,
 };
 use crate::background;
 
@@ -23,7 +23,7 @@ impl Backend for RedisBackend {
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
-            self.revive().await?;
+            self.ready(&request.lease.resource).await?;
             let mut answer = self.ask(request).await?;
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
                 && let Err(error) = replicas.acknowledge(&request.lease.resource).await
@@ -70,7 +70,7 @@ impl Backend for RedisBackend {
             if resource.kind.is_semaphore() {
                 return Err(BackendError::many_holders());
             }
-            self.revive().await?;
+            self.ready(resource).await?;
             lock::force(&self.transports.of(resource), resource).await
         }
         .boxed()
@@ -83,7 +83,7 @@ impl Backend for RedisBackend {
         ttl: Duration,
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
-            self.revive().await?;
+            self.ready(resource).await?;
             semaphore::set_limit(&self.transports.of(resource), resource, permits, ttl).await
         }
         .boxed()
@@ -95,7 +95,7 @@ impl Backend for RedisBackend {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         async move {
-            self.revive().await?;
+            self.ready(resource).await?;
             if resource.kind.is_semaphore() {
                 semaphore::inspect(&self.transports.of(resource), resource, detail).await
             } else {
@@ -113,12 +113,51 @@ impl Backend for RedisBackend {
         &self.capabilities
     }
 
+    fn state(&self) -> StoreState {
+        self.statuses.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.statuses.changes()
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        async move {
+            self.revive().await?;
+            self.callers.ping().await
+        }
+        .boxed()
+    }
+
+    fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
+        async move {
+            self.revive().await?;
+            self.look().await
+        }
+        .boxed()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.close_connections().boxed()
     }
 }
 
 impl RedisBackend {
+    /// Sees to it that the connections of the caller work on the current runtime. While there is none to the server of `resource`, calls
+    /// that are to fail fast do so here.
+    async fn ready(&self, resource: &Resource) -> Result<(), BackendError> {
+        let fast = |source: BoxError| BackendError::FailedFast { source };
+        match self.revive().await {
+            Err(error) if self.fail_fast && error.is_transient() => Err(fast(error.into())),
+            Err(error) => Err(error),
+            Ok(()) if self.fail_fast => {
+                let connection = self.transports.of(resource).connection();
+                if connection.is_connected() { Ok(()) } else { Err(fast(connection.not_connected().into())) }
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
     async fn ask(&self, request: &Request) -> Result<Answer, BackendError> {
         if u64::from(request.tokens) > TOKENS_PER_GRANT {
             let reason =

@@ -1,0 +1,127 @@
+//! How a store can be reached, and what is noticeable about it.
+
+use std::fmt;
+use std::time::Instant;
+
+/// How a store can be reached at present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreState {
+    /// The worst of its nodes.
+    pub status: Status,
+    /// The servers to which there are connections.
+    pub nodes: Vec<NodeState>,
+}
+
+/// How one server of a store can be reached at present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeState {
+    /// Its address, without credentials.
+    pub address: String,
+    /// The worst of the connections to it.
+    pub status: Status,
+}
+
+/// How a server can be reached at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// It is connected, and answers.
+    Connected,
+    /// It is connected, but has not answered for at least the reply timeout.
+    Silent {
+        /// Since when.
+        since: Instant,
+    },
+    /// It is not connected. The client tries to connect again.
+    Disconnected {
+        /// Since when.
+        since: Instant,
+    },
+    /// The client was shut down.
+    Closed,
+}
+
+impl Status {
+    /// Whether requests can be expected to succeed.
+    #[must_use]
+    pub const fn is_connected(self) -> bool {
+        matches!(self, Self::Connected)
+    }
+
+    /// The worse one of two.
+    pub(crate) fn or_worse(self, other: Self) -> Self {
+        let rank = |status: &Self| match status {
+            Self::Connected => 0,
+            Self::Silent { .. } => 1,
+            Self::Disconnected { .. } => 2,
+            Self::Closed => 3,
+        };
+        if rank(&other) > rank(&self) { other } else { self }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected => f.write_str("connected"),
+            Self::Silent { since } => write!(f, "silent for {:?}", since.elapsed()),
+            Self::Disconnected { since } => write!(f, "disconnected for {:?}", since.elapsed()),
+            Self::Closed => f.write_str("closed"),
+        }
+    }
+}
+
+impl StoreState {
+    /// The state of a store that consists of these nodes. One without nodes is connected.
+    #[must_use]
+    pub fn of(nodes: Vec<NodeState>) -> Self {
+        let status = nodes.iter().fold(Status::Connected, |worst, node| worst.or_worse(node.status));
+        Self { status, nodes }
+    }
+}
+
+impl NodeState {
+    /// The state of the node at this address.
+    #[must_use]
+    pub fn new(address: impl Into<String>, status: Status) -> Self {
+        Self { address: address.into(), status }
+    }
+}
+
+/// Something about a store that its user should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// How serious it is.
+    pub severity: Severity,
+    /// What it is, and what to do about it.
+    pub text: String,
+}
+
+/// How serious a [`Finding`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Severity {
+    /// It limits what the store promises after a restart or a failover.
+    Info,
+    /// Leases may be lost although everybody behaves well.
+    Warning,
+    /// It cannot work: connecting fails.
+    Refused,
+}
+
+impl Finding {
+    /// A finding.
+    #[must_use]
+    pub fn new(severity: Severity, text: impl Into<String>) -> Self {
+        Self { severity, text: text.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}

@@ -1,0 +1,287 @@
+//! What a user sees of the store: its state, pings, what is found when connecting, and errors in words.
+#![cfg(feature = "redis")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use leasehold::backend::{RedisBackend, Severity, Status};
+use leasehold::{Client, Error};
+use support::{Cluster, RedisServer, Setup, eventually, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// How long a refusal may take.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+fn with_options(options: &[&str]) -> Setup {
+    Setup { options: options.iter().map(|option| (*option).to_owned()).collect(), ..Setup::default() }
+}
+
+/// The error of connecting to `url`, which is not accepted to take long.
+async fn refused(url: &str) -> String {
+    let begun = Instant::now();
+    let error = Client::connect(url).await.expect_err("it is refused");
+    assert!(begun.elapsed() < AT_ONCE, "{:?}: {error}", begun.elapsed());
+    error.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_state_follows_the_server() {
+    let Some(mut server) = RedisServer::start_or_skip("the state of the store") else { return };
+    let client = Client::connect(&server.url()).await.expect("the server answers");
+    let state = client.state();
+    assert_eq!(state.status, Status::Connected);
+    let address = format!("127.0.0.1:{}", server.port());
+    assert_eq!(state.nodes.iter().map(|node| &*node.address).collect::<Vec<_>>(), [&*address]);
+    assert!(client.ping(SECOND).await.expect("the server answers") < SECOND);
+
+    let mut changes = client.state_changes();
+    server.kill();
+    let disconnected = within(SECOND * 5, changes.next()).await.expect("a change");
+    assert!(matches!(disconnected.status, Status::Disconnected { .. }), "{disconnected:?}");
+    let error = client.ping(Duration::from_millis(200)).await.expect_err("the server is gone");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+
+    server.restart();
+    within(SECOND * 5, async { while !changes.next().await.expect("a change").status.is_connected() {} })
+        .await;
+    client.ping(SECOND).await.expect("the server is back");
+    client.shutdown().await.expect("nothing is left");
+    assert_eq!(client.state().status, Status::Closed);
+    within(SECOND, async {
+        while changes.next().await.is_some_and(|state| state.status != Status::Closed) {}
+    })
+    .await;
+    assert!(matches!(client.ping(SECOND).await, Err(Error::Closed { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_is_silent_until_it_answers() {
+    let Some(server) = RedisServer::start_or_skip("a silent server") else { return };
+    let reply = Duration::from_millis(300);
+    let builder = RedisBackend::builder(&server.url()).expect("a URL").reply_timeout(reply);
+    let client = Client::with_backend(Arc::new(builder.connect().await.expect("the server answers")));
+    let begun = Instant::now();
+    server.pause();
+    assert!(client.ping(SECOND * 2).await.is_err());
+    let Status::Silent { since } = client.state().status else { panic!("{:?}", client.state()) };
+    assert!(since >= begun && since.elapsed() >= reply);
+    server.resume();
+    eventually(SECOND * 5, || async {
+        client.ping(SECOND).await.is_ok() && client.state().status.is_connected()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_may_start_before_its_server() -> Result<(), Error> {
+    let Some(mut server) = RedisServer::start_or_skip("a lazy client") else { return Ok(()) };
+    server.kill();
+    let client = Client::connect_lazy(&server.url())?;
+    assert!(matches!(client.mutex("a")?.try_lock().await, Err(Error::StoreUnavailable { .. })));
+    eventually(SECOND, || async { !client.state().status.is_connected() }).await;
+    server.restart();
+    eventually(SECOND * 5, || async { client.state().status.is_connected() }).await;
+    client.mutex("a")?.lock().await?.release().await?;
+    // What is wrong with the URL is said at once.
+    assert!(matches!(Client::connect_lazy("redis://"), Err(Error::InvalidArgument { .. })));
+    client.shutdown().await
+}
+
+#[test]
+fn a_lazy_client_needs_no_runtime_until_it_is_used() {
+    let Some(server) = RedisServer::start_or_skip("a lazy client without a runtime") else { return };
+    let client = Client::connect_lazy(&server.url()).expect("a URL");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let guard = client.mutex("a").expect("a name").lock().await.expect("the server answers");
+        guard.release().await.expect("it is held");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_client_of_a_cluster_finds_its_nodes() -> Result<(), Error> {
+    let Some(cluster) = Cluster::start_or_skip("a lazy client of a cluster") else { return Ok(()) };
+    let client = Client::connect_lazy(&cluster.url())?;
+    for n in 0..10 {
+        client.mutex(&n.to_string())?.lock().await?.release().await?;
+    }
+    eventually(SECOND * 5, || async { client.state().nodes.len() >= 3 }).await;
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_fail_at_once_while_the_store_is_known_to_be_away() {
+    let Some(mut server) = RedisServer::start_or_skip("fail fast") else { return };
+    let builder = RedisBackend::builder(&server.url()).expect("a URL").fail_fast(true);
+    let client = Client::with_backend(Arc::new(builder.connect().await.expect("the server answers")));
+    let mutex = client.mutex("a").expect("a name");
+    server.kill();
+    eventually(SECOND * 5, || async { !client.state().status.is_connected() }).await;
+    let begun = Instant::now();
+    let error = mutex.lock_timeout(SECOND * 30).await.expect_err("the server is gone");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+    assert!(error.to_string().contains("not connected: "), "{error}");
+    server.restart();
+    eventually(SECOND * 5, || async { mutex.try_lock().await.is_ok_and(|guard| guard.is_some()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_cannot_carry_locks_are_refused() {
+    let Some(primary) = RedisServer::start_or_skip("what is refused when connecting") else { return };
+    let port = primary.port().to_string();
+    let replica =
+        RedisServer::start_with_or_skip("a replica", with_options(&["--replicaof", "127.0.0.1", &port]));
+    let text = refused(&replica.expect("a server").url()).await;
+    assert!(text.contains(&format!("this server is a replica of 127.0.0.1:{port}")), "{text}");
+    assert!(text.contains("redis-sentinel://"), "{text}");
+
+    let node = Setup { cluster: true, ..Setup::default() };
+    let node = RedisServer::start_with_or_skip("a node of a cluster", node).expect("a server");
+    let text = refused(&node.url()).await;
+    assert!(text.contains("this server is a node of a cluster: use `redis-cluster://`"), "{text}");
+
+    let old = old_server();
+    let text = refused(&format!("redis://127.0.0.1:{old}")).await;
+    assert!(text.contains("Redis 6.2 or later, or Valkey, is needed"), "{text}");
+}
+
+/// A server that knows no HELLO, like Redis 5.
+fn old_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            let Ok(mut connection) = connection else { return };
+            thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while connection.read(&mut bytes).is_ok_and(|read| read > 0) {
+                    let answer = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
+                    if connection.write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_with_which_leases_may_be_lost_are_found() -> Result<(), Error> {
+    let setup = with_options(&["--maxmemory-policy", "allkeys-lru"]);
+    let Some(server) = RedisServer::start_with_or_skip("what is found", setup) else { return Ok(()) };
+    let begun = Instant::now();
+    let client = Client::connect(&server.url()).await?;
+    assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+    let findings = client.check().await?;
+    let found =
+        |severity| findings.iter().find(|finding| finding.severity == severity).map(|found| &*found.text);
+    let warning = found(Severity::Warning).expect("a warning");
+    assert!(warning.contains("`maxmemory-policy` is `allkeys-lru`"), "{warning}");
+    let info = found(Severity::Info).expect("something to know");
+    assert!(info.contains("keeps nothing on disk"), "{info}");
+    assert_eq!(found(Severity::Refused), None);
+    // Looking leaves nothing behind.
+    assert_eq!(server.raw().keys("*"), Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_rights_are_named() {
+    let Some(server) = RedisServer::start_or_skip("missing rights") else { return };
+    let mut raw = server.raw();
+    let rights = ["ACL", "SETUSER", "app", "on", ">p", "~*", "&*", "+@all", "-zadd", "-hset"];
+    assert_eq!(raw.send(&rights).text().as_deref(), Some("OK"));
+    let text = refused(&format!("redis://app:p@127.0.0.1:{}", server.port())).await;
+    assert!(text.contains("this user may not run commands that are needed: HSET, ZADD"), "{text}");
+    assert_eq!(raw.send(&["ACL", "SETUSER", "app", "+@all", "-eval"]).text().as_deref(), Some("OK"));
+    let text = refused(&format!("redis://app:p@127.0.0.1:{}", server.port())).await;
+    assert!(text.contains("EVAL"), "{text}");
+    // A user who may see nothing but its own keys is not refused because of that.
+    let rights =
+        ["ACL", "SETUSER", "app", "+@all", "resetkeys", "~shop:*", "~{shop:*", "-info", "-config", "-role"];
+    assert_eq!(raw.send(&rights).text().as_deref(), Some("OK"));
+    Client::connect(&format!("redis://app:p@127.0.0.1:{}", server.port()))
+        .await
+        .expect("it may lock `shop:*`");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_of_connecting_say_what_to_do() {
+    let Some(server) = RedisServer::start_or_skip("errors of connecting") else { return };
+    assert_eq!(server.raw().send(&["CONFIG", "SET", "requirepass", "p"]).text().as_deref(), Some("OK"));
+    let address = format!("127.0.0.1:{}", server.port());
+    let text = refused(&format!("redis://{address}")).await;
+    assert!(text.contains("the server asks for a password, and none was given"), "{text}");
+    let text = refused(&format!("redis://:wrong@{address}")).await;
+    assert!(text.contains("the server does not accept this user name and password"), "{text}");
+    assert!(!text.contains("wrong@"), "{text}");
+    for (url, words) in [
+        ("memory", "`memory:`, with the colon"),
+        ("redis://u:p/w@h", "percent-encode it as `%2F`"),
+        ("redis://h?timeout=3", "a parameter `timeout`"),
+        ("postgres://h", "none of `memory:`, `redis://`"),
+    ] {
+        let text = refused(url).await;
+        assert!(text.contains(words), "{url}: {text}");
+    }
+    drop(server);
+    let text = refused(&format!("redis://:p@{address}")).await;
+    assert!(text.contains("Connection refused") && !text.contains("Os {"), "{text}");
+    let text =
+        Client::connect("redis://no-such-host.invalid").await.expect_err("nobody is there").to_string();
+    assert!(text.contains("failed to lookup address") && !text.contains("Custom {"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("redis://{}", listener.local_addr().expect("an address"));
+    let error = Client::connect(&url).await.expect_err("nobody answers");
+    assert!(error.to_string().contains("connected, but the server did not answer within 2s"), "{error}");
+}
+
+#[test]
+fn a_runtime_without_io_is_an_error_that_says_so() {
+    let Some(server) = RedisServer::start_or_skip("a runtime without I/O") else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let error = runtime.block_on(Client::connect(&server.url())).expect_err("there is no I/O");
+    assert!(error.to_string().contains("a runtime of tokio with I/O"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_server_says_is_repeated_without_additions() -> Result<(), Error> {
+    let setup = with_options(&["--maxmemory", "1gb"]);
+    let Some(server) = RedisServer::start_with_or_skip("errors of the server", setup) else { return Ok(()) };
+    let client = Client::connect(&server.url()).await?;
+    let mutex = client.mutex("a")?;
+    mutex.lock().await?.release().await?;
+    let mut raw = server.raw();
+    for (set, reset, word) in [
+        (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"], "OOM"),
+        (
+            ["CONFIG", "SET", "min-replicas-to-write", "3"],
+            ["CONFIG", "SET", "min-replicas-to-write", "0"],
+            "NOREPLICAS",
+        ),
+        (
+            ["ACL", "SETUSER", "default", "-set"],
+            ["ACL", "SETUSER", "default", "+set"],
+            "can't run this command",
+        ),
+    ] {
+        assert_eq!(raw.send(&set).text().as_deref(), Some("OK"));
+        let error = mutex.try_lock().await.expect_err(word);
+        assert_eq!(raw.send(&reset).text().as_deref(), Some("OK"));
+        let text = error.to_string();
+        assert!(text.contains(word) && !text.contains("Unknown Error"), "{text}");
+    }
+    Ok(())
+}
