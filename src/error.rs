@@ -22,13 +22,15 @@ pub enum Error {
     },
 
     /// The resource did not become available within the given time. Try again later.
-    #[error("timed out after {waited:?} waiting for `{name}`")]
+    #[error("timed out after {waited:?} waiting for `{name}`{}", if *.holder_never_expires { NEVER_EXPIRES } else { "" })]
     #[non_exhaustive]
     TimedOut {
         /// The resource.
         name: String,
         /// How long the call waited.
         waited: Duration,
+        /// Whether the lock's key has no expiry: somebody else has left it behind, or holds it until the key is deleted.
+        holder_never_expires: bool,
     },
 
     /// The lease ended before its guard was released: somebody else may hold the resource by now. Stop, and
@@ -275,6 +277,9 @@ impl Error {
         }
     }
 }
+
+const NEVER_EXPIRES: &str = ": its key has no expiry, so it is never free unless somebody deletes it (or the client repairs such \
+     keys: `RedisBuilder::repair_keys_without_expiry`)";
 
 /// `: what the store said`, or nothing.
 fn said(detail: &Option<String>) -> String {

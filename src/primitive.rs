@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::backend::{Claim, Detail, Inspection, Resource};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{Engine, FollowsLimit, Wait, Waiter};
+use crate::lease::{Engine, FollowsLimit, Unavailable, Wait, Waiter};
 use crate::options::Settings;
 
 /// A named thing that can be held under leases.
@@ -45,7 +45,8 @@ impl Primitive {
         follower: Option<&dyn FollowsLimit>,
     ) -> Result<Guard, Error> {
         // A request that waits ends with a guard or an error.
-        self.ask(claim, Wait::Forever, follower).await?.ok_or_else(|| self.timed_out(Instant::now()))
+        let guard = self.ask(claim, Wait::Forever, follower).await?;
+        guard.map_err(|unavailable| self.timed_out(Instant::now(), unavailable))
     }
 
     /// Does not wait.
@@ -54,7 +55,7 @@ impl Primitive {
         claim: &Claim,
         follower: Option<&dyn FollowsLimit>,
     ) -> Result<Option<Guard>, Error> {
-        self.ask(claim, Wait::No, follower).await
+        Ok(self.ask(claim, Wait::No, follower).await?.ok())
     }
 
     /// Waits in the queue for at most `timeout`.
@@ -66,7 +67,8 @@ impl Primitive {
     ) -> Result<Guard, Error> {
         let started = Instant::now();
         let wait = started.checked_add(timeout).map_or(Wait::Forever, Wait::Until);
-        self.ask(claim, wait, follower).await?.ok_or_else(|| self.timed_out(started))
+        let guard = self.ask(claim, wait, follower).await?;
+        guard.map_err(|unavailable| self.timed_out(started, unavailable))
     }
 
     /// Re-enters a lock that `owner` holds in this client, without a request to the store.
@@ -94,7 +96,7 @@ impl Primitive {
         claim: &Claim,
         wait: Wait,
         follower: Option<&dyn FollowsLimit>,
-    ) -> Result<Option<Guard>, Error> {
+    ) -> Result<Result<Guard, Unavailable>, Error> {
         let waiter = Waiter::new(&self.engine, &self.resource, &self.settings, claim, follower, wait);
         let hold = waiter.acquire().await?;
         Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
@@ -112,7 +114,8 @@ impl Primitive {
         output
     }
 
-    fn timed_out(&self, started: Instant) -> Error {
-        Error::TimedOut { name: self.name().to_owned(), waited: started.elapsed() }
+    fn timed_out(&self, started: Instant, unavailable: Unavailable) -> Error {
+        let Unavailable { holder_never_expires } = unavailable;
+        Error::TimedOut { name: self.name().to_owned(), waited: started.elapsed(), holder_never_expires }
     }
 }

@@ -411,7 +411,9 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
     let short = options().ttl(ms(300));
     let plain = mutex_with(&client, short.clone());
-    assert_timed_out(plain.lock_timeout(ms(700)).await);
+    let error = plain.lock_timeout(ms(700)).await.expect_err("it is never free");
+    assert!(error.to_string().contains("its key has no expiry"), "{error}");
+    assert!(matches!(error, Error::TimedOut { holder_never_expires: true, .. }), "{error:?}");
     assert!(plain.try_lock().await.expect("answered").is_none());
     assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
     let holder = plain.inspect().await.expect("inspected").holder().cloned().expect("held");

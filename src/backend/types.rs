@@ -320,13 +320,15 @@ pub struct Queued {
     pub ask_again_in: Option<Duration>,
     /// The limit in force, of a semaphore.
     pub limit: Option<Limit>,
+    /// Whether the holder's key has no expiry, so that nobody else gets the lock unless the holder releases it. Only told to users.
+    pub holder_never_expires: bool,
 }
 
 impl Queued {
     /// The place with this ticket.
     #[must_use]
     pub const fn new(ticket: Ticket, ask_again_in: Option<Duration>, limit: Option<Limit>) -> Self {
-        Self { ticket, ask_again_in, limit }
+        Self { ticket, ask_again_in, limit, holder_never_expires: false }
     }
 }
 

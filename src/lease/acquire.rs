@@ -58,6 +58,13 @@ impl Wait {
     }
 }
 
+/// No lease was available for as long as the task waited.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unavailable {
+    /// Whether that will not change unless the holder releases it.
+    pub(crate) holder_never_expires: bool,
+}
+
 /// A task that wants a lease, until it holds one. If it is dropped, whatever it was granted is given back.
 pub(crate) struct Waiter<'a> {
     engine: &'a Engine,
@@ -92,10 +99,10 @@ impl<'a> Waiter<'a> {
         Self { engine, resource, settings, claim, follower, wait, place, lease, told }
     }
 
-    /// Acquires a lease. `None` if none was available for as long as the task waits.
+    /// Acquires a lease, unless none was available for as long as the task waits.
     ///
     /// Cancel safe: dropping the future gives back whatever it was granted.
-    pub(crate) async fn acquire(mut self) -> Result<Option<Hold>, Error> {
+    pub(crate) async fn acquire(mut self) -> Result<Result<Hold, Unavailable>, Error> {
         let span =
             tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
         let hold = if span.is_disabled() {
@@ -103,11 +110,12 @@ impl<'a> Waiter<'a> {
         } else {
             self.acquire_until_it_lasts().instrument(span.clone()).await?
         };
-        if let Some(hold) = &hold {
-            // Not `Span::current()`: where this span is filtered out, that is the caller's.
-            span.record("token", hold.token.get());
-        }
-        Ok(hold)
+        let Some(hold) = hold else {
+            return Ok(Err(Unavailable { holder_never_expires: self.holder_never_expires() }));
+        };
+        // Not `Span::current()`: where this span is filtered out, that is the caller's.
+        span.record("token", hold.token.get());
+        Ok(Ok(hold))
     }
 
     async fn acquire_until_it_lasts(&mut self) -> Result<Option<Hold>, Error> {
@@ -366,6 +374,13 @@ impl<'a> Waiter<'a> {
         match &self.place {
             Some((group, _)) => self.keeper().silence(group),
             None => self.lease.as_ref()?.silence(),
+        }
+    }
+
+    fn holder_never_expires(&self) -> bool {
+        match &self.place {
+            Some((group, _)) => self.keeper().holder_never_expires(group),
+            None => self.lease.as_ref().is_some_and(|lease| lease.holder_never_expires()),
         }
     }
 

@@ -153,6 +153,12 @@ impl Keeper {
         leases.iter().find_map(|lease| lease.silence())
     }
 
+    /// Whether a group waits behind a key that has no expiry.
+    pub(super) fn holder_never_expires(&self, group: &Group) -> bool {
+        let leases = with_queue(&self.queues, group, None, |queue| self.of(&queue.leases()));
+        leases.iter().any(|lease| lease.holder_never_expires())
+    }
+
     /// Sends the request for a lease, for the first time or again.
     pub(super) async fn ask(&self, lease: Arc<Lease>) {
         let Some(request) = lease.request_again() else { return };

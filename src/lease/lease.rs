@@ -83,6 +83,8 @@ struct Queued {
     revoked: Option<FencingToken>,
     /// The error of the last request, if it was not answered.
     silence: Option<Box<BackendError>>,
+    /// Whether the holder's key has no expiry, by the last answer.
+    holder_never_expires: bool,
     /// Whether the keeper has it in its schedule and repeats the request.
     kept: bool,
     /// Whether a request of the keeper is in flight.
@@ -195,6 +197,7 @@ impl Lease {
             told: None,
             revoked: None,
             silence: None,
+            holder_never_expires: false,
             kept: false,
             asking: false,
             in_place: true,
@@ -311,6 +314,7 @@ impl Lease {
             },
             Ok(Answer::Queued(place)) => {
                 queued.answered(place.ticket, sent, now);
+                queued.holder_never_expires = place.holder_never_expires;
                 let alive = moment_within(now, self.terms.ttl);
                 queued.ask_at = now + place.ask_again_in.map_or(alive, |pause| pause.min(alive));
                 match queued.told.take().map(|told| *told) {
@@ -456,6 +460,11 @@ impl Lease {
             Phase::Released { .. } => false,
             Phase::Lost { seen_to, .. } => !*seen_to,
         }
+    }
+
+    /// Whether it waits behind a key that has no expiry.
+    pub(super) fn holder_never_expires(&self) -> bool {
+        matches!(&self.state.lock().phase, Phase::Queued(queued) if queued.holder_never_expires)
     }
 
     /// Why the last request or renewal was not answered, if it was not.

@@ -42,6 +42,6 @@ mod renewals;
 mod schedule;
 mod tasks;
 
-pub(crate) use acquire::{FollowsLimit, Wait, Waiter};
+pub(crate) use acquire::{FollowsLimit, Unavailable, Wait, Waiter};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;

@@ -17,6 +17,9 @@ pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// What PTTL answers for a key that has no expiry.
+const NO_EXPIRY: i64 = -1;
+
 /// `None` for `-1` and `-2`, which mean "no expiry" and "no such key".
 pub(super) fn from_millis(value: &Value) -> Option<Duration> {
     value.as_i64().and_then(|millis| u64::try_from(millis).ok()).map(Duration::from_millis)
@@ -40,7 +43,9 @@ pub(super) fn read_queued(
     let before = read_number(before)?;
     let pause = |left: Duration| left + Duration::from_millis(1) + (STAGGER * before).min(MAX_STAGGER);
     let ticket = Ticket::new(ticket.as_u64()?);
-    Some(Answer::Queued(Queued::new(ticket, from_millis(remaining).map(pause), limit)))
+    let mut queued = Queued::new(ticket, from_millis(remaining).map(pause), limit);
+    queued.holder_never_expires = remaining.as_i64() == Some(NO_EXPIRY) && limit.is_none();
+    Some(Answer::Queued(queued))
 }
 
 /// "Granted", from the token.

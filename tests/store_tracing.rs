@@ -1,0 +1,87 @@
+//! What an operator reads when the store goes and comes back. The only test of its program: what is traced on the crate's own thread
+//! can only be collected for the whole process.
+#![cfg(feature = "redis")]
+
+mod support;
+
+use std::fmt::{self, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold::Client;
+use support::{RedisServer, eventually};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Everything of this crate from INFO on, one line per event.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {field}={value:?}").expect("a string grows");
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO && metadata.target().starts_with("leasehold")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        self.0.lock().expect("no panic").push(line.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Lines {
+    fn with(&self, words: &str) -> Vec<String> {
+        self.0.lock().expect("no panic").iter().filter(|line| line.contains(words)).cloned().collect()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back() {
+    let Some(mut server) = RedisServer::start_or_skip("what is traced about the store") else { return };
+    let lines = Lines::default();
+    tracing::subscriber::set_global_default(lines.clone()).expect("the only one");
+    let url = server.url().replace("redis://", "redis://:hunter2@");
+    let password = ["CONFIG", "SET", "requirepass", "hunter2"];
+    assert_eq!(server.raw().send(&password).text().as_deref(), Some("OK"));
+    let client = Client::connect(&url).await.expect("the server answers");
+    assert_eq!(lines.with("keeps nothing on disk").len(), 1);
+
+    for round in 1..=2 {
+        server.kill();
+        eventually(Duration::from_secs(5), || async { !client.state().status.is_connected() }).await;
+        server.restart();
+        eventually(Duration::from_secs(10), || async { client.ping(Duration::from_secs(1)).await.is_ok() })
+            .await;
+        eventually(Duration::from_secs(10), || async { client.state().status.is_connected() }).await;
+        let (gone, back) =
+            (lines.with("the store is disconnected"), lines.with("the store is connected again"));
+        assert_eq!((gone.len(), back.len()), (round, round), "{gone:?} {back:?}");
+        let address = format!("redis://127.0.0.1:{}", server.port());
+        assert!(gone[0].starts_with("WARN") && gone[0].contains(&address), "{gone:?}");
+        assert!(back[0].starts_with("INFO") && back[0].contains(&address), "{back:?}");
+    }
+    client.shutdown().await.expect("nothing is left");
+    assert_eq!(lines.with("hunter2"), Vec::<String>::new());
+    assert_eq!(lines.with("the store is").len(), 4, "{:?}", lines.with("the store is"));
+}
