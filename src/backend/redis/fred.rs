@@ -10,6 +10,8 @@
 //! * If its driver has ended, commands hang: they fail as soon as that is seen.
 //! * By default it waits for 10 s and queues without limit: changed below.
 
+mod tls;
+
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -36,12 +38,15 @@ use super::script::Script;
 use super::url::{Login, Target, Topology};
 use super::value::{Arguments, Value};
 
+pub(super) use tls::with_tls;
+
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
 /// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
 const MESSAGE_BUFFER: usize = 4096;
 
 /// The target of a configuration of fred, whose credentials stay there.
+#[cfg_attr(not(feature = "fred"), allow(dead_code))]
 pub(super) fn target(config: &Config) -> Target {
     let tcp = |server: &FredServer| Server::Tcp { host: server.host.to_string(), port: server.port };
     let topology = match &config.server {
@@ -80,7 +85,10 @@ impl FredConnector {
         };
         // What the configuration says holds unless the URL says something else.
         config.username = login.user.clone().or(config.username);
-        config.password = login.password.clone().or(config.password);
+        if login.password.is_some() {
+            config.password.clone_from(&login.password);
+            config.credential_provider = None;
+        }
         config.database = login.database.or(config.database);
         let performance = PerformanceConfig {
             default_command_timeout: self.timeouts.reply,

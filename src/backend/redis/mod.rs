@@ -19,6 +19,8 @@
 //! | `batch` | many operations in one call |
 //! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
+//! | `opening` | links opened with credentials that are asked for each time, and why that failed |
+//! | `credentials`, `tls` | public: who logs in, and certificates |
 //! | `url` | parsing URLs, and the server's address in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
@@ -30,12 +32,14 @@ mod batch;
 mod callers;
 mod cluster;
 mod connection;
+mod credentials;
 mod fred;
 mod keys;
 mod link;
 mod lock;
 mod msgpack;
 mod notifications;
+mod opening;
 mod operation;
 mod protocol;
 mod renewals;
@@ -45,6 +49,7 @@ mod route;
 mod script;
 mod semaphore;
 mod servers;
+mod tls;
 mod transport;
 mod url;
 mod value;
@@ -69,10 +74,14 @@ use crate::sync::Mutex;
 use callers::CallersConnections;
 use connection::Timeouts;
 use notifications::{Channel, Notifications};
+use opening::Opening;
 use replicas::{Quota, Replicas};
 use servers::Servers;
 use transport::Transports;
 use url::Target;
+
+pub use credentials::{Credentials, CredentialsProvider};
+pub use tls::TlsOptions;
 
 /// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary that sentinels name, or a cluster.
 ///
@@ -116,6 +125,7 @@ pub struct RedisBuilder {
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
     quota: Option<Quota>,
+    tls: Option<TlsOptions>,
 }
 
 impl RedisBuilder {
@@ -169,6 +179,24 @@ impl RedisBuilder {
         self
     }
 
+    /// Certificates for a URL that asks for TLS (`rediss://` and the like), which needs the feature `rustls` or `native-tls`.
+    ///
+    /// Default: the authorities that the system trusts, no client certificate.
+    pub fn tls(mut self, options: TlsOptions) -> Self {
+        self.tls = Some(options);
+        self
+    }
+
+    /// Asks `provider` for the user and the password before every attempt to connect, instead of those in the URL. If the server
+    /// closes a connection, or answers that it is not authenticated any more, the client connects again with what is provided then,
+    /// and tries that until it succeeds; leases are kept meanwhile as during any other outage. Sentinels are not sent these credentials.
+    ///
+    /// Default: what the URL says.
+    pub fn credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
+        self.target.login.provider = Some(Arc::new(provider));
+        self
+    }
+
     /// Connects and subscribes, and checks that messages are delivered.
     ///
     /// # Errors
@@ -181,7 +209,7 @@ impl RedisBuilder {
     /// # Cancel safety
     ///
     /// Dropping the future closes what was opened.
-    pub async fn connect(self) -> Result<RedisBackend, Error> {
+    pub async fn connect(mut self) -> Result<RedisBackend, Error> {
         let timeouts = self.timeouts;
         for timeout in [timeouts.connect, timeouts.reply] {
             if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
@@ -204,10 +232,7 @@ impl RedisBuilder {
             }
         }
         let store = self.target.to_string();
-        if self.target.tls && !self.config.uses_tls() {
-            let reason = "TLS: this build would connect in plain text".to_owned();
-            return Err(Error::Unsupported { store, reason });
-        }
+        self.config = fred::with_tls(self.config, &self.target, self.tls.as_ref())?;
         let opened = RedisBackend::open(&self, store.clone());
         let opened = tokio::time::timeout(timeouts.connect, opened).await;
         opened
@@ -282,6 +307,7 @@ impl RedisBackend {
             poll_interval: None,
             repair: None,
             quota: None,
+            tls: None,
         }
     }
 
@@ -296,7 +322,8 @@ impl RedisBackend {
         let (ids, closing) = (LeaseIds::new(), Closing::default());
         let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
-        let connector = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
+        let library = Arc::new(FredConnector::new(&settings.config, settings.timeouts));
+        let connector = Arc::new(Opening::new(library, settings.target.tls, settings.timeouts));
         let (target, heard) = (&settings.target, Arc::clone(&notifications));
         let servers = Servers::new(target, connector, settings.timeouts, heard, closing.token());
         let (commands, transports) = servers.commands(&Handle::current());
