@@ -55,7 +55,7 @@ mod sync;
 
 pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, Waiter};
 #[cfg(feature = "redis")]
-pub use backend::{RedisBackend, RedisBuilder};
+pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

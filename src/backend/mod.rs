@@ -68,7 +68,7 @@ pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
 #[cfg(feature = "redis")]
-pub use redis::{RedisBackend, RedisBuilder};
+pub use redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
 pub use types::*;
 

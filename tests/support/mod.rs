@@ -33,7 +33,7 @@ pub(crate) use clock::Clock;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
 pub(crate) use load::Load;
 pub(crate) use proxy::{Direction, Proxy, Traffic};
-pub(crate) use redis::{RedisServer, Setup};
+pub(crate) use redis::{RedisServer, ServerCertificate, Setup};
 pub(crate) use resp::{Raw, Reply};
 pub(crate) use time::{eventually, within};
 pub(crate) use topology::{Cluster, Sentinels};

@@ -52,6 +52,8 @@ struct Wire {
     cuts: watch::Sender<Cut>,
     refusing: AtomicBool,
     forgetting_tickets: AtomicBool,
+    /// Sending is a log-out of every connection there is.
+    log_outs: watch::Sender<()>,
     accepted: AtomicUsize,
     open: AtomicUsize,
     trap: Mutex<Option<Trap>>,
@@ -149,6 +151,7 @@ impl Proxy {
             cuts: watch::Sender::default(),
             refusing: AtomicBool::default(),
             forgetting_tickets: AtomicBool::default(),
+            log_outs: watch::Sender::default(),
             accepted: AtomicUsize::default(),
             open: AtomicUsize::default(),
             trap: Mutex::default(),
@@ -210,6 +213,11 @@ impl Proxy {
     /// From now on, all places in queues seem to have the same ticket: a server that does not tell one from another.
     pub(crate) fn forget_tickets(&self) {
         self.wire.forgetting_tickets.store(true, Ordering::SeqCst);
+    }
+
+    /// From its next request on, each connection there is has not logged in. New ones can. (The server must require it.)
+    pub(crate) fn log_out(&self) {
+        self.wire.log_outs.send_replace(());
     }
 
     /// Completes when the next request that is `meant` goes to the server.
@@ -338,6 +346,7 @@ async fn requests(
     listens: &AtomicBool,
 ) -> io::Result<()> {
     let mut frames = Frames::default();
+    let mut log_outs = wire.log_outs.subscribe();
     loop {
         let Some((bytes, words)) = frames.next(&mut client, parse_request).await? else { return Ok(()) };
         let request = Request { bytes, words };
@@ -345,6 +354,10 @@ async fn requests(
             listens.store(true, Ordering::SeqCst);
         }
         wire.passable(Direction::ToServer, listens).await;
+        if log_outs.has_changed().is_ok_and(|changed| changed) {
+            log_outs.mark_unchanged();
+            server.write_all(b"RESET\r\n").await?;
+        }
         lock(connection).note(&request, wire);
         server.write_all(&request.bytes).await?;
         if let Some(seen) = spring(&wire.watch, &request) {
@@ -378,6 +391,10 @@ async fn replies(
     let (mut answers, mut confirmations) = (0, 0);
     loop {
         let Some((mut bytes, reply)) = frames.next(&mut server, Reply::parse).await? else { return Ok(()) };
+        if reply == Reply::Simple("RESET".to_owned()) {
+            // No client has asked for that.
+            continue;
+        }
         if wire.forgetting_tickets.load(Ordering::SeqCst) {
             forget_ticket(&mut bytes, &reply);
         }

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -40,11 +40,46 @@ pub(crate) struct Setup {
     pub(crate) own_session: bool,
     /// A node of a cluster, whose bus has a port of its own, 10 000 above the other.
     pub(crate) cluster: bool,
+    /// Serve TLS as well, on a port of its own. `None` if the plain port is all.
+    pub(crate) tls: Option<ServerCertificate>,
     /// A sentinel with this configuration instead of a server that stores anything.
     pub(crate) sentinel: Option<String>,
 }
 
+/// What a server needs for TLS, in PEM.
+#[derive(Clone, Debug)]
+pub(crate) struct ServerCertificate {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+    /// The authority that clients' certificates must be signed by.
+    pub(crate) authority: String,
+    /// Whether clients need a certificate.
+    pub(crate) required: bool,
+}
+
+impl ServerCertificate {
+    /// Options that make a server listen on `port` as well; what they name is in `dir`.
+    fn options(&self, dir: &Path, port: u16) -> Vec<OsString> {
+        let file = |name: &str, text: &str| {
+            let file = dir.join(name);
+            fs::write(&file, text).expect("the directory is writable");
+            file
+        };
+        let mut options = vec!["--tls-port".into(), port.to_string().into()];
+        options.extend(["--tls-cert-file".into(), file("server.pem", &self.certificate).into()]);
+        options.extend(["--tls-key-file".into(), file("server.key", &self.key).into()]);
+        options.extend(["--tls-ca-cert-file".into(), file("authority.pem", &self.authority).into()]);
+        options.extend(["--tls-auth-clients", if self.required { "yes" } else { "no" }].map(OsString::from));
+        options
+    }
+}
+
 impl Setup {
+    /// Plain text on one port, TLS on another.
+    pub(crate) fn with_tls(certificate: ServerCertificate) -> Self {
+        Self { tls: Some(certificate), ..Self::default() }
+    }
+
     /// Every write is on disk before it is answered, so that a restart remembers everything.
     pub(crate) fn on_disk() -> Self {
         let options = ["--appendonly", "yes", "--appendfsync", "always"];
@@ -62,13 +97,28 @@ impl Setup {
     }
 }
 
+/// Where a server listens.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    plain: u16,
+    tls: Option<u16>,
+}
+
+impl Ports {
+    /// Those of a node are low, for its bus.
+    fn find(setup: &Setup) -> Self {
+        let port = || if setup.cluster { free_port_below(55_000) } else { free_port() };
+        Self { plain: port(), tls: setup.tls.as_ref().map(|_| port()) }
+    }
+}
+
 /// A running server. Killed when dropped, and with the test process.
 #[derive(Debug)]
 pub(crate) struct RedisServer {
     program: PathBuf,
     setup: Setup,
     dir: PathBuf,
-    port: u16,
+    ports: Ports,
     process: ChildProcess,
 }
 
@@ -89,36 +139,50 @@ impl RedisServer {
     #[track_caller]
     pub(crate) fn start_with_or_skip(left_out: &str, setup: Setup) -> Option<Self> {
         if let Some(program) = find_program() {
+            if setup.tls.is_some() && !has_tls(&program) {
+                say(&format!("\nLEFT OUT: {left_out}: {} was built without TLS\n", program.display()));
+                return None;
+            }
             return Some(Self::start(program, setup));
         }
         assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "no redis-server for: {left_out}");
-        let notice =
-            format!("\nLEFT OUT: {left_out}: no redis-server on PATH or in {SERVER}; see scripts/test.sh\n");
-        std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+        say(&format!(
+            "\nLEFT OUT: {left_out}: no redis-server on PATH or in {SERVER}; see scripts/test.sh\n"
+        ));
         None
     }
 
     fn start(program: PathBuf, setup: Setup) -> Self {
         let dir = new_dir();
         for _ in 0..PORTS {
-            let port = if setup.cluster { free_port_below(55_000) } else { free_port() };
-            if let Some(process) = launch(&program, &setup, &dir, port) {
-                return Self { program, setup, dir, port, process };
+            let ports = Ports::find(&setup);
+            if let Some(process) = launch(&program, &setup, &dir, ports) {
+                return Self { program, setup, dir, ports, process };
             }
         }
         panic!("{} does not start; its log:\n{}", program.display(), log(&dir));
     }
 
     pub(crate) fn port(&self) -> u16 {
-        self.port
+        self.ports.plain
+    }
+
+    /// Of TLS, which the setup asked for.
+    pub(crate) fn tls_port(&self) -> u16 {
+        self.ports.tls.expect("the setup asked for TLS")
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
     }
 
+    /// The port by which the other nodes of a cluster find this one.
+    pub(crate) fn bus_client_port(&self) -> u16 {
+        self.ports.tls.unwrap_or(self.ports.plain)
+    }
+
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://127.0.0.1:{}", self.port())
     }
 
     pub(crate) fn unix_url(&self) -> String {
@@ -134,7 +198,7 @@ impl RedisServer {
     /// A new connection for commands by hand.
     #[track_caller]
     pub(crate) fn raw(&self) -> Raw {
-        Raw::connect(self.port).expect("the server accepts connections")
+        Raw::connect(self.port()).expect("the server accepts connections")
     }
 
     /// What the server has written to its log.
@@ -173,8 +237,8 @@ impl RedisServer {
     /// setup keeps on disk.
     pub(crate) fn restart(&mut self) {
         self.kill();
-        self.process = launch(&self.program, &self.setup, &self.dir, self.port)
-            .unwrap_or_else(|| panic!("no restart on port {}; the log:\n{}", self.port, self.log()));
+        self.process = launch(&self.program, &self.setup, &self.dir, self.ports)
+            .unwrap_or_else(|| panic!("no restart on port {}; the log:\n{}", self.port(), self.log()));
     }
 }
 
@@ -186,7 +250,8 @@ impl Drop for RedisServer {
 }
 
 /// Starts a server and waits until it answers; `None` if it ends instead.
-fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<ChildProcess> {
+fn launch(program: &Path, setup: &Setup, dir: &Path, ports: Ports) -> Option<ChildProcess> {
+    let port = ports.plain;
     let port_text = port.to_string();
     let mut args: Vec<OsString> =
         ["--port", &port_text, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]
@@ -208,6 +273,9 @@ fn launch(program: &Path, setup: &Setup, dir: &Path, port: u16) -> Option<ChildP
         );
         fs::write(&file, text).expect("the directory is writable");
         args = vec![file.into(), "--sentinel".into()];
+    }
+    if let (Some(certificate), Some(port)) = (&setup.tls, ports.tls) {
+        args.extend(certificate.options(dir, port));
     }
     args.extend(setup.options.iter().map(OsString::from));
     let setsid = setup.own_session.then(|| on_path("setsid")).flatten();
@@ -241,6 +309,19 @@ fn answers_as(port: u16, pid: u32) -> bool {
     }
     let info = raw.try_send(&["INFO", "server"]).ok().and_then(|reply| reply.text()).unwrap_or_default();
     info.lines().any(|line| line == format!("process_id:{pid}"))
+}
+
+/// Writes to standard error, past the capture of the test runner.
+fn say(notice: &str) {
+    std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+}
+
+/// Whether the server can serve TLS: one that cannot complains about that option, and any other about the next.
+fn has_tls(program: &Path) -> bool {
+    let options = ["--port", "0", "--tls-port", "1", "--no-such-option", "1"];
+    let output = Command::new(program).args(options).output().expect("the server program starts");
+    let text = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&text).contains("no-such-option")
 }
 
 fn find_program() -> Option<PathBuf> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::redis::{RedisServer, Setup};
+use super::redis::{RedisServer, ServerCertificate, Setup};
 use super::resp::{Raw, Reply};
 
 /// How long servers may take to agree with each other.
@@ -30,7 +30,16 @@ impl Cluster {
 
     #[track_caller]
     pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
-        let setup = Setup { cluster: true, ..Setup::default() };
+        Self::start_with_or_skip(left_out, None)
+    }
+
+    /// The same, and if there is a certificate, the nodes speak TLS to each other and to those who want it.
+    #[track_caller]
+    pub(crate) fn start_with_or_skip(left_out: &str, tls: Option<ServerCertificate>) -> Option<Self> {
+        let options =
+            if tls.is_some() { &["--tls-cluster", "yes", "--tls-replication", "yes"][..] } else { &[] };
+        let options = options.iter().map(|&word| word.to_owned()).collect();
+        let setup = Setup { cluster: true, tls, options, ..Setup::default() };
         let start = |_| RedisServer::start_with_or_skip(left_out, setup.clone());
         let nodes = (0..2 * Self::PRIMARIES).map(start).collect::<Option<Vec<_>>>()?;
         let cluster = Self { nodes };
@@ -51,7 +60,7 @@ impl Cluster {
                     ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|s| &**s)).collect();
                 assert_eq!(raw.send(&command), Reply::ok());
             }
-            let first = self.nodes[0].port().to_string();
+            let first = self.nodes[0].bus_client_port().to_string();
             assert_eq!(raw.send(&["CLUSTER", "MEET", "127.0.0.1", &first]), Reply::ok());
         }
         let all: BTreeSet<_> = self.nodes.iter().map(id).collect();

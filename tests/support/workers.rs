@@ -61,7 +61,12 @@ impl Worker {
         Self::start_in(clock.environment(), name, args)
     }
 
-    fn start_in<const N: usize>(environment: [(OsString, OsString); N], name: &str, args: &str) -> Self {
+    /// The same with more in its environment.
+    pub(crate) fn start_in<const N: usize>(
+        environment: [(OsString, OsString); N],
+        name: &str,
+        args: &str,
+    ) -> Self {
         let program = env::current_exe().expect("a process knows its program");
         let options = ["--exact", name, "--nocapture", "--test-threads=1"];
         let mut process = ChildProcess::start(program.as_os_str(), options, |command| {

@@ -213,8 +213,8 @@ impl Connection {
         answer
     }
 
-    /// Records since when nothing has been answered; if that is too long ago, or the server is not a primary any more, the link is
-    /// replaced. The number of timeouts does not matter: the calls may have been sent together, or have had short timeouts.
+    /// Records since when nothing has been answered; if that is too long ago, or the server is not a primary any more or demands to log in,
+    /// the link is replaced. The number of timeouts does not matter: the calls may have been sent together, or have had short timeouts.
     pub(super) fn note(&self, answer: &Result<Value, CallError>, sent: Instant) {
         let mut silence = self.silence.lock();
         if !matches!(answer, Err(CallError::Timeout(_))) {
@@ -222,7 +222,7 @@ impl Connection {
             if mem::take(&mut silence.is_reported) {
                 self.status.change(Status::Connected);
             }
-            if matches!(answer, Err(error) if error.answers("READONLY")) {
+            if matches!(answer, Err(error) if error.answers("READONLY") || error.answers("NOAUTH")) {
                 drop(silence);
                 self.replace_link();
             }

@@ -8,7 +8,10 @@
 //! * Dropping its clients leaks the connection, and so does dropping `init` before it is done: a link is opened in a task that is
 //!   never dropped, and its driver is aborted with it.
 //! * If its driver has ended, commands hang: they fail as soon as that is seen.
+//! * It says HELLO as a line of words, in which credentials with spaces would be several: they are quoted.
 //! * By default it waits for 10 s and queues without limit: changed below.
+
+mod tls;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -36,12 +39,15 @@ use super::script::Script;
 use super::url::{Login, Target, Topology};
 use super::value::{Arguments, Value};
 
+pub(super) use tls::with_tls;
+
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
 /// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
 const MESSAGE_BUFFER: usize = 4096;
 
 /// The target of a configuration of fred, whose credentials stay there.
+#[cfg_attr(not(feature = "fred"), allow(dead_code))]
 pub(super) fn target(config: &Config) -> Target {
     let tcp = |server: &FredServer| Server::Tcp { host: server.host.to_string(), port: server.port };
     let topology = match &config.server {
@@ -79,8 +85,11 @@ impl FredConnector {
             Server::Unix(path) => ServerConfig::Unix { path: path.clone() },
         };
         // What the configuration says holds unless the URL says something else.
-        config.username = login.user.clone().or(config.username);
-        config.password = login.password.clone().or(config.password);
+        config.username = login.user.as_deref().map(inline).or(config.username);
+        if let Some(password) = &login.password {
+            config.password = Some(inline(password));
+            config.credential_provider = None;
+        }
         config.database = login.database.or(config.database);
         let performance = PerformanceConfig {
             default_command_timeout: self.timeouts.reply,
@@ -251,6 +260,20 @@ fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
 /// fred wants to know that it is UTF-8.
 fn text(bytes: &Bytes) -> Str {
     Str::from_inner(bytes.clone()).unwrap_or_default()
+}
+
+/// A word of a command that is sent as a line. Quoted only if it has to be, because not every server knows quotes.
+fn inline(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\'' | b'\\');
+    if !word.is_empty() && word.bytes().all(is_plain) {
+        return word.to_owned();
+    }
+    let quoted = word.bytes().map(|byte| match byte {
+        b'"' | b'\\' => format!("\\{}", char::from(byte)),
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    });
+    format!("\"{}\"", quoted.collect::<String>())
 }
 
 fn split(Arguments { keys, args }: Arguments) -> (Vec<Key>, Vec<FredValue>) {

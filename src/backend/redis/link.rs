@@ -113,8 +113,9 @@ pub(super) enum CallError {
 }
 
 /// Answers after which the command has certainly not been executed: those of a server that is starting, stopping, a replica, or busy
-/// with a script that runs for too long.
-const NOT_EXECUTED: [&str; 6] = ["LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "BUSY "];
+/// with a script that runs for too long, or that does not know any more who is connected (it did when the link was opened).
+const NOT_EXECUTED: [&str; 7] =
+    ["LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOAUTH"];
 
 impl CallError {
     /// Whether the server has answered with an error that starts with this word.

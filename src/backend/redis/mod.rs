@@ -20,6 +20,8 @@
 //! | `batch` | many operations in one call |
 //! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
+//! | `opening` | links opened with credentials that are asked for each time, and why that failed |
+//! | `credentials`, `tls` | public: who logs in, and certificates |
 //! | `url` | parsing URLs, and the server's address in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
@@ -32,12 +34,14 @@ mod callers;
 mod check;
 mod cluster;
 mod connection;
+mod credentials;
 mod fred;
 mod keys;
 mod link;
 mod lock;
 mod msgpack;
 mod notifications;
+mod opening;
 mod operation;
 mod protocol;
 mod renewals;
@@ -48,6 +52,7 @@ mod script;
 mod semaphore;
 mod servers;
 mod status;
+mod tls;
 mod transport;
 mod url;
 mod value;
@@ -75,11 +80,15 @@ use callers::CallersConnections;
 use connection::{ConnectionSettings, Timeouts};
 use link::Server;
 use notifications::{Channel, Notifications};
+use opening::Opening;
 use replicas::{Quota, Replicas};
 use servers::{Commands, Servers};
 use status::Statuses;
 use transport::Transports;
 use url::{Target, Topology};
+
+pub use credentials::{Credentials, CredentialsProvider};
+pub use tls::TlsOptions;
 
 /// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary that sentinels name, or a cluster.
 ///
@@ -131,6 +140,7 @@ pub struct RedisBuilder {
     repair: Option<Duration>,
     quota: Option<Quota>,
     fail_fast: bool,
+    tls: Option<TlsOptions>,
 }
 
 impl RedisBuilder {
@@ -190,6 +200,24 @@ impl RedisBuilder {
     /// Default: off.
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
+        self
+    }
+
+    /// Certificates for a URL that asks for TLS (`rediss://` and the like), which needs the feature `rustls` or `native-tls`.
+    ///
+    /// Default: the authorities that the system trusts, no client certificate.
+    pub fn tls(mut self, options: TlsOptions) -> Self {
+        self.tls = Some(options);
+        self
+    }
+
+    /// Asks `provider` for the user and the password before every attempt to connect, instead of those in the URL. If the server
+    /// closes a connection, or answers that it is not authenticated any more, the client connects again with what is provided then,
+    /// and tries that until it succeeds; leases are kept meanwhile as during any other outage. Sentinels are not sent these credentials.
+    ///
+    /// Default: what the URL says.
+    pub fn credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
+        self.target.login.provider = Some(Arc::new(provider));
         self
     }
 
@@ -275,11 +303,8 @@ impl RedisBuilder {
             }
         }
         let store = self.target.to_string();
-        if self.target.tls && !self.config.uses_tls() {
-            let reason = "TLS: this build would connect in plain text".to_owned();
-            return Err(Error::Unsupported { store, reason });
-        }
-        RedisBackend::new(self, store.clone())
+        let config = fred::with_tls(self.config.clone(), &self.target, self.tls.as_ref())?;
+        RedisBackend::new(self, &config, store.clone())
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
     }
 }
@@ -365,17 +390,19 @@ impl RedisBackend {
             repair: None,
             quota: None,
             fail_fast: false,
+            tls: None,
         }
     }
 
     /// One that is not connected. What has to run in any case is started on the crate's own thread.
-    fn new(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
+    fn new(settings: &RedisBuilder, config: &Config, store: String) -> Result<Self, BackendError> {
         let own = background_handle()?;
         let (ids, closing, statuses) = (LeaseIds::new(), Closing::default(), Statuses::new(store.clone()));
         let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
+        let library = Arc::new(FredConnector::new(config, settings.timeouts));
         let connections = ConnectionSettings {
-            connector: Arc::new(FredConnector::new(&settings.config, settings.timeouts)),
+            connector: Arc::new(Opening::new(library, settings.target.tls, settings.timeouts)),
             login: settings.target.login.clone(),
             timeouts: settings.timeouts,
             statuses: Arc::clone(&statuses),

@@ -2,10 +2,14 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
+use tokio::time::timeout;
 
-use super::link::Server;
+use super::credentials::{Credentials, CredentialsProvider};
+use super::link::{CallError, Server};
 use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
@@ -38,6 +42,20 @@ pub(super) struct Login {
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
     pub(super) database: Option<u8>,
+    /// Is asked for the user and the password each time, instead of these.
+    pub(super) provider: Option<Arc<dyn CredentialsProvider>>,
+}
+
+impl Login {
+    /// With the credentials that are valid now.
+    pub(super) async fn provided(mut self, time_limit: Duration) -> Result<Self, CallError> {
+        let Some(provider) = self.provider.take() else { return Ok(self) };
+        let provided = timeout(time_limit, provider.credentials()).await;
+        let provided = provided.unwrap_or_else(|_| Err(format!("not provided within {time_limit:?}").into()));
+        let Credentials { user, password } =
+            provided.map_err(|error| CallError::NotSent(format!("no credentials: {error}")))?;
+        Ok(Self { user, password: Some(password), ..self })
+    }
 }
 
 impl fmt::Debug for Login {
@@ -181,7 +199,11 @@ fn login(credentials: &str) -> Result<Login, Error> {
         return Err(not_encoded(':', "%3A"));
     }
     let non_empty = |text: &str| (!text.is_empty()).then(|| decode(text)).transpose();
-    Ok(Login { user: non_empty(user)?, password: non_empty(password.unwrap_or_default())?, database: None })
+    Ok(Login {
+        user: non_empty(user)?,
+        password: non_empty(password.unwrap_or_default())?,
+        ..Login::default()
+    })
 }
 
 fn servers(hosts: &str, default_port: u16) -> Result<Vec<Server>, Error> {

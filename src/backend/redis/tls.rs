@@ -1,0 +1,107 @@
+//! What TLS is to be done with, and what its errors mean, whichever library does it.
+
+use std::fmt;
+
+use super::link::CallError;
+
+/// Certificates for a store whose URL asks for TLS (`rediss://`, `valkeys://`, and so on): see
+/// [`RedisBuilder::tls`](crate::RedisBuilder::tls).
+///
+/// The server's certificate is always verified: it must be signed by a known authority, be valid at present, and be for the host
+/// that the URL names (in a cluster and with sentinels, also for the addresses that the servers name). There is no way to turn this off.
+///
+/// Everything is read when the store is connected to, not before.
+#[derive(Clone, Default)]
+#[must_use = "options do nothing until they are passed to `RedisBuilder::tls`"]
+pub struct TlsOptions {
+    pub(super) authorities: Vec<Vec<u8>>,
+    pub(super) client: Option<ClientCertificate>,
+}
+
+/// What a client proves its identity with, in PEM.
+#[derive(Clone)]
+#[cfg_attr(not(any(feature = "rustls", feature = "native-tls")), allow(dead_code))]
+pub(super) struct ClientCertificate {
+    pub(super) chain: Vec<u8>,
+    pub(super) key: Vec<u8>,
+}
+
+impl TlsOptions {
+    /// The authorities that the system trusts, no client certificate.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts an authority by its certificate in PEM, or several. The authorities that the system trusts are then not trusted any more.
+    /// Can be called several times.
+    pub fn ca_certificate_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
+        self.authorities.push(certificates.into());
+        self
+    }
+
+    /// Presents a certificate to servers that require one. `chain` is that certificate in PEM, followed by those of the authorities
+    /// between it and one that the server knows. `key` is its private key in PEM as PKCS #8 (`-----BEGIN PRIVATE KEY-----`), not
+    /// encrypted.
+    pub fn client_certificate_pem(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.client = Some(ClientCertificate { chain: chain.into(), key: key.into() });
+        self
+    }
+}
+
+impl fmt::Debug for TlsOptions {
+    /// Prints no key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsOptions")
+            .field("own_authorities", &!self.authorities.is_empty())
+            .field("client_certificate", &self.client.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the TLS libraries (rustls, OpenSSL) say, and what that means.
+const MEANINGS: [(&str, &str); 18] = [
+    ("InvalidCertificate(UnknownIssuer", UNKNOWN_AUTHORITY),
+    ("unable to get local issuer certificate", UNKNOWN_AUTHORITY),
+    ("unable to get issuer certificate", UNKNOWN_AUTHORITY),
+    ("signed certificate", UNKNOWN_AUTHORITY),
+    ("InvalidCertificate(NotValidForName", OTHER_NAME),
+    ("ostname mismatch", OTHER_NAME),
+    ("IP address mismatch", OTHER_NAME),
+    ("InvalidCertificate(Expired", EXPIRED),
+    ("certificate has expired", EXPIRED),
+    ("InvalidCertificate(NotValidYet", "the server's certificate is not valid yet"),
+    ("certificate is not yet valid", "the server's certificate is not valid yet"),
+    ("AlertReceived(CertificateRequired)", CLIENT_CERTIFICATE),
+    ("alert certificate required", CLIENT_CERTIFICATE),
+    ("AlertReceived(", CLIENT_REJECTED),
+    (" alert ", CLIENT_REJECTED),
+    ("InvalidMessage(InvalidContentType)", NO_TLS),
+    ("wrong version number", NO_TLS),
+    ("Connection reset by peer", CONNECTION_ENDED),
+];
+const UNKNOWN_AUTHORITY: &str = "the server's certificate is not signed by a known authority";
+const OTHER_NAME: &str = "the server's certificate is for another host name";
+const EXPIRED: &str = "the server's certificate has expired";
+const CLIENT_CERTIFICATE: &str = "the server requires a client certificate";
+const CLIENT_REJECTED: &str =
+    "the server ended the handshake; perhaps it requires another client certificate";
+/// The connection may be reset before the alert has been read.
+const CONNECTION_ENDED: &str =
+    "the server ended the connection; perhaps it requires a client certificate, or another one";
+pub(super) const NO_TLS: &str =
+    "the server answers in plain text: its URL begins with `redis://` or similar, without TLS";
+pub(super) const NEEDS_TLS: &str = "the server speaks TLS: its URL begins with `rediss://` or similar";
+
+/// Puts into words why a link was not opened over TLS. What the server itself answered stays as it is.
+pub(super) fn explain(error: CallError) -> CallError {
+    let add = |text: String| match MEANINGS.iter().find(|(words, _)| text.contains(words)) {
+        Some((_, meaning)) => format!("TLS: {meaning} ({text})"),
+        None => text,
+    };
+    match error {
+        CallError::NotSent(text) => CallError::NotSent(add(text)),
+        CallError::Timeout(text) => CallError::Timeout(add(text)),
+        CallError::Lost(text) => CallError::Lost(add(text)),
+        CallError::Answer(text) => CallError::Answer(text),
+    }
+}

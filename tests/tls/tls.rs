@@ -1,0 +1,25 @@
+//! Servers that speak TLS, with certificates that are accepted and others that are not. With the feature `native-tls` alone that is
+//! what is tested, otherwise `rustls`.
+
+#[cfg(any(feature = "rustls", feature = "native-tls"))]
+mod certificates;
+#[path = "../support/mod.rs"]
+mod support;
+
+#[cfg(any(feature = "rustls", feature = "native-tls"))]
+mod with_tls;
+
+#[cfg(not(any(feature = "rustls", feature = "native-tls")))]
+#[tokio::test]
+async fn without_the_features_tls_is_refused_and_they_are_named() {
+    for scheme in ["rediss", "valkeys", "rediss-cluster", "valkeys-sentinel"] {
+        let url = format!("{scheme}://me:hunter2@127.0.0.1:1/main");
+        let url = if scheme.ends_with("cluster") { url.trim_end_matches("/main") } else { &url };
+        let url = if scheme.ends_with('s') { url.trim_end_matches("/main") } else { url };
+        let error = leasehold::Client::connect(url).await.expect_err("this build has no TLS");
+        let text = error.to_string();
+        assert!(matches!(error, leasehold::Error::Unsupported { .. }), "{scheme}: {error:?}");
+        assert!(text.contains("`rustls`") && text.contains("`native-tls`"), "{scheme}: {text}");
+        assert!(!text.contains("hunter2"), "{scheme}: {text}");
+    }
+}
