@@ -42,12 +42,13 @@ impl Client {
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
     /// | `valkey://...` | the same |
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
+    /// | `redlock://[[user:]password@]host[:port],host[:port],...[/database][?options]` | a majority of independent servers: see `RedlockBackend` |
     ///
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build does not support its scheme.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached within 2 s, with its address.
+    /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address.
     /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
     ///
     /// # Cancel safety
@@ -59,6 +60,10 @@ impl Client {
         }
         #[cfg(feature = "redis")]
         {
+            if let Some("redlock" | "redlocks") = url.split(':').next() {
+                let backend = crate::backend::RedlockBackend::connect(url).await?;
+                return Ok(Self::with_backend(Arc::new(backend)));
+            }
             let backend = crate::backend::RedisBackend::connect(url).await?;
             Ok(Self::with_backend(Arc::new(backend)))
         }
@@ -66,10 +71,12 @@ impl Client {
         {
             let scheme = url.split(':').next().unwrap_or_default().to_owned();
             match scheme.as_str() {
-                "redis" | "redis+unix" | "rediss" | "valkey" | "valkeys" => Err(Error::Unsupported {
-                    store: scheme,
-                    reason: "this build lacks the feature `redis`".to_owned(),
-                }),
+                "redis" | "redis+unix" | "rediss" | "redlock" | "redlocks" | "valkey" | "valkeys" => {
+                    Err(Error::Unsupported {
+                        store: scheme,
+                        reason: "this build lacks the feature `redis`".to_owned(),
+                    })
+                }
                 _ => Err(Error::invalid("url", "it is not `memory:`, the only store this build has")),
             }
         }

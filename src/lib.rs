@@ -53,9 +53,9 @@ mod reentrant;
 mod semaphore;
 mod sync;
 
-pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, Waiter};
+pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
 #[cfg(feature = "redis")]
-pub use backend::{RedisBackend, RedisBuilder};
+pub use backend::{RedisBackend, RedisBuilder, RedlockBackend, RedlockBuilder};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

@@ -18,6 +18,7 @@
 //! | `url` | parsing URLs, and the server's address in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
+//! | `node` | a server as one of the nodes of a Redlock |
 //! | `renewals` | many renewals in one call of their own |
 //! | `verbs` | the operations of the contract, on top of these |
 
@@ -28,6 +29,7 @@ mod connection;
 mod keys;
 mod lock;
 mod msgpack;
+mod node;
 mod notifications;
 mod operation;
 mod protocol;
@@ -48,6 +50,7 @@ use fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 use super::{BackendError, Capabilities, LeaseIds, MAX_TTL};
 use crate::background;
@@ -95,6 +98,8 @@ pub struct RedisBuilder {
     timeouts: Timeouts,
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
+    /// The ids of its leases; of its own if it is not one of several nodes.
+    client: Option<Uuid>,
 }
 
 impl RedisBuilder {
@@ -132,6 +137,17 @@ impl RedisBuilder {
     pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
         self.repair = Some(expiry);
         self
+    }
+
+    /// Leases of this client: those of all nodes of a Redlock have the same ids.
+    pub(in crate::backend) const fn for_client(mut self, client: Uuid) -> Self {
+        self.client = Some(client);
+        self
+    }
+
+    /// The address of the server, without credentials.
+    pub(in crate::backend) fn address(&self) -> Result<String, Error> {
+        url::address(&self.config)
     }
 
     /// Connects and subscribes, and checks that messages are delivered.
@@ -229,6 +245,7 @@ impl RedisBackend {
             timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT },
             poll_interval: None,
             repair: None,
+            client: None,
         }
     }
 
@@ -240,7 +257,8 @@ impl RedisBackend {
 
     async fn open_unboxed(settings: &RedisBuilder, store: String) -> Result<Self, BackendError> {
         let own = background::handle().map_err(|error| BackendError::NotSent { source: error.into() })?;
-        let (ids, closing) = (LeaseIds::new(), Closing::default());
+        let ids = settings.client.map_or_else(LeaseIds::new, LeaseIds::of);
+        let closing = Closing::default();
         let notifications = Arc::new(Notifications::new(ids.client()));
         let connection = || Connection::new(&settings.config, settings.timeouts);
         let (commands, renewals) = (connection(), connection());

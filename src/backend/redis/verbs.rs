@@ -139,7 +139,7 @@ impl RedisBackend {
 
     /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the
     /// connection for commands lived.
-    async fn transport_of_releases(&self) -> Result<&Arc<Transport>, BackendError> {
+    pub(super) async fn transport_of_releases(&self) -> Result<&Arc<Transport>, BackendError> {
         if background::is_current() {
             self.open_or_closed()?;
             return Ok(&self.renewals);

@@ -1,0 +1,172 @@
+//! A node: a store of its own, connected as soon as it can be reached.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
+use crate::error::Error;
+use crate::fence::FencingToken;
+use crate::sync::Mutex;
+
+/// The pause after the first failed attempt to connect, and after many.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What a node has to do beyond the contract of a store: nodes have to agree on tokens.
+pub(in crate::backend) trait Node: Backend {
+    /// As [`request`](Backend::request), for a token that is not less than `proposed`. A node may ignore a proposal that is far ahead
+    /// of its own tokens.
+    fn request_from<'a>(
+        &'a self,
+        request: &'a Request,
+        proposed: FencingToken,
+    ) -> BoxFuture<'a, Result<Answer, BackendError>>;
+
+    /// Gives a lease that is held this token; every later grant of that key has a greater one, by at least as many as a grant reserves.
+    /// `false` if the lease is not held. Idempotent.
+    fn settle<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        token: FencingToken,
+    ) -> BoxFuture<'a, Result<bool, BackendError>>;
+}
+
+/// Whether a node is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// The first attempt is under way.
+    Connecting,
+    /// An attempt has failed, and others follow.
+    Failed,
+    /// It is, or was once: from then on it connects again by itself.
+    Connected,
+}
+
+/// The place of a node, which may not be connected yet.
+pub(super) struct Slot {
+    /// The address, without credentials.
+    pub(super) store: String,
+    builder: Option<RedisBuilder>,
+    node: OnceLock<Arc<dyn Node>>,
+    status: watch::Sender<Status>,
+    failure: Mutex<Option<Error>>,
+    connecting: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Slot {
+    /// For a server that is not connected yet.
+    pub(super) fn of(builder: RedisBuilder, store: String) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            builder: Some(builder),
+            node: OnceLock::new(),
+            status: watch::Sender::new(Status::Connecting),
+            failure: Mutex::default(),
+            connecting: Mutex::default(),
+        })
+    }
+
+    /// For a node that is connected.
+    #[cfg(test)]
+    pub(super) fn with(node: Arc<dyn Node>) -> Arc<Self> {
+        let store = node.capabilities().store.clone();
+        let status = watch::Sender::new(Status::Connected);
+        let (failure, connecting) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { store, builder: None, node: OnceLock::from(node), status, failure, connecting })
+    }
+
+    /// The node, if it is connected, or was once.
+    pub(super) fn node(&self) -> Option<&Arc<dyn Node>> {
+        self.node.get()
+    }
+
+    /// The node, or why it is not connected.
+    pub(super) fn connected(&self) -> Result<&Arc<dyn Node>, BackendError> {
+        self.node.get().ok_or_else(|| {
+            let why = self.failure.lock().as_ref().map(|error| format!("not connected: {error}"));
+            BackendError::NotSent { source: why.unwrap_or_else(|| "not connected yet".to_owned()).into() }
+        })
+    }
+
+    /// Waits until the node is connected.
+    pub(super) async fn ready(&self) -> Arc<dyn Node> {
+        let mut status = self.status.subscribe();
+        loop {
+            if let Some(node) = self.node.get() {
+                return Arc::clone(node);
+            }
+            // The sender is a field of this.
+            let _ = status.wait_for(|status| *status == Status::Connected).await;
+        }
+    }
+
+    /// Waits until the first attempt to connect is over. Returns its error.
+    pub(super) async fn tried(&self) -> Result<(), ()> {
+        let mut status = self.status.subscribe();
+        match status.wait_for(|status| *status != Status::Connecting).await.map(|status| *status) {
+            Ok(Status::Connected) => Ok(()),
+            _ => Err(()),
+        }
+    }
+
+    /// The error of the last attempt to connect.
+    pub(super) fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().take()
+    }
+
+    /// Connects in a task on the current runtime, unless the node is connected or such a task runs: until it succeeds or `closed`.
+    pub(super) fn connect(self: &Arc<Self>, closed: CancellationToken) {
+        let Some(builder) = self.builder.clone().filter(|_| self.node.get().is_none()) else { return };
+        let mut connecting = self.connecting.lock();
+        if connecting.as_ref().is_none_or(JoinHandle::is_finished) {
+            let slot = Arc::clone(self);
+            *connecting = Some(tokio::spawn(async move {
+                let connected = slot.connect_with(builder);
+                tokio::select! {
+                    biased;
+                    () = closed.cancelled() => {}
+                    () = connected => {}
+                }
+            }));
+        }
+    }
+
+    async fn connect_with(&self, builder: RedisBuilder) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match builder.clone().connect().await {
+                Ok(backend) => {
+                    // Only one such task runs at a time.
+                    let _ = self.node.set(Arc::new(backend));
+                    *self.failure.lock() = None;
+                    self.status.send_replace(Status::Connected);
+                    tracing::debug!(node = %self.store, "connected");
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(node = %self.store, %error, "not connected");
+                    *self.failure.lock() = Some(error);
+                    self.status.send_replace(Status::Failed);
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("store", &self.store)
+            .field("status", &*self.status.borrow())
+            .finish_non_exhaustive()
+    }
+}
