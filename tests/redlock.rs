@@ -199,7 +199,7 @@ async fn a_lease_that_a_majority_has_forgotten_is_lost_and_not_put_back() {
         server.raw().send(&["FLUSHALL"]);
     }
     let reason = within(SOON, guard.lost()).await;
-    assert_eq!(reason, leasehold::LeaseEnd::Lost(LossReason::Expired));
+    assert_eq!(reason, leasehold::LeaseEnd::Lost(LossReason::Missing));
     drop(guard);
     left_empty(&mut nodes).await;
 }

@@ -75,13 +75,13 @@ impl Leases {
         self.0.lock()
     }
 
-    /// A request of the client begins. It ends when the result is dropped.
+    /// A request of the client begins, which ends with [`end`](Self::end). Returns what the nodes are asked.
     pub(super) fn begin(
         &self,
         request: &Request,
         nodes: usize,
         make: impl FnOnce() -> Request,
-    ) -> Asking<'_> {
+    ) -> Arc<Request> {
         let id = request.lease.id;
         let mut leases = self.lock();
         let entry = leases.entry(id.sequence()).or_insert_with(|| Entry {
@@ -96,7 +96,12 @@ impl Leases {
         });
         entry.asking += 1;
         entry.prompted = false;
-        Asking { leases: self, id, request: Arc::clone(&entry.request) }
+        Arc::clone(&entry.request)
+    }
+
+    /// A request of the client is over. `false` if the lease was released in the meantime.
+    pub(super) fn end(&self, id: LeaseId) -> bool {
+        self.with(id, |entry| entry.asking = entry.asking.saturating_sub(1)).is_some()
     }
 
     /// Forgets a lease.
@@ -110,19 +115,6 @@ impl Leases {
     pub(super) fn with<T>(&self, id: LeaseId, look: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         let mut leases = self.lock();
         leases.get_mut(&id.sequence()).filter(|entry| entry.request.lease.id == id).map(look)
-    }
-}
-
-/// A request of the client that is under way.
-pub(super) struct Asking<'a> {
-    leases: &'a Leases,
-    id: LeaseId,
-    pub(super) request: Arc<Request>,
-}
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        self.leases.with(self.id, |entry| entry.asking = entry.asking.saturating_sub(1));
     }
 }
 

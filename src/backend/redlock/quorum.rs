@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures::FutureExt;
 use futures::channel::mpsc::UnboundedSender;
 use futures::future::{join_all, ready};
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -16,6 +17,7 @@ use super::node::{Node, Slot};
 use super::round::Round;
 use super::votes::{majority, no_quorum};
 use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseIds, LeaseRef};
+use crate::background;
 use crate::closing::Closing;
 use crate::fence::FencingToken;
 use crate::sync::Mutex;
@@ -127,6 +129,14 @@ impl Quorum {
         }
     }
 
+    /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        match Handle::try_current().or_else(|_| background::handle()) {
+            Ok(runtime) => drop(self.tasks.spawn_on(task, &runtime)),
+            Err(error) => tracing::warn!(%error, "no runtime: leases that were given up end by themselves"),
+        }
+    }
+
     /// Whether this lease is still wanted.
     pub(super) fn knows(&self, id: LeaseId) -> bool {
         self.leases.with(id, |_| ()).is_some()
@@ -136,7 +146,7 @@ impl Quorum {
     /// node has ended it by itself.
     pub(super) fn release_later(self: &Arc<Self>, node: usize, lease: LeaseRef, ttl: Duration) {
         let (quorum, end) = (Arc::clone(self), Instant::now() + ttl);
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             let mut pause = FIRST_PAUSE;
             while Instant::now() < end && !quorum.closing.is_closed() {
                 let released = match quorum.nodes[node].connected() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use scopeguard::guard;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -54,7 +55,13 @@ impl Quorum {
     /// Asks all nodes once. Also returns whether a minority has granted a request that does not wait.
     async fn ask(self: &Arc<Self>, request: &Request) -> Result<(Answer, bool), BackendError> {
         let id = request.lease.id;
-        let asking = self.leases.begin(request, self.nodes.len(), || for_nodes(request));
+        let asked = self.leases.begin(request, self.nodes.len(), || for_nodes(request));
+        // However this ends: if the lease is released in the meantime, some of the requests may be sent after that.
+        let asking = guard(self, |quorum| {
+            if !quorum.leases.end(id) {
+                quorum.release_everywhere(&asked.lease, asked.ttl);
+            }
+        });
         let (proposed, sent) = (self.propose(), Instant::now());
         let begun = self.leases.with(id, |entry| {
             let counts = self.all().fold(0_u32, |counts, n| counts | u32::from(entry.sent(n)) << n);
@@ -62,7 +69,7 @@ impl Quorum {
         });
         let Some((counts, tickets, held)) = begun else { return Err(given_up()) };
         let mut round = self.round(self.all(), self.time_limit(request.ttl), |_, node| {
-            let request = Arc::clone(&asking.request);
+            let request = Arc::clone(&asked);
             async move { node.request_from(&request, proposed).await }
         });
         let mut votes = Votes::new(self.nodes.len());
@@ -83,15 +90,15 @@ impl Quorum {
         self.note_round_trip(sent.elapsed());
         match decision {
             Decision::Granted => {
-                let granted = self.grant(request, &asking.request, &votes, held, sent).await;
+                let granted = self.grant(request, &asked, &votes, held, sent).await;
                 match granted {
                     Ok((grant, token)) if self.leases.with(id, |entry| entry.hold(token)) == Some(true) => {
-                        self.finish(round, asking.request.lease.clone());
+                        self.finish(round, asked.lease.clone());
                         Ok((Answer::Granted(grant), false))
                     }
                     failed => {
                         self.leases.with(id, |entry| entry.token = None);
-                        self.finish(round, asking.request.lease.clone());
+                        self.finish(round, asked.lease.clone());
                         self.withdraw(id, |_| true);
                         Err(failed.err().unwrap_or_else(withdrawing))
                     }
@@ -104,21 +111,21 @@ impl Quorum {
                     (Queued::new(ticket, votes.ask_again_in(), None), entry.next())
                 });
                 let Some((queued, news)) = queued else { return Err(given_up()) };
-                self.finish(round, asking.request.lease.clone());
+                self.finish(round, asked.lease.clone());
                 drop(asking);
                 self.follow(None, &request.lease, news);
                 Ok((Answer::Queued(queued), false))
             }
             Decision::Busy => {
                 // Nodes that have not answered yet must not grant it after this.
-                self.finish(round, asking.request.lease.clone());
+                self.finish(round, asked.lease.clone());
                 let split = votes.grants().next().is_some();
                 Ok((Answer::Busy { limit: None }, split))
             }
             Decision::Failed => {
                 let error = votes.error(|node| self.store_of(node));
                 self.leases.with(id, |entry| entry.token = None);
-                self.finish(round, asking.request.lease.clone());
+                self.finish(round, asked.lease.clone());
                 // A request that waits keeps its places: it is repeated.
                 let waits = request.waits;
                 self.withdraw(id, move |granted| granted || !waits);
@@ -226,6 +233,12 @@ impl Quorum {
         let Some(entry) = self.leases.remove(lease.id) else { return };
         for (n, _) in entry.nodes.iter().enumerate().filter(|(_, node)| node.reached) {
             self.release_later(n, lease.clone(), entry.request.ttl);
+        }
+    }
+
+    fn release_everywhere(self: &Arc<Self>, lease: &LeaseRef, ttl: Duration) {
+        for n in self.all() {
+            self.release_later(n, lease.clone(), ttl);
         }
     }
 }
