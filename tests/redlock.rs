@@ -517,9 +517,20 @@ async fn nodes_and_timeouts_are_checked() {
 }
 
 /// What the lock costs: `cargo test --release --test redlock -- --ignored --nocapture`.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[test]
 #[ignore = "a measurement"]
-async fn timing() {
+fn timing() {
+    use tokio::runtime::Builder;
+    for workers in [0, 2, 4] {
+        println!("worker threads: {workers}");
+        let mut builder =
+            if workers == 0 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+        let runtime = builder.worker_threads(workers.max(1)).enable_all().build().expect("a runtime");
+        runtime.block_on(measure());
+    }
+}
+
+async fn measure() {
     const TURNS: u32 = 3000;
     let Some(nodes) = Nodes::start_with_or_skip("timing", vec![Setup::as_a_service(); 5]) else { return };
     let slow = Proxy::start(nodes.0[4].port()).await;
@@ -532,7 +543,7 @@ async fn timing() {
         ("redlock://, five nodes", nodes.connect().await),
         ("redlock://, the fifth slow", Client::connect(&url((0..5).map(with_proxy))).await.expect("five")),
     ];
-    for round in 0..4 {
+    for round in 0..3 {
         for (n, (what, client)) in clients.iter().enumerate() {
             slow.delay_replies(if n == 4 { ms(8) } else { Duration::ZERO });
             let mutex = client.mutex(&format!("timing:{n}")).expect("valid");
@@ -546,7 +557,12 @@ async fn timing() {
             turns.sort();
             let mean = turns.iter().sum::<Duration>() / TURNS;
             let (median, late) = (turns[turns.len() / 2], turns[turns.len() * 99 / 100]);
-            println!("{round} {what:28} mean {mean:>10.1?} median {median:>10.1?} p99 {late:>10.1?}");
+            let calls = nodes.0[0].raw().info_commandstats().get("evalsha").copied().unwrap_or_default();
+            nodes.0[0].raw().send(&["CONFIG", "RESETSTAT"]);
+            let calls = calls as f64 / f64::from(TURNS);
+            println!(
+                "{round} {what:28} {calls:4.2} calls mean {mean:>10.1?} median {median:>10.1?} p99 {late:>10.1?}"
+            );
         }
     }
 }

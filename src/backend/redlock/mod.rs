@@ -45,6 +45,8 @@ use quorum::Quorum;
 
 /// How many tokens a grant reserves: one for each hold that its lease may have within a client.
 const TOKENS_PER_GRANT: u32 = 16;
+/// For how long a lease is released whose TTL is not known any more.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 /// As many as fit into a set of bits, and far more than are of use.
 const MAX_NODES: usize = 31;
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
@@ -91,7 +93,7 @@ pub struct RedlockBackend {
 ///
 /// | setting | default | why |
 /// |---|---|---|
-/// | [`node_timeout`](Self::node_timeout) | 50 ms | a node that takes longer counts as failed, which must not use up the lease |
+/// | [`node_timeout`](Self::node_timeout) | 100 ms | a node that takes longer counts as failed, which must not use up the lease |
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedlockBuilder {
@@ -100,7 +102,7 @@ pub struct RedlockBuilder {
 }
 
 impl RedlockBuilder {
-    pub(crate) const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(50);
+    pub(crate) const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
     const fn new(nodes: Vec<RedisBuilder>) -> Self {
         Self { nodes, node_timeout: Self::DEFAULT_NODE_TIMEOUT }
@@ -109,7 +111,7 @@ impl RedlockBuilder {
     /// How long a node may take to answer before it counts as failed. A fifth of the TTL is the limit in any case. It should be longer than
     /// any usual round trip, and much shorter than the TTL. From 1 ms to 60 s.
     ///
-    /// Default: 50 ms.
+    /// Default: 100 ms.
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self

@@ -1,13 +1,14 @@
 //! A node: a store of its own, connected as soon as it can be reached.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
@@ -18,6 +19,10 @@ use crate::sync::Mutex;
 /// The pause after the first failed attempt to connect, and after many.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// After how many calls without an answer a node is left alone, and for how long, in milliseconds.
+const SUSPECT_AFTER: u32 = 3;
+const PROBE: u64 = 100;
 
 /// What a node has to do beyond the contract of a store: nodes have to agree on tokens.
 pub(in crate::backend) trait Node: Backend {
@@ -58,6 +63,16 @@ pub(super) struct Slot {
     status: watch::Sender<Status>,
     failure: Mutex<Option<Error>>,
     connecting: Mutex<Option<JoinHandle<()>>>,
+    health: Health,
+}
+
+/// Whether a node answers. One that does not is left alone for a while: what would be sent to a server that hangs would only pile up.
+#[derive(Debug, Default)]
+struct Health {
+    /// How many calls in a row have not been answered.
+    failures: AtomicU32,
+    /// When it may be asked again, in milliseconds since the first call of this process.
+    probe_at: AtomicU64,
 }
 
 impl Slot {
@@ -70,6 +85,7 @@ impl Slot {
             status: watch::Sender::new(Status::Connecting),
             failure: Mutex::default(),
             connecting: Mutex::default(),
+            health: Health::default(),
         })
     }
 
@@ -79,7 +95,16 @@ impl Slot {
         let store = node.capabilities().store.clone();
         let status = watch::Sender::new(Status::Connected);
         let (failure, connecting) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { store, builder: None, node: OnceLock::from(node), status, failure, connecting })
+        let health = Health::default();
+        Arc::new(Self {
+            store,
+            builder: None,
+            node: OnceLock::from(node),
+            status,
+            failure,
+            connecting,
+            health,
+        })
     }
 
     /// The node, if it is connected, or was once.
@@ -93,6 +118,31 @@ impl Slot {
             let why = self.failure.lock().as_ref().map(|error| format!("not connected: {error}"));
             BackendError::NotSent { source: why.unwrap_or_else(|| "not connected yet".to_owned()).into() }
         })
+    }
+
+    /// Takes note of whether a call was answered.
+    pub(super) fn note<T>(&self, answer: &Result<T, BackendError>) {
+        let Health { failures, probe_at } = &self.health;
+        match answer {
+            Err(error) if error.is_transient() => {
+                failures.fetch_add(1, Ordering::Relaxed);
+                probe_at.store(millis() + PROBE, Ordering::Relaxed);
+            }
+            _ if failures.load(Ordering::Relaxed) > 0 => failures.store(0, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Whether the node has not answered several calls in a row.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.health.failures.load(Ordering::Relaxed) >= SUSPECT_AFTER
+    }
+
+    /// Whether a request may be sent to a suspect node, to see whether it answers again: one at a time.
+    pub(super) fn may_probe(&self) -> bool {
+        let (now, probe_at) = (millis(), &self.health.probe_at);
+        let at = probe_at.load(Ordering::Relaxed);
+        now >= at && probe_at.compare_exchange(at, now + PROBE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Waits until the node is connected.
@@ -160,6 +210,11 @@ impl Slot {
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
+}
+
+fn millis() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Slot {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use tokio::time::Instant;
 
 use super::quorum::Quorum;
 use super::round::Round;
 use super::votes::Releases;
-use crate::backend::{BackendError, LeaseRef, MAX_TTL, Released, Resource};
+use crate::backend::{BackendError, LeaseRef, Released, Resource};
 
 impl Quorum {
     /// Ends a lease on all nodes.
@@ -30,19 +31,20 @@ impl Quorum {
             let lease = Arc::clone(&shared);
             async move { node.release(&lease).await }
         });
-        let ttl = entry.map_or(MAX_TTL, |entry| entry.request.ttl);
+        let ttl = entry.map_or(super::GIVE_UP_AFTER, |entry| entry.request.ttl);
         let mut failures = Vec::new();
         let released = loop {
             if let Some(released) = found.found(self.nodes.len()) {
                 break released;
             }
-            match round.next().await {
-                Some((_, Ok(released))) => found.cast(Some(released)),
-                Some((n, Err(error))) => {
+            let Some((n, answer)) = round.next().await else { break Err(()) };
+            self.nodes[n].note(&answer);
+            match answer {
+                Ok(released) => found.cast(Some(released)),
+                Err(error) => {
                     found.cast(None);
                     failures.push((n, error));
                 }
-                None => break Err(()),
             }
         };
         match released {
@@ -60,16 +62,24 @@ impl Quorum {
 
     /// Waits in the background for the nodes that have not confirmed a release when it was decided.
     fn finish_release(self: &Arc<Self>, mut round: Round<Released>, lease: Arc<LeaseRef>, end: Instant) {
+        let look_at = move |quorum: &Arc<Self>, n: usize, released: Result<Released, BackendError>| {
+            quorum.nodes[n].note(&released);
+            if released.is_err() {
+                let left = end.saturating_duration_since(Instant::now());
+                quorum.release_later(n, (*lease).clone(), left);
+            }
+        };
+        // Those that have arrived in the meantime need no task.
+        while let Some(Some((n, released))) = round.next().now_or_never() {
+            look_at(self, n, released);
+        }
         if round.is_over() {
             return;
         }
         let quorum = Arc::clone(self);
         self.tasks.spawn(async move {
             while let Some((n, released)) = round.next().await {
-                if released.is_err() {
-                    let left = end.saturating_duration_since(Instant::now());
-                    quorum.release_later(n, (*lease).clone(), left);
-                }
+                look_at(&quorum, n, released);
             }
         });
     }

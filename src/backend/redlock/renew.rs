@@ -27,8 +27,8 @@ impl Quorum {
         let for_nodes: Vec<_> = renewals.iter().map(longer).collect();
         let shortest = renewals.iter().map(|renew| renew.ttl).min().unwrap_or_default();
         let (tell, told) = unbounded();
-        // A task of its own: it goes on after the decision.
-        let time_limit = self.time_limit(shortest);
+        // A task of its own: it goes on after the decision. Nothing waits for a node that is slow, so it has more time than with a request.
+        let time_limit = self.node_timeout.max(shortest / 5);
         self.tasks.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
         told.boxed()
     }

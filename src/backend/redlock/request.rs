@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::join_all;
 use scopeguard::guard;
 use tokio::task::JoinHandle;
@@ -63,18 +64,26 @@ impl Quorum {
             }
         });
         let (proposed, sent) = (self.propose(), Instant::now());
+        let nodes = self.to_be_asked();
+        let is_asked = |n: usize| nodes & (1 << n) != 0;
         let begun = self.leases.with(id, |entry| {
-            let counts = self.all().fold(0_u32, |counts, n| counts | u32::from(entry.sent(n)) << n);
+            let asked = self.all().filter(|n| is_asked(*n));
+            let counts = asked.fold(0_u32, |counts, n| counts | u32::from(entry.sent(n)) << n);
             (counts, entry.tickets(), entry.token)
         });
         let Some((counts, tickets, held)) = begun else { return Err(given_up()) };
-        let mut round = self.round(self.all(), self.time_limit(request.ttl), |_, node| {
-            let request = Arc::clone(&asked);
-            async move { node.request_from(&request, proposed).await }
-        });
+        let mut round =
+            self.round(self.all().filter(|n| is_asked(*n)), self.time_limit(request.ttl), |_, node| {
+                let request = Arc::clone(&asked);
+                async move { node.request_from(&request, proposed).await }
+            });
         let mut votes = Votes::new(self.nodes.len());
+        for n in self.all().filter(|n| !is_asked(*n)) {
+            votes.cast(n, Err(left_alone()));
+        }
         let decision = loop {
             let Some((n, answer)) = round.next().await else { return Err(given_up()) };
+            self.nodes[n].note(&answer);
             self.leases.with(id, |entry| entry.answered(n, &answer));
             // While a node is told to end an earlier grant, it may end this one as well.
             let counts = counts & (1 << n) != 0;
@@ -134,6 +143,18 @@ impl Quorum {
         }
     }
 
+    /// The nodes that are asked, as bits: all, but of those that did not answer lately each only now and then, as long as the others are a
+    /// majority.
+    fn to_be_asked(&self) -> u32 {
+        let all = (1 << self.nodes.len()) - 1;
+        let suspect = |n: &usize| self.nodes[*n].is_suspect();
+        let suspects = self.all().filter(suspect).count();
+        if suspects == 0 || self.nodes.len() - suspects < self.majority() {
+            return all;
+        }
+        self.all().filter(|n| !suspect(n) || self.nodes[*n].may_probe()).fold(0, |nodes, n| nodes | 1 << n)
+    }
+
     /// A majority has granted the request: sees to it that a majority has the same token. Returns the grant.
     async fn grant(
         self: &Arc<Self>,
@@ -191,23 +212,33 @@ impl Quorum {
 
     /// Waits in the background for the nodes that have not answered a request when it was decided.
     fn finish(self: &Arc<Self>, mut round: Round<Answer>, lease: LeaseRef) {
+        // Those that have arrived in the meantime need no task.
+        while let Some(Some((n, answer))) = round.next().now_or_never() {
+            self.late_answer(n, &lease, &answer);
+        }
         if round.is_over() {
             return;
         }
         let quorum = Arc::clone(self);
         self.tasks.spawn(async move {
             while let Some((n, answer)) = round.next().await {
-                let news = quorum.leases.with(lease.id, |entry| {
-                    entry.answered(n, &answer);
-                    match &answer {
-                        Ok(Answer::Granted(grant)) => entry.after_grant(grant.token),
-                        _ => entry.next(),
-                    }
-                });
-                // If it is not known any more, its release was sent to this node after the request.
-                quorum.follow(Some(n), &lease, news.unwrap_or(News::Nothing));
+                quorum.late_answer(n, &lease, &answer);
             }
         });
+    }
+
+    /// A node has answered a request after it was decided.
+    fn late_answer(self: &Arc<Self>, n: usize, lease: &LeaseRef, answer: &Result<Answer, BackendError>) {
+        self.nodes[n].note(answer);
+        let news = self.leases.with(lease.id, |entry| {
+            entry.answered(n, answer);
+            match answer {
+                Ok(Answer::Granted(grant)) => entry.after_grant(grant.token),
+                _ => entry.next(),
+            }
+        });
+        // If it is not known any more, its release was sent to this node after the request.
+        self.follow(Some(n), lease, news.unwrap_or(News::Nothing));
     }
 
     /// Does what follows from news of a node.
@@ -224,7 +255,7 @@ impl Quorum {
                 });
                 self.tasks.spawn(async move { while round.next().await.is_some() {} });
             }
-            (News::Orphan, Some(n)) => self.release_later(n, lease.clone(), crate::MAX_TTL),
+            (News::Orphan, Some(n)) => self.release_later(n, lease.clone(), super::GIVE_UP_AFTER),
         }
     }
 
@@ -391,6 +422,10 @@ fn for_nodes(request: &Request) -> Request {
 
 fn given_up() -> BackendError {
     BackendError::Unanswered { source: "the request was given up in the meantime".into() }
+}
+
+fn left_alone() -> BackendError {
+    BackendError::NotSent { source: "it has not answered lately, and is asked again in a moment".into() }
 }
 
 fn withdrawing() -> BackendError {
