@@ -288,6 +288,15 @@ impl Quorum {
         self.end_grants(nodes, &request, false)
     }
 
+    #[cfg(test)]
+    pub(super) fn withdraw_for_test(self: &Arc<Self>, request: &Request, nodes: &[usize]) {
+        let withdrawn = self.leases.with(request.lease.id, |entry| {
+            (entry.withdraw(|n, _| nodes.contains(&n)), Arc::clone(&entry.request))
+        });
+        let (nodes, request) = withdrawn.unwrap();
+        drop(self.end_grants(nodes, &request, false));
+    }
+
     /// Has each of these nodes end what it has granted, by itself: one that hangs holds up no other.
     fn end_grants(
         self: &Arc<Self>,
