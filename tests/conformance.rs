@@ -27,18 +27,7 @@ macro_rules! every_point {
 
 macro_rules! contract {
     ($store:path) => {
-        contract_of_locks!($store, KINDS);
-
-        every_point! { $store, [Kind::Counting, Kind::Fair] =>
-            point_12_a_release_serves_exactly_those_that_fit,
-            point_13_one_limit_is_in_force,
-        }
-    };
-}
-
-macro_rules! contract_of_locks {
-    ($store:path, $kinds:expr) => {
-        every_point! { $store, $kinds =>
+        every_point! { $store, KINDS =>
             point_1_every_verb_can_be_sent_again,
             point_2_release_forgets_a_lease_everywhere,
             point_3_tokens_grow_whatever_happens,
@@ -53,6 +42,10 @@ macro_rules! contract_of_locks {
             point_8_requests_are_served_in_order_of_arrival,
             point_9_a_hand_over_costs_the_same_however_many_wait,
             point_10_the_store_decides_when_a_lease_is_over,
+        }
+        every_point! { $store, [Kind::Counting, Kind::Fair] =>
+            point_12_a_release_serves_exactly_those_that_fit,
+            point_13_one_limit_is_in_force,
         }
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,45 +173,4 @@ mod on_redis {
             }
         }
     }
-}
-
-#[cfg(feature = "redis")]
-mod on_redlock {
-    use super::support::Nodes;
-    use super::*;
-    use leasehold::RedlockBackend;
-
-    const LOCKS: [Kind; 2] = [Kind::Mutex, Kind::Reentrant];
-
-    struct Redlock(Nodes);
-
-    async fn redlock(point: &str) -> Option<Redlock> {
-        Nodes::start_or_skip(&format!("a Redlock on five nodes keeps {point}"), 5).map(Redlock)
-    }
-
-    impl Harness for Redlock {
-        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async {
-                let backend = RedlockBackend::connect(&self.0.url()).await;
-                Arc::new(backend.expect("the nodes accept clients")) as Arc<dyn Backend>
-            }
-            .boxed()
-        }
-
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
-            async {
-                for server in &self.0.0 {
-                    server.raw().send(&["FLUSHALL"]);
-                    server.raw().send(&["SCRIPT", "FLUSH"]);
-                }
-            }
-            .boxed()
-        }
-
-        fn work(&self) -> BoxFuture<'_, u64> {
-            async { unreachable!("a Redlock does not claim that its hand-overs take constant work") }.boxed()
-        }
-    }
-
-    contract_of_locks!(redlock, LOCKS);
 }

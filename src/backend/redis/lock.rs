@@ -17,8 +17,8 @@ use super::script::{
 };
 use super::transport::Transport;
 use crate::backend::{
-    Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, Released, Renew, Renewal,
-    Request, Resource,
+    Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, MAX_TTL, Released, Renew,
+    Renewal, Request, Resource,
 };
 use crate::error::LossReason;
 use crate::fence::FencingToken;
@@ -79,10 +79,9 @@ pub(super) async fn settle(
     transport: &Arc<Transport>,
     lease: &LeaseRef,
     token: FencingToken,
-    time_limit: Duration,
 ) -> Result<bool, BackendError> {
     let operation = Operation::new(&SETTLE, &lease.resource).lease(lease.id).number(token.get());
-    match transport.call(operation, time_limit).await?.as_i64() {
+    match transport.call(operation, transport.answer_timeout(MAX_TTL)).await?.as_i64() {
         Some(SETTLED) => Ok(true),
         Some(NOT_HELD) => Ok(false),
         _ => Err(unreadable(&SETTLE)),

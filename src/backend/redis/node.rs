@@ -3,8 +3,6 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::commands::in_place;
-use super::protocol::TOKENS_PER_GRANT;
 use super::{RedisBackend, lock};
 use crate::backend::redlock::Node;
 use crate::backend::{Answer, BackendError, LeaseRef, Request};
@@ -16,13 +14,13 @@ impl Node for RedisBackend {
         request: &'a Request,
         proposed: FencingToken,
     ) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        in_place(move || async move {
+        async move {
             let transport = self.transport_of_releases().await?;
-            debug_assert!(u64::from(request.tokens) <= TOKENS_PER_GRANT, "checked by the Redlock");
             let answer = lock::acquire_from(transport, request, proposed, self.repair).await?;
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
-        })
+        }
+        .boxed()
     }
 
     fn settle<'a>(
@@ -32,7 +30,7 @@ impl Node for RedisBackend {
     ) -> BoxFuture<'a, Result<bool, BackendError>> {
         async move {
             let transport = self.transport_of_releases().await?;
-            lock::settle(transport, lease, token, transport.connection.timeouts.reply).await
+            lock::settle(transport, lease, token).await
         }
         .boxed()
     }

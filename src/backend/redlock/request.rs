@@ -77,6 +77,7 @@ impl Quorum {
                 let request = Arc::clone(&asked);
                 async move { node.request_from(&request, proposed).await }
             });
+        let was_granted = |held: Option<FencingToken>| held.is_some() || request.claim.owner().is_some();
         let mut votes = Votes::new(self.nodes.len());
         for n in self.all().filter(|n| !is_asked(*n)) {
             votes.cast(n, Err(left_alone()));
@@ -92,8 +93,12 @@ impl Quorum {
                 answer => answer,
             };
             votes.cast(n, answer);
-            if let Some(decision) = votes.decision() {
-                break decision;
+            match votes.decision() {
+                // An earlier grant keeps its token. Some nodes may not have executed the earlier request, and grant this one anew.
+                Some(Decision::Granted)
+                    if was_granted(held) && !votes.has_token(held) && !round.is_over() => {}
+                Some(decision) => break decision,
+                None => {}
             }
         };
         self.note_round_trip(sent.elapsed());

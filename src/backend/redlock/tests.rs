@@ -387,6 +387,27 @@ async fn clients_that_hold_each_other_up_do_not_stay_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_is_repeated_before_all_nodes_have_executed_it_keeps_its_token() {
+    let stores = Stores::new(5);
+    let client = stores.client();
+    client.set(&[3, 4], Hangs::Requests);
+    let request = client.new_request();
+    let token = client.grant(&request).await.token;
+    // Those are the first to answer now, with a grant that is new to them.
+    client.set(&[3, 4], Hangs::Nothing);
+    client.set(&[0, 1], Hangs::Requests);
+    let again = client.ask(&request);
+    let late = async {
+        sleep(Duration::from_millis(5)).await;
+        client.set(&[0, 1], Hangs::Nothing);
+    };
+    let (again, ()) = futures::join!(again, late);
+    let Ok(Answer::Granted(again)) = again else { panic!("{again:?}") };
+    assert_eq!(again.token, token);
+    assert!(again.remaining.is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn nodes_that_disagree_on_a_token_are_told_the_greatest() {
     let stores = Stores::new(3);
     let client = stores.client();
@@ -498,7 +519,8 @@ fn the_token_is_the_one_that_was_granted_before_or_agreed_on_or_the_greatest() {
     assert_eq!(token(vec![granted(7, None), granted(9, None)], None), Some(9));
     assert_eq!(token(vec![granted(7, None), granted(9, None), granted(7, None)], None), Some(7));
     assert_eq!(token(vec![granted(7, Some(5)), granted(9, Some(5))], Some(7)), Some(7));
-    assert_eq!(token(vec![granted(7, Some(5)), granted(9, None)], Some(7)), Some(9), "it was granted anew");
+    let anew = vec![granted(7, Some(5)), granted(9, None), granted(8, None)];
+    assert_eq!(token(anew, Some(7)), Some(9), "it was granted anew");
     assert_eq!(token(vec![granted(8, Some(5)), granted(9, Some(5))], Some(7)), Some(9));
 }
 

@@ -67,7 +67,7 @@ impl Votes {
     }
 
     /// The grants, by node.
-    pub(super) fn grants(&self) -> impl Iterator<Item = (usize, Grant)> {
+    pub(super) fn grants(&self) -> impl Iterator<Item = (usize, Grant)> + Clone {
         self.answers.iter().enumerate().filter_map(|(node, answer)| match answer {
             Some(Ok(Answer::Granted(grant))) => Some((node, *grant)),
             _ => None,
@@ -82,17 +82,28 @@ impl Votes {
         })
     }
 
-    /// The token of the grant: `held`, if the nodes answer with an earlier grant and this is its token; otherwise the one on which a
+    /// The token of the grant: `held`, if a majority answers with an earlier grant and this is its token; otherwise the one on which a
     /// majority agrees, if there is one; otherwise the greatest.
     pub(super) fn token(&self, held: Option<FencingToken>) -> Option<FencingToken> {
+        self.common_token(held).or_else(|| self.grants().map(|(_, grant)| grant.token).max())
+    }
+
+    /// Whether a majority says which token the grant has.
+    pub(super) fn has_token(&self, held: Option<FencingToken>) -> bool {
+        self.common_token(held).is_some()
+    }
+
+    fn common_token(&self, held: Option<FencingToken>) -> Option<FencingToken> {
         let quorum = majority(self.answers.len());
-        let tokens: SmallVec<[_; USUAL]> = self.grants().map(|(_, grant)| grant.token).collect();
+        let mut tokens = self.grants().map(|(_, grant)| grant.token);
         let earlier = self.grants().filter(|(_, grant)| grant.remaining.is_some()).count();
-        if let Some(held) = held.filter(|held| earlier >= quorum && tokens.contains(held)) {
+        if let Some(held) = held
+            && earlier >= quorum
+            && tokens.clone().any(|token| token == held)
+        {
             return Some(held);
         }
-        let agreed = |token: &FencingToken| tokens.iter().filter(|other| *other == token).count() >= quorum;
-        tokens.iter().copied().find(agreed).or_else(|| tokens.iter().copied().max())
+        tokens.find(|token| self.grants().filter(|(_, grant)| grant.token == *token).count() >= quorum)
     }
 
     /// How long a majority still holds the lease, if it was granted before this request; `None` for a full TTL. `spare` is how
