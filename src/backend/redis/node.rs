@@ -17,6 +17,7 @@ impl Node for RedisBackend {
         async move {
             let transport = self.transport_of_releases().await?;
             let answer = lock::acquire_from(transport, request, proposed, self.repair).await?;
+            let answer = self.polled(answer);
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
         }

@@ -30,11 +30,7 @@ impl Backend for RedisBackend {
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         in_place(move || async move {
             self.revive().await?;
-            let mut answer = self.ask(request).await?;
-            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
-                let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
-                queued.ask_again_in = Some(pause);
-            }
+            let answer = self.polled(self.ask(request).await?);
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
         })
@@ -135,6 +131,15 @@ impl RedisBackend {
             }
             Claim::Sole | Claim::Owner(_) => lock::acquire(&self.transport, request, self.repair).await,
         }
+    }
+
+    /// The answer of a store that is polled, if the settings say so.
+    pub(super) fn polled(&self, mut answer: Answer) -> Answer {
+        if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
+            let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
+            queued.ask_again_in = Some(pause);
+        }
+        answer
     }
 
     /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the

@@ -1,4 +1,4 @@
-//! What this client knows of each of its leases on each node. No I/O, no clock.
+//! What this client knows of each of its leases on each node. No I/O.
 //!
 //! Only hints follow from it: a lease is held if a majority says so in answer to a request. The exceptions are withdrawals: while a node
 //! is told to end its part of a grant that no majority has made, its word for that lease does not count.
@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::votes::{USUAL, majority};
 use crate::backend::{Answer, BackendError, LeaseId, Queued, Request, Ticket};
@@ -49,8 +50,9 @@ pub(super) struct NodeEntry {
     ticket: Option<Ticket>,
     /// The ticket of the last grant that was pushed.
     told: Option<Ticket>,
-    /// Whether the node is being told to end its grant: until that is confirmed, it may do so at any time.
-    pub(super) withdrawing: bool,
+    /// Until when the node may end its grant at any time, because it has been told to: until it confirms that, or its lease has ended by
+    /// itself.
+    withdrawing: Option<Instant>,
     /// Whether it has released the lease by force.
     revoked: bool,
 }
@@ -118,12 +120,18 @@ impl Leases {
     }
 }
 
+impl NodeEntry {
+    pub(super) fn is_withdrawing(&self) -> bool {
+        self.withdrawing.is_some_and(|end| Instant::now() < end)
+    }
+}
+
 impl Entry {
     /// A request is sent to this node. Returns whether its grant counts.
     pub(super) fn sent(&mut self, node: usize) -> bool {
         let node = &mut self.nodes[node];
         (node.reached_before, node.reached) = (node.reached, true);
-        !node.withdrawing
+        !node.is_withdrawing()
     }
 
     /// Takes note of the answer of a node to a request.
@@ -179,7 +187,7 @@ impl Entry {
 
     /// How many nodes have granted it.
     pub(super) fn granted(&self) -> usize {
-        self.nodes.iter().filter(|node| node.granted && !node.withdrawing).count()
+        self.nodes.iter().filter(|node| node.granted && !node.is_withdrawing()).count()
     }
 
     /// Has the client ask again, unless it has been told so already.
@@ -195,9 +203,10 @@ impl Entry {
     /// The nodes whose grants are given up from here on.
     pub(super) fn withdraw(&mut self, which: impl Fn(usize, &NodeEntry) -> bool) -> SmallVec<[usize; USUAL]> {
         let mut nodes = SmallVec::new();
+        let end = Instant::now() + self.request.ttl;
         for (n, node) in self.nodes.iter_mut().enumerate() {
-            if !node.withdrawing && which(n, node) {
-                (node.granted, node.withdrawing) = (false, true);
+            if !node.is_withdrawing() && which(n, node) {
+                (node.granted, node.withdrawing) = (false, Some(end));
                 nodes.push(n);
             }
         }
@@ -206,7 +215,7 @@ impl Entry {
 
     /// A node has confirmed that it has ended its grant.
     pub(super) fn withdrawn(&mut self, node: usize) {
-        self.nodes[node].withdrawing = false;
+        self.nodes[node].withdrawing = None;
     }
 
     /// A node has released the lease by force. Returns its token, once, when a majority does not hold it any more.

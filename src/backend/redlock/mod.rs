@@ -7,7 +7,7 @@
 //! | `quorum` | the nodes of one client, and what its operations have in common |
 //! | `round` | one operation on all nodes at once |
 //! | `votes` | what follows from the nodes' answers (no I/O, no clock) |
-//! | `leases` | what this client knows of each of its leases on each node (no I/O, no clock) |
+//! | `leases` | what this client knows of each of its leases on each node (no I/O) |
 //! | `request` | requests, tokens, and what a minority has granted |
 //! | `renew`, `release`, `events`, `inspect` | the other operations |
 

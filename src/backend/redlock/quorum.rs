@@ -1,5 +1,6 @@
 //! The nodes of one client, and what its operations have in common.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -159,7 +160,7 @@ impl Quorum {
                         tracing::debug!(node = %quorum.nodes[node].store, %error, "not released yet");
                     }
                 }
-                let mut paused = std::pin::pin!(sleep(pause));
+                let mut paused = pin!(sleep(pause));
                 if quorum.closing.unless(paused.as_mut()).await.is_none() {
                     return;
                 }

@@ -77,7 +77,7 @@ impl Quorum {
             return;
         }
         let quorum = Arc::clone(self);
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             while let Some((n, released)) = round.next().await {
                 look_at(&quorum, n, released);
             }

@@ -1,13 +1,14 @@
 //! Renewals: by a majority of those nodes that still hold the lease. Afterwards nodes that have nothing under the key get the lease
 //! again, for instance after a restart without persistence, or because they could not be reached when it was granted.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::quorum::Quorum;
 use super::request::spare;
@@ -32,7 +33,7 @@ impl Quorum {
         let (tell, told) = unbounded();
         // A task of its own: it goes on after the decision. Nothing waits for a node that is slow, so it has more time than with a request.
         let time_limit = (shortest / 5).min(MOST).max(self.node_timeout);
-        self.tasks.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
+        self.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
         told.boxed()
     }
 
@@ -62,7 +63,7 @@ impl Quorum {
         });
         let mut answers = stream::select_all(answers.collect::<Vec<_>>());
         let ends = Instant::now() + time_limit;
-        let mut late = std::pin::pin!(sleep_until(ends));
+        let mut late = pin!(sleep_until(ends));
         loop {
             tokio::select! {
                 biased;
@@ -85,7 +86,7 @@ impl Quorum {
         for (votes, renew) in votes.iter().zip(&renewals).filter(|(votes, _)| votes.is_renewed()) {
             for n in votes.without() {
                 let (quorum, lease) = (Arc::clone(&self), renew.lease.clone());
-                self.tasks.spawn(async move { quorum.take_in(n, &lease, time_limit).await });
+                self.spawn(async move { quorum.take_in(n, &lease, time_limit).await });
             }
         }
     }
@@ -95,7 +96,7 @@ impl Quorum {
     async fn take_in(self: &Arc<Self>, n: usize, lease: &LeaseRef, time_limit: Duration) {
         let known = self.leases.with(lease.id, |entry| {
             let node = &mut entry.nodes[n];
-            let token = entry.token.filter(|_| !node.withdrawing)?;
+            let token = entry.token.filter(|_| !node.is_withdrawing())?;
             node.reached = true;
             let mut request = (*entry.request).clone();
             request.waits = false;
@@ -109,7 +110,7 @@ impl Quorum {
                 _ => Ok(false),
             }
         };
-        let taken_in = tokio::time::timeout(time_limit, taken_in).await;
+        let taken_in = timeout(time_limit, taken_in).await;
         tracing::debug!(node = %self.nodes[n].store, key = &*lease.resource.key, ?taken_in, "given the lease again");
         if self.knows(lease.id) {
             if let Ok(Ok(held)) = taken_in {

@@ -1,11 +1,12 @@
 //! Requests: asked of all nodes, granted by a majority that agrees on a token.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::join_all;
-use scopeguard::guard;
+use scopeguard::{ScopeGuard, guard};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -210,7 +211,7 @@ impl Quorum {
             }
         }
         if !round.is_over() {
-            self.tasks.spawn(async move { while round.next().await.is_some() {} });
+            self.spawn(async move { while round.next().await.is_some() {} });
         }
         Ok(())
     }
@@ -225,7 +226,7 @@ impl Quorum {
             return;
         }
         let quorum = Arc::clone(self);
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             while let Some((n, answer)) = round.next().await {
                 quorum.late_answer(n, &lease, &answer);
             }
@@ -258,7 +259,7 @@ impl Quorum {
                     let lease = lease.clone();
                     async move { node.settle(&lease, token).await }
                 });
-                self.tasks.spawn(async move { while round.next().await.is_some() {} });
+                self.spawn(async move { while round.next().await.is_some() {} });
             }
             (News::Orphan, Some(n)) => self.release_later(n, lease.clone(), super::GIVE_UP_AFTER),
         }
@@ -357,20 +358,26 @@ impl Quorum {
     /// time, gives that up, for the next in the queues of those nodes, and waits behind them. Otherwise clients of which none
     /// has a majority would wait for each other.
     pub(super) fn resolve(self: &Arc<Self>, lease: LeaseRef) {
-        let quorum = Arc::clone(self);
-        self.tasks.spawn(async move {
-            while let Some((granted, splits)) =
-                quorum.leases.with(lease.id, |entry| (entry.granted().max(1), entry.splits))
-            {
-                let mut pause = std::pin::pin!(sleep(quorum.pause(granted, splits)));
-                if quorum.closing.unless(pause.as_mut()).await.is_none() {
-                    return;
-                }
-                if !quorum.yield_minority(&lease).await {
-                    return;
-                }
-            }
+        let (quorum, id) = (Arc::clone(self), lease.id);
+        self.spawn(async move {
+            // If the runtime ends, a task on the next one takes over.
+            let resolving = guard(Arc::clone(&quorum), |quorum| {
+                quorum.leases.with(id, |entry| entry.resolving = false);
+            });
+            quorum.resolve_split(&lease).await;
+            drop(ScopeGuard::into_inner(resolving));
         });
+    }
+
+    async fn resolve_split(self: &Arc<Self>, lease: &LeaseRef) {
+        while let Some((granted, splits)) =
+            self.leases.with(lease.id, |entry| (entry.granted().max(1), entry.splits))
+        {
+            let mut pause = pin!(sleep(self.pause(granted, splits)));
+            if self.closing.unless(pause.as_mut()).await.is_none() || !self.yield_minority(lease).await {
+                return;
+            }
+        }
     }
 
     /// Gives up what a minority has granted. Returns whether to look again later.
