@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::join_all;
 use scopeguard::{ScopeGuard, guard};
+use smallvec::SmallVec;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -14,12 +15,46 @@ use super::TOKENS_PER_GRANT;
 use super::leases::News;
 use super::quorum::Quorum;
 use super::round::Round;
-use super::votes::{Decision, Votes};
-use crate::backend::{Answer, BackendError, Event, Grant, LeaseId, LeaseRef, Queued, Request};
+use super::votes::{Decision, USUAL, Votes};
+use crate::backend::{Answer, BackendError, Event, Grant, LeaseId, LeaseRef, Queued, Request, Ticket};
 use crate::fence::FencingToken;
 
 /// How often a request that does not wait is repeated because the votes were split.
 const MAX_SPLITS: u32 = 3;
+
+/// A request that all nodes were asked, and their answers so far.
+struct Ballot {
+    asked: Arc<Request>,
+    sent: Instant,
+    round: Round<Answer>,
+    votes: Votes,
+    /// The nodes whose grants count, as bits: while a node is told to end an earlier grant, it may end this one as well.
+    counting: u32,
+    /// The tickets of its places before.
+    places: SmallVec<[Option<Ticket>; USUAL]>,
+    /// The token, if a majority was known to hold the lease before.
+    held: Option<FencingToken>,
+}
+
+impl Ballot {
+    fn cast(&mut self, n: usize, answer: Result<Answer, BackendError>) {
+        let counts = self.counting & (1 << n) != 0;
+        self.votes.cast(
+            n,
+            match answer {
+                Ok(Answer::Granted(_)) if !counts => Err(withdrawing()),
+                answer => answer,
+            },
+        );
+    }
+
+    /// Whether other answers may show that a majority had granted the lease before, under a token that is not known yet: some nodes may
+    /// not have executed the earlier request, and grant this one anew.
+    fn may_be_earlier(&self) -> bool {
+        let may_be_known = self.held.is_some() || self.asked.claim.owner().is_some();
+        may_be_known && !self.votes.has_token(self.held)
+    }
+}
 
 impl Quorum {
     /// Requests a lock, for the first time or again.
@@ -64,89 +99,96 @@ impl Quorum {
                 quorum.release_everywhere(&asked.lease, asked.ttl);
             }
         });
-        let (proposed, sent) = (self.propose(), Instant::now());
-        let nodes = self.to_be_asked();
-        let is_asked = |n: usize| nodes & (1 << n) != 0;
-        let begun = self.leases.with(id, |entry| {
-            let asked = self.all().filter(|n| is_asked(*n));
-            let counts = asked.fold(0_u32, |counts, n| counts | u32::from(entry.sent(n)) << n);
-            (counts, entry.tickets(), entry.token)
-        });
-        let Some((counts, tickets, held)) = begun else { return Err(given_up()) };
-        let mut round =
-            self.round(self.all().filter(|n| is_asked(*n)), self.time_limit(request.ttl), |_, node| {
-                let request = Arc::clone(&asked);
-                async move { node.request_from(&request, proposed).await }
-            });
-        let was_granted = |held: Option<FencingToken>| held.is_some() || request.claim.owner().is_some();
-        let mut votes = Votes::new(self.nodes.len());
-        for n in self.all().filter(|n| !is_asked(*n)) {
-            votes.cast(n, Err(left_alone()));
-        }
-        let decision = loop {
-            let Some((n, answer)) = round.next().await else { return Err(given_up()) };
-            self.nodes[n].note(&answer);
-            self.leases.with(id, |entry| entry.answered(n, &answer));
-            // While a node is told to end an earlier grant, it may end this one as well.
-            let counts = counts & (1 << n) != 0;
-            let answer = match answer {
-                Ok(Answer::Granted(_)) if !counts => Err(withdrawing()),
-                answer => answer,
-            };
-            votes.cast(n, answer);
-            match votes.decision() {
-                // An earlier grant keeps its token. Some nodes may not have executed the earlier request, and grant this one anew.
-                Some(Decision::Granted)
-                    if was_granted(held) && !votes.has_token(held) && !round.is_over() => {}
-                Some(decision) => break decision,
-                None => {}
-            }
-        };
-        self.note_round_trip(sent.elapsed());
+        let mut ballot = self.send(&asked, self.time_limit(request.ttl)).ok_or_else(given_up)?;
+        let decision = self.collect(&mut ballot).await.ok_or_else(given_up)?;
+        self.note_round_trip(ballot.sent.elapsed());
         match decision {
-            Decision::Granted => {
-                let granted = self.grant(request, &asked, &votes, held, sent).await;
-                match granted {
-                    Ok((grant, token)) if self.leases.with(id, |entry| entry.hold(token)) == Some(true) => {
-                        self.finish(round, asked.lease.clone());
-                        Ok((Answer::Granted(grant), false))
-                    }
-                    failed => {
-                        self.leases.with(id, |entry| entry.token = None);
-                        self.finish(round, asked.lease.clone());
-                        self.withdraw(id, |_| true);
-                        Err(failed.err().unwrap_or_else(withdrawing))
-                    }
-                }
-            }
+            Decision::Granted => Ok((Answer::Granted(self.granted(ballot, request.ttl).await?), false)),
             Decision::Queued => {
-                let queued = self.leases.with(id, |entry| {
-                    entry.token = None;
-                    let ticket = entry.ticket(votes.places(), &tickets);
-                    (Queued::new(ticket, votes.ask_again_in(), None), entry.next())
-                });
-                let Some((queued, news)) = queued else { return Err(given_up()) };
-                self.finish(round, asked.lease.clone());
+                let (queued, news) = self.queued(ballot).ok_or_else(given_up)?;
                 drop(asking);
                 self.follow(None, &request.lease, news);
                 Ok((Answer::Queued(queued), false))
             }
             Decision::Busy => {
-                // Nodes that have not answered yet must not grant it after this.
-                self.finish(round, asked.lease.clone());
-                let split = votes.grants().next().is_some();
+                let split = ballot.votes.grants().next().is_some();
+                self.finish(ballot);
                 Ok((Answer::Busy { limit: None }, split))
             }
-            Decision::Failed => {
-                let error = votes.error(|node| self.store_of(node));
-                self.leases.with(id, |entry| entry.token = None);
-                self.finish(round, asked.lease.clone());
-                // A request that waits keeps its places: it is repeated.
-                let waits = request.waits;
-                self.withdraw(id, move |granted| granted || !waits);
-                Err(error)
+            Decision::Failed => Err(self.failed(ballot)),
+        }
+    }
+
+    /// Sends a request to all nodes. `None` if its lease was released in the meantime.
+    fn send(self: &Arc<Self>, asked: &Arc<Request>, time_limit: Duration) -> Option<Ballot> {
+        let (proposed, sent, nodes) = (self.propose(), Instant::now(), self.to_be_asked());
+        let is_asked = |n: &usize| nodes & (1 << n) != 0;
+        let mut votes = Votes::new(self.nodes.len());
+        for n in self.all().filter(|n| !is_asked(n)) {
+            votes.cast(n, Err(left_alone()));
+        }
+        let (counting, places, held) = self.leases.with(asked.lease.id, |entry| {
+            let counting =
+                self.all().filter(is_asked).fold(0, |bits, n| bits | u32::from(entry.sent(n)) << n);
+            (counting, entry.tickets(), entry.token)
+        })?;
+        let round = self.round(self.all().filter(is_asked), time_limit, |_, node| {
+            let request = Arc::clone(asked);
+            async move { node.request_from(&request, proposed).await }
+        });
+        Some(Ballot { asked: Arc::clone(asked), sent, round, votes, counting, places, held })
+    }
+
+    /// Waits for answers until they decide.
+    async fn collect(&self, ballot: &mut Ballot) -> Option<Decision> {
+        loop {
+            let (n, answer) = ballot.round.next().await?;
+            self.nodes[n].note(&answer);
+            self.leases.with(ballot.asked.lease.id, |entry| entry.answered(n, &answer));
+            ballot.cast(n, answer);
+            match ballot.votes.decision() {
+                Some(Decision::Granted) if ballot.may_be_earlier() && !ballot.round.is_over() => {}
+                Some(decision) => return Some(decision),
+                None => {}
             }
         }
+    }
+
+    async fn granted(self: &Arc<Self>, mut ballot: Ballot, ttl: Duration) -> Result<Grant, BackendError> {
+        let id = ballot.asked.lease.id;
+        let granted = self.grant(&mut ballot, ttl).await.and_then(|grant| {
+            let holds = self.leases.with(id, |entry| entry.hold(grant.token));
+            if holds == Some(true) { Ok(grant) } else { Err(withdrawing()) }
+        });
+        if granted.is_err() {
+            self.leases.with(id, |entry| entry.token = None);
+        }
+        self.finish(ballot);
+        if granted.is_err() {
+            self.withdraw(id, |_| true);
+        }
+        granted
+    }
+
+    /// The place of a request that waits. `None` if its lease was released in the meantime.
+    fn queued(self: &Arc<Self>, ballot: Ballot) -> Option<(Queued, News)> {
+        let queued = self.leases.with(ballot.asked.lease.id, |entry| {
+            entry.token = None;
+            let ticket = entry.ticket(ballot.votes.places(), &ballot.places);
+            (Queued::new(ticket, ballot.votes.ask_again_in(), None), entry.next())
+        });
+        self.finish(ballot);
+        queued
+    }
+
+    fn failed(self: &Arc<Self>, mut ballot: Ballot) -> BackendError {
+        let error = ballot.votes.error(|node| self.store_of(node));
+        let (id, waits) = (ballot.asked.lease.id, ballot.asked.waits);
+        self.leases.with(id, |entry| entry.token = None);
+        self.finish(ballot);
+        // A request that waits keeps its places: it is repeated.
+        self.withdraw(id, |granted| granted || !waits);
+        error
     }
 
     /// The nodes that are asked, as bits: all, but of those that did not answer lately each only now and then, as long as the others are a
@@ -162,30 +204,23 @@ impl Quorum {
     }
 
     /// A majority has granted the request: sees to it that a majority has the same token. Returns the grant.
-    async fn grant(
-        self: &Arc<Self>,
-        request: &Request,
-        asked: &Arc<Request>,
-        votes: &Votes,
-        held: Option<FencingToken>,
-        sent: Instant,
-    ) -> Result<(Grant, FencingToken), BackendError> {
-        let token = votes.token(held).ok_or_else(given_up)?;
+    async fn grant(self: &Arc<Self>, ballot: &mut Ballot, ttl: Duration) -> Result<Grant, BackendError> {
+        let votes = &ballot.votes;
+        let token = votes.token(ballot.held).ok_or_else(given_up)?;
         let agreeing = votes.grants().filter(|(_, grant)| grant.token == token).count();
         if agreeing < self.majority() {
             if votes.grants().all(|(_, grant)| grant.remaining.is_none()) {
                 self.note_disagreement(token);
             }
-            self.settle(asked, votes, token, agreeing).await?;
+            self.settle(&ballot.asked, votes, token, agreeing).await?;
         }
         self.note_token(token);
-        let remaining = votes.remaining(spare(request.ttl));
-        if sent.elapsed() >= remaining.unwrap_or(request.ttl) {
-            let source = "it was granted too late".into();
-            return Err(BackendError::Unanswered { source });
+        let remaining = votes.remaining(spare(ttl));
+        if ballot.sent.elapsed() >= remaining.unwrap_or(ttl) {
+            return Err(BackendError::Unanswered { source: "it was granted too late".into() });
         }
         let grant = Grant::new(token, None);
-        Ok((remaining.map_or(grant, |left| grant.lasting(left.min(request.ttl))), token))
+        Ok(remaining.map_or(grant, |left| grant.lasting(left.min(ttl))))
     }
 
     /// Gives the lease this token on the nodes that have granted it under another one, until a majority has it.
@@ -217,10 +252,11 @@ impl Quorum {
     }
 
     /// Waits in the background for the nodes that have not answered a request when it was decided.
-    fn finish(self: &Arc<Self>, mut round: Round<Answer>, lease: LeaseRef) {
+    fn finish(self: &Arc<Self>, ballot: Ballot) {
+        let Ballot { mut round, asked, .. } = ballot;
         // Those that have arrived in the meantime need no task.
         while let Some(Some((n, answer))) = round.next().now_or_never() {
-            self.late_answer(n, &lease, &answer);
+            self.late_answer(n, &asked.lease, &answer);
         }
         if round.is_over() {
             return;
@@ -228,7 +264,7 @@ impl Quorum {
         let quorum = Arc::clone(self);
         self.spawn(async move {
             while let Some((n, answer)) = round.next().await {
-                quorum.late_answer(n, &lease, &answer);
+                quorum.late_answer(n, &asked.lease, &answer);
             }
         });
     }
