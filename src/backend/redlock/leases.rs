@@ -4,6 +4,7 @@
 //! is told to end its part of a grant that no majority has made, its word for that lease does not count.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -30,6 +31,8 @@ pub(super) struct Entry {
     ticket: Option<Ticket>,
     /// How many requests of the client are under way.
     asking: u32,
+    /// When the last of them began.
+    asked_at: Instant,
     /// Whether the client has been told to ask again since its last request.
     prompted: bool,
     /// Whether a task resolves a split of the votes.
@@ -92,11 +95,12 @@ impl Leases {
             nodes: smallvec::smallvec![NodeEntry::default(); nodes],
             ticket: None,
             asking: 0,
+            asked_at: Instant::now(),
             prompted: false,
             resolving: false,
             splits: 0,
         });
-        entry.asking += 1;
+        (entry.asking, entry.asked_at) = (entry.asking + 1, Instant::now());
         entry.prompted = false;
         Arc::clone(&entry.request)
     }
@@ -215,7 +219,15 @@ impl Entry {
 
     /// A node has confirmed that it has ended its grant.
     pub(super) fn withdrawn(&mut self, node: usize) {
-        self.nodes[node].withdrawing = None;
+        (self.nodes[node].withdrawing, self.nodes[node].granted) = (None, false);
+    }
+
+    /// The request for another place instead of the one that was given up: it lasts no longer than that, a TTL after the last request of
+    /// the client. `None` if it would have ended.
+    pub(super) fn request_again(&self) -> Option<Request> {
+        let ttl = self.request.ttl.checked_sub(self.asked_at.elapsed())?;
+        // Nodes count in milliseconds.
+        (ttl >= Duration::from_millis(1)).then(|| Request { ttl, ..(*self.request).clone() })
     }
 
     /// A node has released the lease by force. Returns its token, once, when a majority does not hold it any more.

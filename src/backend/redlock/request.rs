@@ -370,12 +370,12 @@ impl Quorum {
             }
             pause = (pause * 2).min(Duration::from_secs(1));
         }
-        if self.leases.with(request.lease.id, |entry| entry.withdrawn(n)).is_none() || !waits {
-            return;
-        }
-        let proposed = self.propose();
-        let Ok(node) = self.nodes[n].connected() else { return };
-        let answer = node.request_from(request, proposed).await;
+        let again = self.leases.with(request.lease.id, |entry| {
+            entry.withdrawn(n);
+            entry.request_again().filter(|_| waits)
+        });
+        let (Some(Some(request)), Ok(node)) = (again, self.nodes[n].connected()) else { return };
+        let answer = node.request_from(&request, self.propose()).await;
         let news = self.leases.with(request.lease.id, |entry| {
             entry.answered(n, &answer);
             match &answer {

@@ -12,6 +12,7 @@ use crate::backend::{
     Answer, Claim, Grant, LedgerBackend, MemoryBackend, MemoryStore, Queued, Renewal, Ticket,
 };
 use crate::fence::FencingToken;
+use request::spare;
 use votes::{Decision, Releases, Renewals, Votes};
 
 const TTL: Duration = Duration::from_secs(10);
@@ -405,6 +406,29 @@ async fn a_request_that_is_repeated_before_all_nodes_have_executed_it_keeps_its_
     let Ok(Answer::Granted(again)) = again else { panic!("{again:?}") };
     assert_eq!(again.token, token);
     assert!(again.remaining.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_asks_no_more_keeps_nothing_for_longer_than_a_lease() {
+    let stores = Stores::new(5);
+    let (holder, client) = (stores.client(), stores.client());
+    let held = holder.new_request();
+    holder.grant(&held).await;
+    let waiting = client.new_request().waiting();
+    assert!(matches!(client.ask(&waiting).await, Ok(Answer::Queued(_))));
+    let asked = Instant::now();
+    sleep(TTL / 2).await;
+    // A minority grants it, and again whenever it is given up, because nobody else waits there.
+    holder.set(&[2, 3, 4], Hangs::Releases);
+    assert!(holder.release(&held).await.is_err());
+    sleep(TTL / 4).await;
+    assert_eq!(stores.counts().await[..2], [(1, 0); 2]);
+    holder.set(&[2, 3, 4], Hangs::Nothing);
+    holder.release(&held).await.unwrap();
+    while stores.counts().await.iter().any(|count| *count != (0, 0)) {
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(asked.elapsed() <= TTL + spare(TTL), "after {:?}", asked.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
