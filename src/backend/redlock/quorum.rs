@@ -230,7 +230,7 @@ impl Quorum {
         let base = (usual * 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
         let random = f64::from(Uuid::new_v4().as_fields().0) / f64::from(u32::MAX);
         let longest = Duration::from_millis(500);
-        (base * u32::try_from(weight).unwrap_or(u32::MAX) * (1 << times.min(6)))
+        (base * u32::try_from(weight).unwrap_or(u32::MAX) * (1 << times.min(2)))
             .min(longest)
             .mul_f64(0.5 + random)
     }

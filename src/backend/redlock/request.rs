@@ -441,7 +441,11 @@ impl Quorum {
             _ if !entry.may_yield() => Next::Later,
             _ => {
                 entry.splits += 1;
-                Next::Yield(entry.withdraw(|_, node| node.granted).to_vec(), Arc::clone(&entry.request))
+                // If this was not enough, the orders of the queues differ too much: whoever queues again on all nodes at once is at the
+                // same place in all of them.
+                let everywhere = entry.splits > 1;
+                let nodes = entry.withdraw(|_, node| node.granted || (everywhere && node.reached));
+                Next::Yield(nodes.to_vec(), Arc::clone(&entry.request))
             }
         });
         match next {
