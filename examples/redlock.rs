@@ -8,7 +8,8 @@
 //!
 //! 1. A client takes the lock and works. Two servers are killed: it keeps its lease, and goes on taking the lock. A third one is
 //!    killed: now there is no majority, and the error says so, with the reason of each server.
-//! 2. The clock of a server jumps ahead: it ends its part of a lease early. A first client has the lock from A, B and C; C ends its part;
+//! 2. The clock of a server jumps ahead: it ends its part of a lease early. (The example ends that part itself: to the
+//!    clients it is the same.) A first client has the lock from A, B and C; C ends its part;
 //!    a second client, which reaches C, D and E, gets the lock. Both believe that they hold it, which no lock of this kind can rule out.
 //!    But the second one has the greater token, so its write stands, and the late write of the first one is refused.
 //!
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use leasehold::backend::BackendError;
 use leasehold::{Client, DistMutex, Error, Fence, FencingToken, MutexOptions};
 use tokio::time::{Instant, timeout};
 
@@ -115,10 +117,15 @@ async fn servers_that_die(args: &Args) -> Result<(), Failure> {
     step("", None, "E is killed as well");
     let begin = Instant::now();
     match mutex.lock_timeout(Duration::from_secs(1)).await {
-        Err(error @ Error::StoreUnavailable { .. }) => {
-            step("client", None, &format!("is told after {:.1} s:", begin.elapsed().as_secs_f64()));
-            for part in error.to_string().split("; ") {
-                println!("{:30}{part}", "");
+        Err(Error::StoreUnavailable { source: BackendError::NoQuorum { needed, of, nodes, .. }, .. }) => {
+            let after = begin.elapsed().as_secs_f64();
+            step(
+                "client",
+                None,
+                &format!("is told after {after:.1} s: no quorum, {needed} of {of} nodes are needed"),
+            );
+            for node in nodes {
+                println!("{:32}{}: {}", "", node.store, node.error);
             }
             Ok(())
         }
