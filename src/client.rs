@@ -48,6 +48,7 @@ impl Client {
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
     /// | `redis-sentinel://[[user:]password@]host[:port],.../service[/database]` | the primary that these sentinels name |
     /// | `redis-cluster://[[user:]password@]host[:port],...` | a cluster, by some of its nodes |
+    /// | `redlock://[[user:]password@]host[:port],host[:port],...[/database][?options]` | a majority of independent servers: see `RedlockBackend` |
     ///
     /// User name, password, host and path are percent-decoded. Sentinels are connected to without credentials; those in the URL are
     /// for the servers that they watch.
@@ -56,7 +57,7 @@ impl Client {
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build does not support its scheme.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached within 2 s, with its address.
+    /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address.
     /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
     ///
     /// # Cancel safety
@@ -68,6 +69,10 @@ impl Client {
         }
         #[cfg(feature = "redis")]
         {
+            if let Some("redlock" | "redlocks") = url.split(':').next() {
+                let backend = crate::backend::RedlockBackend::connect(url).await?;
+                return Ok(Self::with_backend(Arc::new(backend)));
+            }
             let backend = crate::backend::RedisBackend::connect(url).await?;
             Ok(Self::with_backend(Arc::new(backend)))
         }

@@ -205,9 +205,29 @@ pub enum BackendError {
         /// What was requested, and what would be needed.
         reason: String,
     },
+    /// Fewer nodes of a store on several servers answered than are needed. It can be tried again.
+    #[error("no quorum: {needed} of {of} nodes are needed{}", each(.nodes))]
+    NoQuorum {
+        /// How many nodes are needed.
+        needed: usize,
+        /// How many there are.
+        of: usize,
+        /// The nodes that failed, and why.
+        nodes: Vec<NodeFailure>,
+    },
     /// The backend was closed.
     #[error("the backend is closed")]
     Closed,
+}
+
+/// A node of a store on several servers, and why it failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct NodeFailure {
+    /// Its address, without password.
+    pub store: String,
+    /// What happened.
+    pub error: BackendError,
 }
 
 /// Any error of a store's client.
@@ -228,6 +248,10 @@ impl BackendError {
             }
             Self::AboveLimit { permits, limit } => Self::AboveLimit { permits: *permits, limit: *limit },
             Self::Unsupported { reason } => Self::Unsupported { reason: reason.clone() },
+            Self::NoQuorum { needed, of, nodes } => {
+                let nodes = nodes.iter().map(NodeFailure::again).collect();
+                Self::NoQuorum { needed: *needed, of: *of, nodes }
+            }
             Self::Closed => Self::Closed,
         }
     }
@@ -240,7 +264,19 @@ impl BackendError {
     /// Whether sending the same request again may help.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
-        matches!(self, Self::NotSent { .. } | Self::Unanswered { .. })
+        matches!(self, Self::NotSent { .. } | Self::Unanswered { .. } | Self::NoQuorum { .. })
+    }
+}
+
+impl NodeFailure {
+    /// A node at the address `store`, which failed with this error.
+    #[must_use]
+    pub fn new(store: impl Into<String>, error: BackendError) -> Self {
+        Self { store: store.into(), error }
+    }
+
+    fn again(&self) -> Self {
+        Self { store: self.store.clone(), error: self.error.again() }
     }
 }
 
@@ -264,7 +300,8 @@ impl Error {
         match source {
             BackendError::NotSent { .. }
             | BackendError::Unanswered { .. }
-            | BackendError::FailedFast { .. } => Self::StoreUnavailable { name, operation, store, source },
+            | BackendError::FailedFast { .. }
+            | BackendError::NoQuorum { .. } => Self::StoreUnavailable { name, operation, store, source },
             BackendError::WrongType { .. } | BackendError::Refused { .. } => {
                 Self::StoreRefused { name, operation, store, source }
             }
@@ -280,6 +317,16 @@ impl Error {
 
 const NEVER_EXPIRES: &str = ": its key has no expiry, so it is never free unless somebody deletes it (or the client repairs such \
      keys: `RedisBuilder::repair_keys_without_expiry`)";
+
+/// `: address: reason; address: reason`, or nothing.
+fn each(nodes: &[NodeFailure]) -> String {
+    let mut text = String::new();
+    for (n, node) in nodes.iter().enumerate() {
+        text.push_str(if n == 0 { ": " } else { "; " });
+        text.push_str(&format!("{}: {}", node.store, node.error));
+    }
+    text
+}
 
 /// `: what the store said`, or nothing.
 fn said(detail: &Option<String>) -> String {

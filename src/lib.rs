@@ -23,14 +23,14 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `redis` | yes | [`RedisBackend`] |
+//! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them |
 //! | `fred` | no | `RedisBackend::builder_from_fred`, which takes a configuration of the Redis client `fred`, version 10 |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!
 //! Without `redis`, only the in-memory store is available.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-// The feature table links to `RedisBackend`, which such a build does not have.
+// The feature table links to backends that such a build does not have.
 #![cfg_attr(not(feature = "redis"), allow(rustdoc::broken_intra_doc_links))]
 
 pub mod backend;
@@ -53,9 +53,11 @@ mod reentrant;
 mod semaphore;
 mod sync;
 
-pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, Waiter};
+pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
 #[cfg(feature = "redis")]
 pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
+#[cfg(feature = "redis")]
+pub use backend::{RedlockBackend, RedlockBuilder};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

@@ -26,7 +26,10 @@ impl Primitive {
         let capabilities = engine.backend().capabilities();
         let kind = resource.kind;
         if !capabilities.kinds.contains(&kind) {
-            let reason = format!("this store has no resources of the kind `{}`", kind.as_str());
+            let mut reason = format!("this store has no resources of the kind `{}`", kind.as_str());
+            if let Some(why) = &capabilities.unsupported {
+                reason.extend([": ", why]);
+            }
             return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
         }
         let settings = settings.fit(capabilities)?.share();

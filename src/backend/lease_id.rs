@@ -81,6 +81,12 @@ impl LeaseIds {
         Self { client: Uuid::new_v4(), next: AtomicU64::new(1) }
     }
 
+    /// More ids of a client that exists already. They are those of its first ids again: only one of them may be asked for ids.
+    #[cfg(feature = "redis")]
+    pub(crate) const fn of(client: Uuid) -> Self {
+        Self { client, next: AtomicU64::new(1) }
+    }
+
     /// The client whose ids these are.
     #[must_use]
     pub const fn client(&self) -> Uuid {

@@ -178,6 +178,16 @@ impl Ledger {
         }
     }
 
+    /// Gives a lease that is held another token, as a node of a Redlock. `false` if it is not held.
+    #[cfg(all(test, feature = "redis"))]
+    pub(super) fn settle(&mut self, lease: LeaseId, token: FencingToken, stamp: Stamp) -> bool {
+        self.prune(stamp);
+        let Some(hold) = self.holds.get_mut(&lease) else { return false };
+        hold.token = token;
+        self.last = self.last.max(token.get() + 15);
+        true
+    }
+
     /// Ends a lease, whether it is held or queued, or all of it but `keep` permits.
     ///
     /// # Errors

@@ -67,6 +67,12 @@ impl<S: LedgerStore> LedgerBackend<S> {
         Self { store, ids, capabilities, own: Mutex::default(), closing: Closing::default() }
     }
 
+    /// The same, as one of several nodes: all of them have the same client.
+    #[cfg(all(test, feature = "redis"))]
+    pub(super) fn for_client(store: S, client: Uuid) -> Self {
+        Self { ids: LeaseIds::of(client), ..Self::on(store) }
+    }
+
     /// The store.
     #[must_use]
     pub const fn store(&self) -> &S {
@@ -214,6 +220,35 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
             self.store.close().await;
         }
         .boxed()
+    }
+}
+
+#[cfg(all(test, feature = "redis"))]
+impl<S: LedgerStore> super::redlock::Node for LedgerBackend<S> {
+    fn request_from<'a>(
+        &'a self,
+        request: &'a Request,
+        proposed: crate::fence::FencingToken,
+    ) -> BoxFuture<'a, Result<Answer, BackendError>> {
+        let asked = request.clone();
+        let key = &request.lease.resource.key;
+        async move {
+            self.change(key, move |ledger, stamp, told| {
+                let floor = stamp.floor.max(proposed.get());
+                ledger.request(&asked, Stamp { floor, ..stamp }, told)
+            })
+            .await?
+        }
+        .boxed()
+    }
+
+    fn settle<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        token: crate::fence::FencingToken,
+    ) -> BoxFuture<'a, Result<bool, BackendError>> {
+        let id = lease.id;
+        self.change(&lease.resource.key, move |ledger, stamp, _| ledger.settle(id, token, stamp)).boxed()
     }
 }
 

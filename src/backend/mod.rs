@@ -32,7 +32,7 @@
 //!    that are renewed together each has an answer of its own, and a failure of one does not affect the others.
 //! 7. A place whose request is not repeated is gone within one TTL. All places of a client that died are gone within one
 //!    TTL in total, and block those behind them for no longer than that.
-//! 8. Requests are served in order of arrival at the store. A counting semaphore keeps that order among the requests that
+//! 8. If the store says so, requests are served in order of arrival at the store. A counting semaphore keeps that order among the requests that
 //!    fit: a smaller request may overtake a larger one, so that no permit is idle while somebody could use it.
 //! 9. If the store says so, the work per hand-over does not grow with the number of waiters. (For a counting semaphore it grows
 //!    with the number of different sizes among them.)
@@ -59,16 +59,20 @@ mod ledger_backend;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redis")]
+mod redlock;
 mod state;
 mod types;
 
-pub use crate::error::{BackendError, BoxError};
+pub use crate::error::{BackendError, BoxError, NodeFailure};
 pub use lease_id::{LeaseId, LeaseIds};
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
 #[cfg(feature = "redis")]
 pub use redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
+#[cfg(feature = "redis")]
+pub use redlock::{RedlockBackend, RedlockBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
 pub use types::*;
 

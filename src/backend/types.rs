@@ -433,13 +433,33 @@ pub struct Inspection {
     pub limit: Option<u32>,
     /// How many permits are held; 1 for a lock that is held.
     pub in_use: u32,
+    /// What each node of a store on several servers says, in the order of its addresses; empty for a store of one.
+    pub nodes: Vec<NodeInspection>,
+}
+
+/// What one node of a store on several servers says about a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeInspection {
+    /// Its address, without password.
+    pub store: String,
+    /// Its view, or why it gave none.
+    pub view: Result<Inspection, String>,
+}
+
+impl NodeInspection {
+    /// The view of the node at the address `store`.
+    #[must_use]
+    pub fn new(store: impl Into<String>, view: Result<Inspection, String>) -> Self {
+        Self { store: store.into(), view }
+    }
 }
 
 impl Inspection {
     /// An inspection with these values.
     #[must_use]
     pub fn new(holders: Vec<Holder>, waiters: Vec<Waiter>, limit: Option<u32>, in_use: u32) -> Self {
-        Self { holders, waiters, limit, in_use }
+        Self { holders, waiters, limit, in_use, nodes: Vec::new() }
     }
 
     /// The holder of a lock, if there is one.
@@ -518,6 +538,10 @@ pub struct Capabilities {
     pub kinds: Vec<Kind>,
     /// How a waiting client learns that its lease is granted.
     pub wakes: Wakes,
+    /// Whether requests are served in order of arrival. If not, that order is only an aim.
+    pub ordered: bool,
+    /// Why the other kinds are not supported, for the error that rejects them.
+    pub unsupported: Option<String>,
     /// Shorter TTLs are rejected before anything is sent.
     pub min_ttl: Duration,
     /// TTLs are rounded up to a multiple of this.
@@ -537,6 +561,8 @@ pub struct Capabilities {
 pub enum Wakes {
     /// The store sends an event.
     Pushed,
+    /// The store sends an event upon which the client repeats its request.
+    Prompted,
     /// The client repeats its request at this interval.
     Polled(Duration),
 }
@@ -549,6 +575,8 @@ impl Capabilities {
             store: store.into(),
             kinds: Kind::ALL.to_vec(),
             wakes: Wakes::Pushed,
+            ordered: true,
+            unsupported: None,
             min_ttl: MIN_TTL,
             ttl_granularity: Duration::from_millis(1),
             tokens_survive_memory_loss: true,

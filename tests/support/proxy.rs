@@ -7,14 +7,16 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
 
 use super::resp::Reply;
 
@@ -51,6 +53,8 @@ struct Wire {
     /// How the last cut is made; sending again is another cut.
     cuts: watch::Sender<Cut>,
     refusing: AtomicBool,
+    /// How long each reply takes longer, one after another, in microseconds.
+    delay: AtomicU64,
     forgetting_tickets: AtomicBool,
     /// Sending is a log-out of every connection there is.
     log_outs: watch::Sender<()>,
@@ -150,6 +154,7 @@ impl Proxy {
             held: watch::Sender::default(),
             cuts: watch::Sender::default(),
             refusing: AtomicBool::default(),
+            delay: AtomicU64::default(),
             forgetting_tickets: AtomicBool::default(),
             log_outs: watch::Sender::default(),
             accepted: AtomicUsize::default(),
@@ -233,6 +238,11 @@ impl Proxy {
     /// Ends all holding; what was kept is delivered.
     pub(crate) fn resume(&self) {
         self.wire.held.send_replace(Held::default());
+    }
+
+    /// From now on each reply takes so much longer, one after another: a server that is slow.
+    pub(crate) fn delay_replies(&self, by: Duration) {
+        self.wire.delay.store(by.as_micros() as u64, Ordering::SeqCst);
     }
 
     /// From now on, closes every new connection at once; `false` ends that.
@@ -412,6 +422,10 @@ async fn replies(
                 return Ok(());
             }
             *count += 1;
+        }
+        match wire.delay.load(Ordering::SeqCst) {
+            0 => {}
+            micros => sleep(Duration::from_micros(micros)).await,
         }
         wire.passable(Direction::ToClient, listens).await;
         client.write_all(&bytes).await?;

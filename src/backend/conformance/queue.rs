@@ -78,7 +78,7 @@ pub async fn point_7_all_places_of_a_dead_client_are_gone_within_one_ttl(store: 
     assert!(died.elapsed() <= one.ttl + one.slack, "after {:?}", died.elapsed());
 }
 
-/// 8. Requests are served in order of arrival, whichever client they come from.
+/// 8. Requests are served in order of arrival, whichever client they come from, if the store claims it. All are served in any case.
 pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness, kind: Kind) {
     const WAITERS: usize = 12;
     let (one, other) = Site::pair(store, kind, "order").await;
@@ -97,7 +97,8 @@ pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness
     let grants =
         join_all(waiting.into_iter().map(|waiting| one.within(one.slack * 4, "a waiter", waiting))).await;
     let tokens: Vec<_> = grants.iter().map(|grant| grant.token).collect();
-    assert!(tokens.is_sorted(), "not served in order of arrival: {tokens:?}");
+    let ordered = one.backend.capabilities().ordered;
+    assert!(!ordered || tokens.is_sorted(), "not served in order of arrival: {tokens:?}");
 }
 
 /// 9. The work of a hand-over is the same for few and for many waiters, if the store claims it.

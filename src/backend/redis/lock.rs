@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use super::operation::Operation;
 use super::protocol::{
-    BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN, WAITED_FOR,
+    BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, SETTLED, TAKEN, WAITED_FOR,
 };
 use super::reply::{
     from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, unreadable, wanted,
 };
-use super::script::{ACQUIRE, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED};
+use super::script::{
+    ACQUIRE, ACQUIRE_FROM, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED, SETTLE,
+};
 use super::transport::Transport;
 use super::value::Value;
 use crate::backend::{
-    Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, Released, Renew, Renewal,
-    Request, Resource,
+    Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, MAX_TTL, Released, Renew,
+    Renewal, Request, Resource,
 };
 use crate::error::LossReason;
 use crate::fence::FencingToken;
@@ -46,6 +48,42 @@ fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
     match owner {
         Some(owner) => operation.word(owner),
         None => operation,
+    }
+}
+
+/// Requests a lock, once, for a token that is not less than `proposed`, as far as the server accepts the proposal.
+pub(super) async fn acquire_from(
+    transport: &Arc<Transport>,
+    request: &Request,
+    proposed: FencingToken,
+    repair: Option<Duration>,
+) -> Result<Answer, BackendError> {
+    let operation = to_acquire_from(request, proposed, repair);
+    let answer = transport.call(operation, transport.answer_timeout(request.ttl)).await?;
+    read_answer(&answer).ok_or_else(|| unreadable(&ACQUIRE_FROM))
+}
+
+fn to_acquire_from(request: &Request, proposed: FencingToken, repair: Option<Duration>) -> Operation {
+    let operation = Operation::new(&ACQUIRE_FROM, &request.lease.resource).number(proposed.get());
+    let operation = operation.lease(request.lease.id).number(millis(request.ttl));
+    let operation = operation.number(u8::from(request.waits)).number(repair.map_or(0, millis));
+    match request.claim.owner() {
+        Some(owner) => operation.word(owner),
+        None => operation,
+    }
+}
+
+/// Gives a lease that is held this token, once. `false` if the lease is not held.
+pub(super) async fn settle(
+    transport: &Arc<Transport>,
+    lease: &LeaseRef,
+    token: FencingToken,
+) -> Result<bool, BackendError> {
+    let operation = Operation::new(&SETTLE, &lease.resource).lease(lease.id).number(token.get());
+    match transport.call(operation, transport.answer_timeout(MAX_TTL)).await?.as_i64() {
+        Some(SETTLED) => Ok(true),
+        Some(NOT_HELD) => Ok(false),
+        _ => Err(unreadable(&SETTLE)),
     }
 }
 

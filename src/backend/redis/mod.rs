@@ -25,6 +25,7 @@
 //! | `url` | parsing URLs, and the server's address in errors |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
+//! | `node` | a server as one of the nodes of a Redlock |
 //! | `renewals` | many renewals in one call of their own |
 //! | `replicas` | waiting until replicas have a grant |
 //! | `verbs` | the operations of the contract, on top of these |
@@ -40,6 +41,7 @@ mod keys;
 mod link;
 mod lock;
 mod msgpack;
+mod node;
 mod notifications;
 mod opening;
 mod operation;
@@ -69,6 +71,7 @@ use futures::future::{BoxFuture, join_all};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 use self::fred::FredConnector;
 use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity};
@@ -141,6 +144,8 @@ pub struct RedisBuilder {
     quota: Option<Quota>,
     fail_fast: bool,
     tls: Option<TlsOptions>,
+    /// The ids of its leases; of its own if it is not one of several nodes.
+    client: Option<Uuid>,
 }
 
 impl RedisBuilder {
@@ -219,6 +224,17 @@ impl RedisBuilder {
     pub fn credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
         self.target.login.provider = Some(Arc::new(provider));
         self
+    }
+
+    /// Leases of this client: those of all nodes of a Redlock have the same ids.
+    pub(in crate::backend) const fn for_client(mut self, client: Uuid) -> Self {
+        self.client = Some(client);
+        self
+    }
+
+    /// The address of the server, without credentials.
+    pub(in crate::backend) fn address(&self) -> String {
+        self.target.to_string()
     }
 
     /// Connects and subscribes, checks that messages are delivered, and looks at the server: one that cannot carry locks is refused.
@@ -391,13 +407,15 @@ impl RedisBackend {
             quota: None,
             fail_fast: false,
             tls: None,
+            client: None,
         }
     }
 
     /// One that is not connected. What has to run in any case is started on the crate's own thread.
     fn new(settings: &RedisBuilder, config: &Config, store: String) -> Result<Self, BackendError> {
         let own = background_handle()?;
-        let (ids, closing, statuses) = (LeaseIds::new(), Closing::default(), Statuses::new(store.clone()));
+        let (closing, statuses) = (Closing::default(), Statuses::new(store.clone()));
+        let ids = settings.client.map_or_else(LeaseIds::new, LeaseIds::of);
         let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
         let library = Arc::new(FredConnector::new(config, settings.timeouts));

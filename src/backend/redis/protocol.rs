@@ -22,6 +22,8 @@ constants! {
     ACQUIRE_PERMITS: &str = "p";
     RENEW_PERMITS: &str = "q";
     RELEASE_PERMITS: &str = "s";
+    ACQUIRE_FROM: &str = "c";
+    SETTLE: &str = "t";
     /// A request for a lock that has more than two arguments.
     ACQUIRE_WITH: &str = "b";
     /// No operation: the name of the fence of those that follow.
@@ -56,6 +58,9 @@ constants! {
     LEFT_QUEUE: i64 = 2;
     HELD_BY_OTHER: i64 = 3;
 
+    // Answer to the settlement of a token; otherwise NOT_HELD.
+    SETTLED: i64 = 1;
+
     // How much an inspection returns.
     EVERYBODY: &str = "everybody";
     NUMBERS: &str = "numbers";
@@ -73,6 +78,8 @@ constants! {
     /// How many tokens a grant reserves, whatever its request says: one for each hold that its lease may have within a client. So
     /// no request and no record of a waiter has to tell it. A request for more is refused (`verbs.rs`).
     TOKENS_PER_GRANT: u64 = 16;
+    /// How far ahead of the last token, and of the time, a proposed token may be.
+    PROPOSED_AHEAD_US: u64 = 10000000;
     /// How far ahead of the time a busy semaphore may write its fence.
     FENCE_AHEAD_US: u64 = 1000;
     /// How long a fence outlives the last grant, in ms.

@@ -177,6 +177,8 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
         lua!("lock/holds"),
         lua!("lock/acquire"),
         lua!("lock/acquire_owned"),
+        lua!("lock/acquire_from"),
+        lua!("lock/settle"),
         lua!("lock/release"),
         lua!("lock/release_owned"),
         lua!("lock/renew_owned"),
@@ -272,6 +274,13 @@ scripts! {
     RELEASE_OWNED(3, Some(protocol::RELEASE_OWNED)):
         CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS,
         [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
+    /// For one of several servers that have to agree on a token.
+    ACQUIRE_FROM(3, Some(protocol::ACQUIRE_FROM)):
+        [lua!("lock/acquire_from_alone")], CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS,
+        [lua!("lock/acquire"), lua!("lock/acquire_owned"), lua!("lock/acquire_from"), PREPARE,
+            of_lock!("acquire_from")];
+    SETTLE(3, Some(protocol::SETTLE)):
+        CLOCK, QUEUE, NAMES, LOCK, HOLDS, [lua!("lock/settle"), PREPARE, of_lock!("settle")];
     ACQUIRE_PERMITS(3, Some(protocol::ACQUIRE_PERMITS)):
         CLOCK,
         [lua!("semaphore/token"), lua!("semaphore/state"), lua!("semaphore/acquire_fast"),
@@ -315,6 +324,8 @@ mod tests {
             &ACQUIRE_OWNED,
             &RENEW_OWNED,
             &RELEASE_OWNED,
+            &ACQUIRE_FROM,
+            &SETTLE,
             &ACQUIRE_PERMITS,
             &RENEW_PERMITS,
             &RELEASE_PERMITS,

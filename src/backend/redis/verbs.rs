@@ -24,16 +24,12 @@ impl Backend for RedisBackend {
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             self.ready(&request.lease.resource).await?;
-            let mut answer = self.ask(request).await?;
+            let answer = self.polled(self.ask(request).await?);
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
                 && let Err(error) = replicas.acknowledge(&request.lease.resource).await
             {
                 self.give_back(&request.lease);
                 return Err(error);
-            }
-            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
-                let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
-                queued.ask_again_in = Some(pause);
             }
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
@@ -171,9 +167,21 @@ impl RedisBackend {
         }
     }
 
+    /// The answer of a store that is polled, if the settings say so.
+    pub(super) fn polled(&self, mut answer: Answer) -> Answer {
+        if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
+            let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
+            queued.ask_again_in = Some(pause);
+        }
+        answer
+    }
+
     /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the
     /// connection for commands lived.
-    async fn transport_of_releases(&self, resource: &Resource) -> Result<Arc<Transport>, BackendError> {
+    pub(super) async fn transport_of_releases(
+        &self,
+        resource: &Resource,
+    ) -> Result<Arc<Transport>, BackendError> {
         if background::is_current() {
             self.open_or_closed()?;
             return Ok(self.renewals.of(resource));

@@ -4,6 +4,8 @@ local operations = {
   [ACQUIRE] = acquire_sole,
   [RELEASE] = release,
   [ACQUIRE_OWNED] = acquire_owned,
+  [ACQUIRE_FROM] = acquire_from,
+  [SETTLE] = settle,
   [RENEW_OWNED] = renew_owned,
   [RELEASE_OWNED] = release_owned,
 }

@@ -1,0 +1,21 @@
+-- Gives a lease that is held another token, on which the servers of a quorum have agreed.
+--
+-- KEYS     as in lock.lua
+-- ARGV[1]  lease id
+-- ARGV[2]  the token, 16 digits
+--
+-- Returns  SETTLED if the lease is held, and from now on under that token; NOT_HELD if not
+--
+-- Idempotent. The fence is never lowered: a later grant has a greater token than both.
+
+local function settle(r, id, token)
+  local lead, held, _, several = expire_holds(r)
+  if not lead or (lead ~= id and not (several and call('ZSCORE', r.holds, id))) then return NOT_HELD end
+  if held == token then return SETTLED end
+  local last = tonumber(call('GET', r.fence.key) or 0) or 0
+  -- First: a server that refuses to write the fence must not say that it knows the token.
+  if last < tonumber(token) then call('SET', r.fence.key, token, 'PX', FENCE_MS) end
+  local rest = sub(call('GET', r.key), #lead + #held + 2)
+  call('SET', r.key, lead .. ' ' .. token .. rest, 'KEEPTTL')
+  return SETTLED
+end

@@ -1,0 +1,38 @@
+//! A server as one of the nodes of a Redlock.
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::{RedisBackend, lock};
+use crate::backend::redlock::Node;
+use crate::backend::{Answer, BackendError, LeaseRef, Request};
+use crate::fence::FencingToken;
+
+impl Node for RedisBackend {
+    fn request_from<'a>(
+        &'a self,
+        request: &'a Request,
+        proposed: FencingToken,
+    ) -> BoxFuture<'a, Result<Answer, BackendError>> {
+        async move {
+            let transport = self.transport_of_releases(&request.lease.resource).await?;
+            let answer = lock::acquire_from(&transport, request, proposed, self.repair).await?;
+            let answer = self.polled(answer);
+            self.notifications.answered(request.lease.id, &answer);
+            Ok(answer)
+        }
+        .boxed()
+    }
+
+    fn settle<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        token: FencingToken,
+    ) -> BoxFuture<'a, Result<bool, BackendError>> {
+        async move {
+            let transport = self.transport_of_releases(&lease.resource).await?;
+            lock::settle(&transport, lease, token).await
+        }
+        .boxed()
+    }
+}

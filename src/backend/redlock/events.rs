@@ -1,0 +1,75 @@
+//! The nodes' events. None of them is a grant by itself: the client is told to ask all nodes again when a majority may have granted
+//! its request.
+
+use std::sync::Arc;
+
+use futures::channel::mpsc::unbounded;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+
+use super::leases::News;
+use super::quorum::Quorum;
+use crate::backend::Event;
+
+impl Quorum {
+    /// The events for the client from now on.
+    pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
+        let (tell, told) = unbounded();
+        *self.tell.lock() = Some(tell);
+        // The runtime on which nodes were being connected may have ended.
+        self.connect_in_background();
+        let nodes = self.all().map(|n| {
+            let slot = Arc::clone(&self.nodes[n]);
+            let late = slot.node().is_none();
+            let events = async move {
+                let events = slot.ready().await.events();
+                // Whoever waits has to join the queue of a node that is connected later.
+                stream::iter(late.then_some(Event::Resync)).chain(events)
+            };
+            events.flatten_stream().map(move |event| (n, event)).boxed()
+        });
+        let quorum = Arc::clone(self);
+        let heard = stream::select_all(nodes).filter_map(move |(n, event)| {
+            let event = quorum.hear(n, event);
+            async move { event }
+        });
+        stream::select(heard, told).boxed()
+    }
+
+    /// Connects nodes that are not connected yet.
+    pub(super) fn connect_in_background(&self) {
+        for slot in &self.nodes {
+            if !self.closing.is_closed() {
+                slot.connect(self.closing.token());
+            }
+        }
+    }
+
+    /// What the client is told about an event of a node.
+    fn hear(self: &Arc<Self>, n: usize, event: Event) -> Option<Event> {
+        match event {
+            Event::Granted { lease, ticket, grant } => {
+                let news = self.leases.with(lease.id, |entry| {
+                    entry.told(n, ticket);
+                    entry.after_grant(grant.token)
+                });
+                match news.unwrap_or(News::Orphan) {
+                    News::Ask => Some(Event::AskAgain(lease.id)),
+                    news => {
+                        self.follow(Some(n), &lease, news);
+                        None
+                    }
+                }
+            }
+            Event::AskAgain(lease) => {
+                let prompt = self.leases.with(lease, |entry| entry.prompt());
+                (prompt == Some(true)).then_some(Event::AskAgain(lease))
+            }
+            Event::Revoked { lease, .. } => {
+                let token = self.leases.with(lease, |entry| entry.revoked(n)).flatten()?;
+                Some(Event::Revoked { lease, token })
+            }
+            event => Some(event),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Inspection: each node's view, and what a majority says.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::quorum::Quorum;
+use crate::backend::{BackendError, Detail, Holder, Inspection, LeaseId, NodeInspection, Resource, Waiter};
+
+impl Quorum {
+    /// Returns who holds a lock and who waits for it, as a majority sees it, and the view of each node.
+    pub(super) async fn inspect(
+        self: &Arc<Self>,
+        resource: &Resource,
+        detail: Detail,
+    ) -> Result<Inspection, BackendError> {
+        self.open_or_closed()?;
+        let shared = Arc::new(resource.clone());
+        let mut round = self.round(self.all(), self.node_timeout, |_, node| {
+            let resource = Arc::clone(&shared);
+            async move { node.inspect(&resource, detail).await }
+        });
+        let mut views: Vec<_> = self.all().map(|_| None).collect();
+        while let Some((n, view)) = round.next().await {
+            views[n] = Some(view);
+        }
+        let answered = views.iter().flatten().filter(|view| view.is_ok()).count();
+        if answered < self.majority() {
+            let failures = views.into_iter().enumerate();
+            let failures = failures.filter_map(|(n, view)| Some((n, view?.err()?)));
+            return Err(self.no_quorum(failures.collect()));
+        }
+        let seen: Vec<&Inspection> = views.iter().flatten().flatten().collect();
+        let mut inspection = merge(&seen, self.majority(), detail);
+        inspection.nodes = views
+            .into_iter()
+            .flatten()
+            .enumerate()
+            .map(|(n, view)| NodeInspection::new(self.store_of(n), view.map_err(|error| error.to_string())))
+            .collect();
+        Ok(inspection)
+    }
+}
+
+/// What a majority says. A lease is held as long as it is by a majority; a waiter waits if it has a place, or a grant that is not that of
+/// a majority, on a majority of nodes.
+fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
+    let mut holds: BTreeMap<&str, Vec<&Holder>> = BTreeMap::new();
+    for holder in views.iter().flat_map(|view| &view.holders) {
+        holds.entry(&holder.id).or_default().push(holder);
+    }
+    let mut holders = Vec::new();
+    holds.retain(|_, holds| {
+        let held = holds.len() >= majority;
+        if held {
+            holders.push(common(holds, majority));
+        }
+        !held
+    });
+    let mut places: BTreeMap<LeaseId, (usize, Vec<&Waiter>)> = BTreeMap::new();
+    for view in views {
+        for (place, waiter) in view.waiters.iter().enumerate() {
+            let known = places.entry(waiter.id).or_default();
+            known.0 += place + 1;
+            known.1.push(waiter);
+        }
+    }
+    let mut waiters: Vec<_> = places
+        .into_iter()
+        .filter_map(|(id, (places, waiters))| {
+            let granted = holds.get(&*id.to_string()).map_or(0, Vec::len);
+            let is_first = (granted + waiters.len() >= majority).then_some(places)?;
+            waiters.into_iter().max_by_key(|waiter| waiter.remaining).map(|waiter| (is_first, waiter.clone()))
+        })
+        .collect();
+    waiters.sort_by_key(|(places, _)| *places);
+    let in_use = match detail {
+        Detail::Everybody => !holders.is_empty(),
+        Detail::Numbers => views.iter().filter(|view| view.in_use > 0).count() >= majority,
+    };
+    let waiters = waiters.into_iter().map(|(_, waiter)| waiter).collect();
+    Inspection::new(holders, waiters, None, u32::from(in_use))
+}
+
+/// One lease as a majority of nodes holds it: for as long as a majority does, under the token that most of them have.
+fn common(holds: &[&Holder], majority: usize) -> Holder {
+    let mut remaining: Vec<_> = holds.iter().map(|hold| hold.remaining).collect();
+    // Without an expiry it lasts longest.
+    remaining.sort_by_key(|left| std::cmp::Reverse(left.unwrap_or(std::time::Duration::MAX)));
+    let same = |holder: &&&Holder| holds.iter().filter(|other| other.token == holder.token).count();
+    let mut holder =
+        holds.iter().max_by_key(same).map_or_else(|| Holder::new("", None, None), |hold| (**hold).clone());
+    holder.remaining = remaining[majority - 1];
+    holder
+}

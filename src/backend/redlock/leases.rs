@@ -1,0 +1,264 @@
+//! What this client knows of each of its leases on each node. No I/O.
+//!
+//! Only hints follow from it: a lease is held if a majority says so in answer to a request. The exceptions are withdrawals: while a node
+//! is told to end its part of a grant that no majority has made, its word for that lease does not count.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::votes::{USUAL, majority};
+use crate::backend::{Answer, BackendError, LeaseId, Queued, Request, Ticket};
+use crate::fence::FencingToken;
+use crate::hash::HashMap;
+use crate::sync::{Mutex, MutexGuard};
+
+/// The leases of a client, by the numbers in their ids, from before they are requested until they are released.
+#[derive(Debug, Default)]
+pub(super) struct Leases(Mutex<HashMap<u64, Entry>>);
+
+/// One lease.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// The request as the nodes get it.
+    pub(super) request: Arc<Request>,
+    /// The token, while a majority is known to hold the lease.
+    pub(super) token: Option<FencingToken>,
+    pub(super) nodes: SmallVec<[NodeEntry; USUAL]>,
+    /// The ticket of its places, which the client is told.
+    ticket: Option<Ticket>,
+    /// How many requests of the client are under way.
+    asking: u32,
+    /// When the last of them began.
+    asked_at: Instant,
+    /// Whether the client has been told to ask again since its last request.
+    prompted: bool,
+    /// Whether a task resolves a split of the votes.
+    pub(super) resolving: bool,
+    /// How often it has given up what a minority had granted.
+    pub(super) splits: u32,
+}
+
+/// One lease on one node.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NodeEntry {
+    /// Whether a request may have reached the node.
+    pub(super) reached: bool,
+    /// Whether one had before the last one.
+    reached_before: bool,
+    pub(super) granted: bool,
+    /// The ticket of its place.
+    ticket: Option<Ticket>,
+    /// The ticket of the last grant that was pushed.
+    told: Option<Ticket>,
+    /// Until when the node may end its grant at any time, because it has been told to: until it confirms that, or its lease has ended by
+    /// itself.
+    withdrawing: Option<Instant>,
+    /// Whether it has released the lease by force.
+    revoked: bool,
+}
+
+/// What follows from news of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// Nothing.
+    Nothing,
+    /// The lease is not known any more: what the node has of it is to be released.
+    Orphan,
+    /// The client has to ask all nodes again: a majority may have granted the lease.
+    Ask,
+    /// A minority has granted it, and a task has to see to it that this does not stay so.
+    Split,
+    /// The lease is held under this token, and the node has another one.
+    Settle(FencingToken),
+}
+
+impl Leases {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry>> {
+        self.0.lock()
+    }
+
+    /// A request of the client begins, which ends with [`end`](Self::end). Returns what the nodes are asked.
+    pub(super) fn begin(
+        &self,
+        request: &Request,
+        nodes: usize,
+        make: impl FnOnce() -> Request,
+    ) -> Arc<Request> {
+        let id = request.lease.id;
+        let mut leases = self.lock();
+        let entry = leases.entry(id.sequence()).or_insert_with(|| Entry {
+            request: Arc::new(make()),
+            token: None,
+            nodes: smallvec::smallvec![NodeEntry::default(); nodes],
+            ticket: None,
+            asking: 0,
+            asked_at: Instant::now(),
+            prompted: false,
+            resolving: false,
+            splits: 0,
+        });
+        (entry.asking, entry.asked_at) = (entry.asking + 1, Instant::now());
+        entry.prompted = false;
+        Arc::clone(&entry.request)
+    }
+
+    /// A request of the client is over. `false` if the lease was released in the meantime.
+    pub(super) fn end(&self, id: LeaseId) -> bool {
+        self.with(id, |entry| entry.asking = entry.asking.saturating_sub(1)).is_some()
+    }
+
+    /// Forgets a lease.
+    pub(super) fn remove(&self, id: LeaseId) -> Option<Entry> {
+        let mut leases = self.lock();
+        let is_known = leases.get(&id.sequence()).is_some_and(|entry| entry.request.lease.id == id);
+        if is_known { leases.remove(&id.sequence()) } else { None }
+    }
+
+    /// Runs `look` on a lease, if it is known.
+    pub(super) fn with<T>(&self, id: LeaseId, look: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        let mut leases = self.lock();
+        leases.get_mut(&id.sequence()).filter(|entry| entry.request.lease.id == id).map(look)
+    }
+}
+
+impl NodeEntry {
+    pub(super) fn is_withdrawing(&self) -> bool {
+        self.withdrawing.is_some_and(|end| Instant::now() < end)
+    }
+}
+
+impl Entry {
+    /// A request is sent to this node. Returns whether its grant counts.
+    pub(super) fn sent(&mut self, node: usize) -> bool {
+        let node = &mut self.nodes[node];
+        (node.reached_before, node.reached) = (node.reached, true);
+        !node.is_withdrawing()
+    }
+
+    /// Takes note of the answer of a node to a request.
+    pub(super) fn answered(&mut self, node: usize, answer: &Result<Answer, BackendError>) {
+        let node = &mut self.nodes[node];
+        match answer {
+            Ok(Answer::Granted(_)) => (node.granted, node.ticket) = (true, None),
+            // The grant of that place may have been pushed before this answer arrived.
+            Ok(Answer::Queued(queued)) => {
+                (node.granted, node.ticket) = (node.told == Some(queued.ticket), Some(queued.ticket));
+            }
+            Ok(Answer::Busy { .. }) => (node.granted, node.ticket) = (false, None),
+            Err(BackendError::NotSent { .. }) => node.reached = node.reached_before,
+            Err(_) => {}
+        }
+    }
+
+    /// A majority has granted it. `false` if some of those grants are being ended.
+    pub(super) fn hold(&mut self, token: FencingToken) -> bool {
+        let holds = self.granted() >= majority(self.nodes.len());
+        self.token = holds.then_some(token);
+        holds
+    }
+
+    /// Takes note of a grant that a node has pushed.
+    pub(super) fn told(&mut self, node: usize, ticket: Ticket) {
+        let node = &mut self.nodes[node];
+        node.told = Some(ticket);
+        node.granted |= node.ticket.is_none_or(|place| place <= ticket);
+    }
+
+    /// What follows now that a node has granted the lease under this token.
+    pub(super) fn after_grant(&mut self, token: FencingToken) -> News {
+        if let Some(held) = self.token {
+            return if held == token { News::Nothing } else { News::Settle(held) };
+        }
+        self.next()
+    }
+
+    /// What follows from the grants that the nodes have made so far.
+    pub(super) fn next(&mut self) -> News {
+        let granted = self.granted();
+        if granted == 0 || self.token.is_some() || !self.request.waits {
+            News::Nothing
+        } else if granted >= majority(self.nodes.len()) {
+            if std::mem::replace(&mut self.prompted, true) { News::Nothing } else { News::Ask }
+        } else if std::mem::replace(&mut self.resolving, true) {
+            News::Nothing
+        } else {
+            News::Split
+        }
+    }
+
+    /// How many nodes have granted it.
+    pub(super) fn granted(&self) -> usize {
+        self.nodes.iter().filter(|node| node.granted && !node.is_withdrawing()).count()
+    }
+
+    /// Has the client ask again, unless it has been told so already.
+    pub(super) fn prompt(&mut self) -> bool {
+        self.token.is_none() && !std::mem::replace(&mut self.prompted, true)
+    }
+
+    /// Whether what a minority has granted may be given up: no request of the client counts on it.
+    pub(super) const fn may_yield(&self) -> bool {
+        self.asking == 0 && self.token.is_none()
+    }
+
+    /// The nodes whose grants are given up from here on.
+    pub(super) fn withdraw(&mut self, which: impl Fn(usize, &NodeEntry) -> bool) -> SmallVec<[usize; USUAL]> {
+        let mut nodes = SmallVec::new();
+        let end = Instant::now() + self.request.ttl;
+        for (n, node) in self.nodes.iter_mut().enumerate() {
+            if !node.is_withdrawing() && which(n, node) {
+                (node.granted, node.withdrawing) = (false, Some(end));
+                nodes.push(n);
+            }
+        }
+        nodes
+    }
+
+    /// A node has confirmed that it has ended its grant.
+    pub(super) fn withdrawn(&mut self, node: usize) {
+        (self.nodes[node].withdrawing, self.nodes[node].granted) = (None, false);
+    }
+
+    /// The request for another place instead of the one that was given up: it lasts no longer than that, a TTL after the last request of
+    /// the client. `None` if it would have ended.
+    pub(super) fn request_again(&self) -> Option<Request> {
+        let ttl = self.request.ttl.checked_sub(self.asked_at.elapsed())?;
+        // Nodes count in milliseconds.
+        (ttl >= Duration::from_millis(1)).then(|| Request { ttl, ..(*self.request).clone() })
+    }
+
+    /// A node has released the lease by force. Returns its token, once, when a majority does not hold it any more.
+    pub(super) fn revoked(&mut self, node: usize) -> Option<FencingToken> {
+        let quorum = majority(self.nodes.len());
+        let count = |entry: &Self| entry.nodes.iter().filter(|node| node.revoked).count();
+        let before = count(self);
+        self.nodes[node].revoked = true;
+        let is_over = |revoked: usize| revoked > self.nodes.len() - quorum;
+        if is_over(before) || !is_over(count(self)) {
+            return None;
+        }
+        Some(self.token.take().unwrap_or(FencingToken::new(0)))
+    }
+
+    /// The ticket that the client is told: it stays the same as long as one of the places does.
+    pub(super) fn ticket(
+        &mut self,
+        places: impl Iterator<Item = (usize, Queued)> + Clone,
+        before: &[Option<Ticket>],
+    ) -> Ticket {
+        let kept = places.clone().any(|(node, queued)| before[node] == Some(queued.ticket));
+        let newest = places.map(|(_, queued)| queued.ticket).max();
+        match self.ticket {
+            Some(ticket) if kept => ticket,
+            _ => *self.ticket.insert(newest.unwrap_or(Ticket::new(0))),
+        }
+    }
+
+    /// The tickets of its places.
+    pub(super) fn tickets(&self) -> SmallVec<[Option<Ticket>; USUAL]> {
+        self.nodes.iter().map(|node| node.ticket).collect()
+    }
+}

@@ -1,0 +1,327 @@
+//! Redlock: one lock on a majority of several independent servers.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `url` | parsing URLs |
+//! | `node` | what a node has to do beyond the contract; nodes that are connected in the background |
+//! | `quorum` | the nodes of one client, and what its operations have in common |
+//! | `round` | one operation on all nodes at once |
+//! | `votes` | what follows from the nodes' answers (no I/O, no clock) |
+//! | `leases` | what this client knows of each of its leases on each node (no I/O) |
+//! | `request` | requests, tokens, and what a minority has granted |
+//! | `renew`, `release`, `events`, `inspect` | the other operations |
+
+mod events;
+mod inspect;
+mod leases;
+mod node;
+mod quorum;
+mod release;
+mod renew;
+mod request;
+mod round;
+#[cfg(test)]
+mod tests;
+mod url;
+mod votes;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, FuturesUnordered};
+use futures::{FutureExt, StreamExt};
+use tokio::time::timeout;
+
+use super::{
+    Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Inspection, Kind, LeaseId,
+    LeaseIds, LeaseRef, Limit, RedisBuilder, Released, Renew, Request, Resource, Wakes,
+};
+use crate::error::Error;
+pub(in crate::backend) use node::Node;
+use node::Slot;
+use quorum::Quorum;
+
+/// How many tokens a grant reserves: one for each hold that its lease may have within a client.
+const TOKENS_PER_GRANT: u32 = 16;
+/// For how long a lease is released whose TTL is not known any more.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// As many as fit into a set of bits, and far more than are of use.
+const MAX_NODES: usize = 31;
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why there are no semaphores.
+const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not count permits: with a limit of 2 on three servers \
+    A, B and C, three holders may have the majorities {A,B}, {B,C} and {A,C}, and each server has admitted only two";
+
+/// Locks on a majority of N independent servers, by the Redlock algorithm: they stay available while a minority is down.
+///
+/// **What it promises.** A request is sent to all nodes at once. It is granted if a majority grants it while there is time left, and its
+/// lease counts from before the request was sent; the nodes keep it for longer than the client trusts it by 1 % and 2 ms, because their
+/// clocks differ. If no majority grants it, whatever the nodes have granted is released, also on those that refused or did not answer. A
+/// lease is renewed, and released, by a majority; losing it on a minority does not end it. In a renewal, nodes that have lost their data
+/// or could not be reached before get the lease again. A node that is slow, or hangs, delays nothing: every decision is made as soon
+/// as a majority has made it.
+///
+/// **Fencing tokens.** Before a guard is handed out, a majority knows its token and issues greater ones only. Every two majorities have a
+/// node in common, so tokens grow, also where two clients believe that they hold the lock, which no store can rule out.
+///
+/// **What it does not promise.**
+///
+/// * Exclusion depends on the nodes' clocks running at about the same speed. If the clock of a node jumps ahead, it ends its leases early,
+///   and if that leaves an earlier holder without a majority, two clients hold the lock until the first one's next renewal. Only
+///   fencing helps, and it does.
+/// * A node that crashes and returns without its data has forgotten its leases: the same follows. Nodes should write every change to disk
+///   (`appendfsync always`), or be kept from returning before the longest TTL has passed.
+/// * The order in which waiting requests are served is an aim: each node has a queue of its own. If two requests arrive at the nodes in
+///   different orders, neither has a majority; then clients with a minority give that up after a short random time and queue again.
+/// * A request that does not wait may be refused if another one is made at the same moment, although neither gets the lock.
+/// * Holds of one owner of a reentrant lock have the same token as long as the nodes have the same holds. If a client enters while one of
+///   the holds is only on some of the nodes, its token may be greater.
+/// * Replicas do not help: a node is one server without failover.
+///
+/// Semaphores are not supported: majorities do not count permits.
+///
+/// Any number of nodes from 1 to 31 works; an even number tolerates no more failures than one node less.
+pub struct RedlockBackend {
+    quorum: Arc<Quorum>,
+}
+
+/// Makes a [`RedlockBackend`]: see [`RedlockBackend::builder`].
+///
+/// | setting | default | why |
+/// |---|---|---|
+/// | [`node_timeout`](Self::node_timeout) | 100 ms | a node that takes longer counts as failed, which must not use up the lease |
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `connect`"]
+pub struct RedlockBuilder {
+    nodes: Vec<RedisBuilder>,
+    node_timeout: Duration,
+}
+
+impl RedlockBuilder {
+    pub(crate) const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
+
+    const fn new(nodes: Vec<RedisBuilder>) -> Self {
+        Self { nodes, node_timeout: Self::DEFAULT_NODE_TIMEOUT }
+    }
+
+    /// How long a node may take to answer before it counts as failed. A fifth of the TTL is the limit in any case. It should be longer than
+    /// any usual round trip, and much shorter than the TTL. From 1 ms to 60 s.
+    ///
+    /// Default: 100 ms.
+    pub const fn node_timeout(mut self, timeout: Duration) -> Self {
+        self.node_timeout = timeout;
+        self
+    }
+
+    fn each(mut self, change: impl Fn(RedisBuilder) -> RedisBuilder) -> Self {
+        self.nodes = self.nodes.into_iter().map(change).collect();
+        self
+    }
+
+    /// Connects to all nodes, until a majority is connected. The others have a moment (the node timeout) to follow, and are then connected in
+    /// the background as soon as they can be reached.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidArgument`] if there are no nodes, more than 31, or two with the same address; or if a timeout is out of bounds.
+    /// * [`Error::Unsupported`] for clusters and sentinels.
+    /// * [`Error::StoreUnavailable`] if no majority can be reached in time: the error names each node and what is wrong with it.
+    /// * [`Error::StoreRefused`] if a majority refuses this client.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    pub async fn connect(self) -> Result<RedlockBackend, Error> {
+        if self.node_timeout < MIN_TIMEOUT || self.node_timeout > MAX_TIMEOUT {
+            let why = format!("{:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}", self.node_timeout);
+            return Err(Error::invalid("node timeout", why));
+        }
+        if self.nodes.is_empty() || self.nodes.len() > MAX_NODES {
+            let why = format!("there are {} of them; at least one and at most {MAX_NODES}", self.nodes.len());
+            return Err(Error::invalid("nodes", why));
+        }
+        let ids = LeaseIds::new();
+        let mut slots = Vec::new();
+        for node in self.nodes {
+            let store = node.address();
+            if slots.iter().any(|slot: &Arc<Slot>| slot.store == store) {
+                // It would have two votes.
+                return Err(Error::invalid("nodes", format!("{store} is there twice")));
+            }
+            slots.push(Slot::of(node.for_client(ids.client()), store));
+        }
+        let backend = RedlockBackend::of(ids, slots, self.node_timeout);
+        backend.first_connect().await?;
+        Ok(backend)
+    }
+}
+
+impl RedlockBackend {
+    /// Connects to `redlock://`; see [`Client::connect`](crate::Client::connect).
+    ///
+    /// # Errors
+    ///
+    /// As for [`RedlockBuilder::connect`], and [`Error::InvalidArgument`] if the URL cannot be parsed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder_from_url(url)?.connect().await
+    }
+
+    /// Settings for a connection to these servers. Each of them is independent of the others: no replicas, no cluster.
+    pub fn builder(nodes: impl IntoIterator<Item = RedisBuilder>) -> RedlockBuilder {
+        RedlockBuilder::new(nodes.into_iter().collect())
+    }
+
+    /// Settings for a connection to `redlock://[[user:]password@]host[:port],host[:port],...[/database][?option=value&...]`. Options are
+    /// `node_timeout`, and for each node `connect_timeout`, `reply_timeout` and `poll_interval`, such as `node_timeout=50ms`.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
+    /// * [`Error::Unsupported`] if this build does not support its scheme.
+    pub fn builder_from_url(url: &str) -> Result<RedlockBuilder, Error> {
+        url::parse(url)
+    }
+
+    fn of(ids: LeaseIds, nodes: Vec<Arc<Slot>>, node_timeout: Duration) -> Self {
+        let stores: Vec<_> =
+            nodes.iter().map(|slot| slot.store.split_once("://").map_or(&*slot.store, |it| it.1)).collect();
+        let store = format!("redlock://{}", stores.join(","));
+        let own_thread =
+            nodes.iter().all(|slot| slot.node().is_none_or(|node| node.capabilities().own_thread));
+        let capabilities = Capabilities {
+            kinds: vec![Kind::Mutex, Kind::Reentrant],
+            wakes: Wakes::Prompted,
+            ordered: false,
+            constant_work: false,
+            unsupported: Some(NO_SEMAPHORES.to_owned()),
+            own_thread,
+            ..Capabilities::new(store)
+        };
+        Self { quorum: Quorum::new(ids, nodes, node_timeout, capabilities) }
+    }
+
+    /// Connects the nodes in the background, and waits until a majority is connected.
+    async fn first_connect(&self) -> Result<(), Error> {
+        let quorum = &self.quorum;
+        quorum.connect_in_background();
+        let mut tried: FuturesUnordered<_> = quorum.nodes.iter().map(|slot| slot.tried()).collect();
+        let (mut connected, mut failed) = (0, 0);
+        while connected < quorum.majority() {
+            match tried.next().await {
+                Some(Ok(())) => connected += 1,
+                _ => failed += 1,
+            }
+            if failed > quorum.nodes.len() - quorum.majority() {
+                return Err(self.not_connected());
+            }
+        }
+        let others = async { while tried.next().await.is_some() {} };
+        if timeout(quorum.node_timeout, others).await.is_err() {
+            tracing::debug!("a majority is connected; the other nodes follow in the background");
+        }
+        Ok(())
+    }
+
+    fn not_connected(&self) -> Error {
+        let mut failures = Vec::new();
+        for (n, slot) in self.quorum.nodes.iter().enumerate() {
+            match slot.take_failure() {
+                Some(Error::StoreUnavailable { source, .. } | Error::StoreRefused { source, .. }) => {
+                    failures.push((n, source));
+                }
+                // Wrong for all of them.
+                Some(error @ (Error::InvalidArgument { .. } | Error::Unsupported { .. })) => return error,
+                Some(error) => failures.push((n, BackendError::NotSent { source: error.into() })),
+                None => {}
+            }
+        }
+        let error = self.quorum.no_quorum(failures);
+        Error::from_backend(error, "connect", None, &self.quorum.capabilities.store)
+    }
+}
+
+impl Backend for RedlockBackend {
+    fn lease_id(&self) -> LeaseId {
+        self.quorum.ids.next()
+    }
+
+    fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
+        self.quorum.request(request).boxed()
+    }
+
+    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+        self.quorum.renew(renewals)
+    }
+
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
+        self.quorum.release(lease).boxed()
+    }
+
+    fn release_permits<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        async move {
+            // A lock is not divisible: whoever keeps a permit keeps all of it.
+            if keep > 0 { Ok(Released::Held) } else { self.quorum.release(lease).await }
+        }
+        .boxed()
+    }
+
+    fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
+        self.quorum.force_release(resource).boxed()
+    }
+
+    fn set_limit<'a>(
+        &'a self,
+        _resource: &'a Resource,
+        _permits: u32,
+        _ttl: Duration,
+    ) -> BoxFuture<'a, Result<Limit, BackendError>> {
+        async { Err(BackendError::Unsupported { reason: NO_SEMAPHORES.to_owned() }) }.boxed()
+    }
+
+    fn inspect<'a>(
+        &'a self,
+        resource: &'a Resource,
+        detail: Detail,
+    ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
+        self.quorum.inspect(resource, detail).boxed()
+    }
+
+    fn events(&self) -> BoxStream<'static, Event> {
+        self.quorum.events()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.quorum.capabilities
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.quorum.close().boxed()
+    }
+}
+
+impl fmt::Debug for RedlockBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedlockBackend")
+            .field("store", &self.quorum.capabilities.store)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for RedlockBackend {
+    fn drop(&mut self) {
+        // Releases that are under way go on; connecting does not.
+        self.quorum.closing.close();
+    }
+}

@@ -1,0 +1,227 @@
+//! A node: a store of its own, connected as soon as it can be reached.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
+use crate::error::Error;
+use crate::fence::FencingToken;
+use crate::sync::Mutex;
+
+/// The pause after the first failed attempt to connect, and after many.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// After how many calls without an answer a node is left alone, and for how long, in milliseconds.
+const SUSPECT_AFTER: u32 = 3;
+const PROBE: u64 = 100;
+
+/// What a node has to do beyond the contract of a store: nodes have to agree on tokens.
+pub(in crate::backend) trait Node: Backend {
+    /// As [`request`](Backend::request), for a token that is not less than `proposed`. A node may ignore a proposal that is far ahead
+    /// of its own tokens.
+    fn request_from<'a>(
+        &'a self,
+        request: &'a Request,
+        proposed: FencingToken,
+    ) -> BoxFuture<'a, Result<Answer, BackendError>>;
+
+    /// Gives a lease that is held this token; every later grant of that key has a greater one, by at least as many as a grant reserves.
+    /// `false` if the lease is not held. Idempotent.
+    fn settle<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        token: FencingToken,
+    ) -> BoxFuture<'a, Result<bool, BackendError>>;
+}
+
+/// Whether a node is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// The first attempt is under way.
+    Connecting,
+    /// An attempt has failed, and others follow.
+    Failed,
+    /// It is, or was once: from then on it connects again by itself.
+    Connected,
+}
+
+/// The place of a node, which may not be connected yet.
+pub(super) struct Slot {
+    /// The address, without credentials.
+    pub(super) store: String,
+    builder: Option<RedisBuilder>,
+    node: OnceLock<Arc<dyn Node>>,
+    status: watch::Sender<Status>,
+    failure: Mutex<Option<Error>>,
+    connecting: Mutex<Option<JoinHandle<()>>>,
+    health: Health,
+}
+
+/// Whether a node answers. One that does not is left alone for a while: what would be sent to a server that hangs would only pile up.
+#[derive(Debug, Default)]
+struct Health {
+    /// How many calls in a row have not been answered.
+    failures: AtomicU32,
+    /// When it may be asked again, in milliseconds since the first call of this process.
+    probe_at: AtomicU64,
+}
+
+impl Slot {
+    /// For a server that is not connected yet.
+    pub(super) fn of(builder: RedisBuilder, store: String) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            builder: Some(builder),
+            node: OnceLock::new(),
+            status: watch::Sender::new(Status::Connecting),
+            failure: Mutex::default(),
+            connecting: Mutex::default(),
+            health: Health::default(),
+        })
+    }
+
+    /// For a node that is connected.
+    #[cfg(test)]
+    pub(super) fn with(node: Arc<dyn Node>) -> Arc<Self> {
+        let store = node.capabilities().store.clone();
+        let status = watch::Sender::new(Status::Connected);
+        let (failure, connecting) = (Mutex::default(), Mutex::default());
+        let health = Health::default();
+        Arc::new(Self {
+            store,
+            builder: None,
+            node: OnceLock::from(node),
+            status,
+            failure,
+            connecting,
+            health,
+        })
+    }
+
+    /// The node, if it is connected, or was once.
+    pub(super) fn node(&self) -> Option<&Arc<dyn Node>> {
+        self.node.get()
+    }
+
+    /// The node, or why it is not connected.
+    pub(super) fn connected(&self) -> Result<&Arc<dyn Node>, BackendError> {
+        self.node.get().ok_or_else(|| {
+            let why = self.failure.lock().as_ref().map(|error| format!("not connected: {error}"));
+            BackendError::NotSent { source: why.unwrap_or_else(|| "not connected yet".to_owned()).into() }
+        })
+    }
+
+    /// Takes note of whether a call was answered.
+    pub(super) fn note<T>(&self, answer: &Result<T, BackendError>) {
+        let Health { failures, probe_at } = &self.health;
+        match answer {
+            Err(error) if error.is_transient() => {
+                failures.fetch_add(1, Ordering::Relaxed);
+                probe_at.store(millis() + PROBE, Ordering::Relaxed);
+            }
+            _ if failures.load(Ordering::Relaxed) > 0 => failures.store(0, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Whether the node has not answered several calls in a row.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.health.failures.load(Ordering::Relaxed) >= SUSPECT_AFTER
+    }
+
+    /// Whether a request may be sent to a suspect node, to see whether it answers again: one at a time.
+    pub(super) fn may_probe(&self) -> bool {
+        let (now, probe_at) = (millis(), &self.health.probe_at);
+        let at = probe_at.load(Ordering::Relaxed);
+        now >= at && probe_at.compare_exchange(at, now + PROBE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Waits until the node is connected.
+    pub(super) async fn ready(&self) -> Arc<dyn Node> {
+        let mut status = self.status.subscribe();
+        loop {
+            if let Some(node) = self.node.get() {
+                return Arc::clone(node);
+            }
+            // The sender is a field of this.
+            let _ = status.wait_for(|status| *status == Status::Connected).await;
+        }
+    }
+
+    /// Waits until the first attempt to connect is over. Returns its error.
+    pub(super) async fn tried(&self) -> Result<(), ()> {
+        let mut status = self.status.subscribe();
+        match status.wait_for(|status| *status != Status::Connecting).await.map(|status| *status) {
+            Ok(Status::Connected) => Ok(()),
+            _ => Err(()),
+        }
+    }
+
+    /// The error of the last attempt to connect.
+    pub(super) fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().take()
+    }
+
+    /// Connects in a task on the current runtime, unless the node is connected or such a task runs: until it succeeds or `closed`.
+    pub(super) fn connect(self: &Arc<Self>, closed: CancellationToken) {
+        let Some(builder) = self.builder.clone().filter(|_| self.node.get().is_none()) else { return };
+        let mut connecting = self.connecting.lock();
+        if connecting.as_ref().is_none_or(JoinHandle::is_finished) {
+            let slot = Arc::clone(self);
+            *connecting = Some(tokio::spawn(async move {
+                let connected = slot.connect_with(builder);
+                tokio::select! {
+                    biased;
+                    () = closed.cancelled() => {}
+                    () = connected => {}
+                }
+            }));
+        }
+    }
+
+    async fn connect_with(&self, builder: RedisBuilder) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match builder.clone().connect().await {
+                Ok(backend) => {
+                    // Only one such task runs at a time.
+                    let _ = self.node.set(Arc::new(backend));
+                    *self.failure.lock() = None;
+                    self.status.send_replace(Status::Connected);
+                    tracing::debug!(node = %self.store, "connected");
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(node = %self.store, %error, "not connected");
+                    *self.failure.lock() = Some(error);
+                    self.status.send_replace(Status::Failed);
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+fn millis() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("store", &self.store)
+            .field("status", &*self.status.borrow())
+            .finish_non_exhaustive()
+    }
+}

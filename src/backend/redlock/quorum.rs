@@ -1,0 +1,237 @@
+//! The nodes of one client, and what its operations have in common.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures::FutureExt;
+use futures::channel::mpsc::UnboundedSender;
+use futures::future::{join_all, ready};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::leases::Leases;
+use super::node::{Node, Slot};
+use super::round::Round;
+use super::votes::{majority, no_quorum};
+use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseIds, LeaseRef};
+use crate::background;
+use crate::closing::Closing;
+use crate::fence::FencingToken;
+use crate::sync::Mutex;
+
+/// How far ahead of this client's time proposed tokens are at first: more than the clocks of nodes and clients usually differ.
+const AHEAD: u64 = 10_000;
+/// How far ahead they may become. A node accepts 10 s.
+const MAX_AHEAD: u64 = 5_000_000;
+/// The pauses between releases that were not confirmed.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The nodes of one client.
+#[derive(Debug)]
+pub(super) struct Quorum {
+    pub(super) ids: LeaseIds,
+    pub(super) nodes: Vec<Arc<Slot>>,
+    pub(super) node_timeout: Duration,
+    pub(super) capabilities: Capabilities,
+    pub(super) leases: Leases,
+    /// The channel for events that originate in this client.
+    pub(super) tell: Mutex<Option<UnboundedSender<Event>>>,
+    /// What goes on after a decision.
+    pub(super) tasks: TaskTracker,
+    pub(super) closing: Closing,
+    /// The newest token of which this client knows.
+    newest: AtomicU64,
+    /// How far ahead of this client's time the next token is proposed, in microseconds.
+    ahead: AtomicU64,
+    /// How long a majority usually takes to answer, in microseconds.
+    round_trip: AtomicU64,
+}
+
+impl Quorum {
+    pub(super) fn new(
+        ids: LeaseIds,
+        nodes: Vec<Arc<Slot>>,
+        node_timeout: Duration,
+        capabilities: Capabilities,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            ids,
+            nodes,
+            node_timeout,
+            capabilities,
+            leases: Leases::default(),
+            tell: Mutex::default(),
+            tasks: TaskTracker::new(),
+            closing: Closing::default(),
+            newest: AtomicU64::new(0),
+            ahead: AtomicU64::new(AHEAD),
+            round_trip: AtomicU64::new(500),
+        })
+    }
+
+    pub(super) fn majority(&self) -> usize {
+        majority(self.nodes.len())
+    }
+
+    pub(super) fn open_or_closed(&self) -> Result<(), BackendError> {
+        if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
+    }
+
+    /// How long a node may take to answer something about a lease with this TTL.
+    pub(super) fn time_limit(&self, ttl: Duration) -> Duration {
+        self.node_timeout.min(ttl / 5)
+    }
+
+    /// Calls these nodes, all at once.
+    pub(super) fn round<T, F>(
+        self: &Arc<Self>,
+        nodes: impl Iterator<Item = usize>,
+        time_limit: Duration,
+        call: impl Fn(usize, Arc<dyn Node>) -> F,
+    ) -> Round<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+    {
+        let mut round = Round::new(Instant::now(), time_limit);
+        for n in nodes {
+            let call = match self.nodes[n].connected() {
+                Ok(node) => call(n, Arc::clone(node)).map(move |answer| (n, answer)).boxed(),
+                Err(error) => ready((n, Err(error))).boxed(),
+            };
+            round.push(n, call);
+        }
+        round
+    }
+
+    pub(super) fn all(&self) -> std::ops::Range<usize> {
+        0..self.nodes.len()
+    }
+
+    /// The address of a node.
+    pub(super) fn store_of(&self, node: usize) -> String {
+        self.nodes[node].store.clone()
+    }
+
+    pub(super) fn no_quorum(&self, failures: Vec<(usize, BackendError)>) -> BackendError {
+        no_quorum(self.nodes.len(), failures, |node| self.store_of(node))
+    }
+
+    /// Sends an event to the client.
+    pub(super) fn tell(&self, event: Event) {
+        if let Some(tell) = &*self.tell.lock() {
+            // The receiver is gone once the client is closed.
+            let _ = tell.unbounded_send(event);
+        }
+    }
+
+    /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        match Handle::try_current().or_else(|_| background::handle()) {
+            Ok(runtime) => drop(self.tasks.spawn_on(task, &runtime)),
+            Err(error) => tracing::warn!(%error, "no runtime: leases that were given up end by themselves"),
+        }
+    }
+
+    /// Whether this lease is still wanted.
+    pub(super) fn knows(&self, id: LeaseId) -> bool {
+        self.leases.with(id, |_| ()).is_some()
+    }
+
+    /// Releases a lease that is not wanted any more on one node, in the background: until the node confirms it, or for `ttl`, when the
+    /// node has ended it by itself.
+    pub(super) fn release_later(self: &Arc<Self>, node: usize, lease: LeaseRef, ttl: Duration) {
+        let (quorum, end) = (Arc::clone(self), Instant::now() + ttl);
+        self.spawn(async move {
+            let mut pause = FIRST_PAUSE;
+            while Instant::now() < end && !quorum.closing.is_closed() {
+                let released = match quorum.nodes[node].connected() {
+                    Ok(node) => node.release(&lease).await.map(drop),
+                    Err(error) => Err(error),
+                };
+                match released {
+                    Ok(()) | Err(BackendError::Closed) => return,
+                    Err(error) => {
+                        tracing::debug!(node = %quorum.nodes[node].store, %error, "not released yet");
+                    }
+                }
+                let mut paused = pin!(sleep(pause));
+                if quorum.closing.unless(paused.as_mut()).await.is_none() {
+                    return;
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        });
+    }
+
+    /// Ends background work and closes all nodes.
+    pub(super) async fn close(&self) {
+        // Releases that have been sent are confirmed before the connections are closed.
+        self.tasks.close();
+        if timeout(self.node_timeout * 2, self.tasks.wait()).await.is_err() {
+            tracing::debug!(
+                "closed before every node has confirmed all releases: their leases end by themselves"
+            );
+        }
+        self.closing.close();
+        join_all(self.nodes.iter().filter_map(|slot| slot.node()).map(|node| node.close())).await;
+    }
+}
+
+// Tokens
+
+impl Quorum {
+    /// The token to be proposed to all nodes: greater than their own, so that they agree on it and need not be told.
+    pub(super) fn propose(&self) -> FencingToken {
+        let now = now().saturating_add(self.ahead.load(Ordering::Relaxed));
+        let next = self.newest.load(Ordering::Relaxed).saturating_add(u64::from(super::TOKENS_PER_GRANT));
+        FencingToken::new(now.max(next))
+    }
+
+    /// Takes note of a token that nodes have issued.
+    pub(super) fn note_token(&self, token: FencingToken) {
+        self.newest.fetch_max(token.get(), Ordering::Relaxed);
+    }
+
+    /// The nodes did not agree on a proposed token: the clock of one of them is further ahead.
+    pub(super) fn note_disagreement(&self, token: FencingToken) {
+        let ahead = token.get().saturating_sub(now()).saturating_add(1000);
+        if ahead <= MAX_AHEAD {
+            self.ahead.fetch_max(ahead, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The time of day in microseconds.
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
+}
+
+// Pauses
+
+impl Quorum {
+    /// Takes note of how long a majority took to answer.
+    pub(super) fn note_round_trip(&self, took: Duration) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let usual = self.round_trip.load(Ordering::Relaxed);
+        self.round_trip.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
+    }
+
+    /// A random pause between clients that hold each other up: four usual round trips on average, and longer the more often it is
+    /// needed.
+    pub(super) fn pause(&self, weight: usize, times: u32) -> Duration {
+        let usual = Duration::from_micros(self.round_trip.load(Ordering::Relaxed));
+        let base = (usual * 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
+        let random = f64::from(Uuid::new_v4().as_fields().0) / f64::from(u32::MAX);
+        let longest = Duration::from_millis(500);
+        (base * u32::try_from(weight).unwrap_or(u32::MAX) * (1 << times.min(2)))
+            .min(longest)
+            .mul_f64(0.5 + random)
+    }
+}

@@ -1,0 +1,124 @@
+//! Renewals: by a majority of those nodes that still hold the lease. Afterwards nodes that have nothing under the key get the lease
+//! again, for instance after a restart without persistence, or because they could not be reached when it was granted.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::{self, BoxStream};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::quorum::Quorum;
+use super::request::spare;
+use super::votes::Renewals;
+use crate::backend::{Answer, Answered, BackendError, LeaseRef, Renew};
+
+/// The most time that a node has for a renewal.
+const MOST: Duration = Duration::from_secs(2);
+
+impl Quorum {
+    /// Renews leases on all nodes.
+    pub(super) fn renew(self: &Arc<Self>, renewals: &[Renew]) -> BoxStream<'static, Answered> {
+        if renewals.is_empty() {
+            return stream::empty().boxed();
+        }
+        if self.closing.is_closed() {
+            return stream::iter((0..renewals.len()).map(|k| (k, Err(BackendError::Closed)))).boxed();
+        }
+        let longer = |renew: &Renew| Renew { ttl: renew.ttl + spare(renew.ttl), ..renew.clone() };
+        let for_nodes: Vec<_> = renewals.iter().map(longer).collect();
+        let shortest = renewals.iter().map(|renew| renew.ttl).min().unwrap_or_default();
+        let (tell, told) = unbounded();
+        // A task of its own: it goes on after the decision. Nothing waits for a node that is slow, so it has more time than with a request.
+        let time_limit = (shortest / 5).min(MOST).max(self.node_timeout);
+        self.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
+        told.boxed()
+    }
+
+    async fn renew_on_all(
+        self: Arc<Self>,
+        renewals: Vec<Renew>,
+        time_limit: Duration,
+        tell: UnboundedSender<Answered>,
+    ) {
+        let nodes = self.nodes.len();
+        let mut votes: Vec<_> = renewals.iter().map(|_| Renewals::new(nodes)).collect();
+        let cast = |votes: &mut Vec<Renewals>, n: usize, (k, answer): Answered| {
+            votes[k].cast(n, answer);
+            if let Some(decision) = votes[k].decide(|node| self.store_of(node)) {
+                // Nobody listens any more if the renewal was given up.
+                let _ = tell.unbounded_send((k, decision));
+            }
+        };
+        let answers = self.all().filter_map(|n| match self.nodes[n].connected() {
+            Ok(node) => Some(node.renew(&renewals).map(move |answered| (n, answered)).boxed()),
+            Err(error) => {
+                for k in 0..renewals.len() {
+                    cast(&mut votes, n, (k, Err(error.again())));
+                }
+                None
+            }
+        });
+        let mut answers = stream::select_all(answers.collect::<Vec<_>>());
+        let ends = Instant::now() + time_limit;
+        let mut late = pin!(sleep_until(ends));
+        loop {
+            tokio::select! {
+                biased;
+                answer = answers.next() => match answer {
+                    Some((n, answered)) => cast(&mut votes, n, answered),
+                    None => break,
+                },
+                () = &mut late => break,
+            }
+        }
+        drop(answers);
+        for n in self.all() {
+            for k in 0..renewals.len() {
+                if !votes[k].has_answered(n) {
+                    let source = format!("no answer within {time_limit:?}").into();
+                    cast(&mut votes, n, (k, Err(BackendError::Unanswered { source })));
+                }
+            }
+        }
+        for (votes, renew) in votes.iter().zip(&renewals).filter(|(votes, _)| votes.is_renewed()) {
+            for n in votes.without() {
+                let (quorum, lease) = (Arc::clone(&self), renew.lease.clone());
+                self.spawn(async move { quorum.take_in(n, &lease, time_limit).await });
+            }
+        }
+    }
+
+    /// Gives a node the lease that a majority holds, if nothing else is stored there. This does not count towards the majority until the
+    /// next renewal: somebody else may have held the lock in the meantime.
+    async fn take_in(self: &Arc<Self>, n: usize, lease: &LeaseRef, time_limit: Duration) {
+        let known = self.leases.with(lease.id, |entry| {
+            let node = &mut entry.nodes[n];
+            let token = entry.token.filter(|_| !node.is_withdrawing())?;
+            node.reached = true;
+            let mut request = (*entry.request).clone();
+            request.waits = false;
+            Some((request, token))
+        });
+        let (Some(Some((request, token))), Ok(node)) = (known, self.nodes[n].connected()) else { return };
+        let taken_in = async {
+            match node.request_from(&request, token).await? {
+                Answer::Granted(grant) if grant.token != token => node.settle(lease, token).await,
+                Answer::Granted(_) => Ok(true),
+                _ => Ok(false),
+            }
+        };
+        let taken_in = timeout(time_limit, taken_in).await;
+        tracing::debug!(node = %self.nodes[n].store, key = &*lease.resource.key, ?taken_in, "given the lease again");
+        if self.knows(lease.id) {
+            if let Ok(Ok(held)) = taken_in {
+                self.leases.with(lease.id, |entry| entry.nodes[n].granted = held);
+            }
+        } else {
+            // It was released in the meantime, perhaps on another connection.
+            self.release_later(n, lease.clone(), request.ttl);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `redlock://[[user:]password@]host[:port],host[:port],...[/database][?option=value&...]`
+
+use std::time::Duration;
+
+use super::RedlockBuilder;
+use crate::backend::RedisBackend;
+use crate::error::Error;
+
+/// Parses the URL. Errors never repeat it, because it may contain a password.
+pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return Err(Error::invalid("url", "it does not begin with `redlock://`"));
+    };
+    // What `redlocks` needs is up to the nodes: their scheme is that of TLS.
+    let node_scheme = match scheme {
+        "redlock" => "redis",
+        "redlocks" => "rediss",
+        _ => return Err(Error::invalid("url", "its scheme is neither `redlock://` nor `redlocks://`")),
+    };
+    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, query)| (rest, query));
+    // A password may contain slashes only if they are encoded.
+    let (authority, path) = rest.split_once('/').map_or((rest, ""), |(authority, path)| (authority, path));
+    let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
+    let at = if user.is_empty() { "" } else { "@" };
+    let slash = if path.is_empty() { "" } else { "/" };
+    let mut nodes = Vec::new();
+    for host in hosts.split(',') {
+        if host.is_empty() {
+            return Err(Error::invalid("url", "it names no host, or has a comma too many"));
+        }
+        nodes.push(RedisBackend::builder(&format!("{node_scheme}://{user}{at}{host}{slash}{path}"))?);
+    }
+    let mut builder = RedlockBuilder::new(nodes);
+    for option in query.split('&').filter(|option| !option.is_empty()) {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        builder = set(builder, name, value)?;
+    }
+    Ok(builder)
+}
+
+fn set(builder: RedlockBuilder, name: &str, value: &str) -> Result<RedlockBuilder, Error> {
+    let duration = || {
+        duration(value)
+            .ok_or_else(|| Error::invalid("url", format!("`{name}` is not a time such as `50ms` or `2s`")))
+    };
+    Ok(match name {
+        "node_timeout" => builder.node_timeout(duration()?),
+        "connect_timeout" => {
+            let timeout = duration()?;
+            builder.each(|node| node.connect_timeout(timeout))
+        }
+        "reply_timeout" => {
+            let timeout = duration()?;
+            builder.each(|node| node.reply_timeout(timeout))
+        }
+        "poll_interval" => {
+            let interval = duration()?;
+            builder.each(|node| node.poll_interval(interval))
+        }
+        _ => {
+            let known = "`node_timeout`, `connect_timeout`, `reply_timeout`, `poll_interval`";
+            return Err(Error::invalid("url", format!("unknown option `{name}`; there are {known}")));
+        }
+    })
+}
+
+/// Whole milliseconds or seconds, with their unit.
+fn duration(text: &str) -> Option<Duration> {
+    if let Some(millis) = text.strip_suffix("ms") {
+        return millis.parse().ok().map(Duration::from_millis);
+    }
+    text.strip_suffix('s')?.parse().ok().map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_host_is_a_node_with_the_same_credentials_and_database() {
+        let builder = parse("redlock://user:hunter2@a:1,b,c:3/2?node_timeout=20ms&reply_timeout=1s").unwrap();
+        let stores: Vec<_> = builder.nodes.iter().map(|node| node.address()).collect();
+        assert_eq!(stores, ["redis://a:1/2", "redis://b:6379/2", "redis://c:3/2"]);
+        assert_eq!(builder.node_timeout, Duration::from_millis(20));
+        assert!(!format!("{builder:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn bad_urls_are_refused_without_repeating_a_password() {
+        for url in [
+            "redlock:",
+            "redlock://",
+            "redlock://u:hunter2@",
+            "redlock://u:hunter2@a,,b",
+            "redlock://u:hunter2@a,b:0",
+            "redlock://u:hunter2@a?node_timeout=5",
+            "redlock://u:hunter2@a?node_timeout=xms",
+            "redlock://u:hunter2@a?unheard_of=1",
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn tls_is_up_to_the_nodes() {
+        let expected = RedisBackend::builder("rediss://a:1").map(|node| node.address());
+        let parsed = parse("redlocks://a:1").map(|builder| builder.nodes[0].address());
+        assert_eq!(format!("{parsed:?}"), format!("{expected:?}"));
+    }
+}

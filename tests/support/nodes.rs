@@ -1,0 +1,53 @@
+//! Several independent servers, the nodes of a Redlock.
+
+use leasehold::Client;
+
+use super::redis::{RedisServer, Setup};
+
+/// The servers.
+#[derive(Debug)]
+pub(crate) struct Nodes(pub(crate) Vec<RedisServer>);
+
+impl Nodes {
+    /// So many servers, or `None` if this machine has none.
+    #[track_caller]
+    pub(crate) fn start_or_skip(left_out: &str, count: usize) -> Option<Self> {
+        (0..count).map(|_| RedisServer::start_or_skip(left_out)).collect::<Option<_>>().map(Self)
+    }
+
+    /// The same with a [`Setup`] for each.
+    #[track_caller]
+    pub(crate) fn start_with_or_skip(left_out: &str, setups: Vec<Setup>) -> Option<Self> {
+        let started = setups.into_iter().map(|setup| RedisServer::start_with_or_skip(left_out, setup));
+        started.collect::<Option<_>>().map(Self)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        url(self.0.iter().map(RedisServer::port))
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
+        Client::connect(&self.url()).await.expect("the nodes accept clients")
+    }
+
+    /// What stands under a key on each node that runs.
+    pub(crate) fn values(&self, key: &str) -> Vec<Option<String>> {
+        self.0.iter().map(|server| server.raw().get(key)).collect()
+    }
+
+    /// The keys of each node, without those that remember tokens.
+    pub(crate) fn keys(&mut self) -> Vec<Vec<String>> {
+        let running = self.0.iter_mut().filter_map(|server| server.is_alive().then_some(server));
+        running.map(|server| without_fences(server.raw().keys("*"))).collect()
+    }
+}
+
+fn without_fences(keys: Vec<String>) -> Vec<String> {
+    keys.into_iter().filter(|key| !key.ends_with(":fence")).collect()
+}
+
+/// The URL of a Redlock on these ports.
+pub(crate) fn url(ports: impl Iterator<Item = u16>) -> String {
+    let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("redlock://{}", hosts.join(","))
+}
