@@ -93,6 +93,10 @@ impl Client {
         }
         #[cfg(feature = "redis")]
         {
+            if let Some("redlock" | "redlocks") = url.split(':').next() {
+                let backend = crate::backend::RedlockBackend::builder_from_url(url)?.connect_lazy()?;
+                return Ok(Self::with_backend(Arc::new(backend)));
+            }
             let backend = crate::backend::RedisBackend::builder(url)?.connect_lazy()?;
             Ok(Self::with_backend(Arc::new(backend)))
         }

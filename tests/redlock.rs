@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::backend::BackendError;
 use leasehold::{
@@ -596,4 +597,27 @@ async fn measure() {
             );
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_state_is_that_of_a_majority_and_names_each_node() -> Result<(), Error> {
+    let Some(mut nodes) = Nodes::start_or_skip("the state of a Redlock", 3) else { return Ok(()) };
+    let client = Client::connect_lazy(&nodes.url())?;
+    mutex(&client, LONG).lock().await?.release().await?;
+    let connected = || {
+        let state = client.state();
+        (state.status.is_connected(), state.nodes.iter().filter(|node| node.status.is_connected()).count())
+    };
+    eventually(SOON, || async { connected() == (true, 3) }).await;
+    let mut changes = client.state_changes();
+    nodes.0[0].kill();
+    eventually(SOON, || async { connected() == (true, 2) }).await;
+    client.ping(SOON).await?;
+    nodes.0[1].kill();
+    eventually(SOON, || async { connected() == (false, 1) }).await;
+    within(SOON, async { while changes.next().await.is_some_and(|state| state.status.is_connected()) {} })
+        .await;
+    let error = client.ping(LONG).await.expect_err("there is no majority");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    Ok(())
 }

@@ -51,14 +51,17 @@ impl Status {
     }
 
     /// The worse one of two.
-    pub(crate) fn or_worse(self, other: Self) -> Self {
-        let rank = |status: &Self| match status {
+    pub(crate) const fn or_worse(self, other: Self) -> Self {
+        if other.badness() > self.badness() { other } else { self }
+    }
+
+    pub(crate) const fn badness(self) -> u8 {
+        match self {
             Self::Connected => 0,
             Self::Silent { .. } => 1,
             Self::Disconnected { .. } => 2,
             Self::Closed => 3,
-        };
-        if rank(&other) > rank(&self) { other } else { self }
+        }
     }
 }
 

@@ -20,6 +20,7 @@ mod release;
 mod renew;
 mod request;
 mod round;
+mod state;
 #[cfg(test)]
 mod tests;
 mod url;
@@ -35,8 +36,8 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::timeout;
 
 use super::{
-    Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Inspection, Kind, LeaseId,
-    LeaseIds, LeaseRef, Limit, RedisBuilder, Released, Renew, Request, Resource, Wakes,
+    Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Finding, Inspection, Kind, LeaseId,
+    LeaseIds, LeaseRef, Limit, RedisBuilder, Released, Renew, Request, Resource, StoreState, Wakes,
 };
 use crate::error::Error;
 pub(in crate::backend) use node::Node;
@@ -136,6 +137,24 @@ impl RedlockBuilder {
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedlockBackend, Error> {
+        let backend = self.build(|node, store| Ok(Slot::of(node, store)))?;
+        backend.first_connect().await?;
+        Ok(backend)
+    }
+
+    /// Creates a backend that connects to its nodes when it is needed, and goes on trying. Needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
+    pub fn connect_lazy(self) -> Result<RedlockBackend, Error> {
+        self.build(|node, _| Ok(Slot::with(Arc::new(node.connect_lazy()?))))
+    }
+
+    fn build(
+        self,
+        slot: impl Fn(RedisBuilder, String) -> Result<Arc<Slot>, Error>,
+    ) -> Result<RedlockBackend, Error> {
         if self.node_timeout < MIN_TIMEOUT || self.node_timeout > MAX_TIMEOUT {
             let why = format!("{:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}", self.node_timeout);
             return Err(Error::invalid("node timeout", why));
@@ -152,11 +171,9 @@ impl RedlockBuilder {
                 // It would have two votes.
                 return Err(Error::invalid("nodes", format!("{store} is there twice")));
             }
-            slots.push(Slot::of(node.for_client(ids.client()), store));
+            slots.push(slot(node.for_client(ids.client()), store)?);
         }
-        let backend = RedlockBackend::of(ids, slots, self.node_timeout);
-        backend.first_connect().await?;
-        Ok(backend)
+        Ok(RedlockBackend::of(ids, slots, self.node_timeout))
     }
 }
 
@@ -304,6 +321,22 @@ impl Backend for RedlockBackend {
 
     fn capabilities(&self) -> &Capabilities {
         &self.quorum.capabilities
+    }
+
+    fn state(&self) -> StoreState {
+        self.quorum.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.quorum.state_changes()
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        self.quorum.ping().boxed()
+    }
+
+    fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
+        self.quorum.look().boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -64,6 +64,8 @@ pub(super) struct Slot {
     failure: Mutex<Option<Error>>,
     connecting: Mutex<Option<JoinHandle<()>>>,
     health: Health,
+    /// Since when this exists.
+    pub(super) since: std::time::Instant,
 }
 
 /// Whether a node answers. One that does not is left alone for a while: what would be sent to a server that hangs would only pile up.
@@ -86,11 +88,11 @@ impl Slot {
             failure: Mutex::default(),
             connecting: Mutex::default(),
             health: Health::default(),
+            since: std::time::Instant::now(),
         })
     }
 
-    /// For a node that is connected.
-    #[cfg(test)]
+    /// For a node that connects by itself.
     pub(super) fn with(node: Arc<dyn Node>) -> Arc<Self> {
         let store = node.capabilities().store.clone();
         let status = watch::Sender::new(Status::Connected);
@@ -104,6 +106,7 @@ impl Slot {
             failure,
             connecting,
             health,
+            since: std::time::Instant::now(),
         })
     }
 
