@@ -67,7 +67,7 @@ impl Client {
         if url == "memory:" {
             return Ok(Self::memory());
         }
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "_redis")]
         {
             if let Some("redlock" | "redlocks") = url.split(':').next() {
                 let backend = crate::backend::RedlockBackend::connect(url).await?;
@@ -76,7 +76,7 @@ impl Client {
             let backend = crate::backend::RedisBackend::connect(url).await?;
             Ok(Self::with_backend(Arc::new(backend)))
         }
-        #[cfg(not(feature = "redis"))]
+        #[cfg(not(feature = "_redis"))]
         Err(lacks(url))
     }
 
@@ -91,7 +91,7 @@ impl Client {
         if url == "memory:" {
             return Ok(Self::memory());
         }
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "_redis")]
         {
             if let Some("redlock" | "redlocks") = url.split(':').next() {
                 let backend = crate::backend::RedlockBackend::builder_from_url(url)?.connect_lazy()?;
@@ -100,7 +100,7 @@ impl Client {
             let backend = crate::backend::RedisBackend::builder(url)?.connect_lazy()?;
             Ok(Self::with_backend(Arc::new(backend)))
         }
-        #[cfg(not(feature = "redis"))]
+        #[cfg(not(feature = "_redis"))]
         Err(lacks(url))
     }
 
@@ -289,7 +289,7 @@ impl Client {
 }
 
 /// The error of a URL of a store that this build lacks.
-#[cfg(not(feature = "redis"))]
+#[cfg(not(feature = "_redis"))]
 fn lacks(url: &str) -> Error {
     let scheme = url.split(':').next().unwrap_or_default();
     if scheme.starts_with("redis") || scheme.starts_with("valkey") {

@@ -30,7 +30,7 @@ impl Closing {
     }
 
     /// For tasks that outlive what is closed.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     pub(crate) fn token(&self) -> CancellationToken {
         self.told.clone()
     }

@@ -6,5 +6,5 @@
 use foldhash::quality::RandomState;
 
 pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub(crate) type HashSet<T> = std::collections::HashSet<T, RandomState>;

@@ -31,7 +31,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to backends that such a build does not have.
-#![cfg_attr(not(feature = "redis"), allow(rustdoc::broken_intra_doc_links))]
+#![cfg_attr(not(feature = "_redis"), allow(rustdoc::broken_intra_doc_links))]
 
 pub mod backend;
 mod background;
@@ -54,9 +54,9 @@ mod semaphore;
 mod sync;
 
 pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub use backend::{RedlockBackend, RedlockBuilder};
 pub use client::Client;
 pub use error::{Error, LossReason};

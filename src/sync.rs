@@ -1,7 +1,7 @@
 //! A mutex without poisoning.
 
 use std::sync::PoisonError;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use std::sync::TryLockError;
 
 pub(crate) use std::sync::MutexGuard;
@@ -21,7 +21,7 @@ impl<T> Mutex<T> {
     }
 
     /// `None` if somebody else has it.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

@@ -1,5 +1,5 @@
 //! Operations that arrive while calls are under way go together in the next one, and none of them notices.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

@@ -1,5 +1,5 @@
 //! What is left when futures, guards, runtimes and clients are dropped at every point: nothing.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

@@ -1,5 +1,5 @@
 //! A cluster of real servers: every operation, slots that move, nodes that die.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

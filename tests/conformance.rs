@@ -9,7 +9,7 @@ use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 mod support;
 
 /// One test per numbered point, for all kinds named, on one store.
@@ -89,7 +89,7 @@ mod on_memory {
     contract!(memory);
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 mod on_redis {
     use super::support::{Proxy, RedisServer};
     use super::*;

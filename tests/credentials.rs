@@ -1,5 +1,5 @@
 //! Users and passwords that are provided when a connection is made, and change while locks are held.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! Faults of the network: the wire between client and server is cut, held, or loses single replies.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

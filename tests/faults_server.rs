@@ -1,5 +1,5 @@
 //! Faults of the server: it hangs, dies, loses its data, disconnects its clients, or sends nonsense.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

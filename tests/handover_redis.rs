@@ -1,5 +1,5 @@
 //! What hand-over inside a client promises, on a real server.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

@@ -1107,7 +1107,7 @@ async fn a_url_that_names_no_store_is_an_invalid_argument() {
     }
 }
 
-#[cfg(not(feature = "redis"))]
+#[cfg(not(feature = "_redis"))]
 #[tokio::test]
 async fn a_build_without_redis_says_so() {
     let error = Client::connect("redis://127.0.0.1").await.expect_err("not built in");

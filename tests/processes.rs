@@ -1,6 +1,6 @@
 //! What a lock promises real processes: killed, paused, resumed, ended with and without a clean shutdown. Each
 //! worker is this test binary once more, as a process of its own.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

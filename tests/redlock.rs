@@ -1,5 +1,5 @@
 //! A lock on a majority of several servers.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

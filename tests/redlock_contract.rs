@@ -1,6 +1,6 @@
 //! A Redlock keeps every point of the contract, as far as it claims to. In a program of its own: each client of it is one of five servers,
 //! and what else runs at the same time must leave time for that.
-#![cfg(all(feature = "redis", feature = "conformance"))]
+#![cfg(all(feature = "_redis", feature = "conformance"))]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! What `ReentrantLock` promises real processes: one owner in several of them, and owners that are killed, paused and
 //! replaced. Each worker is this test binary once more, as a process of its own.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! What `ReentrantLock` promises on a real Redis server, seen from one process. Several clients represent several
 //! processes; what another library or an operator would do is sent by hand.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

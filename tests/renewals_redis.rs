@@ -1,5 +1,5 @@
 //! Leases that are due together are renewed by few commands, and none of them notices the others.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

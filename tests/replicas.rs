@@ -1,5 +1,5 @@
 //! `wait_replicas`: a grant counts only when replicas have it.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! Leases are kept whatever the threads of the application do, and a client goes on working after a runtime has ended.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

@@ -1,6 +1,6 @@
 //! What semaphores promise real processes: that are many, that are killed, that are paused, and whose clocks are wrong.
 //! Each worker is this test binary once more, as a process of its own.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

@@ -1,5 +1,5 @@
 //! What both semaphores and their guards promise on a real Redis server, seen from one process.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

@@ -1,5 +1,5 @@
 //! A primary with replicas, and sentinels that promote one of them.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

@@ -2,7 +2,7 @@
 //!
 //! Answers and messages travel on different connections. Each case here holds back one of them, or the server, for longer than
 //! a lease, and lets the rest go on. `stalls_soak` runs them at random, for longer.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
 mod locks;

@@ -9,7 +9,7 @@
 //! ```sh
 //! LEASEHOLD_STALL_SECONDS=200 LEASEHOLD_STALL_SEED=1 cargo test --all-features --test stalls_soak -- --nocapture
 //! ```
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 #[path = "support/checker.rs"]
 mod checker;

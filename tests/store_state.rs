@@ -1,5 +1,5 @@
 //! What a user sees of the store: its state, pings, what is found when connecting, and errors in words.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

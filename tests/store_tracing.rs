@@ -1,6 +1,6 @@
 //! What an operator reads when the store goes and comes back. The only test of its program: what is traced on the crate's own thread
 //! can only be collected for the whole process.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod support;
 

@@ -82,7 +82,7 @@ impl LeaseIds {
     }
 
     /// More ids of a client that exists already. They are those of its first ids again: only one of them may be asked for ids.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     pub(crate) const fn of(client: Uuid) -> Self {
         Self { client, next: AtomicU64::new(1) }
     }

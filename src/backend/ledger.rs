@@ -179,7 +179,7 @@ impl Ledger {
     }
 
     /// Gives a lease that is held another token, as a node of a Redlock. `false` if it is not held.
-    #[cfg(all(test, feature = "redis"))]
+    #[cfg(all(test, feature = "_redis"))]
     pub(super) fn settle(&mut self, lease: LeaseId, token: FencingToken, stamp: Stamp) -> bool {
         self.prune(stamp);
         let Some(hold) = self.holds.get_mut(&lease) else { return false };

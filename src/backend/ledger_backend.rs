@@ -68,7 +68,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
     }
 
     /// The same, as one of several nodes: all of them have the same client.
-    #[cfg(all(test, feature = "redis"))]
+    #[cfg(all(test, feature = "_redis"))]
     pub(super) fn for_client(store: S, client: Uuid) -> Self {
         Self { ids: LeaseIds::of(client), ..Self::on(store) }
     }
@@ -223,7 +223,7 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     }
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(all(test, feature = "_redis"))]
 impl<S: LedgerStore> super::redlock::Node for LedgerBackend<S> {
     fn request_from<'a>(
         &'a self,

@@ -57,21 +57,21 @@ mod lease_id;
 mod ledger;
 mod ledger_backend;
 mod memory;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 mod redis;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 mod redlock;
 mod state;
 mod types;
 
+#[cfg(feature = "_redis")]
+pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
 pub use crate::error::{BackendError, BoxError, NodeFailure};
 pub use lease_id::{LeaseId, LeaseIds};
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
-#[cfg(feature = "redis")]
-pub use redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub use redlock::{RedlockBackend, RedlockBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
 pub use types::*;

@@ -139,6 +139,9 @@ impl Connection {
                 Ok(task)
             }
             Ok(Ok(Err(error @ CallError::Answer(_)))) => Err(BackendError::Refused { source: error.into() }),
+            Ok(Ok(Err(error @ CallError::Timeout(_)))) => {
+                Err(BackendError::Unanswered { source: error.into() })
+            }
             Ok(Ok(Err(error))) => Err(BackendError::NotSent { source: error.into() }),
             Ok(Err(gone)) => Err(BackendError::NotSent { source: gone.into() }),
             Err(late) => Err(BackendError::Unanswered { source: late.into() }),

@@ -7,7 +7,7 @@
 //! | `protocol` | what Rust and Lua have to agree on |
 //! | `script` | the scripts' text and digests |
 //! | `link` | what is needed of a client library: one established connection; errors by what is known about the execution |
-//! | `fred` | links of fred |
+//! | `fred`, `redis_rs` | links of fred, and of redis-rs |
 //! | `value` | arguments and answers |
 //! | `connection` | a connection: one link after another, until it is closed |
 //! | `servers` | what a store consists of: its connections and transports |
@@ -36,6 +36,7 @@ mod check;
 mod cluster;
 mod connection;
 mod credentials;
+#[cfg(feature = "redis")]
 mod fred;
 mod keys;
 mod link;
@@ -46,6 +47,8 @@ mod notifications;
 mod opening;
 mod operation;
 mod protocol;
+#[cfg(feature = "redis-rs")]
+mod redis_rs;
 mod renewals;
 mod replicas;
 mod reply;
@@ -65,6 +68,7 @@ use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
 use ::fred::types::config::Config;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
@@ -73,7 +77,6 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use self::fred::FredConnector;
 use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity};
 use crate::background;
 use crate::closing::Closing;
@@ -81,7 +84,7 @@ use crate::error::Error;
 use crate::sync::Mutex;
 use callers::CallersConnections;
 use connection::{ConnectionSettings, Timeouts};
-use link::Server;
+use link::{Connector, Server};
 use notifications::{Channel, Notifications};
 use opening::Opening;
 use replicas::{Quota, Replicas};
@@ -136,8 +139,7 @@ const PROBE: Duration = Duration::from_millis(100);
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
     target: Target,
-    /// What fred is to be configured with beyond that.
-    config: Config,
+    library: Library,
     timeouts: Timeouts,
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
@@ -146,6 +148,49 @@ pub struct RedisBuilder {
     tls: Option<TlsOptions>,
     /// The ids of its leases; of its own if it is not one of several nodes.
     client: Option<Uuid>,
+}
+
+/// Which client library connects.
+#[derive(Clone)]
+enum Library {
+    /// fred, with what it is to be configured with beyond the target.
+    #[cfg(feature = "redis")]
+    Fred(Box<Config>),
+    #[cfg(feature = "redis-rs")]
+    RedisRs,
+}
+
+impl Default for Library {
+    fn default() -> Self {
+        #[cfg(feature = "redis")]
+        return Self::Fred(Box::default());
+        #[cfg(not(feature = "redis"))]
+        return Self::RedisRs;
+    }
+}
+
+impl Library {
+    fn connector(
+        &self,
+        target: &Target,
+        tls: Option<&TlsOptions>,
+        timeouts: Timeouts,
+    ) -> Result<Arc<dyn Connector>, Error> {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Fred(config) => {
+                let config = fred::with_tls(Config::clone(config), target, tls)?;
+                Ok(Arc::new(fred::FredConnector::new(&config, timeouts)))
+            }
+            #[cfg(feature = "redis-rs")]
+            Self::RedisRs if target.tls || tls.is_some() => {
+                let reason = "TLS through redis-rs: use the features `redis` and `rustls`".to_owned();
+                Err(Error::Unsupported { store: target.to_string(), reason })
+            }
+            #[cfg(feature = "redis-rs")]
+            Self::RedisRs => Ok(Arc::new(redis_rs::RedisRsConnector::new(timeouts))),
+        }
+    }
 }
 
 impl RedisBuilder {
@@ -205,6 +250,13 @@ impl RedisBuilder {
     /// Default: off.
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
+        self
+    }
+
+    /// Connects through [redis-rs](https://docs.rs/redis) instead of fred.
+    #[cfg(feature = "redis-rs")]
+    pub fn through_redis_rs(mut self) -> Self {
+        self.library = Library::RedisRs;
         self
     }
 
@@ -319,8 +371,8 @@ impl RedisBuilder {
             }
         }
         let store = self.target.to_string();
-        let config = fred::with_tls(self.config.clone(), &self.target, self.tls.as_ref())?;
-        RedisBackend::new(self, &config, store.clone())
+        let connector = self.library.connector(&self.target, self.tls.as_ref(), timeouts)?;
+        RedisBackend::new(self, connector, store.clone())
             .map_err(|error| Error::from_backend(error, "connect", None, &store))
     }
 }
@@ -382,7 +434,7 @@ impl RedisBackend {
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build does not support its scheme.
     pub fn builder(url: &str) -> Result<RedisBuilder, Error> {
-        Ok(Self::with_target(url::parse(url)?, Config::default()))
+        Ok(Self::with_target(url::parse(url)?, Library::default()))
     }
 
     /// Settings for a connection by a configuration of [fred](https://docs.rs/fred), the Redis client on which this crate is built:
@@ -393,14 +445,60 @@ impl RedisBackend {
     /// another one: this function is exempt from semantic versioning.
     #[cfg(feature = "fred")]
     pub fn builder_from_fred(config: Config) -> RedisBuilder {
-        Self::with_target(fred::target(&config), config)
+        Self::with_target(fred::target(&config), Library::Fred(Box::new(config)))
     }
 
-    const fn with_target(target: Target, config: Config) -> RedisBuilder {
+    /// Connects as a client of fred is configured to: see [`builder_from_fred`](Self::builder_from_fred). The connections are this
+    /// backend's own; the client is not used.
+    ///
+    /// # Errors
+    ///
+    /// As for [`RedisBuilder::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    #[cfg(feature = "fred")]
+    pub async fn from_fred(client: &::fred::clients::Client) -> Result<Self, Error> {
+        use ::fred::interfaces::ClientLike;
+
+        Self::builder_from_fred(client.client_config()).connect().await
+    }
+
+    /// Settings for connections through [redis-rs](https://docs.rs/redis), to the server of a client of that crate, with its user,
+    /// password and database.
+    ///
+    /// The client must be that of the major version of redis-rs on which this crate depends. A release of this crate may move to
+    /// another one: this function is exempt from semantic versioning.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] if the client uses TLS.
+    #[cfg(feature = "redis-rs")]
+    pub fn builder_from_redis_rs(client: &::redis::Client) -> Result<RedisBuilder, Error> {
+        Ok(Self::with_target(redis_rs::target(client)?, Library::RedisRs))
+    }
+
+    /// Connects through redis-rs to the server of a client: see [`builder_from_redis_rs`](Self::builder_from_redis_rs). The connections
+    /// are this backend's own; the client is not used.
+    ///
+    /// # Errors
+    ///
+    /// As for [`RedisBuilder::connect`], and [`Error::Unsupported`] if the client uses TLS.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    #[cfg(feature = "redis-rs")]
+    pub async fn from_redis_rs(client: &::redis::Client) -> Result<Self, Error> {
+        Self::builder_from_redis_rs(client)?.connect().await
+    }
+
+    const fn with_target(target: Target, library: Library) -> RedisBuilder {
         const DEFAULT: Duration = Duration::from_secs(2);
         RedisBuilder {
             target,
-            config,
+            library,
             timeouts: Timeouts { connect: DEFAULT, reply: DEFAULT },
             poll_interval: None,
             repair: None,
@@ -412,13 +510,16 @@ impl RedisBackend {
     }
 
     /// One that is not connected. What has to run in any case is started on the crate's own thread.
-    fn new(settings: &RedisBuilder, config: &Config, store: String) -> Result<Self, BackendError> {
+    fn new(
+        settings: &RedisBuilder,
+        library: Arc<dyn Connector>,
+        store: String,
+    ) -> Result<Self, BackendError> {
         let own = background_handle()?;
         let (closing, statuses) = (Closing::default(), Statuses::new(store.clone()));
         let ids = settings.client.map_or_else(LeaseIds::new, LeaseIds::of);
         let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
         let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
-        let library = Arc::new(FredConnector::new(config, settings.timeouts));
         let connections = ConnectionSettings {
             connector: Arc::new(Opening::new(library, settings.target.tls, settings.timeouts)),
             login: settings.target.login.clone(),
