@@ -25,7 +25,8 @@ impl Backend for RedisBackend {
         async move {
             self.revive().await?;
             let mut answer = self.ask(request).await?;
-            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
+            let interval = self.poll_interval.filter(|_| !request.lease.resource.kind.is_semaphore());
+            if let (Answer::Queued(queued), Some(interval)) = (&mut answer, interval) {
                 let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
                 queued.ask_again_in = Some(pause);
             }
@@ -46,7 +47,7 @@ impl Backend for RedisBackend {
         async move {
             let transport = self.transport_of_releases(&lease.resource).await?;
             self.notifications.forget(lease.id);
-            release(&transport, lease, 0).await
+            release(&transport, lease, 0, self.gap()).await
         }
         .boxed()
     }
@@ -56,7 +57,10 @@ impl Backend for RedisBackend {
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move { release(&self.transport_of_releases(&lease.resource).await?, lease, keep).await }.boxed()
+        async move {
+            release(&self.transport_of_releases(&lease.resource).await?, lease, keep, self.gap()).await
+        }
+        .boxed()
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
@@ -137,6 +141,12 @@ impl RedisBackend {
         Ok(self.transports.of(resource))
     }
 
+    /// For how long a release leaves a lock free when that is due: a quarter longer than the interval at which others poll for it, and
+    /// 1 ms longer at least, because they are sometimes late.
+    fn gap(&self) -> Option<Duration> {
+        self.poll_interval.map(|interval| interval + (interval / 4).max(Duration::from_millis(1)))
+    }
+
     fn open_or_closed(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
     }
@@ -144,12 +154,17 @@ impl RedisBackend {
 
 /// Releases all permits but `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not divisible: whoever
 /// keeps a permit keeps all of it.
-async fn release(transport: &Arc<Transport>, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+async fn release(
+    transport: &Arc<Transport>,
+    lease: &LeaseRef,
+    keep: u32,
+    gap: Option<Duration>,
+) -> Result<Released, BackendError> {
     if lease.resource.kind.is_semaphore() {
         semaphore::release(transport, lease, keep).await
     } else if keep > 0 {
         Ok(Released::Held)
     } else {
-        lock::release(transport, lease).await
+        lock::release(transport, lease, gap).await
     }
 }

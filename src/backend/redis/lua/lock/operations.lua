@@ -3,6 +3,7 @@
 local operations = {
   [ACQUIRE] = acquire_sole,
   [RELEASE] = release,
+  [RELEASE_WITH_GAPS] = release,
   [ACQUIRE_OWNED] = acquire_owned,
   [RENEW_OWNED] = renew_owned,
   [RELEASE_OWNED] = release_owned,
