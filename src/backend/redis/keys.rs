@@ -3,7 +3,7 @@
 //! | key | type | content | expires |
 //! |---|---|---|---|
 //! | `lock:N` | string | `<lease id> <token>` of the holder, and more (`value.lua`) | with the lease |
-//! | `{lock:N}:queue` | sorted set | the waiting lease ids, in the order of their places | within two TTLs after the last request |
+//! | `{lock:N}:queue` | sorted set | the waiting lease ids, in the order of their places; a gap (`gap.lua`) | within two TTLs after the last request |
 //! | `{lock:N}:waiters` | hash | a record of each of them | likewise |
 //! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, by the time they end | with the lock |
 //! | `{lock:}:fence` | string | the last fencing token of all locks of this prefix | a day after the last grant |

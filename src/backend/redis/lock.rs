@@ -11,7 +11,8 @@ use super::reply::{
     from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, unreadable, wanted,
 };
 use super::script::{
-    ACQUIRE, ACQUIRE_FROM, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RENEW, RENEW_OWNED, SETTLE,
+    ACQUIRE, ACQUIRE_FROM, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RELEASE_WITH_GAPS, RENEW,
+    RENEW_OWNED, SETTLE,
 };
 use super::transport::Transport;
 use super::value::Value;
@@ -108,9 +109,13 @@ fn to_renew(renew: &Renew) -> Operation {
     Operation::new(script, &renew.lease.resource).lease(renew.lease.id).number(millis(renew.ttl))
 }
 
-/// Releases, repeatedly until the server answers or two timeouts have passed.
-pub(super) async fn release(transport: &Arc<Transport>, lease: &LeaseRef) -> Result<Released, BackendError> {
-    let release = || to_release(lease);
+/// Releases, repeatedly until the server answers or two timeouts have passed. When a gap is due, the lock is left free for so long.
+pub(super) async fn release(
+    transport: &Arc<Transport>,
+    lease: &LeaseRef,
+    gap: Option<Duration>,
+) -> Result<Released, BackendError> {
+    let release = || to_release(lease, gap);
     let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(RELEASED) => Ok(Released::Held),
@@ -123,9 +128,17 @@ pub(super) async fn release(transport: &Arc<Transport>, lease: &LeaseRef) -> Res
     }
 }
 
-fn to_release(lease: &LeaseRef) -> Operation {
-    let script = if lease.resource.kind == Kind::Reentrant { &RELEASE_OWNED } else { &RELEASE };
-    Operation::new(script, &lease.resource).lease(lease.id)
+fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
+    let script = match (lease.resource.kind, gap) {
+        (Kind::Reentrant, _) => &RELEASE_OWNED,
+        (_, None) => &RELEASE,
+        (_, Some(_)) => &RELEASE_WITH_GAPS,
+    };
+    let operation = Operation::new(script, &lease.resource).lease(lease.id);
+    match gap {
+        Some(gap) => operation.number(millis(gap)),
+        None => operation,
+    }
 }
 
 /// Ends all holds of the lock. Not repeated once it may have been executed.

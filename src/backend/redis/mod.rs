@@ -124,6 +124,7 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// How long a server that has not answered may take to accept another connection.
 const PROBE: Duration = Duration::from_millis(100);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Makes a [`RedisBackend`]: see [`RedisBackend::builder`].
 ///
@@ -131,7 +132,7 @@ const PROBE: Duration = Duration::from_millis(100);
 /// |---|---|---|
 /// | [`connect_timeout`](Self::connect_timeout) | 2 s | an unreachable address should be reported soon |
 /// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; a later answer means that something is wrong |
-/// | [`poll_interval`](Self::poll_interval) | none | holders that use this crate hand the lock over themselves |
+/// | [`poll_interval`](Self::poll_interval) | none | clients of this crate need not poll, and nobody else uses the locks |
 /// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
 /// | [`wait_replicas`](Self::wait_replicas) | none | it takes time, and there may be no replicas |
 /// | [`fail_fast`](Self::fail_fast) | off | most outages are short |
@@ -211,10 +212,26 @@ impl RedisBuilder {
         self
     }
 
-    /// Checks at least this often whether a lock has become free, for use with holders that use another library, which delete the
-    /// key without notifying anybody. From 1 ms to 24 h.
+    /// Shares locks with clients of other libraries, which poll: this is the longest interval at which they retry. From 1 ms to
+    /// 1 min. Set the same one for all clients of this crate that use these locks.
     ///
-    /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL.
+    /// * Such clients delete the key without notifying anybody, so waiters check at least this often whether the lock has become
+    ///   free.
+    /// * Clients of this crate that wait for each other hand the lock over, and others would never find it free. So now and then
+    ///   a release leaves a *gap*: for a quarter longer than this interval, and 1 ms longer at least, the key stays free for others, even
+    ///   though clients of this crate wait. They ask again when the gap ends, and keep their places.
+    ///
+    /// Time is divided into periods of eight gaps, by the clock of the server. A gap follows the release of every lease that was
+    /// granted in an earlier period than the one in which it is released. So a lock is left free for an eighth of the time at
+    /// most, and that is what the option costs if no other client wants it. A client whose tasks pass a mutex on to each other releases
+    /// it to the store after 16 holds, or after 30 ms and the hold in progress, as always.
+    ///
+    /// In a gap, `lock` waits for its end. `try_lock` gets the lock if nobody waits. Clients without this option respect gaps
+    /// too, but leave none, and notice only after up to a third of their TTL that another library has released the lock. The option has
+    /// no effect on semaphores, for which there is no common recipe.
+    ///
+    /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL; while clients of this
+    /// crate wait for a lock, those of other libraries hardly ever get it.
     pub const fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll_interval = Some(interval);
         self
@@ -293,7 +310,8 @@ impl RedisBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, or another duration below 1 ms or above 24 h.
+    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, a poll interval below 1 ms or above 1 min, or an expiry
+    ///   for repaired keys below 1 ms or above 24 h.
     /// * [`Error::Unsupported`] for TLS, if this build lacks it.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
     /// * [`Error::StoreRefused`] if it rejects the credentials, does not allow this user what is needed, is a replica, a node of a cluster
@@ -356,8 +374,8 @@ impl RedisBuilder {
                 return Err(Error::invalid("timeout", why));
             }
         }
-        at_least_a_millisecond("poll interval", self.poll_interval)?;
-        at_least_a_millisecond("expiry for repaired keys", self.repair)?;
+        check_duration("poll interval", self.poll_interval, MAX_POLL_INTERVAL)?;
+        check_duration("expiry for repaired keys", self.repair, MAX_TTL)?;
         if let Some(Quota { replicas, time_limit }) = self.quota {
             if replicas == 0 {
                 return Err(Error::invalid("replicas", "at least one has to acknowledge a grant"));
@@ -391,13 +409,14 @@ fn background_handle() -> Result<Handle, BackendError> {
     background::handle().map_err(|error| BackendError::NotSent { source: error.into() })
 }
 
-fn at_least_a_millisecond(what: &'static str, duration: Option<Duration>) -> Result<(), Error> {
+/// Checks that a duration, if there is one, is from 1 ms to `max`.
+fn check_duration(what: &'static str, duration: Option<Duration>, max: Duration) -> Result<(), Error> {
     match duration {
         Some(duration) if duration < MIN_TIMEOUT => {
             Err(Error::invalid(what, format!("{duration:?} is below 1 ms")))
         }
-        Some(duration) if duration > MAX_TTL => {
-            Err(Error::invalid(what, format!("{duration:?} is above {MAX_TTL:?}")))
+        Some(duration) if duration > max => {
+            Err(Error::invalid(what, format!("{duration:?} is above {max:?}")))
         }
         _ => Ok(()),
     }

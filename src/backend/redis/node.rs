@@ -17,7 +17,7 @@ impl Node for RedisBackend {
         async move {
             let transport = self.transport_of_releases(&request.lease.resource).await?;
             let answer = lock::acquire_from(&transport, request, proposed, self.repair).await?;
-            let answer = self.polled(answer);
+            let answer = self.polled(request, answer);
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
         }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::keys;
 use super::msgpack::{FALSE, TRUE, header_of_text, pack_text, unpack_texts};
-use super::protocol::{ACQUIRE, ACQUIRE_WITH, RELEASE, RENEW, USE_FENCE};
+use super::protocol::{ACQUIRE, ACQUIRE_WITH, RELEASE, RELEASE_WITH_GAPS, RENEW, USE_FENCE};
 use super::script::Script;
 use super::value::Arguments;
 use crate::backend::{LeaseId, Resource};
@@ -75,7 +75,7 @@ impl Operation {
             }
             pack_text(key.as_bytes(), packed);
         }
-        if !matches!(code, ACQUIRE | RENEW | RELEASE) {
+        if !matches!(code, ACQUIRE | RENEW | RELEASE | RELEASE_WITH_GAPS) {
             // A number below 128 is encoded as itself.
             packed.push(self.number_of_args);
         }

@@ -26,6 +26,8 @@ constants! {
     SETTLE: &str = "t";
     /// A request for a lock that has more than two arguments.
     ACQUIRE_WITH: &str = "b";
+    /// The release of a mutex that leaves a gap when one is due.
+    RELEASE_WITH_GAPS: &str = "g";
     /// No operation: the name of the fence of those that follow.
     USE_FENCE: &str = "f";
 
@@ -74,6 +76,11 @@ constants! {
 
     /// In the value of a lock: somebody may wait for it.
     WAITED_FOR: &str = "+";
+
+    /// In the queue of a lock: not a place, but a gap (`gap.lua`).
+    GAP: &str = "-";
+    /// How often a gap is due: in so many us for each ms that it lasts, so for an eighth of the time at most.
+    GAP_PERIOD: u64 = 8000;
 
     /// How many tokens a grant reserves, whatever its request says: one for each hold that its lease may have within a client. So
     /// no request and no record of a waiter has to tell it. A request for more is refused (`verbs.rs`).

@@ -132,6 +132,7 @@ const HAND_OVER: &[&str] = &[lua!("lib/hand_over")];
 const LOCK: &[&str] = &[lua!("lock/value"), lua!("lock/lock")];
 const NAMES: &[&str] = &[lua!("lock/names")];
 const HOLDS: &[&str] = &[lua!("lock/holds")];
+const GAPS: &[&str] = &[lua!("lock/is_gap_due"), lua!("lock/gap")];
 const SEMAPHORE: &[&str] = &[lua!("semaphore/semaphore")];
 
 /// Many operations in one call: functions that create what the operations need (`batch.lua`).
@@ -175,6 +176,8 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
         lua!("lock/value"),
         lua!("lock/lock"),
         lua!("lock/holds"),
+        lua!("lock/is_gap_due"),
+        lua!("lock/gap"),
         lua!("lock/acquire"),
         lua!("lock/acquire_owned"),
         lua!("lock/acquire_from"),
@@ -221,6 +224,9 @@ const HAND_OVER_ALONE: &str = "local done, answer =\n\
     pcall(hand_over_fast, KEYS[1], value, KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', fence, clock, id)\n\
     if done and answer then return answer end";
 
+/// What follows, up to an `end`, is for a release that leaves no gap.
+const UNLESS_A_GAP_IS_DUE: &str = "if not is_gap_due(call('GET', KEYS[1]), ARGV[1], ARGV[2], clock) then";
+
 /// Likewise of a semaphore.
 macro_rules! of_semaphore {
     ($operation:literal) => {
@@ -257,22 +263,27 @@ macro_rules! scripts {
 scripts! {
     ACQUIRE(3, Some(protocol::ACQUIRE)):
         [lua!("lock/acquire_alone")], CLOCK,
-        [lua!("lock/names"), lua!("lock/join_fast"), PREPARE, JOIN_ALONE], QUEUE, JOIN, HAND_OVER, LOCK,
+        [lua!("lock/names"), lua!("lock/join_fast"), PREPARE, JOIN_ALONE], QUEUE, JOIN, HAND_OVER, LOCK, GAPS,
         [lua!("lock/acquire"), of_lock!("acquire_sole")];
     RENEW(1, Some(protocol::RENEW)):
         [lua!("lock/names"), lua!("lock/renew"), "return renew(KEYS[1], ARGV[1], ARGV[2])"];
     RELEASE(3, Some(protocol::RELEASE)):
         [lua!("lock/release_alone")], CLOCK,
-        [lua!("lock/names"), lua!("lock/hand_over_fast"), PREPARE, HAND_OVER_ALONE], QUEUE, HAND_OVER, LOCK,
+        [lua!("lock/names"), lua!("lock/hand_over_fast"), PREPARE, HAND_OVER_ALONE], QUEUE, HAND_OVER, LOCK, GAPS,
         [lua!("lock/release"), of_lock!("release")];
+    RELEASE_WITH_GAPS(3, Some(protocol::RELEASE_WITH_GAPS)):
+        CLOCK,
+        [lua!("lock/names"), PREPARE, lua!("lock/is_gap_due"), UNLESS_A_GAP_IS_DUE, lua!("lock/release_alone"),
+            lua!("lock/hand_over_fast"), HAND_OVER_ALONE, "end"],
+        QUEUE, HAND_OVER, LOCK, GAPS, [lua!("lock/release"), of_lock!("release")];
     /// For the owner of a reentrant lock.
     ACQUIRE_OWNED(3, Some(protocol::ACQUIRE_OWNED)):
-        CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS,
+        CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS, GAPS,
         [lua!("lock/acquire"), lua!("lock/acquire_owned"), PREPARE, of_lock!("acquire_owned")];
     RENEW_OWNED(3, Some(protocol::RENEW_OWNED)):
         CLOCK, QUEUE, NAMES, LOCK, HOLDS, [lua!("lock/renew_owned"), PREPARE, of_lock!("renew_owned")];
     RELEASE_OWNED(3, Some(protocol::RELEASE_OWNED)):
-        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS,
+        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS, GAPS,
         [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
     /// For one of several servers that have to agree on a token.
     ACQUIRE_FROM(3, Some(protocol::ACQUIRE_FROM)):
@@ -321,6 +332,7 @@ mod tests {
             &ACQUIRE,
             &RENEW,
             &RELEASE,
+            &RELEASE_WITH_GAPS,
             &ACQUIRE_OWNED,
             &RENEW_OWNED,
             &RELEASE_OWNED,

@@ -24,7 +24,7 @@ impl Backend for RedisBackend {
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             self.ready(&request.lease.resource).await?;
-            let answer = self.polled(self.ask(request).await?);
+            let answer = self.polled(request, self.ask(request).await?);
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
                 && let Err(error) = replicas.acknowledge(&request.lease.resource).await
             {
@@ -48,7 +48,7 @@ impl Backend for RedisBackend {
         async move {
             let transport = self.transport_of_releases(&lease.resource).await?;
             self.notifications.forget(lease.id);
-            release(&transport, lease, 0).await
+            release(&transport, lease, 0, self.gap()).await
         }
         .boxed()
     }
@@ -58,7 +58,10 @@ impl Backend for RedisBackend {
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move { release(&self.transport_of_releases(&lease.resource).await?, lease, keep).await }.boxed()
+        async move {
+            release(&self.transport_of_releases(&lease.resource).await?, lease, keep, self.gap()).await
+        }
+        .boxed()
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
@@ -168,8 +171,9 @@ impl RedisBackend {
     }
 
     /// The answer of a store that is polled, if the settings say so.
-    pub(super) fn polled(&self, mut answer: Answer) -> Answer {
-        if let (Answer::Queued(queued), Some(interval)) = (&mut answer, self.poll_interval) {
+    pub(super) fn polled(&self, request: &Request, mut answer: Answer) -> Answer {
+        let interval = self.poll_interval.filter(|_| !request.lease.resource.kind.is_semaphore());
+        if let (Answer::Queued(queued), Some(interval)) = (&mut answer, interval) {
             let pause = queued.ask_again_in.map_or(interval, |pause| pause.min(interval));
             queued.ask_again_in = Some(pause);
         }
@@ -193,11 +197,18 @@ impl RedisBackend {
     /// Releases in the background what was granted, but does not count.
     fn give_back(&self, lease: &LeaseRef) {
         let (transport, lease) = (self.transports.of(&lease.resource), lease.clone());
+        let gap = self.gap();
         tokio::spawn(async move {
-            if let Err(error) = release(&transport, &lease, 0).await {
+            if let Err(error) = release(&transport, &lease, 0, gap).await {
                 tracing::warn!(key = &*lease.resource.key, %error, "a grant was not given back: it runs out by itself");
             }
         });
+    }
+
+    /// For how long a release leaves a lock free when that is due: a quarter longer than the interval at which others poll for it, and
+    /// 1 ms longer at least, because they are sometimes late.
+    fn gap(&self) -> Option<Duration> {
+        self.poll_interval.map(|interval| interval + (interval / 4).max(Duration::from_millis(1)))
     }
 
     fn open_or_closed(&self) -> Result<(), BackendError> {
@@ -207,12 +218,17 @@ impl RedisBackend {
 
 /// Releases all permits but `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not divisible: whoever
 /// keeps a permit keeps all of it.
-async fn release(transport: &Arc<Transport>, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+async fn release(
+    transport: &Arc<Transport>,
+    lease: &LeaseRef,
+    keep: u32,
+    gap: Option<Duration>,
+) -> Result<Released, BackendError> {
     if lease.resource.kind.is_semaphore() {
         semaphore::release(transport, lease, keep).await
     } else if keep > 0 {
         Ok(Released::Held)
     } else {
-        lock::release(transport, lease).await
+        lock::release(transport, lease, gap).await
     }
 }

@@ -2,8 +2,8 @@
 -- fast paths of semaphores, those of locks that somebody waits for, and the slow paths are created when an operation needs them.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
---          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE and RENEW have two and RELEASE
---          has one, which is not said; a request for a lock with more is ACQUIRE_WITH. A key that is not itself the hash tag
+--          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE, RENEW and RELEASE_WITH_GAPS have
+--          two and RELEASE has one, which is not said; a request for a lock with more is ACQUIRE_WITH. A key that is not itself the hash tag
 --          of its others comes after true and what these start with; instead of the key of the operation before comes false.
 --          USE_FENCE and the name of a fence tell of which prefix those that follow are.
 --
@@ -47,13 +47,22 @@ local function carry_out_all(parts, answers, fences)
             if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
             answer, seen = wait_fast(seen, key, queue, clock, id, lease_ms)
           end
-        elseif code == RELEASE then
+        elseif code == RELEASE or code == RELEASE_WITH_GAPS then
           next_at, seen = arg + 1, nil
-          local released, value = release_fast(key, fence, parts[arg])
-          answer = released
-          if not released then
-            if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
-            answer = pass_on_fast(key, value, before .. key .. after .. ':queue', fence, clock, parts[arg])
+          local id, is_gap_due = parts[arg], false
+          if code == RELEASE_WITH_GAPS then
+            next_at = arg + 2
+            -- As is_gap_due.lua.
+            local granted = tonumber(sub(call('GET', key) or '', #id + 2, #id + 17)) or clock.us
+            is_gap_due = clock.us - granted > clock.us % (parts[arg + 1] * GAP_PERIOD)
+          end
+          if not is_gap_due then
+            local released, value = release_fast(key, fence, id)
+            answer = released
+            if not released then
+              if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
+              answer = pass_on_fast(key, value, before .. key .. after .. ':queue', fence, clock, id)
+            end
           end
         elseif code == RENEW then
           next_at = arg + 2

@@ -2,7 +2,8 @@
 --
 -- queue    sorted set: places, "<ticket, 16 digits> <lease id>". Scored by 1, for a counting semaphore by the number of permits
 --          wanted; those of one score are in order of arrival, since equal scores are ordered by their text. Places of waiters
---          that nobody listens for are unreachable: scored by minus the time, in ms, until which they count as alive.
+--          that nobody listens for are unreachable: scored by minus the time, in ms, until which they count as alive. A lock
+--          may have a member that is no place (lock/gap.lua).
 -- waiters  hash: lease id -> "ticket lease_ms alive_until_ms permits[ owner]", for each place;
 --          and "/<owner>" -> the lease ids of those who wait for that owner, each followed by a space
 --

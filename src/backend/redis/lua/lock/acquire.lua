@@ -11,6 +11,7 @@
 --          {token, ms until the lease ends} if it was granted before
 --          {ms until the holder's lease ends or -1, waiters before this one, unreachable ones included, ticket} if queued
 --          BUSY if somebody else holds the lock and this request does not wait
+--          In a gap (gap.lua), a request that waits is queued until it ends. One that does not wait gets the lock if nobody waits.
 --
 -- Idempotent per lease id: the holder is told its token again, and its lease goes on as it was, so that a client which asks and
 -- hears no answer does not keep the lock. A waiter keeps its place and counts as alive for another lease. This one request
@@ -37,7 +38,8 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
     ticket, others = join_queue(r, id, lease_ms, 1, owner)
     if value and sub(value, -1) ~= WAITED_FOR then mark_waited_for(r.key, value) end
   end
-  if not value then
+  local gap = not value and gap_left(r)
+  if not value and (not gap or (waits == '0' and not next_place(r))) then
     r.free = 1
     local token = hand_over(r, id)
     if not token and r.free == 1 then
@@ -48,13 +50,14 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
     token = token or (enter and enter(r, id, lease_ms, owner))
     if token then return token end
   end
-  local remaining = call('PTTL', r.key)
+  local remaining = gap or call('PTTL', r.key)
   if remaining == -1 and (tonumber(repair_ms) or 0) > 0 then
     call('PEXPIRE', r.key, repair_ms)
     remaining = tonumber(repair_ms)
   end
   if waits == '0' then return BUSY end
-  return { remaining, others or call('ZRANK', r.queue, ticket .. ' ' .. id) or 0, ticket }
+  local before = others or call('ZRANK', r.queue, ticket .. ' ' .. id) or 0
+  return { remaining, gap and before - 1 or before, ticket }
 end
 
 local function acquire_sole(r, ...)

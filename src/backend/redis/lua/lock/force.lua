@@ -8,6 +8,8 @@
 
 local function force(r)
   local value = call('GET', r.key)
+  -- Whoever waits need not wait for the end of a gap (gap.lua).
+  redis.pcall('ZREM', r.queue, GAP)
   if not value then
     -- A holder who has died may have left it to those who wait.
     r.free = 1

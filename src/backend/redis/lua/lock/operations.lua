@@ -3,6 +3,7 @@
 local operations = {
   [ACQUIRE] = acquire_sole,
   [RELEASE] = release,
+  [RELEASE_WITH_GAPS] = release,
   [ACQUIRE_OWNED] = acquire_owned,
   [ACQUIRE_FROM] = acquire_from,
   [SETTLE] = settle,

@@ -2,20 +2,23 @@
 --
 -- KEYS     as in lock.lua
 -- ARGV[1]  lease id
+-- ARGV[2]  if the release is to leave a gap when one is due, for how many ms (gap.lua)
 --
 -- Returns  RELEASED if a hold has ended, LEFT_QUEUE if a place in the queue was given up; if there was neither, HELD_BY_OTHER if
 --          something else holds the lock and NOT_HELD if nothing does
 --
 -- Idempotent: nothing is found the second time. Another holder's lease is never touched.
 
-local function release(r, id)
+local function release(r, id, gap_ms)
   local value = call('GET', r.key)
   -- If the queue is broken, the lock is released nevertheless. Whoever waits is told when it asks again.
   local waiting = tonumber(redis.pcall('ZCARD', r.queue)) or 0
   if value and names_lease(value, id) then
     -- First: a server that has no memory left refuses to write, but not to a script that has written.
     call('DEL', r.key)
-    if waiting > 0 then
+    if gap_ms and is_gap_due(value, id, gap_ms, r.clock) then
+      pcall(leave_gap, r, gap_ms)
+    elseif waiting > 0 then
       raise_fence(r.fence, sub(value, #id + 2, #id + 17))
       r.free = 1
       pcall(hand_over, r)
@@ -23,7 +26,11 @@ local function release(r, id)
     return RELEASED
   end
   if waiting > 0 and remove(r, id) then
-    if not value then
+    local gap = gap_left(r)
+    if gap then
+      -- Perhaps it was the one that knew when the gap ends.
+      tend_gap(r, gap)
+    elseif not value then
       r.free = 1
       hand_over(r)
     end

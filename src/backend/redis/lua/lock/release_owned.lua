@@ -1,6 +1,6 @@
 -- Ends one lease of an owner. KEYS, ARGV, answers and repetition as in release.lua.
 
-local function release_owned(r, id)
+local function release_owned(r, id, gap_ms)
   -- Somebody may have put something else in the place of the holds; that must not keep the lock.
   local intact, lead, token, owner, several = pcall(expire_holds, r)
   -- Also from holds that do not count now: they might again, if their lead came back.
@@ -13,6 +13,6 @@ local function release_owned(r, id)
       return RELEASED
     end
   end
-  return release(r, id)
+  return release(r, id, gap_ms)
 end
 
