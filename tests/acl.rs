@@ -105,7 +105,7 @@ async fn the_user_of_the_docs_is_denied_only_what_the_docs_call_optional() -> Re
     let (one, two) = (connect(&server).await?, connect(&server).await?);
     use_everything(&one, &two).await?;
     // Redis 6.2 does not name subcommands.
-    let optional = ["client", "client|id", "client|setname", "info"];
+    let optional = ["client", "client|id", "client|setname", "config", "config|get", "info", "role"];
     let denied = denied(&mut raw);
     assert!(denied.iter().all(|command| optional.contains(&&**command)), "{denied:?}");
     for raw_command in [&["GET", "lock"][..], &["GET", "other:a"], &["FLUSHALL"], &["KEYS", "*"]] {
@@ -121,7 +121,7 @@ async fn the_user_of_the_docs_is_denied_only_what_the_docs_call_optional() -> Re
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_the_optional_rights_nothing_is_denied_and_earlier_connections_are_looked_for()
 -> Result<(), Error> {
-    let more = [more_rules("+client|kill"), more_rules("+info")].concat();
+    let more = ["+client|kill", "+info", "+role"].map(more_rules).concat();
     let Some((server, mut raw)) = server_with_user("the optional rights", &more) else { return Ok(()) };
     let (one, two) = (connect(&server).await?, connect(&server).await?);
     let before = named(&mut raw);
@@ -145,4 +145,23 @@ async fn with_the_optional_rights_nothing_is_denied_and_earlier_connections_are_
     assert_eq!(denied(&mut raw), BTreeSet::new());
     one.shutdown().await?;
     two.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_command_is_named_when_the_client_connects() {
+    let Some((server, mut raw)) = server_with_user("missing rights", &[]) else { return };
+    let rules = acl::rules();
+    let mut unnamed = Vec::new();
+    for missing in rules.iter().filter_map(|rule| rule.strip_prefix('+')) {
+        let others = rules.iter().map(|rule| &**rule).filter(|rule| rule.strip_prefix('+') != Some(missing));
+        let command: Vec<_> = ["ACL", "SETUSER", "leasehold", "reset"].into_iter().chain(others).collect();
+        assert_eq!(raw.send(&command), Reply::ok());
+        let connected = within(SECOND * 5, connect(&server)).await;
+        let text = connected.map_or_else(|error| error.to_string(), |_| "connected".to_owned());
+        let name = missing.split('|').next().unwrap_or_default();
+        if !text.to_ascii_lowercase().contains(name) {
+            unnamed.push((missing, text));
+        }
+    }
+    assert!(unnamed.is_empty(), "{unnamed:?}");
 }
