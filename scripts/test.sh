@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need and runs the whole suite; nothing is left out.
 #
-# Needs cargo, and a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), which is installed on
-# Debian and Ubuntu if it is missing. Each test starts servers of its own on free ports of 127.0.0.1, with
+# Needs cargo, a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), and on Linux the headers of OpenSSL for the feature
+# native-tls. (Building OpenSSL instead would take a minute or two each time.) What is missing is installed on Debian and Ubuntu. Each test starts servers of its own on free ports of 127.0.0.1, with
 # directories of their own, and leaves running ones alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,19 +26,27 @@ as_root() {
     elif command -v sudo >/dev/null; then
         sudo "$@"
     else
-        die "installing redis-server needs root or sudo: install it by hand and run this again"
+        die "installing $missing needs root or sudo: install it by hand and run this again"
     fi
 }
 
-install_server() {
-    command -v apt-get >/dev/null ||
-        die "redis-server is missing: install Redis 6.2 or later (or Valkey) with this system's package tool"
-    step "installing redis-server"
-    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server)
+install() { # what it is, packages
+    missing=$1
+    command -v apt-get >/dev/null || die "$missing is missing: install it with this system's package tool"
+    step "installing ${*:2}"
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${@:2}")
     as_root "${install[@]}" || {
         as_root apt-get update
         as_root "${install[@]}"
     }
+}
+
+have_openssl() {
+    [[ $(uname -s) != Linux || -n "${OPENSSL_DIR:-}${OPENSSL_LIB_DIR:-}" ]] || pkg-config --exists openssl 2>/dev/null
+}
+
+install_server() {
+    install "Redis 6.2 or later (or Valkey)" redis-server
     # The package starts a service, which nobody asked for.
     if [[ -d /run/systemd/system ]]; then
         as_root systemctl disable --now redis-server.service
@@ -52,6 +60,7 @@ if ! have_server; then
     install_server
     have_server || die "redis-server is still missing"
 fi
+have_openssl || install "OpenSSL with its headers, and pkg-config," libssl-dev pkg-config
 
 # A test that finds no server now fails instead of leaving itself out.
 export LEASEHOLD_REQUIRE_SERVERS=1
@@ -66,6 +75,18 @@ LEASEHOLD_TEST_LOCAL_HANDOVER=off cargo test --workspace --all-features "${mutex
 step "tests of counting semaphores, all features, with hand-over inside a client"
 semaphores=(semaphore_memory semaphore_processes semaphore_redis)
 LEASEHOLD_TEST_LOCAL_HANDOVER=on cargo test --workspace --all-features "${semaphores[@]/#/--test=}" -- counting --skip passed_on
+
+# Those that use servers; of the processes that others start, the clients are this user as well.
+step "tests as the user of docs/acl.md, all features"
+as_user=(acl batch_redis cancellation cluster conformance credentials faults_network faults_server handover_redis harness model
+    mutex_redis processes reentrant_processes reentrant_redis renewals_redis replicas runtimes semaphore_processes
+    semaphore_redis sentinel stalls stalls_soak)
+LEASEHOLD_TEST_ACL=1 cargo test --workspace --all-features "${as_user[@]/#/--test=}"
+
+# With all features, rustls was tested.
+step "tests of TLS with native-tls, and without TLS"
+cargo test -p leasehold-tls --features native-tls
+cargo test -p leasehold-tls
 
 # `cargo test` alone builds the examples and does not run their tests, and leaves the benches alone.
 step "tests of the examples, one short round of the benches"

@@ -24,6 +24,8 @@
 //! | feature | default | |
 //! |---|---|---|
 //! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them |
+//! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, and `TlsOptions` |
+//! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
 //! | `fred` | no | `RedisBackend::builder_from_fred`, which takes a configuration of the Redis client `fred`, version 10 |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!

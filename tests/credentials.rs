@@ -167,7 +167,7 @@ async fn what_is_provided_takes_the_place_of_what_the_url_says() -> Result<(), E
     let mut raw = server.raw();
     set_user(&mut raw, "app", PASSWORD);
     assert_eq!(raw.send(&["CONFIG", "SET", "requirepass", "other"]), Reply::ok());
-    let url = server.url().replace("redis://", "redis://somebody:else@");
+    let url = format!("redis://somebody:else@127.0.0.1:{}", server.port());
     let client = connect(&url, Credentials::new("app", PASSWORD)).await?;
     assert_eq!(connections(&mut raw, "app"), 3);
     client.mutex("a")?.lock().await?.release().await?;

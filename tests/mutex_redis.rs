@@ -19,7 +19,9 @@ use leasehold::{
     Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend,
     RedisBuilder,
 };
-use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
+use support::{
+    Raw, RedisServer, Reply, Setup, eventually, local_handover, more_rules, one_place_each, options, within,
+};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -922,6 +924,7 @@ async fn a_configuration_of_fred_names_the_database() {
     use fred::types::config::Config;
 
     let Some(server) = RedisServer::start_or_skip("databases") else { return };
+    server.allow(&more_rules("+select"));
     let config = Config { database: Some(3), ..Config::from_url(&server.url()).expect("valid") };
     let backend = RedisBackend::builder_from_fred(config).connect().await.expect("connected");
     let by_config = Client::with_backend(Arc::new(backend));

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use leasehold::{Client, DistMutex, Error, FencingToken, Guard, LossReason, MutexOptions};
 use support::{
-    Raw, RedisServer, Reply, Worker, eventually, one_place_each, options, say, within, worker_args,
+    Raw, RedisServer, Reply, Worker, eventually, one_place_each, options, say, url_of, within, worker_args,
 };
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -151,7 +151,7 @@ impl Orders {
         let mut words = args.split(' ');
         let port = words.next().and_then(|port| port.parse().ok()).expect("a port");
         let what = words.next().unwrap_or_default().to_owned();
-        let client = Client::connect(&format!("redis://127.0.0.1:{port}")).await.expect("connected");
+        let client = Client::connect(&url_of(port)).await.expect("connected");
         Some(Self { client, port, what })
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use leasehold::{Client, DistMutex, FencingToken, Guard, Inspection, MutexOptions, ReentrantLock};
-use support::{Raw, RedisServer, Reply, Worker, eventually, options, say, within, worker_args};
+use support::{Raw, RedisServer, Reply, Worker, eventually, options, say, url_of, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -178,7 +178,7 @@ impl Orders {
         let mut words = args.split(' ').map(str::to_owned);
         let port = words.next().and_then(|port| port.parse().ok()).expect("a port");
         let (name, owner) = (words.next().expect("a name"), words.next().expect("an owner"));
-        let client = Client::connect(&format!("redis://127.0.0.1:{port}")).await.expect("connected");
+        let client = Client::connect(&url_of(port)).await.expect("connected");
         Some(Self { client, port, name, owner })
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::backend::RedisBackend;
 use leasehold::{Client, Error};
-use support::{RedisServer, Setup, eventually, within};
+use support::{RedisServer, Setup, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TIME_LIMIT: Duration = Duration::from_millis(300);
@@ -16,6 +16,7 @@ const TIME_LIMIT: Duration = Duration::from_millis(300);
 /// A primary with a replica that is in step.
 async fn servers() -> Option<(RedisServer, RedisServer)> {
     let primary = RedisServer::start_or_skip("grants that replicas acknowledge")?;
+    primary.allow(&more_rules("+wait"));
     let options = ["--replicaof", "127.0.0.1", &primary.port().to_string()].map(str::to_owned).to_vec();
     let replica = RedisServer::start_with_or_skip("a replica", Setup { options, ..Setup::default() })?;
     eventually(SECOND * 20, || async {

@@ -22,7 +22,7 @@ use leasehold::{Client, CountingSemaphore, Error, FairSemaphore, FencingToken, G
 use locks::left;
 use naive::{Naive, now_us};
 use semaphores::*;
-use support::{Clock, Raw, Reply, Worker, eventually, say, within, worker_args};
+use support::{Clock, Raw, Reply, Worker, eventually, say, url_of, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -83,7 +83,7 @@ impl Orders {
         let [port, kind, name, limit, permits, lease] = words[..] else { panic!("no orders: {args:?}") };
         let number = |word: &str| word.parse::<u32>().expect("a number");
         let port = port.parse().expect("a port");
-        let client = connect(&format!("redis://127.0.0.1:{port}")).await;
+        let client = connect(&url_of(port)).await;
         let (kind, name) = (kind.to_owned(), name.to_owned());
         let (limit, permits, lease) = (number(limit), number(permits), ms(number(lease).into()));
         Some(Self { client, port, kind, name, limit, permits, lease })

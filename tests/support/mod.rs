@@ -2,6 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`acl`] | the user that clients log in as in this run |
 //! | [`redis`] | [`RedisServer`]: a real server that can be paused, killed and restarted |
 //! | [`resp`] | [`Raw`]: commands sent by hand, so that no test depends on the client under test |
 //! | [`nodes`] | [`Nodes`]: several independent servers, the nodes of a Redlock |
@@ -18,6 +19,7 @@
 // Every test binary includes all of it and uses a part.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod acl;
 pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod handover;
@@ -31,6 +33,7 @@ pub(crate) mod time;
 pub(crate) mod topology;
 pub(crate) mod workers;
 
+pub(crate) use acl::{more_rules, url_of};
 pub(crate) use clock::Clock;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
 pub(crate) use load::Load;

@@ -171,7 +171,7 @@ impl Proxy {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        super::acl::url_of(self.port)
     }
 
     /// How many connections were accepted so far; refused ones do not count.

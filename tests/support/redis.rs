@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::acl;
 use super::child::{CHILD_DIR, ChildProcess};
 use super::clock::Clock;
 use super::resp::{Raw, Reply};
@@ -182,12 +183,24 @@ impl RedisServer {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port())
+        acl::url_of(self.port())
     }
 
     pub(crate) fn unix_url(&self) -> String {
         assert!(self.setup.unix_socket, "the setup asked for a unix socket");
-        format!("redis+unix://{}", socket(&self.dir).display())
+        let login = match acl::login() {
+            "" => String::new(),
+            login => format!("{login}localhost"),
+        };
+        format!("redis+unix://{login}{}", socket(&self.dir).display())
+    }
+
+    /// Gives the clients of this run a right that not everybody needs, if they have not got all.
+    pub(crate) fn allow(&self, rules: &[String]) {
+        if acl::is_restricted() {
+            let command = ["ACL", "SETUSER", "leasehold"].into_iter().chain(rules.iter().map(|rule| &**rule));
+            assert_eq!(self.raw().send(&command.collect::<Vec<_>>()), Reply::ok());
+        }
     }
 
     /// Where the server keeps its log, its socket, and what the setup has on disk.
@@ -276,6 +289,11 @@ fn launch(program: &Path, setup: &Setup, dir: &Path, ports: Ports) -> Option<Chi
     }
     if let (Some(certificate), Some(port)) = (&setup.tls, ports.tls) {
         args.extend(certificate.options(dir, port));
+    }
+    if acl::is_restricted() && setup.sentinel.is_none() {
+        let topology = if setup.cluster { acl::more_rules("+cluster|slots") } else { Vec::new() };
+        args.extend(["--user", "leasehold"].map(OsString::from));
+        args.extend(acl::rules().into_iter().chain(topology).map(OsString::from));
     }
     args.extend(setup.options.iter().map(OsString::from));
     let setsid = setup.own_session.then(|| on_path("setsid")).flatten();

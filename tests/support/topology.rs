@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::acl;
 use super::redis::{RedisServer, ServerCertificate, Setup};
 use super::resp::{Raw, Reply};
 
@@ -83,7 +84,7 @@ impl Cluster {
 
     pub(crate) fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes[..2].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis-cluster://{}", nodes.join(","))
+        format!("redis-cluster://{}{}", acl::login(), nodes.join(","))
     }
 
     /// The slot of a key.
@@ -186,6 +187,9 @@ impl Sentinels {
             RedisServer::start_with_or_skip(left_out, Setup { options, ..Setup::default() })
         };
         let servers = vec![primary, replica()?, replica()?];
+        for server in &servers {
+            server.allow(&acl::more_rules("+role"));
+        }
         wait_until("the replicas are in step", || {
             servers[1..].iter().all(|server| {
                 text(&mut server.raw(), &["INFO", "replication"]).contains("master_link_status:up")
@@ -211,7 +215,7 @@ impl Sentinels {
 
     pub(crate) fn url(&self) -> String {
         let hosts: Vec<_> = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port())).collect();
-        format!("redis-sentinel://{}/main", hosts.join(","))
+        format!("redis-sentinel://{}{}/main", acl::login(), hosts.join(","))
     }
 
     /// The server that a sentinel names as the primary.

@@ -83,8 +83,9 @@ pub(super) async fn look(
 
 /// What this user may not do, but has to.
 async fn missing_rights(link: &dyn Link, channel: &str) -> Result<Option<Finding>, CallError> {
-    let key = format!("{{leasehold-check-{}}}", uuid::Uuid::new_v4().simple());
-    let denied = match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, channel]).await {
+    // Under the default prefix, so that a user with no other rights than those of `docs/acl.md` may use it.
+    let key = format!("{{lock:leasehold-check-{}}}", uuid::Uuid::new_v4().simple());
+    let mut denied = match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, channel]).await {
         Ok(denied) => denied.as_list().iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         Err(CallError::Answer(text)) if text.contains("run") && text.contains("eval") => {
             vec!["EVAL".to_owned()]
@@ -93,6 +94,12 @@ async fn missing_rights(link: &dyn Link, channel: &str) -> Result<Option<Finding
         Err(CallError::Answer(_)) => Vec::new(),
         Err(error) => return Err(error),
     };
+    // No script has this digest.
+    match command(link, &["EVALSHA", &"0".repeat(40), "0"]).await {
+        Err(CallError::Answer(text)) if text.starts_with("NOPERM") => denied.push("EVALSHA".to_owned()),
+        Ok(_) | Err(CallError::Answer(_)) => {}
+        Err(error) => return Err(error),
+    }
     Ok((!denied.is_empty()).then(|| {
         let denied = denied.join(", ");
         Finding::new(Severity::Refused, format!("this user may not run commands that are needed: {denied}"))
