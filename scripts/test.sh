@@ -83,6 +83,12 @@ as_user=(acl batch_redis cancellation cluster conformance credentials faults_net
     semaphore_redis sentinel stalls stalls_soak)
 LEASEHOLD_TEST_ACL=1 cargo test --workspace --all-features "${as_user[@]/#/--test=}"
 
+# Without fred: what the suite tests above is the same protocol on the other library.
+step "tests over redis-rs"
+over_redis_rs=(batch_redis cancellation cluster conformance faults_network faults_server mutex_redis redlock reentrant_redis
+    renewals_redis replicas runtimes semaphore_redis sentinel stalls store_state)
+cargo test -p leasehold --no-default-features --features redis-rs,conformance "${over_redis_rs[@]/#/--test=}"
+
 # With all features, rustls was tested.
 step "tests of TLS with native-tls, and without TLS"
 cargo test -p leasehold-tls --features native-tls

@@ -19,9 +19,7 @@ use leasehold::{
     Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend,
     RedisBuilder,
 };
-use support::{
-    Raw, RedisServer, Reply, Setup, eventually, local_handover, more_rules, one_place_each, options, within,
-};
+use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
