@@ -922,7 +922,7 @@ async fn a_configuration_of_fred_names_the_database() {
     use fred::types::config::Config;
 
     let Some(server) = RedisServer::start_or_skip("databases") else { return };
-    server.allow(&more_rules("+select"));
+    server.allow(&support::more_rules("+select"));
     let config = Config { database: Some(3), ..Config::from_url(&server.url()).expect("valid") };
     let backend = RedisBackend::builder_from_fred(config).connect().await.expect("connected");
     let by_config = Client::with_backend(Arc::new(backend));
