@@ -69,7 +69,7 @@ step "tests, all features (unit, integration, documentation, model)"
 cargo test --workspace --all-features
 
 step "tests of mutexes, all features, without hand-over inside a client"
-mutexes=(batch_redis cancellation faults_network faults_server mutex_memory mutex_redis processes reentrant_processes)
+mutexes=(batch_redis cancellation faults_network faults_server mixed_fleet mutex_memory mutex_redis processes reentrant_processes)
 LEASEHOLD_TEST_LOCAL_HANDOVER=off cargo test --workspace --all-features "${mutexes[@]/#/--test=}"
 
 step "tests of counting semaphores, all features, with hand-over inside a client"
