@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::{Client, Error, MutexOptions};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
 
 const CLIENTS: usize = 4;
 const NAMES: usize = 16;
@@ -61,22 +61,22 @@ type Seen = (Vec<Held>, BTreeMap<String, usize>);
 pub(crate) struct Load {
     clients: Vec<Client>,
     tasks: Vec<JoinHandle<()>>,
-    stop: CancellationToken,
+    stop: Arc<AtomicBool>,
     seen: Arc<Mutex<Seen>>,
 }
 
 impl Load {
     pub(crate) async fn start(url: &str, tasks: usize) -> Self {
-        let (stop, seen) = (CancellationToken::new(), Arc::new(Mutex::<Seen>::default()));
+        let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::<Seen>::default()));
         let mut clients = Vec::new();
         for _ in 0..CLIENTS {
             clients.push(Client::connect(url).await.expect("the store answers"));
         }
         let task = |n: usize| {
-            let (client, stop, seen) = (clients[n % CLIENTS].clone(), stop.clone(), Arc::clone(&seen));
+            let (client, stop, seen) = (clients[n % CLIENTS].clone(), Arc::clone(&stop), Arc::clone(&seen));
             tokio::spawn(async move {
                 let mut round = n;
-                while !stop.is_cancelled() {
+                while !stop.load(Ordering::Relaxed) {
                     round += 7;
                     let outcome = lock_once(&client, round % NAMES).await;
                     let mut seen = seen.lock().expect("no panic");
@@ -106,7 +106,7 @@ impl Load {
     }
 
     pub(crate) async fn stop(self) -> Report {
-        self.stop.cancel();
+        self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             super::within(Duration::from_secs(60), task).await.expect("no panic");
         }
