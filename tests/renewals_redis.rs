@@ -83,7 +83,7 @@ async fn a_lease_that_was_lost_is_told_and_harms_no_other_that_is_renewed_with_i
 async fn a_lease_that_may_not_be_renewed_harms_no_other_that_is_renewed_with_it() {
     let Some(server) = RedisServer::start_or_skip("refusals among renewals") else { return };
     let mut raw = server.raw();
-    raw.send(&["ACL", "SETUSER", "limited", "on", ">pw", "+@all", "&leasehold:*", "~*"]);
+    raw.send(&["ACL", "SETUSER", "limited", "on", ">pw", "+@all", "resetchannels", "&leasehold:*", "~*"]);
     let client = connect(&format!("redis://limited:pw@127.0.0.1:{}", server.port())).await;
     let elsewhere = options().ttl(SECOND).prefix("elsewhere:");
     let elsewhere = client.mutex_with("private", elsewhere).expect("valid");
