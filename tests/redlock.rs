@@ -127,7 +127,7 @@ async fn any_two_of_five_nodes_may_hang_and_three_are_an_error_in_time() {
     assert_eq!(no_quorum(&error), Some(3), "{error}");
     assert!(begin.elapsed() < ms(1500), "after {:?}", begin.elapsed());
     for server in &nodes.0[..3] {
-        assert!(error.to_string().contains(&server.url()), "{error}");
+        assert!(error.to_string().contains(&server.address()), "{error}");
         server.resume();
     }
     lock(&client, LONG).await.release().await.expect("held");
@@ -489,7 +489,7 @@ async fn an_inspection_has_the_view_of_each_node() {
     assert_eq!(seen.holder().and_then(|holder| holder.token), Some(guard.token()));
     assert_eq!((seen.holders.len(), seen.waiters.len(), seen.in_use, seen.nodes.len()), (1, 1, 1, 5));
     for (node, server) in seen.nodes.iter().zip(&nodes.0) {
-        assert_eq!(node.store, server.url());
+        assert_eq!(node.store, server.address());
     }
     assert!(seen.nodes[3].view.is_err());
     assert_eq!(seen.nodes.iter().filter(|node| node.view.is_ok()).count(), 4);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use leasehold::backend::{RedisBackend, Severity, Status};
 use leasehold::{Client, Error};
-use support::{Cluster, RedisServer, Setup, eventually, within};
+use support::{Cluster, RedisServer, Setup, acl, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// How long a refusal may take.
@@ -138,12 +138,15 @@ async fn servers_that_cannot_carry_locks_are_refused() {
     let port = primary.port().to_string();
     let replica =
         RedisServer::start_with_or_skip("a replica", with_options(&["--replicaof", "127.0.0.1", &port]));
-    let text = refused(&replica.expect("a server").url()).await;
+    let replica = replica.expect("a server");
+    replica.allow(&more_rules("+role"));
+    let text = refused(&replica.url()).await;
     assert!(text.contains(&format!("this server is a replica of 127.0.0.1:{port}")), "{text}");
     assert!(text.contains("redis-sentinel://"), "{text}");
 
     let node = Setup { cluster: true, ..Setup::default() };
     let node = RedisServer::start_with_or_skip("a node of a cluster", node).expect("a server");
+    node.allow(&more_rules("+info"));
     let text = refused(&node.url()).await;
     assert!(text.contains("this server is a node of a cluster: use `redis-cluster://`"), "{text}");
 
@@ -177,6 +180,7 @@ fn old_server() -> u16 {
 async fn servers_with_which_leases_may_be_lost_are_found() -> Result<(), Error> {
     let setup = with_options(&["--maxmemory-policy", "allkeys-lru"]);
     let Some(server) = RedisServer::start_with_or_skip("what is found", setup) else { return Ok(()) };
+    server.allow(&more_rules("+info"));
     let begun = Instant::now();
     let client = Client::connect(&server.url()).await?;
     assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
@@ -272,8 +276,8 @@ async fn what_the_server_says_is_repeated_without_additions() -> Result<(), Erro
             "NOREPLICAS",
         ),
         (
-            ["ACL", "SETUSER", "default", "-set"],
-            ["ACL", "SETUSER", "default", "+set"],
+            ["ACL", "SETUSER", acl::user(), "-set"],
+            ["ACL", "SETUSER", acl::user(), "+set"],
             "can't run this command",
         ),
     ] {

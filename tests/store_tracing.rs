@@ -61,7 +61,7 @@ async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back() {
     let Some(mut server) = RedisServer::start_or_skip("what is traced about the store") else { return };
     let lines = Lines::default();
     tracing::subscriber::set_global_default(lines.clone()).expect("the only one");
-    let url = server.url().replace("redis://", "redis://:hunter2@");
+    let url = format!("redis://:hunter2@127.0.0.1:{}", server.port());
     let password = ["CONFIG", "SET", "requirepass", "hunter2"];
     assert_eq!(server.raw().send(&password).text().as_deref(), Some("OK"));
     let client = Client::connect(&url).await.expect("the server answers");

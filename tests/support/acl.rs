@@ -18,6 +18,11 @@ pub(crate) fn login() -> &'static str {
     if is_restricted() { "leasehold:p%40ss%3Aword@" } else { "" }
 }
 
+/// The user that clients are in this run.
+pub(crate) fn user() -> &'static str {
+    if is_restricted() { "leasehold" } else { "default" }
+}
+
 /// The URL of the server on a port of this machine.
 pub(crate) fn url_of(port: u16) -> String {
     format!("redis://{}127.0.0.1:{port}", login())

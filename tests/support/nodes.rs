@@ -49,5 +49,5 @@ fn without_fences(keys: Vec<String>) -> Vec<String> {
 /// The URL of a Redlock on these ports.
 pub(crate) fn url(ports: impl Iterator<Item = u16>) -> String {
     let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
-    format!("redlock://{}", hosts.join(","))
+    format!("redlock://{}{}", super::acl::login(), hosts.join(","))
 }

@@ -177,6 +177,11 @@ impl RedisServer {
         self.process.pid()
     }
 
+    /// The URL without credentials, as it is in errors.
+    pub(crate) fn address(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port())
+    }
+
     /// The port by which the other nodes of a cluster find this one.
     pub(crate) fn bus_client_port(&self) -> u16 {
         self.ports.tls.unwrap_or(self.ports.plain)

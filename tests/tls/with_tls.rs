@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use leasehold::backend::RedlockBackend;
 use leasehold::{Client, Error, MutexOptions, RedisBackend, TlsOptions};
 
 use crate::certificates::Authority;
@@ -246,6 +247,25 @@ async fn sentinels_over_tls() -> Result<(), Error> {
     let client = connect(&url, trusting(&authority)).await?;
     let guard = client.mutex("a")?.lock().await?;
     assert!(primary.raw().get("lock:a").is_some());
+    guard.release().await?;
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redlock_over_tls() -> Result<(), Error> {
+    let authority = Authority::new("ours");
+    let mut nodes = Vec::new();
+    for _ in 0..3 {
+        let Some(server) = start("a redlock over TLS", authority.server()) else { return Ok(()) };
+        nodes.push(server);
+    }
+    let builders: Result<Vec<_>, _> = nodes
+        .iter()
+        .map(|node| Ok::<_, Error>(RedisBackend::builder(&url(node))?.tls(trusting(&authority))))
+        .collect();
+    let client = Client::with_backend(Arc::new(RedlockBackend::builder(builders?).connect().await?));
+    let guard = client.mutex("a")?.lock().await?;
+    assert!(nodes.iter().filter(|node| node.raw().get("lock:a").is_some()).count() >= 2);
     guard.release().await?;
     client.shutdown().await
 }
