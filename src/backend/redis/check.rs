@@ -1,6 +1,6 @@
 //! A look at a server: whether it can carry locks, and what its user should know.
 
-use super::connection::command;
+use super::connection::{command, too_old};
 use super::link::{CallError, Link};
 use super::value::Value;
 use crate::backend::{Finding, Severity};
@@ -119,11 +119,6 @@ fn allowed(answer: Result<Value, CallError>) -> Result<Option<Value>, CallError>
 fn is_too_old(version: &str) -> bool {
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
     (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default()) < (6, 2)
-}
-
-/// What is said about a server that is too old.
-pub(super) fn too_old(how: &str) -> String {
-    format!("Redis 6.2 or later, or Valkey, is needed: this server is older ({how})")
 }
 
 #[cfg(test)]

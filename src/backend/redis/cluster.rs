@@ -8,26 +8,28 @@
 //! What the nodes are is asked again when a node answers MOVED, and while one of them cannot be reached.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::future::pending;
 use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::future::{select_all, try_join_all};
+use futures::future::{BoxFuture, ready, select_all, try_join_all};
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::connection::{Connection, ConnectionSettings, Timeouts, command};
 use super::keys::SLOTS;
-use super::link::{CallError, Link, Server};
+use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::route::Route;
-use super::transport::Transport;
+use super::target::Server;
+use super::transport::{Again, Place, RETRY, Transport};
 use super::value::Value;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
@@ -266,10 +268,6 @@ impl Nodes {
         })
     }
 
-    pub(super) fn timeouts(&self) -> Timeouts {
-        self.slots.timeouts()
-    }
-
     /// Connects to all primaries, and waits until that is done.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
         self.open.lock().runtime = Some(Handle::current());
@@ -301,7 +299,7 @@ impl Nodes {
         if let Some((connection, _)) = open.connections.get(node) {
             return Arc::clone(connection);
         }
-        let connection = Connection::new(&self.slots.connections, Route::Node(node.clone()));
+        let connection = Connection::new(&self.slots.connections, Arc::new(ToNode(node.clone())));
         // Those of nodes that serve nothing any more are closed.
         let map = Arc::clone(&self.slots.nodes.borrow());
         open.connections.retain(|node, _| map.primaries.contains(node));
@@ -336,7 +334,8 @@ impl Nodes {
         let mut transports = self.transports.lock();
         let new = || {
             let nodes = self.this.upgrade().expect("it is being used");
-            Transport::of_slot(slot, nodes, Arc::clone(&self.notifications))
+            let timeouts = nodes.slots.timeouts();
+            Transport::at(Arc::new(AtSlot { slot, nodes }), timeouts, Arc::clone(&self.notifications))
         };
         Arc::clone(transports.entry(slot).or_insert_with(new))
     }
@@ -363,42 +362,20 @@ impl Nodes {
         }
     }
 
-    /// Follows redirections until `deadline`: `again` makes the call once more.
-    pub(super) async fn follow<F>(
-        &self,
-        slot: u16,
-        mut answer: Result<Value, CallError>,
-        deadline: Instant,
-        again: impl Fn(Again) -> F,
-    ) -> Result<Value, CallError>
-    where
-        F: Future<Output = Result<Value, CallError>>,
-    {
-        while let Err(CallError::Answer(text)) = &answer {
-            let mut words = text.split(' ');
-            let (word, to) = (words.next().unwrap_or_default(), words.nth(1));
-            let node = to.and_then(|to| self.parse(to, slot));
-            if Instant::now() >= deadline {
-                break;
+    /// What follows from an error: how the call is repeated, if it is a redirection.
+    async fn redirected(&self, slot: u16, error: &str) -> Option<Result<Again, CallError>> {
+        let mut words = error.split(' ');
+        let (word, to) = (words.next()?, words.nth(1));
+        match (word, to.and_then(|to| self.parse(to, slot))) {
+            ("MOVED", Some(node)) => self.slots.moved(slot, node),
+            ("ASK", Some(node)) => return Some(self.connection(&node).link().await.map(Again::Asking)),
+            ("TRYAGAIN" | "CLUSTERDOWN", _) => {
+                self.slots.stale.notify_one();
+                sleep(RETRY).await;
             }
-            answer = match (word, node) {
-                ("MOVED", Some(node)) => {
-                    self.slots.moved(slot, node);
-                    again(Again::There).await
-                }
-                ("ASK", Some(node)) => match self.connection(&node).link().await {
-                    Ok(link) => again(Again::Asking(link)).await,
-                    Err(error) => Err(error),
-                },
-                ("TRYAGAIN" | "CLUSTERDOWN", _) => {
-                    self.slots.stale.notify_one();
-                    sleep(super::transport::RETRY).await;
-                    again(Again::There).await
-                }
-                _ => break,
-            };
+            _ => return None,
         }
-        answer
+        Some(Ok(Again::There))
     }
 
     /// The address in a redirection.
@@ -445,11 +422,67 @@ impl Nodes {
     }
 }
 
-/// How a call is repeated.
+/// The calls that concern a slot.
 #[derive(Debug)]
-pub(super) enum Again {
-    /// On the node that serves the slot by now.
-    There,
-    /// On a node to which the slot is being moved.
-    Asking(Arc<dyn Link>),
+struct AtSlot {
+    slot: u16,
+    nodes: Arc<Nodes>,
+}
+
+impl Place for AtSlot {
+    fn slot(&self) -> Option<u16> {
+        Some(self.slot)
+    }
+
+    fn connection(&self) -> Arc<Connection> {
+        self.nodes.serving(self.slot)
+    }
+
+    fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>> {
+        self.nodes.link(self.slot).boxed()
+    }
+
+    fn redirected<'a>(&'a self, error: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>> {
+        self.nodes.redirected(self.slot, error).boxed()
+    }
+}
+
+/// Always to this node.
+#[derive(Debug)]
+struct ToNode(Server);
+
+impl Route for ToNode {
+    fn server(&self) -> BoxFuture<'_, Result<Server, CallError>> {
+        ready(Ok(self.0.clone())).boxed()
+    }
+
+    fn check<'a>(&'a self, _: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {
+        ready(Ok(())).boxed()
+    }
+}
+
+impl fmt::Display for ToNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// To any node.
+#[derive(Debug)]
+pub(super) struct ToAnyNode(pub(super) Arc<Slots>);
+
+impl Route for ToAnyNode {
+    fn server(&self) -> BoxFuture<'_, Result<Server, CallError>> {
+        ready(self.0.any_node()).boxed()
+    }
+
+    fn check<'a>(&'a self, _: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {
+        ready(Ok(())).boxed()
+    }
+}
+
+impl fmt::Display for ToAnyNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any node")
+    }
 }

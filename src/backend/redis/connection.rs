@@ -21,11 +21,11 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::check;
-use super::link::{CallError, Connector, Link, Server};
+use super::link::{CallError, Connector, Link};
 use super::route::Route;
 use super::status::{ConnectionStatus, Statuses};
-use super::url::Login;
+use super::target::Login;
+use super::target::Server;
 use super::value::Value;
 use crate::backend::{BackendError, Status};
 use crate::sync::Mutex;
@@ -35,6 +35,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// After how many reply timeouts without any answer the link is replaced.
 const SILENT_TIMEOUTS: u32 = 2;
+
+/// What is said about a server that is too old.
+pub(super) fn too_old(how: &str) -> String {
+    format!("Redis 6.2 or later, or Valkey, is needed: this server is older ({how})")
+}
 
 /// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +72,7 @@ fn in_plain_words(error: CallError) -> CallError {
     } else if text.starts_with("WRONGPASS") || text.contains("invalid password") {
         "the server does not accept this user name and password"
     } else if text.contains("unknown command") && text.contains("HELLO") {
-        return CallError::Answer(check::too_old("it does not know HELLO"));
+        return CallError::Answer(too_old("it does not know HELLO"));
     } else {
         return error;
     };
@@ -78,7 +83,7 @@ fn in_plain_words(error: CallError) -> CallError {
 #[derive(Debug)]
 pub(super) struct Connection {
     settings: ConnectionSettings,
-    route: Route,
+    route: Arc<dyn Route>,
     pub(super) timeouts: Timeouts,
     status: ConnectionStatus,
     /// The present link, while there is one.
@@ -107,7 +112,7 @@ struct Silence {
 
 impl Connection {
     /// One that is not connected yet.
-    pub(super) fn new(settings: &ConnectionSettings, route: Route) -> Arc<Self> {
+    pub(super) fn new(settings: &ConnectionSettings, route: Arc<dyn Route>) -> Arc<Self> {
         Arc::new(Self {
             settings: settings.clone(),
             route,
@@ -189,10 +194,15 @@ impl Connection {
         self.link.subscribe()
     }
 
+    /// The present link, if there is one.
+    pub(super) fn present_link(&self) -> Option<Arc<dyn Link>> {
+        self.link.borrow().clone()
+    }
+
     /// The present link. Waits for one for as long as an answer may take.
     pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
-        if let Some(link) = &*self.link.borrow() {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.present_link() {
+            return Ok(link);
         }
         let mut links = self.links();
         match timeout(self.timeouts.reply, links.wait_for(Option::is_some)).await {

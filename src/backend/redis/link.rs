@@ -4,7 +4,6 @@
 //! another one. So whatever was sent on a link is executed before that link's end, or not at all once the server has closed it.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,26 +12,9 @@ use futures::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 
 use super::script::Script;
-use super::url::Login;
+use super::target::{Login, Server};
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
-
-/// The address of a server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Server {
-    Tcp { host: String, port: u16 },
-    Unix(PathBuf),
-}
-
-impl fmt::Display for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => path.display().fmt(f),
-        }
-    }
-}
 
 /// Opens connections with one client library.
 pub(super) trait Connector: fmt::Debug + Send + Sync {

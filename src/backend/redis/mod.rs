@@ -11,7 +11,8 @@
 //! | `value` | arguments and answers |
 //! | `connection` | a connection: one link after another, until it is closed |
 //! | `servers` | what a store consists of: its connections and transports |
-//! | `route` | which server a connection leads to: always the same, the one that sentinels name, any node |
+//! | `route` | which server a connection leads to |
+//! | `sentinel` | which server is the primary at present |
 //! | `cluster` | which node serves which slot; redirections |
 //! | `status`, `check` | the state of the store, from that of its connections; a look at the servers |
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
@@ -22,7 +23,7 @@
 //! | `notifications` | the subscription: messages from the server become events |
 //! | `opening` | links opened with credentials that are asked for each time, and why that failed |
 //! | `credentials`, `tls` | public: who logs in, and certificates |
-//! | `url` | parsing URLs, and the server's address in errors |
+//! | `url`, `target` | parsing URLs; where a store is, and who logs in |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
 //! | `node` | a server as one of the nodes of a Redlock |
@@ -55,8 +56,10 @@ mod reply;
 mod route;
 mod script;
 mod semaphore;
+mod sentinel;
 mod servers;
 mod status;
+mod target;
 mod tls;
 mod transport;
 mod url;
@@ -84,14 +87,13 @@ use crate::error::Error;
 use crate::sync::Mutex;
 use callers::CallersConnections;
 use connection::{ConnectionSettings, Timeouts};
-use link::{Connector, Server};
+use link::Connector;
 use notifications::{Channel, Notifications};
 use opening::Opening;
 use replicas::{Quota, Replicas};
-use servers::{Commands, Servers};
+use servers::{Commands, Servers, Transports};
 use status::Statuses;
-use transport::Transports;
-use url::{Target, Topology};
+use target::{Server, Target, Topology};
 
 pub use credentials::{Credentials, CredentialsProvider};
 pub use tls::TlsOptions;
@@ -558,7 +560,7 @@ impl RedisBackend {
         });
         Ok(Self {
             capabilities: Capabilities::new(store),
-            callers: CallersConnections::new(commands, servers.subscriber(), channel, closing.token()),
+            callers: CallersConnections::new(commands, servers.connection(), channel, closing.token()),
             transports,
             renewing,
             renewals,

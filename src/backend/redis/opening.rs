@@ -17,9 +17,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::connection::Timeouts;
-use super::link::{CallError, Connector, Link, Server};
+use super::credentials::Credentials;
+use super::link::{CallError, Connector, Link};
+use super::target::{Login, Server};
 use super::tls;
-use super::url::Login;
 
 /// How long a handshake may take before the server is asked in plain text.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -68,6 +69,18 @@ impl Opening {
             let login = login.provided(limit).await?;
             library.open(&server, &login).await
         })
+    }
+}
+
+impl Login {
+    /// With the credentials that are valid now.
+    async fn provided(mut self, time_limit: Duration) -> Result<Self, CallError> {
+        let Some(provider) = self.provider.take() else { return Ok(self) };
+        let provided = timeout(time_limit, provider.credentials()).await;
+        let provided = provided.unwrap_or_else(|_| Err(format!("not provided within {time_limit:?}").into()));
+        let Credentials { user, password } =
+            provided.map_err(|error| CallError::NotSent(format!("no credentials: {error}")))?;
+        Ok(Self { user, password: Some(password), ..self })
     }
 }
 

@@ -31,9 +31,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Timeouts;
-use super::link::{CallError, Connector, Link, Message, Server};
+use super::link::{CallError, Connector, Link, Message};
 use super::script::Script;
-use super::url::{Login, Target, Topology};
+use super::target::Server;
+use super::target::{Login, Target, Topology};
 use super::value::{Arguments, Value};
 use crate::error::Error;
 

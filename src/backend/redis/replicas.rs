@@ -13,7 +13,7 @@ use futures::future::{BoxFuture, Shared, join};
 
 use super::connection::Connection;
 use super::link::CallError;
-use super::transport::Transports;
+use super::servers::Transports;
 use crate::backend::{BackendError, Resource};
 use crate::sync::Mutex;
 

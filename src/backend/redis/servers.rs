@@ -8,14 +8,41 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Nodes, Slots};
+use super::cluster::{Nodes, Slots, ToAnyNode};
 use super::connection::{Connection, ConnectionSettings};
+use super::keys;
 use super::link::Link;
 use super::notifications::Notifications;
-use super::route::{Route, Sentinels};
-use super::transport::{Transport, Transports};
-use super::url::{Login, Topology};
-use crate::backend::BackendError;
+use super::route::ToServer;
+use super::sentinel::{Sentinels, ToPrimary};
+use super::target::{Login, Server, Topology};
+use super::transport::Transport;
+use crate::backend::{BackendError, Resource};
+
+/// The transports of all servers of a store, on one side: that of the caller's runtime, or that of the crate's own thread.
+#[derive(Clone, Debug)]
+pub(super) enum Transports {
+    Server(Arc<Transport>),
+    Cluster(Arc<Nodes>),
+}
+
+impl Transports {
+    /// That for the operations on a resource.
+    pub(super) fn of(&self, resource: &Resource) -> Arc<Transport> {
+        match self {
+            Self::Server(transport) => Arc::clone(transport),
+            Self::Cluster(nodes) => nodes.transport(keys::slot(resource.key.as_bytes())),
+        }
+    }
+
+    /// The slot of a resource, in a cluster.
+    pub(super) fn slot(&self, resource: &Resource) -> Option<u16> {
+        match self {
+            Self::Server(_) => None,
+            Self::Cluster(_) => Some(keys::slot(resource.key.as_bytes())),
+        }
+    }
+}
 
 /// Makes the connections of a store.
 #[derive(Debug)]
@@ -30,7 +57,9 @@ pub(super) struct Servers {
 #[derive(Debug)]
 enum Servings {
     /// One server serves all of them.
-    Server(Route),
+    Server(Server),
+    /// So does the one that sentinels name.
+    Primary(Arc<Sentinels>),
     Cluster(Arc<Slots>),
 }
 
@@ -42,10 +71,10 @@ impl Servers {
         closed: CancellationToken,
     ) -> Self {
         let topology = match topology {
-            Topology::Single(server) => Servings::Server(Route::Server(server)),
+            Topology::Single(server) => Servings::Server(server),
             Topology::Sentinel { sentinels, service } => {
                 let connections = ConnectionSettings { login: Login::default(), ..connections.clone() };
-                Servings::Server(Route::Sentinel(Arc::new(Sentinels::new(sentinels, service, connections))))
+                Servings::Primary(Arc::new(Sentinels::new(sentinels, service, connections)))
             }
             Topology::Cluster(seeds) => Servings::Cluster(Slots::new(seeds, connections.clone())),
         };
@@ -56,7 +85,7 @@ impl Servers {
     pub(super) fn stay_up_to_date(&self, sides: &[&Commands]) -> BoxFuture<'static, ()> {
         let closed = self.closed.clone();
         match &self.topology {
-            Servings::Server(Route::Sentinel(sentinels)) => Arc::clone(sentinels).listen(closed).boxed(),
+            Servings::Primary(sentinels) => Arc::clone(sentinels).listen(closed).boxed(),
             Servings::Server(_) => ready(()).boxed(),
             Servings::Cluster(slots) => {
                 let nodes = sides.iter().filter_map(|side| match side {
@@ -68,20 +97,24 @@ impl Servers {
         }
     }
 
-    /// A connection for messages, which every server passes on.
-    pub(super) fn subscriber(&self) -> Arc<Connection> {
-        self.connection(match &self.topology {
-            Servings::Server(route) => route.clone(),
-            Servings::Cluster(slots) => Route::AnyNode(Arc::clone(slots)),
-        })
+    /// A connection to the server that serves all keys; in a cluster to any node, which passes messages on.
+    pub(super) fn connection(&self) -> Arc<Connection> {
+        Connection::new(
+            &self.connections,
+            match &self.topology {
+                Servings::Server(server) => Arc::new(ToServer(server.clone())),
+                Servings::Primary(sentinels) => Arc::new(ToPrimary(Arc::clone(sentinels))),
+                Servings::Cluster(slots) => Arc::new(ToAnyNode(Arc::clone(slots))),
+            },
+        )
     }
 
     /// Connections for commands, and their transports.
     pub(super) fn commands(&self) -> (Commands, Transports) {
         let notifications = Arc::clone(&self.notifications);
         match &self.topology {
-            Servings::Server(route) => {
-                let connection = self.connection(route.clone());
+            Servings::Server(_) | Servings::Primary(_) => {
+                let connection = self.connection();
                 let transport = Transport::new(Arc::clone(&connection), notifications);
                 (Commands::Server(connection), Transports::Server(transport))
             }
@@ -91,10 +124,6 @@ impl Servers {
                 (Commands::Cluster(Arc::clone(&nodes)), Transports::Cluster(nodes))
             }
         }
-    }
-
-    fn connection(&self, route: Route) -> Arc<Connection> {
-        Connection::new(&self.connections, route)
     }
 }
 

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use tokio::sync::watch;
 
-use super::link::Server;
+use super::target::Server;
 use crate::backend::{NodeState, Status, StoreState};
 use crate::sync::Mutex;
 

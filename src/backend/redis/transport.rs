@@ -1,59 +1,72 @@
 //! Calling scripts: an operation in, a classified answer out. Operations that are called while others are in flight are sent
 //! together (`batch`); everything is sent through the `connection`.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::State;
-use super::cluster::{Again, Nodes};
 use super::connection::{Connection, Timeouts};
-use super::keys;
 use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::operation::Operation;
 use super::script::Script;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
-use crate::backend::Resource;
 use crate::sync::Mutex;
 
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);
 
-/// The transports of all servers of a store, on one side: that of the caller's runtime, or that of the crate's own thread.
-#[derive(Clone, Debug)]
-pub(super) enum Transports {
-    Server(Arc<Transport>),
-    Cluster(Arc<Nodes>),
-}
-
-impl Transports {
-    /// That for the operations on a resource.
-    pub(super) fn of(&self, resource: &Resource) -> Arc<Transport> {
-        match self {
-            Self::Server(transport) => Arc::clone(transport),
-            Self::Cluster(nodes) => nodes.transport(keys::slot(resource.key.as_bytes())),
-        }
-    }
-
-    /// The slot of a resource, in a cluster.
-    pub(super) fn slot(&self, resource: &Resource) -> Option<u16> {
-        match self {
-            Self::Server(_) => None,
-            Self::Cluster(_) => Some(keys::slot(resource.key.as_bytes())),
-        }
-    }
-}
-
 /// Where calls go.
+pub(super) trait Place: fmt::Debug + Send + Sync {
+    /// The slot to which all calls belong, in a cluster.
+    fn slot(&self) -> Option<u16>;
+
+    /// The connection for calls at present.
+    fn connection(&self) -> Arc<Connection>;
+
+    /// The link for calls at present. Waits for one for as long as an answer may take.
+    fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>>;
+
+    /// How a call is repeated after this error of the server, if it is a redirection.
+    fn redirected<'a>(&'a self, error: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>>;
+}
+
+/// How a call is repeated.
 #[derive(Debug)]
-enum Place {
-    Server(Arc<Connection>),
-    /// To the node that serves the slot at present.
-    Slot(u16, Arc<Nodes>),
+pub(super) enum Again {
+    /// On the node that serves the slot by now.
+    There,
+    /// On a node to which the slot is being moved.
+    Asking(Arc<dyn Link>),
+}
+
+/// All calls go to one server.
+#[derive(Debug)]
+struct AtServer(Arc<Connection>);
+
+impl Place for AtServer {
+    fn slot(&self) -> Option<u16> {
+        None
+    }
+
+    fn connection(&self) -> Arc<Connection> {
+        Arc::clone(&self.0)
+    }
+
+    fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>> {
+        self.0.link().boxed()
+    }
+
+    fn redirected<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>> {
+        ready(None).boxed()
+    }
 }
 
 /// Whether the server does not know a script, or not any more.
@@ -64,7 +77,7 @@ pub(super) fn is_unknown_script(answer: &Result<Value, CallError>) -> bool {
 /// Calls scripts on a connection: at once, or together with others.
 #[derive(Debug)]
 pub(super) struct Transport {
-    place: Place,
+    place: Arc<dyn Place>,
     pub(super) timeouts: Timeouts,
     pub(super) notifications: Arc<Notifications>,
 
@@ -80,16 +93,14 @@ impl Transport {
     /// All calls to one server.
     pub(super) fn new(connection: Arc<Connection>, notifications: Arc<Notifications>) -> Arc<Self> {
         let timeouts = connection.timeouts;
-        Self::at(Place::Server(connection), timeouts, notifications)
+        Self::at(Arc::new(AtServer(connection)), timeouts, notifications)
     }
 
-    /// The calls that concern a slot of a cluster.
-    pub(super) fn of_slot(slot: u16, nodes: Arc<Nodes>, notifications: Arc<Notifications>) -> Arc<Self> {
-        let timeouts = nodes.timeouts();
-        Self::at(Place::Slot(slot, nodes), timeouts, notifications)
-    }
-
-    fn at(place: Place, timeouts: Timeouts, notifications: Arc<Notifications>) -> Arc<Self> {
+    pub(super) fn at(
+        place: Arc<dyn Place>,
+        timeouts: Timeouts,
+        notifications: Arc<Notifications>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             place,
             timeouts,
@@ -101,27 +112,21 @@ impl Transport {
     }
 
     /// The slot to which all calls belong, in a cluster.
-    pub(super) const fn slot(&self) -> Option<u16> {
-        match self.place {
-            Place::Server(_) => None,
-            Place::Slot(slot, _) => Some(slot),
-        }
+    pub(super) fn slot(&self) -> Option<u16> {
+        self.place.slot()
     }
 
     /// The connection for calls at present.
     pub(super) fn connection(&self) -> Arc<Connection> {
-        match &self.place {
-            Place::Server(connection) => Arc::clone(connection),
-            Place::Slot(slot, nodes) => nodes.serving(*slot),
-        }
+        self.place.connection()
     }
 
     /// The link for calls at present. Waits for one for as long as an answer may take.
     pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
-        match &self.place {
-            Place::Server(connection) => connection.link().await,
-            Place::Slot(slot, nodes) => nodes.link(*slot).await,
+        if let Some(link) = self.connection().present_link() {
+            return Ok(link);
         }
+        self.place.link().await
     }
 
     /// Calls a script once, until it is answered or the timeout has passed. Follows redirections.
@@ -130,16 +135,19 @@ impl Transport {
         script: &'static Script,
         arguments: impl Fn() -> Arguments + Send + Sync,
     ) -> Result<Value, CallError> {
-        let sent = Instant::now();
-        let answer = self.deliver_once(script, &arguments).await;
-        let Place::Slot(slot, nodes) = &self.place else { return answer };
-        let again = |again| async {
-            match again {
-                Again::There => self.deliver_once(script, &arguments).await,
-                Again::Asking(link) => link.eval_asking(script.variant(true), arguments()).await,
-            }
-        };
-        nodes.follow(*slot, answer, sent + self.timeouts.reply, again).await
+        let deadline = Instant::now() + self.timeouts.reply;
+        let mut answer = self.deliver_once(script, &arguments).await;
+        while let Err(CallError::Answer(text)) = &answer {
+            let Some(again) = self.place.redirected(text).await.filter(|_| Instant::now() < deadline) else {
+                break;
+            };
+            answer = match again {
+                Ok(Again::There) => self.deliver_once(script, &arguments).await,
+                Ok(Again::Asking(link)) => link.eval_asking(script.variant(true), arguments()).await,
+                Err(error) => Err(error),
+            };
+        }
+        answer
     }
 
     /// The script is sent with its text if the server does not know it, after a restart or SCRIPT FLUSH.

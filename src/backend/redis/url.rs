@@ -1,91 +1,14 @@
-//! Parsing URLs, and the address of a store in errors.
+//! Parsing URLs.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use tokio::time::timeout;
 
-use super::credentials::{Credentials, CredentialsProvider};
-use super::link::{CallError, Server};
+use super::target::{Login, Server, Target, Topology};
 use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
-
-/// Where a store is, and what is needed to log in.
-#[derive(Clone, Debug)]
-pub(super) struct Target {
-    pub(super) topology: Topology,
-    pub(super) login: Login,
-    pub(super) tls: bool,
-}
-
-/// Which servers make up a store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Topology {
-    Single(Server),
-    /// Sentinels, and the name under which they know the primary.
-    Sentinel {
-        sentinels: Vec<Server>,
-        service: String,
-    },
-    /// Some nodes of a cluster.
-    Cluster(Vec<Server>),
-}
-
-/// Who logs in, and to which database.
-#[derive(Clone, Default)]
-pub(super) struct Login {
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) database: Option<u8>,
-    /// Is asked for the user and the password each time, instead of these.
-    pub(super) provider: Option<Arc<dyn CredentialsProvider>>,
-}
-
-impl Login {
-    /// With the credentials that are valid now.
-    pub(super) async fn provided(mut self, time_limit: Duration) -> Result<Self, CallError> {
-        let Some(provider) = self.provider.take() else { return Ok(self) };
-        let provided = timeout(time_limit, provider.credentials()).await;
-        let provided = provided.unwrap_or_else(|_| Err(format!("not provided within {time_limit:?}").into()));
-        let Credentials { user, password } =
-            provided.map_err(|error| CallError::NotSent(format!("no credentials: {error}")))?;
-        Ok(Self { user, password: Some(password), ..self })
-    }
-}
-
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Login")
-            .field("user", &self.user)
-            .field("database", &self.database)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for Target {
-    /// The URL without credentials.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = if self.tls { "s" } else { "" };
-        let list = |servers: &[Server]| servers.iter().map(Server::to_string).collect::<Vec<_>>().join(",");
-        match &self.topology {
-            Topology::Single(Server::Unix(path)) => write!(f, "redis+unix://{}", path.display())?,
-            Topology::Single(server) => write!(f, "redis{s}://{server}")?,
-            Topology::Sentinel { sentinels, service } => {
-                write!(f, "redis{s}-sentinel://{}/{service}", list(sentinels))?;
-            }
-            Topology::Cluster(nodes) => write!(f, "redis{s}-cluster://{}", list(nodes))?,
-        }
-        match self.login.database {
-            Some(database) => write!(f, "/{database}"),
-            None => Ok(()),
-        }
-    }
-}
 
 /// Parses a URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<Target, Error> {

@@ -2,8 +2,8 @@
 
 use ::fred::types::config::Config;
 
+use super::super::target::Target;
 use super::super::tls::TlsOptions;
-use super::super::url::Target;
 use crate::error::Error;
 
 /// Adds TLS to a configuration if the target needs it.
@@ -34,8 +34,8 @@ mod library {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use rustls::{ClientConfig, RootCertStore};
 
+    use super::super::super::target::Target;
     use super::super::super::tls::TlsOptions;
-    use super::super::super::url::Target;
     use super::invalid;
     use crate::error::Error;
 
@@ -94,8 +94,8 @@ mod library {
     use ::fred::types::config::{Config, TlsConnector};
     use native_tls::{Certificate, Identity};
 
+    use super::super::super::target::Target;
     use super::super::super::tls::TlsOptions;
-    use super::super::super::url::Target;
     use super::invalid;
     use crate::error::Error;
 
@@ -131,8 +131,8 @@ mod library {
 mod library {
     use ::fred::types::config::Config;
 
+    use super::super::super::target::Target;
     use super::super::super::tls::TlsOptions;
-    use super::super::super::url::Target;
     use crate::error::Error;
 
     pub(super) fn add(_: Config, target: &Target, _: &TlsOptions) -> Result<Config, Error> {

@@ -1,0 +1,196 @@
+//! Sentinels: which server is the primary at present.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{BoxFuture, join_all};
+use futures::{FutureExt, StreamExt};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::connection::{ConnectionSettings, command};
+use super::link::{CallError, Link};
+use super::route::{Route, primary_of};
+use super::target::Server;
+
+/// The sentinels that know which server is the primary.
+///
+/// After a failover some of them know it later than others, and the old primary may still believe that it is one. So the answer with
+/// the greatest epoch counts, which grows with every failover, and each sentinel is listened to: a connection to an old primary is
+/// given up as soon as one of them says so.
+#[derive(Debug)]
+pub(super) struct Sentinels {
+    sentinels: Vec<Server>,
+    service: String,
+    connections: ConnectionSettings,
+    /// The newest answer.
+    known: watch::Sender<Option<Primary>>,
+}
+
+/// A primary, and the epoch of the failover that made it one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Primary {
+    epoch: u64,
+    server: Server,
+}
+
+/// How much later than the first sentinel's answer another one may come and still count.
+const LATER: Duration = Duration::from_millis(20);
+/// The pause before a sentinel is connected to again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Sentinels {
+    pub(super) fn new(sentinels: Vec<Server>, service: String, connections: ConnectionSettings) -> Self {
+        Self { sentinels, service, connections, known: watch::Sender::default() }
+    }
+
+    /// Asks all sentinels at once, of which some may hang.
+    async fn primary(self: &Arc<Self>) -> Result<Server, CallError> {
+        let (tell, mut told) = mpsc::unbounded_channel();
+        for sentinel in self.sentinels.clone() {
+            let (sentinels, tell) = (Arc::clone(self), tell.clone());
+            // A task, because connecting must not be given up halfway.
+            tokio::spawn(async move {
+                let answer = sentinels.ask(&sentinel).await;
+                // Nobody waits for it any more if others were faster.
+                let _ = tell.send(answer.map_err(|error| format!("{sentinel}: {error}")));
+            });
+        }
+        drop(tell);
+        let (mut reasons, mut until) = (Vec::new(), None);
+        loop {
+            let answer = match until {
+                None => told.recv().await,
+                Some(until) => timeout_at(until, told.recv()).await.unwrap_or_default(),
+            };
+            match answer {
+                Some(Ok(primary)) => {
+                    self.learn(primary);
+                    until = until.or_else(|| Some(Instant::now() + LATER));
+                }
+                Some(Err(reason)) => reasons.push(reason),
+                None => break,
+            }
+        }
+        let known =
+            self.known.borrow().as_ref().filter(|_| until.is_some()).map(|known| known.server.clone());
+        known.ok_or_else(|| {
+            let (service, reasons) = (&self.service, reasons.join("; "));
+            CallError::NotSent(format!("no sentinel knows the primary of `{service}`: {reasons}"))
+        })
+    }
+
+    fn learn(&self, primary: Primary) {
+        self.known.send_if_modified(|known| {
+            let is_newer = known.as_ref().is_none_or(|known| known.epoch < primary.epoch);
+            if is_newer {
+                *known = Some(primary);
+            }
+            is_newer
+        });
+    }
+
+    async fn ask(&self, sentinel: &Server) -> Result<Primary, CallError> {
+        let link = self.connections.open(sentinel).await?;
+        let answer = timeout(self.connections.timeouts.reply, self.ask_on(&*link)).await;
+        link.abort();
+        answer.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())))
+    }
+
+    /// The epoch first: the address is then that of this epoch, or of a later one, which will be announced. (The description of a
+    /// primary contains an address as well, but it is the old one while a failover is being finished.)
+    async fn ask_on(&self, link: &dyn Link) -> Result<Primary, CallError> {
+        let description = command(link, &["SENTINEL", "MASTER", &self.service]).await?;
+        let mut fields = description.as_list().chunks_exact(2);
+        let epoch = fields.find(|field| field[0].as_str() == Some("config-epoch"));
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service];
+        let address = command(link, &question).await?;
+        let primary = || {
+            let [host, port] = address.as_list() else { return None };
+            let port = u16::try_from(port.as_u64()?).ok()?;
+            let server = Server::Tcp { host: host.as_str()?.to_owned(), port };
+            Some(Primary { epoch: epoch?[1].as_u64()?, server })
+        };
+        primary().ok_or_else(|| CallError::NotSent("it does not say where the primary is".to_owned()))
+    }
+
+    /// Completes when another server than this one is the primary.
+    async fn until_replaced(&self, server: &Server) {
+        let mut known = self.known.subscribe();
+        // The sender is in `self`, so waiting cannot fail.
+        let _ = known.wait_for(|known| known.as_ref().is_some_and(|known| known.server != *server)).await;
+    }
+
+    /// Listens to all sentinels until `closed`.
+    pub(super) async fn listen(self: Arc<Self>, closed: CancellationToken) {
+        let all = self.sentinels.iter().map(|sentinel| self.listen_to(sentinel, &closed));
+        join_all(all).await;
+    }
+
+    async fn listen_to(&self, sentinel: &Server, closed: &CancellationToken) {
+        while !closed.is_cancelled() {
+            match self.connections.open(sentinel).await {
+                Ok(link) => {
+                    tokio::select! {
+                        () = closed.cancelled() => {}
+                        ended = self.hear(&*link) => if let Err(error) = ended {
+                            tracing::debug!(%sentinel, %error, "the sentinel is not listened to");
+                        },
+                    }
+                    link.abort();
+                }
+                Err(error) => tracing::debug!(%sentinel, %error, "the sentinel is not listened to"),
+            }
+            tokio::select! {
+                () = closed.cancelled() => {}
+                () = sleep(PAUSE) => {}
+            }
+        }
+    }
+
+    /// Asks a sentinel at first and whenever it announces a failover, until the link ends.
+    async fn hear(&self, link: &dyn Link) -> Result<(), CallError> {
+        let mut messages = link.messages();
+        link.subscribe("+switch-master").await?;
+        loop {
+            self.learn(self.ask_on(link).await?);
+            if messages.next().await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// To the server that is the primary at present.
+#[derive(Debug)]
+pub(super) struct ToPrimary(pub(super) Arc<Sentinels>);
+
+impl Route for ToPrimary {
+    fn server(&self) -> BoxFuture<'_, Result<Server, CallError>> {
+        self.0.primary().boxed()
+    }
+
+    fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {
+        async {
+            match primary_of(link).await? {
+                None => Ok(()),
+                Some(_) => {
+                    Err(CallError::NotSent("the sentinels name a server that is a replica by now".to_owned()))
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn until_replaced<'a>(&'a self, server: &'a Server) -> BoxFuture<'a, ()> {
+        self.0.until_replaced(server).boxed()
+    }
+}
+
+impl fmt::Display for ToPrimary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the primary of `{}`", self.0.service)
+    }
+}
