@@ -163,7 +163,7 @@ async fn a_node_that_lost_its_memory_is_taken_in_again_by_a_renewal() {
     let Some(mut nodes) = Nodes::start_or_skip("a node that lost its memory", 5) else { return };
     let client = nodes.connect().await;
     for kind in ["mutex", "reentrant"] {
-        let ttl = ms(1200);
+        let ttl = ms(2000);
         let guard = match kind {
             "mutex" => lock(&client, ttl).await,
             _ => {
