@@ -287,7 +287,7 @@ scripts! {
         [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
     /// For one of several servers that have to agree on a token.
     ACQUIRE_FROM(3, Some(protocol::ACQUIRE_FROM)):
-        [lua!("lock/acquire_from_alone")], CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS,
+        [lua!("lock/acquire_from_alone")], CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS, GAPS,
         [lua!("lock/acquire"), lua!("lock/acquire_owned"), lua!("lock/acquire_from"), PREPARE,
             of_lock!("acquire_from")];
     SETTLE(3, Some(protocol::SETTLE)):
