@@ -48,6 +48,7 @@ impl Client {
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
     /// | `redis-sentinel://[[user:]password@]host[:port],.../service[/database]` | the primary that these sentinels name |
     /// | `redis-cluster://[[user:]password@]host[:port],...` | a cluster, by some of its nodes |
+    /// | `rediss://...`, `valkeys://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS, with the feature `rustls` or `native-tls` |
     /// | `redlock://[[user:]password@]host[:port],host[:port],...[/database][?options]` | a majority of independent servers: see `RedlockBackend` |
     ///
     /// User name, password, host and path are percent-decoded. Sentinels are connected to without credentials; those in the URL are
@@ -57,7 +58,8 @@ impl Client {
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build does not support its scheme.
-    /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address.
+    /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address; or at once
+    ///   if its certificate is not accepted, it requires another one of the client, or only one of the two speaks TLS.
     /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
     ///
     /// # Cancel safety

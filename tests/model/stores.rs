@@ -99,6 +99,8 @@ mod redis {
         pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
             let clock = Clock::new_or_skip(left_out)?;
             let server = RedisServer::start_with_or_skip(left_out, Setup::under(&clock))?;
+            // Its keys have no prefix.
+            server.allow(&["~*".to_owned()]);
             let runtime = Builder::new_current_thread().enable_all().build();
             let runtime = runtime.expect("the system has room for a runtime");
             Some(Self { raw: server.raw(), runtime, clock, server })

@@ -10,7 +10,22 @@ use super::link::CallError;
 /// The server's certificate is always verified: it must be signed by a known authority, be valid at present, and be for the host
 /// that the URL names (in a cluster and with sentinels, also for the addresses that the servers name). There is no way to turn this off.
 ///
-/// Everything is read when the store is connected to, not before.
+/// What is passed in is checked when the store is connected to, not before.
+///
+/// ```no_run
+/// # async fn connect() -> Result<leasehold::Client, Box<dyn std::error::Error>> {
+/// use std::fs;
+/// use std::sync::Arc;
+///
+/// use leasehold::{Client, RedisBackend, TlsOptions};
+///
+/// let tls = TlsOptions::new()
+///     .ca_certificate_pem(fs::read("ca.pem")?)
+///     .client_certificate_pem(fs::read("client.pem")?, fs::read("client.key")?); // if the server wants one
+/// let backend = RedisBackend::builder("rediss://db.example:6380")?.tls(tls).connect().await?;
+/// let client = Client::with_backend(Arc::new(backend));
+/// # Ok(client) }
+/// ```
 #[derive(Clone, Default)]
 #[must_use = "options do nothing until they are passed to `RedisBuilder::tls`"]
 pub struct TlsOptions {
