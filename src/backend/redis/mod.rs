@@ -640,8 +640,9 @@ impl RedisBackend {
 
     /// Closes all connections and waits until they are closed.
     async fn close_connections(&self) {
-        self.closing.close();
+        // First, so that the end of the connections is not taken for an outage.
         self.statuses.close();
+        self.closing.close();
         let mut drivers = self.callers.take_drivers();
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
         drivers.extend(self.renewing.take_drivers());
@@ -664,6 +665,7 @@ impl fmt::Debug for RedisBackend {
 
 impl Drop for RedisBackend {
     fn drop(&mut self) {
+        self.statuses.close();
         self.closing.close();
     }
 }
