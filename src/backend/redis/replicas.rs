@@ -1,8 +1,10 @@
 //! Waiting until replicas have a grant: WAIT.
 //!
-//! A server answers WAIT when replicas have everything that it had executed by the time of the connection's last command. So a PING
-//! and a WAIT on a connection of their own cover all grants that were answered before, on whatever connection. Grants that are
+//! A server answers WAIT when replicas have everything that it had executed by the time of the connection's last write. So a write and
+//! a WAIT on a connection of their own cover all grants that were answered before, on whatever connection. Grants that are
 //! answered while a WAIT is in flight share the next one; sent on the connection of the commands, it would hold them up.
+//!
+//! The write renews the expiry of a fence, which every grant has just written. (Before Redis 8, any command would do.)
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +14,9 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join};
 
 use super::connection::Connection;
+use super::keys;
 use super::link::CallError;
+use super::protocol::FENCE_MS;
 use super::servers::Transports;
 use crate::backend::{BackendError, Resource};
 use crate::sync::Mutex;
@@ -53,7 +57,10 @@ impl Replicas {
     /// Waits until enough replicas have everything that has been granted so far.
     pub(super) async fn acknowledge(self: &Arc<Self>, resource: &Resource) -> Result<(), BackendError> {
         let Quota { replicas, time_limit } = self.quota;
-        let acknowledged = self.next_round(self.transports.of(resource).connection()).await?;
+        let transport = self.transports.of(resource);
+        let mut fence = String::new();
+        keys::write_fence(&mut fence, resource.prefix(), transport.slot());
+        let acknowledged = self.next_round(transport.connection(), fence).await?;
         if acknowledged >= u64::from(replicas) {
             return Ok(());
         }
@@ -63,7 +70,7 @@ impl Replicas {
         Err(BackendError::Refused { source: reason.into() })
     }
 
-    fn next_round(self: &Arc<Self>, connection: Arc<Connection>) -> Round {
+    fn next_round(self: &Arc<Self>, connection: Arc<Connection>, fence: String) -> Round {
         let key = Arc::as_ptr(&connection) as usize;
         let mut servers = self.servers.lock();
         let server = servers.entry(key).or_default();
@@ -76,16 +83,19 @@ impl Replicas {
             if let Some(server) = replicas.servers.lock().get_mut(&key) {
                 server.next = None;
             }
-            replicas.wait(&connection).await
+            replicas.wait(&connection, &fence).await
         };
         server.next.insert(round.boxed().shared()).clone()
     }
 
-    async fn wait(&self, connection: &Connection) -> Result<u64, CallError> {
+    async fn wait(&self, connection: &Connection, fence: &str) -> Result<u64, CallError> {
         let (number, millis) =
             (self.quota.replicas.to_string(), self.quota.time_limit.as_millis().to_string());
-        let wait = ["WAIT", &number, &millis];
-        let (_, acknowledged) = join(connection.command(&["PING"]), connection.command(&wait)).await;
+        let (write, wait) = (["PEXPIRE", fence, FENCE_MS], ["WAIT", &number, &millis]);
+        let (written, acknowledged) = join(connection.command(&write), connection.command(&wait)).await;
+        if written?.as_i64() != Some(1) {
+            return Err(CallError::Lost("the fence of a grant is gone".to_owned()));
+        }
         let acknowledged = acknowledged?.as_u64();
         acknowledged.ok_or_else(|| CallError::Lost("WAIT gave no number".to_owned()))
     }
