@@ -1,18 +1,15 @@
-//! What a user sees of the store: its state, pings, what is found when connecting, and errors in words.
+//! What a user sees of the store: its state, pings, and what is found when connecting.
 #![cfg(feature = "_redis")]
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use leasehold::backend::{RedisBackend, Severity, Status};
 use leasehold::{Client, Error};
-use support::{Cluster, RedisServer, Setup, acl, eventually, more_rules, within};
+use support::{Cluster, FakeServer, RedisServer, Setup, acl, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// How long a refusal may take.
@@ -150,30 +147,11 @@ async fn servers_that_cannot_carry_locks_are_refused() {
     let text = refused(&node.url()).await;
     assert!(text.contains("this server is a node of a cluster: use `redis-cluster://`"), "{text}");
 
-    let old = old_server();
-    let text = refused(&format!("redis://127.0.0.1:{old}")).await;
-    assert!(text.contains("Redis 6.2 or later, or Valkey, is needed"), "{text}");
-}
-
-/// A server that knows no HELLO, like Redis 5.
-fn old_server() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let port = listener.local_addr().expect("an address").port();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let Ok(mut connection) = connection else { return };
-            thread::spawn(move || {
-                let mut bytes = [0; 4096];
-                while connection.read(&mut bytes).is_ok_and(|read| read > 0) {
-                    let answer = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
-                    if connection.write_all(answer.as_bytes()).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-    port
+    let needed = "Redis 6.2 or later, or Valkey, is needed: this server is older";
+    let text = refused(&FakeServer::of_version_5().url()).await;
+    assert!(text.contains(&format!("{needed} (it does not know HELLO)")), "{text}");
+    let text = refused(&FakeServer::of_version_6_0().url()).await;
+    assert!(text.contains(&format!("{needed} (it has version 6.0.16)")), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -215,77 +193,4 @@ async fn missing_rights_are_named() {
     Client::connect(&format!("redis://app:p@127.0.0.1:{}", server.port()))
         .await
         .expect("it may lock `shop:*`");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn errors_of_connecting_say_what_to_do() {
-    let Some(server) = RedisServer::start_or_skip("errors of connecting") else { return };
-    assert_eq!(server.raw().send(&["CONFIG", "SET", "requirepass", "p"]).text().as_deref(), Some("OK"));
-    let address = format!("127.0.0.1:{}", server.port());
-    let text = refused(&format!("redis://{address}")).await;
-    assert!(text.contains("the server asks for a password, and none was given"), "{text}");
-    let text = refused(&format!("redis://:wrong@{address}")).await;
-    assert!(text.contains("the server does not accept this user name and password"), "{text}");
-    assert!(!text.contains("wrong@"), "{text}");
-    for (url, words) in [
-        ("memory", "`memory:`, with the colon"),
-        ("redis://u:p/w@h", "percent-encode it as `%2F`"),
-        ("redis://h?timeout=3", "a parameter `timeout`"),
-        ("postgres://h", "none of `memory:`, `redis://`"),
-    ] {
-        let text = refused(url).await;
-        assert!(text.contains(words), "{url}: {text}");
-    }
-    drop(server);
-    let text = refused(&format!("redis://:p@{address}")).await;
-    assert!(text.contains("Connection refused") && !text.contains("Os {"), "{text}");
-    let text =
-        Client::connect("redis://no-such-host.invalid").await.expect_err("nobody is there").to_string();
-    assert!(text.contains("failed to lookup address") && !text.contains("Custom {"), "{text}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let url = format!("redis://{}", listener.local_addr().expect("an address"));
-    let error = Client::connect(&url).await.expect_err("nobody answers");
-    assert!(error.to_string().contains("connected, but the server did not answer within 2s"), "{error}");
-}
-
-#[test]
-fn a_runtime_without_io_is_an_error_that_says_so() {
-    let Some(server) = RedisServer::start_or_skip("a runtime without I/O") else { return };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    let error = runtime.block_on(Client::connect(&server.url())).expect_err("there is no I/O");
-    assert!(error.to_string().contains("a runtime of tokio with I/O"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_server_says_is_repeated_without_additions() -> Result<(), Error> {
-    let setup = with_options(&["--maxmemory", "1gb"]);
-    let Some(server) = RedisServer::start_with_or_skip("errors of the server", setup) else { return Ok(()) };
-    let client = Client::connect(&server.url()).await?;
-    let mutex = client.mutex("a")?;
-    mutex.lock().await?.release().await?;
-    let mut raw = server.raw();
-    for (set, reset, word) in [
-        (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"], "OOM"),
-        (
-            ["CONFIG", "SET", "min-replicas-to-write", "3"],
-            ["CONFIG", "SET", "min-replicas-to-write", "0"],
-            "NOREPLICAS",
-        ),
-        (
-            ["ACL", "SETUSER", acl::user(), "-set"],
-            ["ACL", "SETUSER", acl::user(), "+set"],
-            "can't run this command",
-        ),
-    ] {
-        assert_eq!(raw.send(&set).text().as_deref(), Some("OK"));
-        let error = mutex.try_lock().await.expect_err(word);
-        assert_eq!(raw.send(&reset).text().as_deref(), Some("OK"));
-        let text = error.to_string();
-        assert!(text.contains(word) && !text.contains("Unknown Error"), "{text}");
-    }
-    Ok(())
 }

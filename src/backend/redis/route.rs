@@ -6,6 +6,7 @@ use std::future::pending;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 
+use super::check::Hello;
 use super::link::{CallError, Link};
 use super::target::Server;
 use super::value::Value;
@@ -15,7 +16,8 @@ pub(super) trait Route: fmt::Debug + fmt::Display + Send + Sync {
     /// The server to connect to.
     fn server(&self) -> BoxFuture<'_, Result<Server, CallError>>;
 
-    /// Whether the server is the right one: what others say about it may be out of date.
+    /// Whether the server is the right one: what others say about it may be out of date, and at the same address there may be another one
+    /// by now.
     fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>>;
 
     /// Completes when the server is not the right one any more, as far as that can be known without asking it.
@@ -35,12 +37,16 @@ impl Route for ToServer {
 
     fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {
         async {
-            match primary_of(link).await? {
-                None => Ok(()),
-                Some(primary) => Err(CallError::Answer(format!(
-                    "this server is a replica{primary}, which cannot grant locks: connect to the primary, or use `redis-sentinel://`"
-                ))),
+            let hello = Hello::of(link).await?;
+            if let Some(text) = hello.refusal(false) {
+                return Err(CallError::Answer(text));
             }
+            let primary = primary_of(link).await?.or_else(|| hello.is_replica().then(String::new));
+            primary.map_or(Ok(()), |primary| {
+                Err(CallError::Answer(format!(
+                    "this server is a replica{primary}, which cannot grant locks: connect to the primary, or use `redis-sentinel://`"
+                )))
+            })
         }
         .boxed()
     }

@@ -12,7 +12,7 @@ use super::transport::Transport;
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
     Answer, Answered, Backend, BackendError, BoxError, Capabilities, Claim, Detail, Event, Finding,
-    Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, StoreState,
+    Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
 };
 use crate::background;
 
@@ -130,8 +130,14 @@ impl Backend for RedisBackend {
 
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         async move {
-            self.revive().await?;
-            self.look().await
+            match self.revive().await {
+                Err(BackendError::Refused { source }) if self.callers.are_missing() => {
+                    Ok(vec![Finding::new(Severity::Refused, source.to_string())])
+                }
+                // Those of a first look are found again.
+                Ok(()) | Err(BackendError::Refused { .. }) => self.look().await,
+                Err(error) => Err(error),
+            }
         }
         .boxed()
     }
