@@ -194,6 +194,9 @@ impl Slots {
                     *known = Arc::new(map);
                     is_new
                 });
+                for nodes in &sides {
+                    nodes.adopt_map();
+                }
             }
             tokio::select! {
                 () = closed.cancelled() => return,
@@ -299,6 +302,20 @@ impl Nodes {
     pub(super) fn to_primaries(&self) -> Vec<Arc<Connection>> {
         let map = Arc::clone(&self.slots.nodes.borrow());
         map.primaries.iter().map(|node| self.connection(node)).collect()
+    }
+
+    /// Connects to the primaries of a new map, and gives up nodes that are lost and serve nothing any more: a client that has nothing to
+    /// do would be disconnected for ever.
+    fn adopt_map(&self) {
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        let mut open = self.open.lock();
+        if open.runtime.is_none() {
+            return;
+        }
+        open.connections
+            .retain(|node, (connection, _)| map.primaries.contains(node) || connection.is_connected());
+        drop(open);
+        drop(self.to_primaries());
     }
 
     /// Sends PING to all primaries.
