@@ -303,7 +303,7 @@ impl Client {
     /// | a `maxmemory-policy` that evicts keys; one of several servers that does not answer | `Warning` | traced at WARN |
     /// | nothing is kept on disk, and no replicas are waited for | `Info` | traced at INFO |
     ///
-    /// What this user may not ask the server about (`INFO`, `ROLE`, `CONFIG GET`) is not found.
+    /// The last two are only found if the user may run `INFO` and `CONFIG GET`.
     ///
     /// ```
     /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use leasehold::backend::{RedisBackend, Severity, Status};
 use leasehold::{Client, Error};
-use support::{Cluster, FakeServer, RedisServer, Setup, acl, eventually, more_rules, within};
+use support::{Cluster, FakeServer, RedisServer, Setup, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// How long a refusal may take.
@@ -219,6 +219,7 @@ async fn a_server_that_becomes_a_replica_is_disconnected_until_it_is_a_primary_a
     let client = Client::with_backend(Arc::new(builder.connect().await?));
     let mutex = client.mutex("a")?;
     let guard = mutex.lock().await?;
+    server.allow(&more_rules("+role"));
     assert_eq!(server.raw().send(&["REPLICAOF", "127.0.0.1", "1"]).text().as_deref(), Some("OK"));
     // The server keeps the connections; the first request finds it.
     let waiting = tokio::spawn({
@@ -330,14 +331,23 @@ async fn servers_that_cannot_carry_locks_are_refused() {
     let replica =
         RedisServer::start_with_or_skip("a replica", with_options(&["--replicaof", "127.0.0.1", &port]));
     let replica = replica.expect("a server");
+    // Also by a user who may not ask where the primary is.
+    let rights = ["ACL", "SETUSER", "app", "on", ">p", "~*", "&*", "+@all", "-role", "-info"];
+    assert_eq!(replica.raw().send(&rights).text().as_deref(), Some("OK"));
+    let text = refused(&format!("redis://app:p@127.0.0.1:{}", replica.port())).await;
+    assert!(text.contains("this server is a replica, which cannot grant locks"), "{text}");
     replica.allow(&more_rules("+role"));
     let text = refused(&replica.url()).await;
-    assert!(text.contains(&format!("this server is a replica of 127.0.0.1:{port}")), "{text}");
+    assert!(text.contains(&format!("this server is a replica of 127.0.0.1:{port}, which cannot")), "{text}");
     assert!(text.contains("redis-sentinel://"), "{text}");
+
+    let sentinel = Setup { sentinel: Some(String::new()), ..Setup::default() };
+    let sentinel = RedisServer::start_with_or_skip("a sentinel", sentinel).expect("a server");
+    let text = refused(&format!("redis://127.0.0.1:{}", sentinel.port())).await;
+    assert!(text.contains("this server is a sentinel: use `redis-sentinel://HOST:PORT/SERVICE`"), "{text}");
 
     let node = Setup { cluster: true, ..Setup::default() };
     let node = RedisServer::start_with_or_skip("a node of a cluster", node).expect("a server");
-    node.allow(&more_rules("+info"));
     let text = refused(&node.url()).await;
     assert!(text.contains("this server is a node of a cluster: use `redis-cluster://`"), "{text}");
 

@@ -37,16 +37,15 @@ impl Route for ToServer {
 
     fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {
         async {
-            let hello = Hello::of(link).await?;
-            if let Some(text) = hello.refusal(false) {
+            if let Some(text) = Hello::of(link).await?.refusal(false) {
                 return Err(CallError::Answer(text));
             }
-            let primary = primary_of(link).await?.or_else(|| hello.is_replica().then(String::new));
-            primary.map_or(Ok(()), |primary| {
-                Err(CallError::Answer(format!(
+            match primary_of(link).await? {
+                None => Ok(()),
+                Some(primary) => Err(CallError::Answer(format!(
                     "this server is a replica{primary}, which cannot grant locks: connect to the primary, or use `redis-sentinel://`"
-                )))
-            })
+                ))),
+            }
         }
         .boxed()
     }
@@ -62,8 +61,8 @@ impl fmt::Display for ToServer {
 pub(super) async fn primary_of(link: &dyn Link) -> Result<Option<String>, CallError> {
     let role = match link.command(vec!["ROLE".to_owned()]).await {
         Ok(role) => role,
-        // This user may not ask. A replica says so when it is to write.
-        Err(CallError::Answer(_)) => return Ok(None),
+        // This user may not ask where the primary is.
+        Err(CallError::Answer(_)) => return Ok(Hello::of(link).await?.is_replica().then(String::new)),
         Err(error) => return Err(error),
     };
     let role = role.as_list();
