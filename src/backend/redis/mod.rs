@@ -70,6 +70,7 @@ mod verbs;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 #[cfg(feature = "redis")]
@@ -125,6 +126,8 @@ pub struct RedisBackend {
     statuses: Arc<Statuses>,
     /// Whether the servers have been looked at.
     looked: OnceCell<()>,
+    /// Whether anything has been sent that may have been granted.
+    used: AtomicBool,
     closing: Closing,
 }
 
@@ -585,6 +588,7 @@ impl RedisBackend {
             fail_fast: settings.fail_fast,
             statuses,
             looked: OnceCell::new(),
+            used: AtomicBool::default(),
             ids,
             closing,
         })
