@@ -88,7 +88,7 @@ export LEASEHOLD_REQUIRE_SERVERS=1
 # What talks to a server, over either library.
 over_both=(batch_redis cancellation cluster conformance faults_network faults_server handover_redis mixed_fleet mutex_redis
     processes reentrant_processes reentrant_redis redlock renewals_redis replicas runtimes semaphore_processes semaphore_redis
-    sentinel stalls store_state store_tracing)
+    sentinel stalls store_state store_tracing error_texts)
 
 if [[ -n $all_servers ]]; then
     servers=$(scripts/servers.sh)
@@ -133,7 +133,7 @@ LEASEHOLD_TEST_LOCAL_HANDOVER=on cargo test --workspace --all-features "${semaph
 step "tests as the user of docs/acl.md, all features"
 as_user=(acl batch_redis cancellation cluster conformance credentials faults_network faults_server handover_redis harness model
     mutex_redis processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes
-    semaphore_processes semaphore_redis sentinel stalls stalls_soak store_state store_tracing)
+    semaphore_processes semaphore_redis sentinel stalls stalls_soak store_state store_tracing error_texts)
 LEASEHOLD_TEST_ACL=1 cargo test --workspace --all-features "${as_user[@]/#/--test=}"
 
 # Without fred: what the suite tests above is the same protocol on the other library.

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::Stream;
+use futures::future::ready;
+use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
 use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState};
@@ -60,7 +61,8 @@ impl Client {
     /// * [`Error::Unsupported`] if this build does not support its scheme.
     /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address; or at once
     ///   if its certificate is not accepted, it requires another one of the client, or only one of the two speaks TLS.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, or does not allow this user to publish and subscribe.
+    /// * [`Error::StoreRefused`] if it rejects the credentials, does not allow this user what is needed, is a replica, a node of a cluster
+    ///   (with a URL of a single server), or too old. See [`check`](Self::check) for what is traced as a warning.
     ///
     /// # Cancel safety
     ///
@@ -83,8 +85,11 @@ impl Client {
     }
 
     /// Creates a client of the store that `url` names, which connects when it is needed and goes on trying: a service may start before
-    /// its store. Needs no runtime. A call while the store is away fails as during an outage. [`state`](Self::state) and
-    /// [`ping`](Self::ping) say whether it is connected, and [`check`](Self::check) finds what [`connect`](Self::connect) would refuse.
+    /// its store. Needs no runtime. A call while the store is away waits or fails as during an outage. [`state`](Self::state) says
+    /// whether it is connected.
+    ///
+    /// What [`connect`](Self::connect) would refuse is refused when it is found: the state of a server that cannot carry locks stays
+    /// disconnected, for that reason, and calls fail with [`Error::StoreRefused`]. What this user may not do is found by the first call.
     ///
     /// # Errors
     ///
@@ -209,7 +214,20 @@ impl Client {
     /// How the store can be reached at present, as far as the client knows: it sends nothing. For a readiness check.
     ///
     /// The state of a server is the worst of the connections to it: a client that can request locks, but not renew them, is not
-    /// connected. Connections that have not been needed yet do not count.
+    /// connected. Connections that have not been needed yet do not count. A client that has not reached its store yet
+    /// ([`connect_lazy`](Self::connect_lazy)) is disconnected. Each server that is not connected says why. A store is as the worst of its
+    /// servers; a Redlock is connected while a majority is.
+    ///
+    /// ```
+    /// # fn example(client: &leasehold::Client) -> (u16, String) {
+    /// let state = client.state();
+    /// if state.status.is_connected() {
+    ///     return (200, "ready".to_owned());
+    /// }
+    /// // Such as `127.0.0.1:6379 is disconnected for 3.2s: Connection refused`.
+    /// (503, state.nodes.iter().map(|node| format!("{node}\n")).collect())
+    /// # }
+    /// ```
     #[must_use]
     pub fn state(&self) -> StoreState {
         let mut state = self.engine.backend().state();
@@ -219,7 +237,10 @@ impl Client {
         state
     }
 
-    /// The states to come. If several follow each other quickly, only the last. Ends after the client has been shut down.
+    /// The states to come, of which the last is closed: the stream ends when the client is shut down. If several follow each other
+    /// quickly, only the last of them.
+    ///
+    /// To miss nothing, create the stream before looking at [`state`](Self::state).
     ///
     /// ```
     /// # use futures::StreamExt;
@@ -231,14 +252,32 @@ impl Client {
     /// # }
     /// ```
     pub fn state_changes(&self) -> impl Stream<Item = StoreState> + Send + Unpin + use<> {
-        self.engine.backend().state_changes()
+        let closed = self.engine.closing().token().cancelled_owned();
+        let changes = self.engine.backend().state_changes().take_until(closed);
+        let mut known = self.state();
+        let states = changes.map(Some).chain(once(ready(None))).map(move |change| {
+            known = change.unwrap_or_else(|| StoreState { status: Status::Closed, ..known.clone() });
+            known.clone()
+        });
+        states.boxed()
     }
 
-    /// Sends a request to every server of the store, and returns how long the answers took. For a health check.
+    /// Sends a request to every server of the store (of a Redlock, to a majority), and returns how long the answers took. For a
+    /// health check.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
+    /// let took = client.ping(Duration::from_millis(500)).await?;
+    /// println!("the store answered within {took:?}");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if they did not all answer within `time_limit`. [`Error::Closed`] after a shutdown.
+    /// [`Error::StoreUnavailable`] if they did not answer within `time_limit`. [`Error::StoreRefused`] if a server cannot be used by
+    /// this client. [`Error::Closed`] after a shutdown.
     ///
     /// # Cancel safety
     ///
@@ -255,12 +294,29 @@ impl Client {
         Ok(begun.elapsed())
     }
 
-    /// Looks at the servers of the store for what the user should know, as [`connect`](Self::connect) does: settings with which leases
-    /// may be lost, missing rights.
+    /// Looks at the servers of the store for what its user should know, as [`connect`](Self::connect) does once.
+    ///
+    /// | found on a Redis or Valkey server | [`Severity`](crate::backend::Severity) | at connect |
+    /// |---|---|---|
+    /// | it is a replica; a node of a cluster, with a URL of a single server; older than 6.2 | `Refused` | an error |
+    /// | commands that this user may not run | `Refused` | an error |
+    /// | a `maxmemory-policy` that evicts keys; one of several servers that does not answer | `Warning` | traced at WARN |
+    /// | nothing is kept on disk, and no replicas are waited for | `Info` | traced at INFO |
+    ///
+    /// The last two are only found if the user may run `INFO` and `CONFIG GET`.
+    ///
+    /// ```
+    /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
+    /// for finding in client.check().await? {
+    ///     println!("{:?}: {finding}", finding.severity);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if they do not answer. [`Error::Closed`] after a shutdown.
+    /// [`Error::StoreUnavailable`] if no server answers. [`Error::Closed`] after a shutdown.
     ///
     /// # Cancel safety
     ///
@@ -294,7 +350,7 @@ impl Client {
 #[cfg(not(feature = "_redis"))]
 fn lacks(url: &str) -> Error {
     let scheme = url.split(':').next().unwrap_or_default();
-    if scheme.starts_with("redis") || scheme.starts_with("valkey") {
+    if ["redis", "valkey", "redlock"].iter().any(|known| scheme.starts_with(known)) {
         let reason = "this build lacks the feature `redis`".to_owned();
         return Error::Unsupported { store: scheme.to_owned(), reason };
     }

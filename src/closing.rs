@@ -29,8 +29,7 @@ impl Closing {
         self.told.cancelled()
     }
 
-    /// For tasks that outlive what is closed.
-    #[cfg(feature = "_redis")]
+    /// For what outlives that which is closed.
     pub(crate) fn token(&self) -> CancellationToken {
         self.told.clone()
     }

@@ -1,18 +1,15 @@
-//! What a user sees of the store: its state, pings, what is found when connecting, and errors in words.
+//! What a user sees of the store: its state, pings, and what is found when connecting.
 #![cfg(feature = "_redis")]
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use leasehold::backend::{RedisBackend, Severity, Status};
 use leasehold::{Client, Error};
-use support::{Cluster, RedisServer, Setup, acl, eventually, more_rules, within};
+use support::{Cluster, FakeServer, RedisServer, Setup, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// How long a refusal may take.
@@ -20,6 +17,18 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 fn with_options(options: &[&str]) -> Setup {
     Setup { options: options.iter().map(|option| (*option).to_owned()).collect(), ..Setup::default() }
+}
+
+/// Whether this happens, for where no runtime waits.
+fn is_within(limit: Duration, mut happens: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while !happens() {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
 }
 
 /// The error of connecting to `url`, which is not accepted to take long.
@@ -53,10 +62,8 @@ async fn the_state_follows_the_server() {
     client.ping(SECOND).await.expect("the server is back");
     client.shutdown().await.expect("nothing is left");
     assert_eq!(client.state().status, Status::Closed);
-    within(SECOND, async {
-        while changes.next().await.is_some_and(|state| state.status != Status::Closed) {}
-    })
-    .await;
+    let last = within(SECOND, changes.fold(None, |_, state| async move { Some(state.status) })).await;
+    assert_eq!(last, Some(Status::Closed));
     assert!(matches!(client.ping(SECOND).await, Err(Error::Closed { .. })));
 }
 
@@ -97,11 +104,201 @@ async fn a_client_may_start_before_its_server() -> Result<(), Error> {
 fn a_lazy_client_needs_no_runtime_until_it_is_used() {
     let Some(server) = RedisServer::start_or_skip("a lazy client without a runtime") else { return };
     let client = Client::connect_lazy(&server.url()).expect("a URL");
+    assert!(is_within(SECOND * 5, || client.state().status.is_connected()), "{:?}", client.state());
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let guard = client.mutex("a").expect("a name").lock().await.expect("the server answers");
         guard.release().await.expect("it is held");
     });
+}
+
+/// Waits until the only server is disconnected for a reason that contains `words`.
+async fn disconnected_because(client: &Client, words: &str) {
+    eventually(SECOND * 5, || async {
+        let state = client.state();
+        let reason = state.nodes.first().and_then(|node| node.reason.clone()).unwrap_or_default();
+        matches!(state.status, Status::Disconnected { .. }) && reason.contains(words)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_client_is_disconnected_from_the_beginning_and_says_why() -> Result<(), Error> {
+    let Some(mut server) = RedisServer::start_or_skip("the first state of a lazy client") else {
+        return Ok(());
+    };
+    server.kill();
+    let begun = Instant::now();
+    let client = Client::connect_lazy(&server.url())?;
+    let Status::Disconnected { since } = client.state().status else { panic!("{:?}", client.state()) };
+    assert!(since >= begun);
+    disconnected_because(&client, "Connection refused").await;
+    let node = client.state().nodes[0].to_string();
+    let expected = format!("127.0.0.1:{} is disconnected for ", server.port());
+    assert!(node.starts_with(&expected) && node.contains(": Connection refused"), "{node}");
+
+    // A request that waits is granted when the server is there.
+    let mutex = client.mutex("a")?;
+    let waiting = tokio::spawn(async move { mutex.lock().await?.release().await });
+    server.restart();
+    within(SECOND * 5, waiting).await.expect("no panic")?;
+    eventually(SECOND * 5, || async { client.state().status.is_connected() }).await;
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_client_that_has_never_reached_its_store_has_nothing_to_release() -> Result<(), Error> {
+    let Some(mut server) = RedisServer::start_or_skip("the end of a lazy client") else { return Ok(()) };
+    server.kill();
+    let client = Client::connect_lazy(&server.url())?;
+    let mutex = client.mutex("a")?;
+    assert!(matches!(mutex.lock_timeout(AT_ONCE).await, Err(Error::StoreUnavailable { .. })));
+    let waiting = tokio::spawn(async move { mutex.lock().await.map(drop) });
+    disconnected_because(&client, "Connection refused").await;
+    let begun = Instant::now();
+    client.shutdown().await?;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    assert!(matches!(within(SECOND, waiting).await.expect("no panic"), Err(Error::Closed { .. })));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_client_is_refused_what_connecting_refuses() -> Result<(), Error> {
+    let node = Setup { cluster: true, ..Setup::default() };
+    let Some(node) = RedisServer::start_with_or_skip("what a lazy client is refused", node) else {
+        return Ok(());
+    };
+    for (url, words) in [
+        (node.url(), "this server is a node of a cluster: use `redis-cluster://`"),
+        (FakeServer::of_version_5().url(), "Redis 6.2 or later, or Valkey, is needed"),
+        (FakeServer::of_version_6_0().url(), "Redis 6.2 or later, or Valkey, is needed"),
+    ] {
+        let client = Client::connect_lazy(&url)?;
+        disconnected_because(&client, words).await;
+        let begun = Instant::now();
+        let error = client.mutex("a")?.lock().await.expect_err("it is refused");
+        assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+        assert!(
+            matches!(error, Error::StoreRefused { .. }) && error.to_string().contains(words),
+            "{error:?}"
+        );
+        let findings = client.check().await?;
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert!(finding.severity == Severity::Refused && finding.text.contains(words), "{finding:?}");
+        client.shutdown().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_client_that_lacks_rights_works_as_soon_as_it_has_them() -> Result<(), Error> {
+    let Some(server) = RedisServer::start_or_skip("rights of a lazy client") else { return Ok(()) };
+    let mut raw = server.raw();
+    let mut allow = |rules: &[&str]| {
+        let words = [&["ACL", "SETUSER", "app"], rules].concat();
+        assert_eq!(raw.send(&words).text().as_deref(), Some("OK"));
+    };
+    allow(&["on", ">p", "~*", "&*", "+@all", "-zadd"]);
+    let url = format!("redis://app:p@127.0.0.1:{}", server.port());
+    let client = Client::connect_lazy(&url)?;
+    let mutex = client.mutex("a")?;
+    let refused = async || mutex.lock().await.expect_err("it is refused").to_string();
+    let text = refused().await;
+    assert!(text.contains("this user may not run commands that are needed: ZADD"), "{text}");
+    let findings = client.check().await?;
+    assert_eq!(
+        findings.iter().filter(|found| found.severity == Severity::Refused).count(),
+        1,
+        "{findings:?}"
+    );
+    allow(&["+zadd"]);
+    mutex.lock().await?.release().await?;
+    client.shutdown().await?;
+
+    // The same for the channel, without which it could not wait.
+    allow(&["resetchannels", "&other:*"]);
+    let client = Client::connect_lazy(&url)?;
+    let mutex = client.mutex("a")?;
+    let text = mutex.lock().await.expect_err("it is refused").to_string();
+    assert!(text.contains("must be allowed to publish and subscribe on channels `leasehold:*`"), "{text}");
+    let findings = client.check().await?;
+    assert!(matches!(&findings[..], [found] if found.text.contains("`leasehold:*`")), "{findings:?}");
+    allow(&["&leasehold:*"]);
+    mutex.lock().await?.release().await?;
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_becomes_a_replica_is_disconnected_until_it_is_a_primary_again() -> Result<(), Error> {
+    let Some(server) = RedisServer::start_or_skip("a primary that becomes a replica") else { return Ok(()) };
+    let builder = RedisBackend::builder(&server.url())?.reply_timeout(Duration::from_millis(300));
+    let client = Client::with_backend(Arc::new(builder.connect().await?));
+    let mutex = client.mutex("a")?;
+    let guard = mutex.lock().await?;
+    server.allow(&more_rules("+role"));
+    assert_eq!(server.raw().send(&["REPLICAOF", "127.0.0.1", "1"]).text().as_deref(), Some("OK"));
+    // The server keeps the connections; the first request finds it.
+    let waiting = tokio::spawn({
+        let mutex = client.mutex("b")?;
+        async move { mutex.lock().await?.release().await }
+    });
+    disconnected_because(&client, "this server is a replica of 127.0.0.1:1").await;
+    let findings = client.check().await?;
+    assert!(
+        matches!(&findings[..], [found] if found.severity == Severity::Refused && found.text.contains("is a replica of")),
+        "{findings:?}"
+    );
+    assert_eq!(server.raw().send(&["REPLICAOF", "NO", "ONE"]).text().as_deref(), Some("OK"));
+    within(SECOND * 5, waiting).await.expect("no panic")?;
+    eventually(SECOND * 5, || async { client.state().status.is_connected() }).await;
+    guard.release().await?;
+    client.shutdown().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_node_of_a_cluster_has_a_state_of_its_own() -> Result<(), Error> {
+    let Some(mut cluster) = Cluster::start_or_skip("the state of a cluster's nodes") else { return Ok(()) };
+    // No call is needed for that.
+    let client = Client::connect_lazy(&cluster.url())?;
+    assert!(!client.state().status.is_connected());
+    eventually(SECOND * 5, || async { client.state().status.is_connected() }).await;
+    let mut changes = client.state_changes();
+    let killed = format!("127.0.0.1:{}", cluster.nodes[0].port());
+    cluster.nodes[0].kill();
+    let is_away = |status: Status| matches!(status, Status::Disconnected { .. });
+    let away = within(SECOND * 5, async {
+        loop {
+            let state = changes.next().await.expect("a change");
+            if is_away(state.status) {
+                return state;
+            }
+        }
+    })
+    .await;
+    assert_eq!(away.nodes.len(), 3, "{away:?}");
+    for node in &away.nodes {
+        assert_eq!(is_away(node.status), node.address == killed, "{away:?}");
+        assert_eq!(node.status.is_connected(), node.address != killed, "{away:?}");
+    }
+    // Its replica takes over.
+    eventually(SECOND * 20, || async { client.state().status.is_connected() }).await;
+    assert!(client.state().nodes.iter().all(|node| node.address != killed), "{:?}", client.state());
+    client.shutdown().await
+}
+
+#[tokio::test]
+async fn the_changes_end_with_the_client_on_every_store() -> Result<(), Error> {
+    let client = Client::memory();
+    assert!(client.state().status.is_connected());
+    assert_eq!(client.check().await?, []);
+    client.ping(SECOND).await?;
+    let changes = client.state_changes();
+    client.shutdown().await?;
+    let states: Vec<_> = within(SECOND, changes.collect::<Vec<_>>()).await;
+    assert_eq!(states, [client.state()]);
+    assert_eq!((states[0].status, &*states[0].nodes[0].address), (Status::Closed, "memory:"));
+    assert!(matches!(client.check().await, Err(Error::Closed { .. })));
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,7 +318,18 @@ async fn calls_fail_at_once_while_the_store_is_known_to_be_away() {
     let builder = RedisBackend::builder(&server.url()).expect("a URL").fail_fast(true);
     let client = Client::with_backend(Arc::new(builder.connect().await.expect("the server answers")));
     let mutex = client.mutex("a").expect("a name");
+    // Somebody else has it, so that this one waits. It would be repeated every 10 s.
+    let mut other = server.raw();
+    assert_eq!(other.send(&["SET", "lock:held", "x", "PX", "600000"]).text().as_deref(), Some("OK"));
+    let waiting = tokio::spawn({
+        let held = client.mutex("held").expect("a name");
+        async move { held.lock().await.map(drop) }
+    });
+    eventually(SECOND * 5, || async { server.raw().keys("*").iter().any(|key| key.contains("{lock:held}")) })
+        .await;
     server.kill();
+    let error = within(SECOND, waiting).await.expect("no panic").expect_err("the server is gone");
+    assert!(error.to_string().contains("not connected: "), "{error}");
     eventually(SECOND * 5, || async { !client.state().status.is_connected() }).await;
     let begun = Instant::now();
     let error = mutex.lock_timeout(SECOND * 30).await.expect_err("the server is gone");
@@ -139,41 +347,31 @@ async fn servers_that_cannot_carry_locks_are_refused() {
     let replica =
         RedisServer::start_with_or_skip("a replica", with_options(&["--replicaof", "127.0.0.1", &port]));
     let replica = replica.expect("a server");
+    // Also by a user who may not ask where the primary is.
+    let rights = ["ACL", "SETUSER", "app", "on", ">p", "~*", "&*", "+@all", "-role", "-info"];
+    assert_eq!(replica.raw().send(&rights).text().as_deref(), Some("OK"));
+    let text = refused(&format!("redis://app:p@127.0.0.1:{}", replica.port())).await;
+    assert!(text.contains("this server is a replica, which cannot grant locks"), "{text}");
     replica.allow(&more_rules("+role"));
     let text = refused(&replica.url()).await;
-    assert!(text.contains(&format!("this server is a replica of 127.0.0.1:{port}")), "{text}");
+    assert!(text.contains(&format!("this server is a replica of 127.0.0.1:{port}, which cannot")), "{text}");
     assert!(text.contains("redis-sentinel://"), "{text}");
+
+    let sentinel = Setup { sentinel: Some(String::new()), ..Setup::default() };
+    let sentinel = RedisServer::start_with_or_skip("a sentinel", sentinel).expect("a server");
+    let text = refused(&format!("redis://127.0.0.1:{}", sentinel.port())).await;
+    assert!(text.contains("this server is a sentinel: use `redis-sentinel://HOST:PORT/SERVICE`"), "{text}");
 
     let node = Setup { cluster: true, ..Setup::default() };
     let node = RedisServer::start_with_or_skip("a node of a cluster", node).expect("a server");
-    node.allow(&more_rules("+info"));
     let text = refused(&node.url()).await;
     assert!(text.contains("this server is a node of a cluster: use `redis-cluster://`"), "{text}");
 
-    let old = old_server();
-    let text = refused(&format!("redis://127.0.0.1:{old}")).await;
-    assert!(text.contains("Redis 6.2 or later, or Valkey, is needed"), "{text}");
-}
-
-/// A server that knows no HELLO, like Redis 5.
-fn old_server() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let port = listener.local_addr().expect("an address").port();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let Ok(mut connection) = connection else { return };
-            thread::spawn(move || {
-                let mut bytes = [0; 4096];
-                while connection.read(&mut bytes).is_ok_and(|read| read > 0) {
-                    let answer = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
-                    if connection.write_all(answer.as_bytes()).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-    port
+    let needed = "Redis 6.2 or later, or Valkey, is needed: this server is older";
+    let text = refused(&FakeServer::of_version_5().url()).await;
+    assert!(text.contains(&format!("{needed} (it does not know HELLO)")), "{text}");
+    let text = refused(&FakeServer::of_version_6_0().url()).await;
+    assert!(text.contains(&format!("{needed} (it has version 6.0.16)")), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -207,7 +405,15 @@ async fn missing_rights_are_named() {
     assert!(text.contains("this user may not run commands that are needed: HSET, ZADD"), "{text}");
     assert_eq!(raw.send(&["ACL", "SETUSER", "app", "+@all", "-eval"]).text().as_deref(), Some("OK"));
     let text = refused(&format!("redis://app:p@127.0.0.1:{}", server.port())).await;
-    assert!(text.contains("EVAL"), "{text}");
+    assert!(text.contains("needed: EVAL"), "{text}");
+    assert_eq!(raw.send(&["ACL", "SETUSER", "app", "+@all", "-evalsha"]).text().as_deref(), Some("OK"));
+    let text = refused(&format!("redis://app:p@127.0.0.1:{}", server.port())).await;
+    assert!(text.contains("needed: EVALSHA"), "{text}");
+    assert_eq!(raw.send(&["ACL", "SETUSER", "app", "+@all", "-wait"]).text().as_deref(), Some("OK"));
+    let builder =
+        RedisBackend::builder(&format!("redis://app:p@127.0.0.1:{}", server.port())).expect("a URL");
+    let error = builder.wait_replicas(1, SECOND).connect().await.expect_err("it may not wait");
+    assert!(error.to_string().contains("needed: WAIT"), "{error}");
     // A user who may see nothing but its own keys is not refused because of that.
     let rights =
         ["ACL", "SETUSER", "app", "+@all", "resetkeys", "~shop:*", "~{shop:*", "-info", "-config", "-role"];
@@ -215,78 +421,4 @@ async fn missing_rights_are_named() {
     Client::connect(&format!("redis://app:p@127.0.0.1:{}", server.port()))
         .await
         .expect("it may lock `shop:*`");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn errors_of_connecting_say_what_to_do() {
-    let Some(server) = RedisServer::start_or_skip("errors of connecting") else { return };
-    assert_eq!(server.raw().send(&["CONFIG", "SET", "requirepass", "p"]).text().as_deref(), Some("OK"));
-    let address = format!("127.0.0.1:{}", server.port());
-    let text = refused(&format!("redis://{address}")).await;
-    assert!(text.contains("the server asks for a password, and none was given"), "{text}");
-    let text = refused(&format!("redis://:wrong@{address}")).await;
-    assert!(text.contains("the server does not accept this user name and password"), "{text}");
-    assert!(!text.contains("wrong@"), "{text}");
-    for (url, words) in [
-        ("memory", "`memory:`, with the colon"),
-        ("redis://u:p/w@h", "percent-encode it as `%2F`"),
-        ("redis://h?timeout=3", "a parameter `timeout`"),
-        ("postgres://h", "none of `memory:`, `redis://`"),
-    ] {
-        let text = refused(url).await;
-        assert!(text.contains(words), "{url}: {text}");
-    }
-    drop(server);
-    let text = refused(&format!("redis://:p@{address}")).await;
-    assert!(text.contains("Connection refused") && !text.contains("Os {"), "{text}");
-    let text =
-        Client::connect("redis://no-such-host.invalid").await.expect_err("nobody is there").to_string();
-    assert!(text.contains("failed to lookup address") && !text.contains("Custom {"), "{text}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let url = format!("redis://{}", listener.local_addr().expect("an address"));
-    let error = Client::connect(&url).await.expect_err("nobody answers");
-    assert!(error.to_string().contains("connected, but the server did not answer within 2s"), "{error}");
-}
-
-#[test]
-fn a_runtime_without_io_is_an_error_that_says_so() {
-    let Some(server) = RedisServer::start_or_skip("a runtime without I/O") else { return };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    let error = runtime.block_on(Client::connect(&server.url())).expect_err("there is no I/O");
-    assert!(error.to_string().contains("a runtime of tokio with I/O"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_server_says_is_repeated_without_additions() -> Result<(), Error> {
-    let setup = with_options(&["--maxmemory", "1gb"]);
-    let Some(server) = RedisServer::start_with_or_skip("errors of the server", setup) else { return Ok(()) };
-    let client = Client::connect(&server.url()).await?;
-    let mutex = client.mutex("a")?;
-    mutex.lock().await?.release().await?;
-    let mut raw = server.raw();
-    for (set, reset, word) in [
-        (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"], "OOM"),
-        (
-            ["CONFIG", "SET", "min-replicas-to-write", "3"],
-            ["CONFIG", "SET", "min-replicas-to-write", "0"],
-            "NOREPLICAS",
-        ),
-        (
-            ["ACL", "SETUSER", acl::user(), "-set"],
-            ["ACL", "SETUSER", acl::user(), "+set"],
-            // "can't run this command", or "no permissions to run".
-            "run",
-        ),
-    ] {
-        assert_eq!(raw.send(&set).text().as_deref(), Some("OK"));
-        let error = mutex.try_lock().await.expect_err(word);
-        assert_eq!(raw.send(&reset).text().as_deref(), Some("OK"));
-        let text = error.to_string();
-        assert!(text.contains(word) && !text.contains("Unknown Error"), "{text}");
-    }
-    Ok(())
 }

@@ -6,7 +6,7 @@ mod support;
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use support::{RedisServer, eventually};
@@ -82,6 +82,33 @@ async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back() {
         assert!(back[0].starts_with("INFO") && back[0].contains(&address), "{back:?}");
     }
     client.shutdown().await.expect("nothing is left");
+
+    // What is found when connecting, once; of a lazy client, with its first call.
+    let (policy, warning) =
+        (["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"], "`maxmemory-policy` is `allkeys-lru`");
+    let mut raw = server.raw();
+    let _ = raw.send(&["AUTH", "hunter2"]);
+    assert_eq!(raw.send(&policy).text().as_deref(), Some("OK"));
+    for clients in 1..=2 {
+        let begun = Instant::now();
+        let client = match clients {
+            1 => Client::connect(&url).await.expect("it is only warned about"),
+            _ => Client::connect_lazy(&url).expect("a URL"),
+        };
+        for name in ["a", "b"] {
+            let guard = client.mutex(name).expect("a name").lock().await.expect("it is free");
+            guard.release().await.expect("it is held");
+        }
+        assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+        let warnings = lines.with(warning);
+        assert_eq!(warnings.len(), clients, "{warnings:?}");
+        assert!(
+            warnings[0].starts_with("WARN")
+                && warnings[0].contains(&format!("redis://127.0.0.1:{}", server.port())),
+            "{warnings:?}"
+        );
+        client.shutdown().await.expect("nothing is left");
+    }
     assert_eq!(lines.with("hunter2"), Vec::<String>::new());
     assert_eq!(lines.with("the store is").len(), 4, "{:?}", lines.with("the store is"));
 }

@@ -135,7 +135,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         StoreState::of(vec![NodeState::new(self.capabilities().store.clone(), Status::Connected)])
     }
 
-    /// The states to come. Ends after [`close`](Self::close), or never if the state does not change.
+    /// The states to come; if several follow each other quickly, only the last. Need not end.
     fn state_changes(&self) -> BoxStream<'static, StoreState> {
         stream::pending().boxed()
     }

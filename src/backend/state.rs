@@ -21,6 +21,8 @@ pub struct NodeState {
     pub address: String,
     /// The worst of the connections to it.
     pub status: Status,
+    /// Why it is not connected, in words, as far as that is known. Without credentials.
+    pub reason: Option<String>,
 }
 
 /// How a server can be reached at present.
@@ -89,7 +91,21 @@ impl NodeState {
     /// The state of the node at this address.
     #[must_use]
     pub fn new(address: impl Into<String>, status: Status) -> Self {
-        Self { address: address.into(), status }
+        Self { address: address.into(), status, reason: None }
+    }
+
+    /// The same, for this reason.
+    #[must_use]
+    pub fn because(mut self, reason: Option<String>) -> Self {
+        self.reason = reason;
+        self
+    }
+}
+
+impl fmt::Display for NodeState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}", self.address, self.status)?;
+        self.reason.iter().try_for_each(|reason| write!(f, ": {reason}"))
     }
 }
 

@@ -6,6 +6,7 @@
 //! | [`redis`] | [`RedisServer`]: a real server that can be paused, killed and restarted |
 //! | [`resp`] | [`Raw`]: commands sent by hand, so that no test depends on the client under test |
 //! | [`nodes`] | [`Nodes`]: several independent servers, the nodes of a Redlock |
+//! | [`fake`] | [`FakeServer`]: a server of a version that is not installed |
 //! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
 //! | [`handover`] | whether the tasks of a client pass a mutex on to each other in this run |
 //! | [`intercept`] | a store in memory on which a test answers some of the calls itself |
@@ -22,6 +23,7 @@
 pub(crate) mod acl;
 pub(crate) mod child;
 pub(crate) mod clock;
+pub(crate) mod fake;
 pub(crate) mod handover;
 pub(crate) mod intercept;
 pub(crate) mod load;
@@ -35,6 +37,7 @@ pub(crate) mod workers;
 
 pub(crate) use acl::{more_rules, url_of};
 pub(crate) use clock::Clock;
+pub(crate) use fake::FakeServer;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
 pub(crate) use load::Load;
 pub(crate) use nodes::Nodes;

@@ -2,13 +2,14 @@
 //! them again on its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Connection;
-use super::link::Link;
 use super::notifications::{Channel, Subscription};
+use super::runtime;
 use super::servers::Commands;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
@@ -21,6 +22,8 @@ pub(super) struct CallersConnections {
     channel: Channel,
     closed: CancellationToken,
     tasks: Mutex<Tasks>,
+    /// Whether it has been proved once that messages are delivered.
+    proved: AtomicBool,
     /// Held while they are made again.
     reviving: tokio::sync::Mutex<()>,
 }
@@ -39,7 +42,15 @@ impl CallersConnections {
         closed: CancellationToken,
     ) -> Arc<Self> {
         let (tasks, reviving) = (Mutex::default(), tokio::sync::Mutex::default());
-        Arc::new(Self { commands, subscriber, channel, closed, tasks, reviving })
+        Arc::new(Self {
+            commands,
+            subscriber,
+            channel,
+            closed,
+            tasks,
+            proved: AtomicBool::default(),
+            reviving,
+        })
     }
 
     /// Connects for the first time, and proves that messages are delivered.
@@ -48,12 +59,17 @@ impl CallersConnections {
             self.keep(commands.connect(self.closed.clone()).await?);
         }
         self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
+        self.subscribe().await
+    }
+
+    async fn subscribe(&self) -> Result<(), BackendError> {
         let publisher = match &self.commands[..] {
             [Commands::Server(connection), ..] => Some(&**connection),
             _ => None,
         };
         let subscription = Subscription::open(&self.subscriber, publisher, self.channel.clone()).await?;
         self.tasks.lock().subscription = Some(subscription);
+        self.proved.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -61,9 +77,9 @@ impl CallersConnections {
         self.tasks.lock().drivers.extend(driver);
     }
 
-    /// Links for commands to all servers.
-    pub(super) async fn links(&self) -> Result<Vec<Arc<dyn Link>>, BackendError> {
-        self.commands[0].links().await
+    /// The connections for commands to all servers.
+    pub(super) fn connections(&self) -> Vec<Arc<Connection>> {
+        self.commands[0].connections()
     }
 
     /// Sends PING to all servers.
@@ -71,30 +87,39 @@ impl CallersConnections {
         self.commands[0].ping().await
     }
 
-    /// Whether the runtime on which they lived has ended.
-    pub(super) fn have_ended(&self) -> bool {
-        self.commands.iter().any(Commands::have_ended) || self.subscriber.has_ended()
+    /// Whether the runtime on which they lived has ended, or they have not been made yet.
+    pub(super) fn are_missing(&self) -> bool {
+        !self.proved.load(Ordering::Acquire)
+            || self.subscriber.has_ended()
+            || self.commands.iter().any(Commands::have_ended)
     }
 
-    /// Connects again from the current runtime, in a task of its own: a caller that gives up, or is not polled, hinders nobody.
+    /// Connects, for the first time or again, from the current runtime, in a task of its own: a caller that gives up, or is not polled, hinders nobody.
     pub(super) async fn revive(self: &Arc<Self>) -> Result<(), BackendError> {
-        let revived = tokio::spawn(Arc::clone(self).connect_again());
+        let revived = tokio::spawn(Arc::clone(self).connect_missing());
         revived.await.unwrap_or_else(|gone| Err(BackendError::NotSent { source: gone.into() }))
     }
 
-    async fn connect_again(self: Arc<Self>) -> Result<(), BackendError> {
+    async fn connect_missing(self: Arc<Self>) -> Result<(), BackendError> {
         let _one_at_a_time = self.reviving.lock().await;
+        if !self.are_missing() {
+            return Ok(());
+        }
+        runtime::check()?;
         self.tasks.lock().drivers.retain(|driver| !driver.is_finished());
         for commands in self.commands.iter().filter(|commands| commands.have_ended()) {
-            tracing::debug!("the runtime of the connections has ended, connecting again from this one");
+            tracing::debug!("connecting from this runtime");
             self.keep(commands.revive(self.closed.clone()).await?);
         }
+        let proved = self.proved.load(Ordering::Acquire);
         if self.subscriber.has_ended() {
             self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
-            let subscription = Subscription::reopen(&self.subscriber, self.channel.clone());
-            self.tasks.lock().subscription = Some(subscription);
+            if proved {
+                let subscription = Subscription::reopen(&self.subscriber, self.channel.clone());
+                self.tasks.lock().subscription = Some(subscription);
+            }
         }
-        Ok(())
+        if proved { Ok(()) } else { self.subscribe().await }
     }
 
     /// The tasks that keep them connected until `closed`. Ends the subscription.

@@ -1,5 +1,8 @@
 //! A look at a server: whether it can carry locks, and what its user should know.
 
+use futures::FutureExt;
+use futures::future::try_join4;
+
 use super::connection::{command, too_old};
 use super::link::{CallError, Link};
 use super::value::Value;
@@ -47,19 +50,23 @@ pub(super) async fn look(
     expected: Expected,
     channel: &str,
 ) -> Result<Vec<Finding>, CallError> {
-    let mut findings = Vec::new();
-    let info = allowed(command(link, &["INFO"]).await)?;
+    let (hello, info, save, denied) = try_join4(
+        Hello::of(link),
+        command(link, &["INFO"]).map(allowed),
+        command(link, &["CONFIG", "GET", "save"]).map(allowed),
+        denied(link, expected, channel),
+    )
+    .await?;
     let info = info.as_ref().and_then(Value::as_str).unwrap_or_default();
     let field = |name: &str| {
         let mut lines = info.lines().filter_map(|line| line.split_once(':'));
         lines.find(|(field, _)| *field == name).map(|(_, value)| value.trim())
     };
-    if field("cluster_enabled") == Some("1") && !expected.in_cluster {
-        let text = "this server is a node of a cluster: use `redis-cluster://`, or it would serve a part of all names only";
+    let mut findings = Vec::new();
+    findings.extend(hello.refusal(expected.in_cluster).map(|text| Finding::new(Severity::Refused, text)));
+    if !denied.is_empty() {
+        let text = format!("this user may not run commands that are needed: {}", denied.join(", "));
         findings.push(Finding::new(Severity::Refused, text));
-    }
-    if let Some(version) = field("redis_version").filter(|version| is_too_old(version)) {
-        findings.push(Finding::new(Severity::Refused, too_old(&format!("it has version {version}"))));
     }
     if let Some(policy) = field("maxmemory_policy").filter(|policy| *policy != "noeviction") {
         findings.push(Finding::new(
@@ -70,41 +77,92 @@ pub(super) async fn look(
             ),
         ));
     }
-    let save = allowed(command(link, &["CONFIG", "GET", "save"]).await)?;
     let has_no_snapshots = save.is_some_and(|save| save.as_list().get(1).and_then(Value::as_str) == Some(""));
     if field("aof_enabled") == Some("0") && has_no_snapshots && !expected.has_replicas {
         let text = "the server keeps nothing on disk and grants wait for no replicas: when it restarts, locks are forgotten while they \
                     are held. Tokens keep increasing";
         findings.push(Finding::new(Severity::Info, text));
     }
-    findings.extend(missing_rights(link, channel).await?);
     Ok(findings)
 }
 
-/// What this user may not do, but has to.
-async fn missing_rights(link: &dyn Link, channel: &str) -> Result<Option<Finding>, CallError> {
+/// What a server says about itself to everybody, in its answer to HELLO.
+#[derive(Debug, Default)]
+pub(super) struct Hello {
+    version: Option<String>,
+    mode: Option<String>,
+    role: Option<String>,
+}
+
+impl Hello {
+    /// Asks again what the client library has asked before: nothing changes by that, and every user may ask.
+    pub(super) async fn of(link: &dyn Link) -> Result<Self, CallError> {
+        let answer = allowed(command(link, &["HELLO", "3"]).await)?;
+        let field = |name: &str| {
+            let mut fields = answer.as_ref().map(Value::as_list).unwrap_or_default().chunks_exact(2);
+            let [_, value] = fields.find(|field| field[0].as_str() == Some(name))? else { return None };
+            value.as_str().map(str::to_owned)
+        };
+        Ok(Self { version: field("version"), mode: field("mode"), role: field("role") })
+    }
+
+    pub(super) fn is_replica(&self) -> bool {
+        self.role.as_deref() == Some("replica")
+    }
+
+    /// Why the server cannot be used, whoever the user is, and whether or not it is a replica.
+    pub(super) fn refusal(&self, in_cluster: bool) -> Option<String> {
+        match self.mode.as_deref() {
+            Some("cluster") if !in_cluster => {
+                let text = "this server is a node of a cluster: use `redis-cluster://`, or it would serve a part of all names only";
+                return Some(text.to_owned());
+            }
+            Some("sentinel") => {
+                return Some(
+                    "this server is a sentinel: use `redis-sentinel://HOST:PORT/SERVICE`".to_owned(),
+                );
+            }
+            _ => {}
+        }
+        let version = self.version.as_deref().filter(|version| is_too_old(version))?;
+        Some(too_old(&format!("it has version {version}")))
+    }
+}
+
+/// The commands that this user may not run, but has to.
+async fn denied(link: &dyn Link, expected: Expected, channel: &str) -> Result<Vec<String>, CallError> {
+    let mut denied = Vec::new();
     // No script has this digest. First, because a client library may give up a link on which a node answers that its cluster is down.
-    let denies_digests = match command(link, &["EVALSHA", &"0".repeat(40), "0"]).await {
-        Err(CallError::Answer(text)) => text.starts_with("NOPERM"),
-        Ok(_) => false,
-        Err(error) => return Err(error),
-    };
+    denied.extend(denies(link, &["EVALSHA", &"0".repeat(40), "0"]).await?);
+    if expected.has_replicas {
+        denied.extend(denies(link, &["WAIT", "0", "0"]).await?);
+    }
     // Under the default prefix, so that a user with no other rights than those of `docs/acl.md` may use it.
     let key = format!("{{lock:leasehold-check-{}}}", uuid::Uuid::new_v4().simple());
-    let mut denied = match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, channel]).await {
-        Ok(denied) => denied.as_list().iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-        Err(CallError::Answer(text)) if text.contains("run") && text.contains("eval") => {
-            vec!["EVAL".to_owned()]
+    match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, channel]).await {
+        Ok(answer) => {
+            denied.extend(answer.as_list().iter().filter_map(Value::as_str).map(str::to_owned));
         }
+        Err(error) if is_denied(&error) => denied.push("EVAL".to_owned()),
         // The user may not use this key, or another node would serve it.
-        Err(CallError::Answer(_)) => Vec::new(),
+        Err(CallError::Answer(_)) => {}
         Err(error) => return Err(error),
-    };
-    denied.extend(denies_digests.then(|| "EVALSHA".to_owned()));
-    Ok((!denied.is_empty()).then(|| {
-        let denied = denied.join(", ");
-        Finding::new(Severity::Refused, format!("this user may not run commands that are needed: {denied}"))
-    }))
+    }
+    Ok(denied)
+}
+
+/// The name of a command if this user may not run it.
+async fn denies(link: &dyn Link, words: &[&str]) -> Result<Option<String>, CallError> {
+    match command(link, words).await {
+        Err(error) if is_denied(&error) => Ok(Some(words[0].to_owned())),
+        Ok(_) | Err(CallError::Answer(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether this user may not run the command at all. (If it may not use the keys or channels, the answer says "to access" them.)
+fn is_denied(error: &CallError) -> bool {
+    matches!(error, CallError::Answer(text) if text.starts_with("NOPERM") && text.contains("to run"))
 }
 
 /// The answer, unless this user may not have it.
@@ -123,7 +181,37 @@ fn is_too_old(version: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
+
+    /// What the scripts call: `call('NAME'`.
+    fn called(dir: &Path, names: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                called(&path, names);
+                continue;
+            }
+            let source = fs::read_to_string(&path).unwrap();
+            names.extend(
+                source.split("call('").skip(1).map(|rest| rest[..rest.find('\'').unwrap()].to_owned()),
+            );
+        }
+    }
+
+    #[test]
+    fn every_command_of_the_scripts_is_tried() {
+        let mut names = BTreeSet::new();
+        called(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/redis/lua"), &mut names);
+        let tried: BTreeSet<_> = COMMANDS.split_whitespace().map(str::to_owned).collect();
+        assert_eq!(tried, names);
+        for name in tried {
+            assert!(TRY_COMMANDS.contains(&format!(" {name} = {{")), "{name}");
+        }
+    }
 
     #[test]
     fn versions_below_six_two_are_too_old() {

@@ -194,6 +194,9 @@ impl Slots {
                     *known = Arc::new(map);
                     is_new
                 });
+                for nodes in &sides {
+                    nodes.adopt_map();
+                }
             }
             tokio::select! {
                 () = closed.cancelled() => return,
@@ -274,23 +277,51 @@ impl Nodes {
         if !self.slots.are_known() {
             self.slots.find().await?;
         }
-        self.links().await.map(drop)
+        try_join_all(self.to_primaries().iter().map(|connection| connection.link())).await?;
+        Ok(())
     }
 
-    /// Links to all primaries.
-    pub(super) async fn links(&self) -> Result<Vec<Arc<dyn Link>>, BackendError> {
+    /// Connects to all primaries as soon as a node says which they are. Until then the nodes of the URL are disconnected.
+    pub(super) async fn connect_when_possible(self: Arc<Self>, closed: CancellationToken) {
+        let status = self.slots.connections.statuses.connection();
+        let connecting = async {
+            while let Err(error) = self.connect().await {
+                if self.slots.are_known() {
+                    // From here on each connection goes on by itself.
+                    return;
+                }
+                let seed = self.slots.seeds.first().map(Server::to_string).unwrap_or_default();
+                status.disconnected(&seed, error.to_string());
+                sleep(PAUSE).await;
+            }
+        };
+        closed.run_until_cancelled(connecting).await;
+    }
+
+    /// The connections to all primaries.
+    pub(super) fn to_primaries(&self) -> Vec<Arc<Connection>> {
         let map = Arc::clone(&self.slots.nodes.borrow());
-        let connections: Vec<_> = map.primaries.iter().map(|node| self.connection(node)).collect();
-        Ok(try_join_all(connections.iter().map(|connection| connection.link())).await?)
+        map.primaries.iter().map(|node| self.connection(node)).collect()
+    }
+
+    /// Connects to the primaries of a new map, and gives up nodes that are lost and serve nothing any more: a client that has nothing to
+    /// do would be disconnected for ever.
+    fn adopt_map(&self) {
+        let map = Arc::clone(&self.slots.nodes.borrow());
+        let mut open = self.open.lock();
+        if open.runtime.is_none() {
+            return;
+        }
+        open.connections
+            .retain(|node, (connection, _)| map.primaries.contains(node) || connection.is_connected());
+        drop(open);
+        drop(self.to_primaries());
     }
 
     /// Sends PING to all primaries.
     pub(super) async fn ping(&self) -> Result<(), BackendError> {
-        let map = Arc::clone(&self.slots.nodes.borrow());
-        let connections: Vec<_> = map.primaries.iter().map(|node| self.connection(node)).collect();
-        Ok(try_join_all(connections.iter().map(|connection| connection.command(&["PING"])))
-            .await
-            .map(drop)?)
+        try_join_all(self.to_primaries().iter().map(|connection| connection.command(&["PING"]))).await?;
+        Ok(())
     }
 
     /// The connection to a node, which is opened if there is none.

@@ -211,6 +211,19 @@ impl Connection {
         }
     }
 
+    /// Where it leads to.
+    pub(super) fn address(&self) -> String {
+        self.route.to_string()
+    }
+
+    /// What the server has said if it is not connected because of that.
+    pub(super) fn refusal(&self) -> Option<String> {
+        match &*self.failure.lock() {
+            Some(CallError::Answer(text)) if !self.is_connected() => Some(text.clone()),
+            _ => None,
+        }
+    }
+
     pub(super) fn not_connected(&self) -> CallError {
         let failure = self.failure.lock();
         let why = failure.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
@@ -271,7 +284,7 @@ impl Connection {
                 Ok((link, server)) => {
                     *self.silence.lock() = Silence { opened: Some(Instant::now()), ..Silence::default() };
                     self.link.send_replace(Some(Arc::clone(&link)));
-                    self.status.set(&server, Status::Connected);
+                    self.status.connected(&server);
                     if let Some(tell) = tell.take() {
                         // The receiver is gone if connecting was given up.
                         let _ = tell.send(Ok(()));
@@ -283,20 +296,18 @@ impl Connection {
                         () = self.route.until_replaced(&server) => link.abort(),
                     }
                     self.link.send_replace(None);
-                    self.status.disconnected(&server.to_string());
                     if closed.is_cancelled() {
                         return link.close().await;
                     }
                     tracing::debug!("the connection was lost, connecting again");
-                    *self.failure.lock() = Some(CallError::Lost("the connection was lost".to_owned()));
+                    self.failed(&server.to_string(), CallError::Lost("the connection was lost".to_owned()));
                 }
                 Err(error) => {
                     if let Some(tell) = tell.take() {
                         return drop(tell.send(Err(error)));
                     }
                     tracing::debug!(%error, "not connected");
-                    self.status.disconnected(&self.route.to_string());
-                    *self.failure.lock() = Some(error);
+                    self.failed(&self.route.to_string(), error);
                 }
             }
             pause =
@@ -308,25 +319,31 @@ impl Connection {
         }
     }
 
+    /// It is not connected, for this reason.
+    fn failed(&self, server: &str, reason: CallError) {
+        self.status.disconnected(server, reason.to_string());
+        *self.failure.lock() = Some(reason);
+    }
+
     /// Opens a link, and has the server close those before it.
     async fn open(&self) -> Result<(Arc<dyn Link>, Server), CallError> {
         let server = self.route.server().await?;
         let link = self.settings.open(&server).await?;
         let prepare = async {
             self.route.check(&*link).await?;
-            self.close_earlier(&*link).await
+            match self.close_earlier(&*link).await {
+                // This user may not do that, or the server does not support it. Releases go on without this safeguard.
+                Err(error) if is_refusal(&error) => {
+                    tracing::debug!(%error, "connections that were lost are not closed by the server");
+                    Ok(())
+                }
+                closed => closed,
+            }
         };
-        let close = timeout(self.timeouts.connect, prepare).await;
-        match close.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
-            Ok(()) => {}
-            // This user may not do that, or the server does not support it. Releases go on without this safeguard.
-            Err(error) if is_refusal(&error) => {
-                tracing::debug!(%error, "connections that were lost are not closed by the server");
-            }
-            Err(error) => {
-                link.abort();
-                return Err(error);
-            }
+        let prepared = timeout(self.timeouts.connect, prepare).await;
+        if let Err(error) = prepared.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
+            link.abort();
+            return Err(error);
         }
         Ok((link, server))
     }

@@ -15,6 +15,7 @@
 //! | `sentinel` | which server is the primary at present |
 //! | `cluster` | which node serves which slot; redirections |
 //! | `status`, `check` | the state of the store, from that of its connections; a look at the servers |
+//! | `runtime` | whether a runtime can carry connections |
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
@@ -54,6 +55,7 @@ mod renewals;
 mod replicas;
 mod reply;
 mod route;
+mod runtime;
 mod script;
 mod semaphore;
 mod sentinel;
@@ -67,27 +69,30 @@ mod value;
 mod verbs;
 
 use std::fmt;
-use std::panic::catch_unwind;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 #[cfg(feature = "redis")]
 use ::fred::types::config::Config;
-use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
-use tokio::net::{TcpStream, UdpSocket};
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
+use tokio::net::TcpStream;
 use tokio::runtime::Handle;
+use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity};
+use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity, Status, StoreState};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
 use crate::sync::Mutex;
 use callers::CallersConnections;
-use connection::{ConnectionSettings, Timeouts};
-use link::Connector;
+use connection::{Connection, ConnectionSettings, Timeouts};
+use link::{CallError, Connector};
 use notifications::{Channel, Notifications};
 use opening::Opening;
 use replicas::{Quota, Replicas};
@@ -119,6 +124,10 @@ pub struct RedisBackend {
     replicas: Option<Arc<Replicas>>,
     fail_fast: bool,
     statuses: Arc<Statuses>,
+    /// Whether the servers have been looked at.
+    looked: OnceCell<()>,
+    /// Whether anything has been sent that may have been granted.
+    used: AtomicBool,
     closing: Closing,
 }
 
@@ -263,10 +272,11 @@ impl RedisBuilder {
         self
     }
 
-    /// Whether calls fail at once with [`Error::StoreUnavailable`] while the store is known to be away, however long they could wait,
-    /// and so do those that wait already. Releases and renewals go on as without this.
+    /// Whether calls fail at once with [`Error::StoreUnavailable`] while the server is known to be away, that is, not connected, and so
+    /// do those that wait already. Releases and renewals go on as without this.
     ///
-    /// Default: off.
+    /// Default: off. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and `lock_timeout` as long as
+    /// that or until its time is up; a restart or a failover in the meantime delays them and is no error.
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
         self
@@ -324,6 +334,7 @@ impl RedisBuilder {
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedisBackend, Error> {
         let (backend, limit) = (self.build()?, self.timeouts.connect);
+        runtime::check().map_err(|error| backend.connect_error(error))?;
         let opened = match tokio::time::timeout(limit, backend.open()).await {
             Ok(opened) => opened,
             Err(late) => Err(BackendError::Unanswered { source: late.into() }),
@@ -336,22 +347,20 @@ impl RedisBuilder {
         };
         match opened {
             Ok(()) => Ok(backend),
-            Err(error) => Err(Error::from_backend(error, "connect", None, &backend.capabilities.store)),
+            Err(error) => Err(backend.connect_error(error)),
         }
     }
 
     /// Creates a backend that connects when it is needed, and goes on trying: a service may start before its server. Needs no
-    /// runtime. What [`connect`](Self::connect) would refuse or warn about is found by [`Client::check`](crate::Client::check).
+    /// runtime. See [`Client::connect_lazy`](crate::Client::connect_lazy).
     ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
     pub fn connect_lazy(self) -> Result<RedisBackend, Error> {
         let backend = self.build()?;
-        match backend.start() {
-            Ok(()) => Ok(backend),
-            Err(error) => Err(Error::from_backend(error, "connect", None, &backend.capabilities.store)),
-        }
+        backend.start().map_err(|error| backend.connect_error(error))?;
+        Ok(backend)
     }
 
     /// What is known about a server that has not answered in time.
@@ -397,14 +406,17 @@ impl RedisBuilder {
     }
 }
 
-/// What is said about a runtime without I/O.
-const NO_IO: &str = "this needs a runtime of tokio with I/O and timers (`enable_all`)";
-
-/// Whether the current runtime has I/O. Tokio only says so by a panic, which would end a task of the client library instead.
-fn has_io() -> bool {
-    let Ok(socket) = std::net::UdpSocket::bind(("127.0.0.1", 0)) else { return true };
-    let registered = catch_unwind(|| socket.set_nonblocking(true).and_then(|()| UdpSocket::from_std(socket)));
-    registered.is_ok()
+/// Has all waiting requests repeated when the store goes, so that they fail, until `closed`.
+async fn fail_waiting(
+    mut changes: BoxStream<'static, StoreState>,
+    notifications: Arc<Notifications>,
+    closed: CancellationToken,
+) {
+    while let Some(Some(state)) = closed.run_until_cancelled(changes.next()).await {
+        if matches!(state.status, Status::Disconnected { .. }) {
+            notifications.resync();
+        }
+    }
 }
 
 fn background_handle() -> Result<Handle, BackendError> {
@@ -551,7 +563,11 @@ impl RedisBackend {
         let servers = Servers::new(topology, connections, told, closing.token());
         let (commands, transports) = servers.commands();
         let (renewing, renewals) = servers.commands();
-        let up_to_date = own.spawn(servers.stay_up_to_date(&[&commands, &renewing]));
+        let mut drivers = vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing]))];
+        if settings.fail_fast {
+            let (changes, told) = (statuses.changes(), Arc::clone(&notifications));
+            drivers.push(own.spawn(fail_waiting(changes, told, closing.token())));
+        }
         let mut commands = vec![commands];
         let replicas = settings.quota.map(|quota| {
             let (waiting, transports) = servers.commands();
@@ -564,16 +580,22 @@ impl RedisBackend {
             transports,
             renewing,
             renewals,
-            drivers: Mutex::new(vec![up_to_date]),
+            drivers: Mutex::new(drivers),
             notifications,
             poll_interval: settings.poll_interval,
             repair: settings.repair,
             replicas,
             fail_fast: settings.fail_fast,
             statuses,
+            looked: OnceCell::new(),
+            used: AtomicBool::default(),
             ids,
             closing,
         })
+    }
+
+    fn connect_error(&self, error: BackendError) -> Error {
+        Error::from_backend(error, "connect", None, &self.capabilities.store)
     }
 
     /// Connects from the current runtime and from the crate's own, and looks at the servers. If it is dropped, `closing` is
@@ -584,23 +606,12 @@ impl RedisBackend {
     fn open(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         async move {
             let (own, closed) = (background_handle()?, self.closing.token());
-            if !has_io() {
-                return Err(BackendError::NotSent { source: NO_IO.into() });
-            }
             let renewing = self.renewing.clone();
             let driver = own.spawn(async move { renewing.connect(closed).await });
             self.callers.connect().await?;
             let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
             self.drivers.lock().extend(driver);
-            for finding in self.look().await? {
-                let store = &self.capabilities.store;
-                match finding.severity {
-                    Severity::Refused => return Err(BackendError::Refused { source: finding.text.into() }),
-                    Severity::Warning => tracing::warn!(%store, "{finding}"),
-                    Severity::Info => tracing::info!(%store, "{finding}"),
-                }
-            }
-            Ok(())
+            self.first_look().await
         }
         .boxed()
     }
@@ -612,22 +623,67 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Looks at all servers.
-    async fn look(&self) -> Result<Vec<Finding>, BackendError> {
-        let expected = check::Expected {
-            in_cluster: matches!(self.transports, Transports::Cluster(_)),
-            has_replicas: self.replicas.is_some(),
+    /// Looks at all servers once, before the first operation: refuses those that cannot carry locks, and traces the rest.
+    fn first_look(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        let look = async {
+            let (refused, others): (Vec<_>, Vec<_>) =
+                self.look().await?.into_iter().partition(|finding| finding.severity == Severity::Refused);
+            if !refused.is_empty() {
+                let texts: Vec<_> = refused.into_iter().map(|finding| finding.text).collect();
+                return Err(BackendError::Refused { source: texts.join("; ").into() });
+            }
+            let store = &self.capabilities.store;
+            for finding in others {
+                match finding.severity {
+                    Severity::Info => tracing::info!(%store, "{finding}"),
+                    _ => tracing::warn!(%store, "{finding}"),
+                }
+            }
+            Ok(())
         };
-        let channel = keys::channel(self.ids.client());
-        let mut findings = Vec::new();
-        for link in self.callers.links().await? {
-            for finding in check::look(&*link, expected, &channel).await? {
+        async move { self.looked.get_or_try_init(|| look).await.copied() }.boxed()
+    }
+
+    /// Looks at all servers. One of several that does not answer is a finding.
+    async fn look(&self) -> Result<Vec<Finding>, BackendError> {
+        let connections = self.callers.connections();
+        let looks = join_all(connections.iter().map(|connection| self.look_at(connection))).await;
+        let (mut findings, mut failure) = (Vec::new(), None);
+        let mut answered = false;
+        for (connection, found) in connections.iter().zip(looks) {
+            let found = match found {
+                Ok(found) => {
+                    answered = true;
+                    found
+                }
+                Err(error) => {
+                    let text = format!("{} does not answer: {error}", connection.address());
+                    failure = Some(error);
+                    vec![Finding::new(Severity::Warning, text)]
+                }
+            };
+            for finding in found {
                 if !findings.contains(&finding) {
                     findings.push(finding);
                 }
             }
         }
-        Ok(findings)
+        match failure {
+            Some(error) if !answered => Err(error.into()),
+            _ => Ok(findings),
+        }
+    }
+
+    async fn look_at(&self, connection: &Connection) -> Result<Vec<Finding>, CallError> {
+        let expected = check::Expected {
+            in_cluster: matches!(self.transports, Transports::Cluster(_)),
+            has_replicas: self.replicas.is_some(),
+        };
+        match (connection.link().await, connection.refusal()) {
+            (Ok(link), _) => check::look(&*link, expected, &keys::channel(self.ids.client())).await,
+            (Err(_), Some(text)) => Ok(vec![Finding::new(Severity::Refused, text)]),
+            (Err(error), None) => Err(error),
+        }
     }
 
     /// Sees to it that the connections of the caller work on the current runtime.
@@ -635,7 +691,10 @@ impl RedisBackend {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
         }
-        if self.callers.have_ended() { self.callers.revive().await } else { Ok(()) }
+        if self.callers.are_missing() {
+            self.callers.revive().await?;
+        }
+        if self.looked.initialized() { Ok(()) } else { self.first_look().await }
     }
 
     /// Closes all connections and waits until they are closed.

@@ -6,6 +6,7 @@ use std::future::pending;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 
+use super::check::Hello;
 use super::link::{CallError, Link};
 use super::target::Server;
 use super::value::Value;
@@ -15,7 +16,8 @@ pub(super) trait Route: fmt::Debug + fmt::Display + Send + Sync {
     /// The server to connect to.
     fn server(&self) -> BoxFuture<'_, Result<Server, CallError>>;
 
-    /// Whether the server is the right one: what others say about it may be out of date.
+    /// Whether the server is the right one: what others say about it may be out of date, and at the same address there may be another one
+    /// by now.
     fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>>;
 
     /// Completes when the server is not the right one any more, as far as that can be known without asking it.
@@ -35,6 +37,9 @@ impl Route for ToServer {
 
     fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {
         async {
+            if let Some(text) = Hello::of(link).await?.refusal(false) {
+                return Err(CallError::Answer(text));
+            }
             match primary_of(link).await? {
                 None => Ok(()),
                 Some(primary) => Err(CallError::Answer(format!(
@@ -56,8 +61,8 @@ impl fmt::Display for ToServer {
 pub(super) async fn primary_of(link: &dyn Link) -> Result<Option<String>, CallError> {
     let role = match link.command(vec!["ROLE".to_owned()]).await {
         Ok(role) => role,
-        // This user may not ask. A replica says so when it is to write.
-        Err(CallError::Answer(_)) => return Ok(None),
+        // This user may not ask where the primary is.
+        Err(CallError::Answer(_)) => return Ok(Hello::of(link).await?.is_replica().then(String::new)),
         Err(error) => return Err(error),
     };
     let role = role.as_list();

@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::{Nodes, Slots, ToAnyNode};
 use super::connection::{Connection, ConnectionSettings};
 use super::keys;
-use super::link::Link;
 use super::notifications::Notifications;
 use super::route::ToServer;
 use super::sentinel::{Sentinels, ToPrimary};
@@ -151,7 +150,7 @@ impl Commands {
     pub(super) fn start(&self, runtime: &Handle, closed: CancellationToken) -> Option<JoinHandle<()>> {
         match self {
             Self::Server(connection) => Some(connection.start(runtime, closed)),
-            Self::Cluster(_) => None,
+            Self::Cluster(nodes) => Some(runtime.spawn(Arc::clone(nodes).connect_when_possible(closed))),
         }
     }
 
@@ -164,11 +163,11 @@ impl Commands {
         Ok(())
     }
 
-    /// Links to all servers.
-    pub(super) async fn links(&self) -> Result<Vec<Arc<dyn Link>>, BackendError> {
+    /// The connections to all servers.
+    pub(super) fn connections(&self) -> Vec<Arc<Connection>> {
         match self {
-            Self::Server(connection) => Ok(vec![connection.link().await?]),
-            Self::Cluster(nodes) => nodes.links().await,
+            Self::Server(connection) => vec![Arc::clone(connection)],
+            Self::Cluster(nodes) => nodes.to_primaries(),
         }
     }
 

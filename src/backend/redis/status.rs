@@ -24,8 +24,8 @@ pub(super) struct Statuses {
 #[derive(Debug, Default)]
 struct Connections {
     last: u64,
-    /// The server and the status of each, once something is known.
-    by_number: BTreeMap<u64, (String, Status)>,
+    /// The server of each and its state, once something is known.
+    by_number: BTreeMap<u64, NodeState>,
     /// Since when the store has been away, if that has been traced.
     away: Option<Instant>,
     closed: bool,
@@ -33,7 +33,7 @@ struct Connections {
 
 impl Statuses {
     pub(super) fn new(store: String) -> Arc<Self> {
-        let state = watch::Sender::new(StoreState::of(Vec::new()));
+        let state = watch::Sender::new(unknown(Instant::now()));
         Arc::new(Self { store, state, connections: Mutex::default() })
     }
 
@@ -41,7 +41,7 @@ impl Statuses {
         self.state.borrow().clone()
     }
 
-    /// Every state from now on, and the end after the client has been closed. If several follow each other quickly, only the last.
+    /// The states from now on. If several follow each other quickly, only the last.
     pub(super) fn changes(&self) -> BoxStream<'static, StoreState> {
         let changes = stream::unfold(self.state.subscribe(), |mut changes| async {
             changes.changed().await.ok()?;
@@ -65,17 +65,18 @@ impl Statuses {
     fn update(&self, change: impl FnOnce(&mut Connections)) {
         let mut connections = self.connections.lock();
         change(&mut connections);
-        let mut nodes = BTreeMap::<&str, Status>::new();
-        for (node, status) in connections.by_number.values() {
-            let worst = nodes.entry(node).or_insert(Status::Connected);
-            *worst = worst.or_worse(*status);
-        }
-        let nodes = nodes.into_iter().map(|(address, status)| NodeState::new(address, status));
-        let mut state = StoreState::of(nodes.collect());
+        let known = self.state.borrow().status;
+        let mut state = connections.state().unwrap_or_else(|| match known {
+            // Nothing is connected, as before.
+            Status::Disconnected { since } => unknown(since),
+            _ => unknown(Instant::now()),
+        });
         if connections.closed {
             state.status = Status::Closed;
         }
-        self.trace(&mut connections, state.status);
+        if !state.nodes.is_empty() {
+            self.trace(&mut connections, &state);
+        }
         self.state.send_if_modified(|known| {
             let is_new = *known != state;
             *known = state;
@@ -84,12 +85,14 @@ impl Statuses {
     }
 
     /// Traces once when the store goes, and once when it is back.
-    fn trace(&self, connections: &mut Connections, status: Status) {
+    fn trace(&self, connections: &mut Connections, state: &StoreState) {
         let store = &self.store;
-        match (status, connections.away) {
-            (Status::Silent { since } | Status::Disconnected { since }, None) => {
+        match (state.status, connections.away) {
+            (status @ (Status::Silent { since } | Status::Disconnected { since }), None) => {
                 connections.away = Some(since);
-                tracing::warn!(%store, "the store is {}", kind(status));
+                let node = state.nodes.iter().find(|node| node.status == status);
+                let reason = node.and_then(|node| node.reason.as_deref());
+                tracing::warn!(%store, reason, "the store is {}", kind(status));
             }
             (Status::Connected, Some(since)) => {
                 connections.away = None;
@@ -98,6 +101,25 @@ impl Statuses {
             _ => {}
         }
     }
+}
+
+impl Connections {
+    /// The state of the servers, each as the worst of its connections. `None` if there are none.
+    fn state(&self) -> Option<StoreState> {
+        let mut nodes = BTreeMap::<&str, &NodeState>::new();
+        for known in self.by_number.values() {
+            let worst = nodes.entry(&known.address).or_insert(known);
+            if known.status.badness() > worst.status.badness() {
+                *worst = known;
+            }
+        }
+        (!nodes.is_empty()).then(|| StoreState::of(nodes.into_values().cloned().collect()))
+    }
+}
+
+/// The state of a store of which no server is known yet.
+const fn unknown(since: Instant) -> StoreState {
+    StoreState { status: Status::Disconnected { since }, nodes: Vec::new() }
 }
 
 const fn kind(status: Status) -> &'static str {
@@ -117,30 +139,32 @@ pub(super) struct ConnectionStatus {
 }
 
 impl ConnectionStatus {
-    pub(super) fn set(&self, server: &Server, status: Status) {
+    pub(super) fn connected(&self, server: &Server) {
         self.statuses.update(|connections| {
-            connections.by_number.insert(self.number, (server.to_string(), status));
+            let state = NodeState::new(server.to_string(), Status::Connected);
+            connections.by_number.insert(self.number, state);
         });
     }
 
     /// The same for the server that was named last.
     pub(super) fn change(&self, status: Status) {
         self.statuses.update(|connections| {
-            if let Some((_, known)) = connections.by_number.get_mut(&self.number) {
-                *known = status;
+            if let Some(known) = connections.by_number.get_mut(&self.number) {
+                known.status = status;
             }
         });
     }
 
     /// It has been lost, or cannot be made; `server` is where it leads to if none was named yet. An earlier "since" is kept.
-    pub(super) fn disconnected(&self, server: &str) {
+    pub(super) fn disconnected(&self, server: &str, reason: String) {
         self.statuses.update(|connections| {
-            let since = Instant::now();
+            let now = Status::Disconnected { since: Instant::now() };
             let known = connections.by_number.entry(self.number);
-            let (_, status) = known.or_insert((server.to_owned(), Status::Disconnected { since }));
-            if !matches!(status, Status::Disconnected { .. }) {
-                *status = Status::Disconnected { since };
+            let state = known.or_insert_with(|| NodeState::new(server, now));
+            if !matches!(state.status, Status::Disconnected { .. }) {
+                state.status = now;
             }
+            state.reason = Some(reason);
         });
     }
 

@@ -90,8 +90,9 @@ struct Form {
     tls: bool,
 }
 
-const SCHEMES: &str = "its scheme is none of `memory:`, `redis://`, `redis+unix://`, `redis-sentinel://`, `redis-cluster://`, \
-     `redlock://`, and those with `rediss`, `valkey` or `valkeys` for `redis`";
+const SCHEMES: &str = "its scheme is none of `memory:`, `redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, \
+     `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with `valkey` instead of `redis`, `redlock://` and \
+     `redlocks://`";
 const SEVERAL: &str = "`redis-sentinel://`, `redis-cluster://` and `redlock://`";
 
 impl Form {

@@ -1,6 +1,7 @@
 //! The operations of the contract on one Redis server.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -12,7 +13,7 @@ use super::transport::Transport;
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
     Answer, Answered, Backend, BackendError, BoxError, Capabilities, Claim, Detail, Event, Finding,
-    Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, StoreState,
+    Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
 };
 use crate::background;
 
@@ -46,6 +47,9 @@ impl Backend for RedisBackend {
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
+            if self.is_unused() {
+                return self.open_or_closed().map(|()| Released::Absent);
+            }
             let transport = self.transport_of_releases(&lease.resource).await?;
             self.notifications.forget(lease.id);
             release(&transport, lease, 0, self.gap()).await
@@ -59,6 +63,9 @@ impl Backend for RedisBackend {
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
+            if self.is_unused() {
+                return self.open_or_closed().map(|()| Released::Absent);
+            }
             release(&self.transport_of_releases(&lease.resource).await?, lease, keep, self.gap()).await
         }
         .boxed()
@@ -130,8 +137,14 @@ impl Backend for RedisBackend {
 
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         async move {
-            self.revive().await?;
-            self.look().await
+            match self.revive().await {
+                Err(BackendError::Refused { source }) if self.callers.are_missing() => {
+                    Ok(vec![Finding::new(Severity::Refused, source.to_string())])
+                }
+                // Those of a first look are found again.
+                Ok(()) | Err(BackendError::Refused { .. }) => self.look().await,
+                Err(error) => Err(error),
+            }
         }
         .boxed()
     }
@@ -149,11 +162,25 @@ impl RedisBackend {
         match self.revive().await {
             Err(error) if self.fail_fast && error.is_transient() => Err(fast(error.into())),
             Err(error) => Err(error),
-            Ok(()) if self.fail_fast => {
-                let connection = self.transports.of(resource).connection();
-                if connection.is_connected() { Ok(()) } else { Err(fast(connection.not_connected().into())) }
+            Ok(()) if self.fail_fast && !self.transports.of(resource).connection().is_connected() => {
+                Err(fast(self.transports.of(resource).connection().not_connected().into()))
             }
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.note_use();
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether nothing has ever been sent that could have been granted: a client that its store has refused, or that has never reached
+    /// it, has nothing to release.
+    fn is_unused(&self) -> bool {
+        !self.used.load(Ordering::Acquire)
+    }
+
+    fn note_use(&self) {
+        if self.is_unused() {
+            self.used.store(true, Ordering::Release);
         }
     }
 
@@ -186,12 +213,14 @@ impl RedisBackend {
         &self,
         resource: &Resource,
     ) -> Result<Arc<Transport>, BackendError> {
-        if background::is_current() {
+        let on_own_thread = background::is_current();
+        if on_own_thread {
             self.open_or_closed()?;
-            return Ok(self.renewals.of(resource));
+        } else {
+            self.revive().await?;
         }
-        self.revive().await?;
-        Ok(self.transports.of(resource))
+        self.note_use();
+        Ok(if on_own_thread { self.renewals.of(resource) } else { self.transports.of(resource) })
     }
 
     /// Releases in the background what was granted, but does not count.
