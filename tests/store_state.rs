@@ -31,12 +31,24 @@ fn is_within(limit: Duration, mut happens: impl FnMut() -> bool) -> bool {
     true
 }
 
+/// What this call gives, which is repeated up to four times if it takes long: a machine may be busy with other things.
+async fn at_once<T: std::fmt::Debug>(call: impl AsyncFn() -> T) -> T {
+    let mut repetitions = 4;
+    loop {
+        let begun = Instant::now();
+        let outcome = call().await;
+        let took = begun.elapsed();
+        if took < AT_ONCE {
+            return outcome;
+        }
+        assert!(repetitions > 0, "{took:?}: {outcome:?}");
+        repetitions -= 1;
+    }
+}
+
 /// The error of connecting to `url`, which is not accepted to take long.
 async fn refused(url: &str) -> String {
-    let begun = Instant::now();
-    let error = Client::connect(url).await.expect_err("it is refused");
-    assert!(begun.elapsed() < AT_ONCE, "{:?}: {error}", begun.elapsed());
-    error.to_string()
+    at_once(async || Client::connect(url).await).await.expect_err("it is refused").to_string()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,9 +187,8 @@ async fn a_lazy_client_is_refused_what_connecting_refuses() -> Result<(), Error>
     ] {
         let client = Client::connect_lazy(&url)?;
         disconnected_because(&client, words).await;
-        let begun = Instant::now();
-        let error = client.mutex("a")?.lock().await.expect_err("it is refused");
-        assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+        let mutex = client.mutex("a")?;
+        let error = at_once(async || mutex.lock().await).await.expect_err("it is refused");
         assert!(
             matches!(error, Error::StoreRefused { .. }) && error.to_string().contains(words),
             "{error:?}"
@@ -331,10 +342,9 @@ async fn calls_fail_at_once_while_the_store_is_known_to_be_away() {
     let error = within(SECOND, waiting).await.expect("no panic").expect_err("the server is gone");
     assert!(error.to_string().contains("not connected: "), "{error}");
     eventually(SECOND * 5, || async { !client.state().status.is_connected() }).await;
-    let begun = Instant::now();
-    let error = mutex.lock_timeout(SECOND * 30).await.expect_err("the server is gone");
+    let failing = at_once(async || mutex.lock_timeout(SECOND * 30).await).await;
+    let error = failing.expect_err("the server is gone");
     assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
     assert!(error.to_string().contains("not connected: "), "{error}");
     server.restart();
     eventually(SECOND * 5, || async { mutex.try_lock().await.is_ok_and(|guard| guard.is_some()) }).await;
@@ -379,9 +389,7 @@ async fn servers_with_which_leases_may_be_lost_are_found() -> Result<(), Error> 
     let setup = with_options(&["--maxmemory-policy", "allkeys-lru"]);
     let Some(server) = RedisServer::start_with_or_skip("what is found", setup) else { return Ok(()) };
     server.allow(&more_rules("+info"));
-    let begun = Instant::now();
-    let client = Client::connect(&server.url()).await?;
-    assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+    let client = at_once(async || Client::connect(&server.url()).await).await?;
     let findings = client.check().await?;
     let found =
         |severity| findings.iter().find(|finding| finding.severity == severity).map(|found| &*found.text);
