@@ -314,8 +314,8 @@ fn sort(error: FredError) -> CallError {
         _ if NOT_SENT.iter().any(|words| text.contains(words)) => CallError::NotSent(text),
         ErrorKind::Timeout => CallError::Timeout(text),
         ErrorKind::IO | ErrorKind::Canceled => CallError::Lost(text),
-        ErrorKind::Auth => CallError::Answer(text),
-        _ if is_server_text(&text) => CallError::Answer(text),
+        ErrorKind::Auth => CallError::answer(&text),
+        _ if is_server_text(&text) => CallError::answer(&text),
         _ => CallError::Lost(text),
     }
 }

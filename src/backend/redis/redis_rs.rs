@@ -310,7 +310,7 @@ fn read(value: RedisValue) -> Result<Value, CallError> {
 
 /// An error of the server, as it has sent it.
 fn answer(code: &str, details: Option<&str>) -> CallError {
-    CallError::Answer([code, details.unwrap_or_default()].join(" ").trim_end().to_owned())
+    CallError::answer([code, details.unwrap_or_default()].join(" ").trim_end())
 }
 
 /// Classifies errors by what they say about the command.
@@ -324,7 +324,7 @@ fn sort(error: &RedisError) -> CallError {
     } else if error.is_timeout() {
         CallError::Timeout(text)
     } else if let redis::ErrorKind::AuthenticationFailed = error.kind() {
-        CallError::Answer(error.detail().map_or(text, str::to_owned))
+        CallError::answer(error.detail().unwrap_or(&text))
     } else {
         CallError::Lost(text)
     }
