@@ -70,7 +70,6 @@ mod verbs;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 #[cfg(feature = "redis")]
@@ -124,10 +123,8 @@ pub struct RedisBackend {
     replicas: Option<Arc<Replicas>>,
     fail_fast: bool,
     statuses: Arc<Statuses>,
-    /// Whether the servers have been looked at.
+    /// Whether the servers have been looked at, and accepted. No request is sent before.
     looked: OnceCell<()>,
-    /// Whether anything has been sent that may have been granted.
-    used: AtomicBool,
     closing: Closing,
 }
 
@@ -587,7 +584,6 @@ impl RedisBackend {
             fail_fast: settings.fail_fast,
             statuses,
             looked: OnceCell::new(),
-            used: AtomicBool::default(),
             ids,
             closing,
         })
