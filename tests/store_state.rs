@@ -12,7 +12,6 @@ use leasehold::{Client, Error};
 use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// How long a refusal may take.
 
 fn with_options(options: &[&str]) -> Setup {
     Setup { options: options.iter().map(|option| (*option).to_owned()).collect(), ..Setup::default() }
