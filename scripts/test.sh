@@ -86,7 +86,7 @@ have_openssl || install "OpenSSL with its headers, and pkg-config," libssl-dev p
 export LEASEHOLD_REQUIRE_SERVERS=1
 
 # Most tests wait most of the time.
-if [[ -z "${RUST_TEST_THREADS:-}" && $(nproc) -lt 4 ]]; then
+if [[ -z "${RUST_TEST_THREADS:-}" && $(nproc 2>/dev/null || echo 4) -lt 4 ]]; then
     export RUST_TEST_THREADS=4
 fi
 
