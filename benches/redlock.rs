@@ -6,18 +6,21 @@
 //!
 //! * `redis://`, one server;
 //! * `redlock://`, five servers;
+//! * the same five through redis-rs instead of fred;
 //! * `redlock://`, the same with one of the five behind a proxy that delays its answers by a hundred times what a pair takes on
 //!   one server.
 //!
 //! Everything runs twice: on a runtime with one thread, and on one with worker threads. All servers are on this machine, so five of them
 //! also compete for its processors, which the nodes of a real Redlock do not.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-use leasehold::{Client, DistMutex};
+use leasehold::backend::RedlockBackend;
+use leasehold::{Client, DistMutex, RedisBackend};
 use tokio::runtime::Builder;
 
 mod common;
@@ -26,7 +29,8 @@ use common::{Nodes, Place, Proxy, RedisServer, Result, Setup, micros, redlock_ur
 /// Pairs measured of one kind before the next kind has its turn.
 const BLOCK: usize = 50;
 const NODES: usize = 5;
-const KINDS: [&str; 3] = ["one server", "five nodes", "five nodes, one of them slow"];
+const KINDS: [&str; 4] =
+    ["one server", "five nodes", "five nodes, one of them slow", "five nodes, through redis-rs"];
 /// How much slower that one is.
 const SLOWER: u32 = 100;
 
@@ -51,7 +55,7 @@ fn main() -> Result<()> {
         [("one thread", Builder::new_current_thread()), ("worker threads", Builder::new_multi_thread())]
     {
         let times = builder.enable_all().build()?.block_on(measure(port, &nodes, pairs))?;
-        let [one, five, _] = [0, 1, 2].map(|kind| micros(&times[kind], 0.5));
+        let [one, five, slow] = [0, 1, 2].map(|kind| micros(&times[kind], 0.5));
         for (what, time) in KINDS.iter().zip(&times) {
             figures.add_row([
                 format!("{runtime}: {what}"),
@@ -61,7 +65,6 @@ fn main() -> Result<()> {
                 format!("{:.2}", micros(time, 0.5) / one),
             ]);
         }
-        let slow = micros(&times[2], 0.5);
         for (what, ratio, bar) in [
             ("against one server", five / one, 1.5),
             ("one of them slow, against all fast", slow / five, 1.1),
@@ -83,7 +86,11 @@ async fn measure(port: u16, nodes: &Nodes, pairs: usize) -> Result<Vec<Histogram
     let slow = Proxy::start(nodes.0[0].port()).await;
     let ports = [slow.port()].into_iter().chain(nodes.0[1..].iter().map(RedisServer::port));
     let with_slow = Client::connect(&redlock_url(ports)).await?;
-    let clients = [one, five, with_slow];
+    let through_redis_rs =
+        nodes.0.iter().map(|node| Ok(RedisBackend::builder(&node.url())?.through_redis_rs()));
+    let through_redis_rs: Vec<_> = through_redis_rs.collect::<std::result::Result<_, leasehold::Error>>()?;
+    let through_redis_rs = RedlockBackend::builder(through_redis_rs).connect().await?;
+    let clients = [one, five, with_slow, Client::with_backend(Arc::new(through_redis_rs))];
     let locks = clients
         .iter()
         .map(|client| client.mutex("bench:redlock"))
