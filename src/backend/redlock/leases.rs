@@ -9,6 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::overtaken::Overtaken;
 use super::votes::{USUAL, majority};
 use crate::backend::{Answer, BackendError, LeaseId, Queued, Request, Ticket};
 use crate::fence::FencingToken;
@@ -17,7 +18,10 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// The leases of a client, by the numbers in their ids, from before they are requested until they are released.
 #[derive(Debug, Default)]
-pub(super) struct Leases(Mutex<HashMap<u64, Entry>>);
+pub(super) struct Leases {
+    entries: Mutex<HashMap<u64, Entry>>,
+    pub(super) overtaken: Overtaken,
+}
 
 /// One lease.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub(super) struct Entry {
     asked_at: Instant,
     /// Whether the client has been told to ask again since its last request.
     prompted: bool,
+    /// The nodes, as bits, whose answers to a request that was decided without them are still awaited.
+    pub(super) awaited: u32,
     /// Whether a task resolves a split of the votes.
     pub(super) resolving: bool,
     /// How often it has given up what a minority had granted.
@@ -77,7 +83,7 @@ pub(super) enum News {
 
 impl Leases {
     pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry>> {
-        self.0.lock()
+        self.entries.lock()
     }
 
     /// A request of the client begins, which ends with [`end`](Self::end). Returns what the nodes are asked.
@@ -97,6 +103,7 @@ impl Leases {
             asking: 0,
             asked_at: Instant::now(),
             prompted: false,
+            awaited: 0,
             resolving: false,
             splits: 0,
         });
@@ -110,11 +117,14 @@ impl Leases {
         self.with(id, |entry| entry.asking = entry.asking.saturating_sub(1)).is_some()
     }
 
-    /// Forgets a lease.
+    /// Forgets a lease, which is to be released.
     pub(super) fn remove(&self, id: LeaseId) -> Option<Entry> {
         let mut leases = self.lock();
-        let is_known = leases.get(&id.sequence()).is_some_and(|entry| entry.request.lease.id == id);
-        if is_known { leases.remove(&id.sequence()) } else { None }
+        leases.get(&id.sequence()).filter(|entry| entry.request.lease.id == id)?;
+        let entry = leases.remove(&id.sequence())?;
+        // Before anybody else sees that it is not known any more.
+        self.overtaken.add(id, entry.awaited);
+        Some(entry)
     }
 
     /// Runs `look` on a lease, if it is known.

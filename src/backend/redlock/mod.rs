@@ -8,6 +8,7 @@
 //! | `round` | one operation on all nodes at once |
 //! | `votes` | what follows from the nodes' answers (no I/O, no clock) |
 //! | `leases` | what this client knows of each of its leases on each node (no I/O) |
+//! | `overtaken` | requests that a release may have overtaken (no I/O) |
 //! | `request` | requests, tokens, and what a minority has granted |
 //! | `renew`, `release`, `events`, `inspect` | the other operations |
 
@@ -15,6 +16,7 @@ mod events;
 mod inspect;
 mod leases;
 mod node;
+mod overtaken;
 mod quorum;
 mod release;
 mod renew;

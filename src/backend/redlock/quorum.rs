@@ -151,11 +151,12 @@ impl Quorum {
             let mut pause = FIRST_PAUSE;
             while Instant::now() < end && !quorum.closing.is_closed() {
                 let released = match quorum.nodes[node].connected() {
-                    Ok(node) => node.release(&lease).await.map(drop),
+                    Ok(node) => node.release(&lease).await,
                     Err(error) => Err(error),
                 };
                 match released {
-                    Ok(()) | Err(BackendError::Closed) => return,
+                    Ok(released) if quorum.leases.overtaken.released(lease.id, node, released) => {}
+                    Ok(_) | Err(BackendError::Closed) => return,
                     Err(error) => {
                         tracing::debug!(node = %quorum.nodes[node].store, %error, "not released yet");
                     }

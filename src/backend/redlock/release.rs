@@ -1,6 +1,7 @@
 //! Releases: confirmed by a majority, and by the other nodes in the background.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::time::Instant;
@@ -39,6 +40,7 @@ impl Quorum {
             }
             let Some((n, answer)) = round.next().await else { break Err(()) };
             self.nodes[n].note(&answer);
+            self.look_for_overtaken(n, lease, &answer, ttl);
             match answer {
                 Ok(released) => found.cast(Some(released)),
                 Err(error) => {
@@ -60,12 +62,28 @@ impl Quorum {
         }
     }
 
+    /// If the node has granted the lease after it had nothing to release, it releases it again.
+    fn look_for_overtaken(
+        self: &Arc<Self>,
+        n: usize,
+        lease: &LeaseRef,
+        released: &Result<Released, BackendError>,
+        ttl: Duration,
+    ) {
+        if let Ok(released) = released
+            && self.leases.overtaken.released(lease.id, n, *released)
+        {
+            self.release_later(n, lease.clone(), ttl);
+        }
+    }
+
     /// Waits in the background for the nodes that have not confirmed a release when it was decided.
     fn finish_release(self: &Arc<Self>, mut round: Round<Released>, lease: Arc<LeaseRef>, end: Instant) {
         let look_at = move |quorum: &Arc<Self>, n: usize, released: Result<Released, BackendError>| {
             quorum.nodes[n].note(&released);
+            let left = end.saturating_duration_since(Instant::now());
+            quorum.look_for_overtaken(n, &lease, &released, left);
             if released.is_err() {
-                let left = end.saturating_duration_since(Instant::now());
                 quorum.release_later(n, (*lease).clone(), left);
             }
         };

@@ -261,8 +261,15 @@ impl Quorum {
         if round.is_over() {
             return;
         }
-        let quorum = Arc::clone(self);
+        self.leases.with(asked.lease.id, |entry| entry.awaited |= round.open());
+        // If the runtime ends, they will not be answered.
+        let mut late = guard((Arc::clone(self), round, asked), |(quorum, mut round, asked)| {
+            for (n, unanswered) in round.give_up() {
+                quorum.late_answer(n, &asked.lease, &unanswered);
+            }
+        });
         self.spawn(async move {
+            let (quorum, round, asked) = &mut *late;
             while let Some((n, answer)) = round.next().await {
                 quorum.late_answer(n, &asked.lease, &answer);
             }
@@ -273,14 +280,18 @@ impl Quorum {
     fn late_answer(self: &Arc<Self>, n: usize, lease: &LeaseRef, answer: &Result<Answer, BackendError>) {
         self.nodes[n].note(answer);
         let news = self.leases.with(lease.id, |entry| {
+            entry.awaited &= !(1 << n);
             entry.answered(n, answer);
             match answer {
                 Ok(Answer::Granted(grant)) => entry.after_grant(grant.token),
                 _ => entry.next(),
             }
         });
-        // If it is not known any more, its release was sent to this node after the request.
-        self.follow(Some(n), lease, news.unwrap_or(News::Nothing));
+        let news = news.unwrap_or_else(|| {
+            let granted = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
+            if self.leases.overtaken.answered(lease.id, n, granted) { News::Orphan } else { News::Nothing }
+        });
+        self.follow(Some(n), lease, news);
     }
 
     /// Does what follows from news of a node.

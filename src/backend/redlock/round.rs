@@ -41,6 +41,19 @@ impl<T> Round<T> {
         self.open == 0
     }
 
+    /// The nodes that have not answered, as bits.
+    pub(super) const fn open(&self) -> u32 {
+        self.open
+    }
+
+    /// Gives up all calls that have not been answered, with an error for each.
+    pub(super) fn give_up(&mut self) -> impl Iterator<Item = (usize, Result<T, BackendError>)> + use<T> {
+        self.calls.clear();
+        let open = std::mem::take(&mut self.open);
+        let nodes = (0..u32::BITS as usize).filter(move |n| open & (1 << n) != 0);
+        nodes.map(|n| (n, Err(BackendError::Unanswered { source: "it was given up".into() })))
+    }
+
     /// The next answer, or that a node did not answer in time. `None` if there are no more.
     pub(super) async fn next(&mut self) -> Option<(usize, Result<T, BackendError>)> {
         if self.open != 0 && !self.calls.is_empty() {

@@ -286,6 +286,30 @@ async fn a_grant_that_is_being_given_back_does_not_count() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_a_node_executes_after_its_release_keeps_nothing_there() {
+    let stores = Stores::new(5);
+    let client = stores.client();
+    // In time for the request, whether it is granted or queued by then, or too late for it, when it is not sent any more.
+    for (held_by_another, late) in [(false, 20), (true, 20), (false, 200)] {
+        let other = stores.client();
+        let request = Request { waits: true, ..client.new_request() };
+        client.set(&[3, 4], Hangs::Requests);
+        client.grant(&request).await;
+        // Releases are not held up, and find nothing on those two.
+        assert_eq!(client.release(&request).await.unwrap(), Released::Held);
+        sleep(Duration::from_millis(late)).await;
+        let next = other.new_request();
+        if held_by_another {
+            other.grant(&next).await;
+        }
+        client.set(&[3, 4], Hangs::Nothing);
+        sleep(Duration::from_millis(50)).await;
+        other.release(&next).await.unwrap();
+        stores.left_empty().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lease_is_not_lost_with_a_minority_and_taken_up_again_there() {
     let stores = Stores::new(5);
     let client = stores.client();
