@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures::future::join_all;
-use futures::{FutureExt, poll};
+use futures::{FutureExt, StreamExt, poll, stream};
 use leasehold::{Client, Error, LossReason};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, begun, eventually, local_handover, within};
@@ -459,11 +459,16 @@ async fn dropping_everything_without_a_shutdown_releases_and_disconnects() {
     }
 }
 
+/// Connected one after another: all at once, on a busy machine, they might be too slow for the timeout.
+async fn sixty(url: &str) -> Vec<Client> {
+    stream::iter(0..60).then(|_| connect(url)).collect().await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_clients_dropped_at_once_all_disconnect() {
     let Some(server) = RedisServer::start_or_skip("many clients that are dropped") else { return };
     let (mut raw, url) = (server.raw(), server.url());
-    let clients = join_all((0..60).map(|_| connect(&url))).await;
+    let clients = sixty(&url).await;
     let guards = join_all(clients.iter().enumerate().map(|(n, client)| async move {
         named(client, &format!("other:{n}"), LONG).lock().await.expect("free")
     }))
@@ -477,7 +482,7 @@ async fn many_clients_dropped_at_once_all_disconnect() {
 async fn many_clients_shut_down_at_once_all_disconnect() {
     let Some(server) = RedisServer::start_or_skip("many clients that are shut down") else { return };
     let (mut raw, url) = (server.raw(), server.url());
-    let clients = join_all((0..60).map(|_| connect(&url))).await;
+    let clients = sixty(&url).await;
     for outcome in join_all(clients.iter().map(Client::shutdown)).await {
         outcome.expect("drained");
     }

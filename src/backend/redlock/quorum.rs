@@ -27,6 +27,8 @@ use crate::sync::Mutex;
 const AHEAD: u64 = 10_000;
 /// How far ahead they may become. A node accepts 10 s.
 const MAX_AHEAD: u64 = 5_000_000;
+/// The most time that a node has for a renewal or a release, unless the timeout for nodes is longer.
+const MOST: Duration = Duration::from_secs(2);
 /// The pauses between releases that were not confirmed.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -85,6 +87,12 @@ impl Quorum {
     /// How long a node may take to answer something about a lease with this TTL.
     pub(super) fn time_limit(&self, ttl: Duration) -> Duration {
         self.node_timeout.min(ttl / 5)
+    }
+
+    /// The same for a renewal or a release: nothing waits for a node that is slow, unless a majority is, and then nothing is gained by
+    /// giving up earlier.
+    pub(super) fn generous_limit(&self, ttl: Duration) -> Duration {
+        (ttl / 5).min(MOST).max(self.node_timeout)
     }
 
     /// Calls these nodes, all at once.

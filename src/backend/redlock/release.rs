@@ -28,11 +28,11 @@ impl Quorum {
         }
         let shared = Arc::new(lease.clone());
         let nodes = self.all().filter(|n| asked & (1 << n) != 0);
-        let mut round = self.round(nodes, self.node_timeout, |_, node| {
+        let ttl = entry.as_ref().map_or(super::GIVE_UP_AFTER, |entry| entry.request.ttl);
+        let mut round = self.round(nodes, self.generous_limit(ttl), |_, node| {
             let lease = Arc::clone(&shared);
             async move { node.release(&lease).await }
         });
-        let ttl = entry.map_or(super::GIVE_UP_AFTER, |entry| entry.request.ttl);
         let mut failures = Vec::new();
         let released = loop {
             if let Some(released) = found.found(self.nodes.len()) {

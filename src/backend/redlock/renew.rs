@@ -15,9 +15,6 @@ use super::request::spare;
 use super::votes::Renewals;
 use crate::backend::{Answer, Answered, BackendError, LeaseRef, Renew};
 
-/// The most time that a node has for a renewal.
-const MOST: Duration = Duration::from_secs(2);
-
 impl Quorum {
     /// Renews leases on all nodes.
     pub(super) fn renew(self: &Arc<Self>, renewals: &[Renew]) -> BoxStream<'static, Answered> {
@@ -31,8 +28,8 @@ impl Quorum {
         let for_nodes: Vec<_> = renewals.iter().map(longer).collect();
         let shortest = renewals.iter().map(|renew| renew.ttl).min().unwrap_or_default();
         let (tell, told) = unbounded();
-        // A task of its own: it goes on after the decision. Nothing waits for a node that is slow, so it has more time than with a request.
-        let time_limit = (shortest / 5).min(MOST).max(self.node_timeout);
+        // A task of its own: it goes on after the decision.
+        let time_limit = self.generous_limit(shortest);
         self.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
         told.boxed()
     }
