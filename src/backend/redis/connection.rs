@@ -295,12 +295,14 @@ impl Connection {
                         () = link.ended().cancelled() => {}
                         () = self.route.until_replaced(&server) => link.abort(),
                     }
-                    self.link.send_replace(None);
                     if closed.is_cancelled() {
+                        self.link.send_replace(None);
                         return link.close().await;
                     }
                     tracing::debug!("the connection was lost, connecting again");
+                    // First the reason, for those who are told that there is no link.
                     self.failed(&server.to_string(), CallError::Lost("the connection was lost".to_owned()));
+                    self.link.send_replace(None);
                 }
                 Err(error) => {
                     if let Some(tell) = tell.take() {
