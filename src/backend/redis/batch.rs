@@ -30,80 +30,14 @@ use super::link::{CallError, Link};
 use super::msgpack::unpack_list;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
+use super::queue::Queued;
 use super::script::{BATCH, Script};
 use super::transport::{Transport, is_unknown_script};
 use super::value::{Arguments, Value};
 use crate::backend::{BackendError, Kind};
 
-/// How many calls may be in flight.
-const MAX_CALLS: usize = 4;
-/// How many operations on permits are worth a call of their own. The fewer calls the better: each reads and writes the state of a
-/// semaphore once.
-const PERMITS_WORTH_A_CALL: usize = 8;
-/// How many operations one call may take: the server does nothing else while it executes them, for about half a millisecond.
-const MAX_OPERATIONS: usize = 128;
 /// The usual size of an operation, in bytes.
 const USUAL_SIZE: usize = 128;
-
-/// The calls in flight, and the queue of operations.
-#[derive(Debug, Default)]
-pub(super) struct State {
-    queue: VecDeque<Queued>,
-    /// How many callers send their own operation at the moment.
-    direct: usize,
-    /// How many tasks send what is queued. There is at least one whenever something is queued.
-    drains: usize,
-    /// How many operations are in flight.
-    in_flight: usize,
-}
-
-impl State {
-    fn calls(&self) -> usize {
-        self.direct + self.drains
-    }
-
-    /// Takes the operations of a call out of the queue.
-    fn take(&mut self) -> Vec<Queued> {
-        let queued = self.queue.len();
-        if queued > MAX_OPERATIONS {
-            return self.queue.drain(..MAX_OPERATIONS).collect();
-        }
-        // All of them, without copying them one by one.
-        Vec::from(mem::replace(&mut self.queue, VecDeque::with_capacity(queued)))
-    }
-
-    /// Whether to send so many operations, the first of them of this kind, in a call of its own while so many other calls are in
-    /// flight.
-    fn are_worth_a_call(&self, operations: usize, kind: Kind, others: usize) -> bool {
-        let is_large = if kind.is_semaphore() {
-            operations >= PERMITS_WORTH_A_CALL
-        } else {
-            operations * others >= self.in_flight
-        };
-        others == 0 || (others < MAX_CALLS && is_large)
-    }
-}
-
-/// An operation in the queue.
-#[derive(Debug)]
-struct Queued {
-    code: &'static str,
-    operation: Operation,
-    /// The channel to its caller. It can be taken without moving the operation.
-    caller: Option<oneshot::Sender<Result<Value, CallError>>>,
-}
-
-impl Queued {
-    fn is_given_up(&self) -> bool {
-        self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
-    }
-
-    fn tell(&mut self, answer: Result<Value, CallError>) {
-        if let Some(caller) = self.caller.take() {
-            let _ = caller.send(answer);
-        }
-    }
-}
 
 /// Operations that have been sent.
 struct UnderWay<'a> {

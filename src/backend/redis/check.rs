@@ -3,8 +3,7 @@
 use futures::FutureExt;
 use futures::future::try_join4;
 
-use super::connection::{command, too_old};
-use super::link::{CallError, Link};
+use super::link::{CallError, Link, command};
 use super::value::Value;
 use crate::backend::{Finding, Severity};
 
@@ -172,6 +171,11 @@ fn allowed(answer: Result<Value, CallError>) -> Result<Option<Value>, CallError>
         Err(CallError::Answer(_)) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// What is said about a server that is too old.
+pub(super) fn too_old(how: &str) -> String {
+    format!("Redis 6.2 or later, or Valkey, is needed: this server is older ({how})")
 }
 
 fn is_too_old(version: &str) -> bool {

@@ -21,7 +21,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::link::{CallError, Connector, Link};
+use super::check::too_old;
+use super::link::{CallError, Connector, Link, command};
 use super::route::Route;
 use super::status::{ConnectionStatus, Statuses};
 use super::target::Login;
@@ -35,11 +36,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// After how many reply timeouts without any answer the link is replaced.
 const SILENT_TIMEOUTS: u32 = 2;
-
-/// What is said about a server that is too old.
-pub(super) fn too_old(how: &str) -> String {
-    format!("Redis 6.2 or later, or Valkey, is needed: this server is older ({how})")
-}
 
 /// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -369,11 +365,6 @@ impl Connection {
         *earlier = now.into_iter().collect();
         Ok(())
     }
-}
-
-/// Sends a command on a link.
-pub(super) async fn command(link: &dyn Link, words: &[&str]) -> Result<Value, CallError> {
-    link.command(words.iter().map(|word| (*word).to_owned()).collect()).await
 }
 
 /// The address in a line of `CLIENT LIST`, if the connection has this name.

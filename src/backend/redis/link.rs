@@ -68,6 +68,11 @@ pub(super) trait Link: fmt::Debug + Send + Sync {
     fn abort(&self);
 }
 
+/// Sends a command on a link.
+pub(super) async fn command(link: &dyn Link, words: &[&str]) -> Result<Value, CallError> {
+    link.command(words.iter().map(|word| (*word).to_owned()).collect()).await
+}
+
 /// What arrives on a link that is subscribed.
 #[derive(Debug)]
 pub(super) enum Message {

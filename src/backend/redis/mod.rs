@@ -19,7 +19,7 @@
 //! | `callers` | the connections on the caller's runtime, made again when that has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
-//! | `batch` | many operations in one call |
+//! | `queue`, `batch` | operations that wait for a call; many operations in one call |
 //! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
 //! | `opening` | links opened with credentials that are asked for each time, and why that failed |
@@ -49,6 +49,7 @@ mod notifications;
 mod opening;
 mod operation;
 mod protocol;
+mod queue;
 #[cfg(feature = "redis-rs")]
 mod redis_rs;
 mod renewals;

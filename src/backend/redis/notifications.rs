@@ -18,8 +18,8 @@ use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::connection::{Connection, command};
-use super::link::{CallError, Link, Message};
+use super::connection::Connection;
+use super::link::{CallError, Link, Message, command};
 use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
 use crate::fence::FencingToken;
 use crate::hash::HashSet;

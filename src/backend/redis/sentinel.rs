@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{ConnectionSettings, command};
-use super::link::{CallError, Link};
+use super::connection::ConnectionSettings;
+use super::link::{CallError, Link, command};
 use super::route::{Route, primary_of};
 use super::target::Server;
 

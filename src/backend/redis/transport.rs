@@ -10,11 +10,11 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::batch::State;
 use super::connection::{Connection, Timeouts};
 use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::operation::Operation;
+use super::queue::State;
 use super::script::Script;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;

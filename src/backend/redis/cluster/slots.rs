@@ -9,9 +9,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::backend::BackendError;
-use crate::backend::redis::connection::{ConnectionSettings, command};
+use crate::backend::redis::connection::ConnectionSettings;
 use crate::backend::redis::keys::SLOTS;
-use crate::backend::redis::link::{CallError, Link};
+use crate::backend::redis::link::{CallError, Link, command};
 use crate::backend::redis::route::Route;
 use crate::backend::redis::target::Server;
 use crate::backend::redis::value::Value;
