@@ -51,6 +51,7 @@ use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 
+pub(crate) mod by_url;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod lease_id;
