@@ -1,6 +1,8 @@
 //! Which store a URL names.
 
 use std::sync::Arc;
+#[cfg(feature = "_redis")]
+use std::time::Duration;
 
 use super::{Backend, MemoryBackend};
 use crate::error::Error;
@@ -81,6 +83,31 @@ impl Store {
         let reason = format!("this build lacks the feature `{}`", self.feature());
         Error::Unsupported { store: scheme, reason }
     }
+}
+
+// What the URLs of several stores have in common: `?option=value&...`
+
+/// The options in a query, each with its value.
+#[cfg(feature = "_redis")]
+pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let options = query.split('&').filter(|option| !option.is_empty());
+    options.map(|option| option.split_once('=').unwrap_or((option, "")))
+}
+
+/// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
+#[cfg(feature = "_redis")]
+pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
+    let duration = match value.strip_suffix("ms") {
+        Some(millis) => millis.parse().ok().map(Duration::from_millis),
+        None => value.strip_suffix('s').and_then(|secs| secs.parse().ok()).map(Duration::from_secs),
+    };
+    duration.ok_or_else(|| Error::invalid("url", format!("`{name}` is not a time such as `50ms` or `2s`")))
+}
+
+/// The error of an option that is none of those `known`.
+#[cfg(feature = "_redis")]
+pub(super) fn unknown_option(name: &str, known: &str) -> Error {
+    Error::invalid("url", format!("unknown option `{name}`; there are {known}"))
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ use futures::{FutureExt, StreamExt};
 pub(crate) mod by_url;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod event_text;
 mod lease_id;
 mod ledger;
 mod ledger_backend;
