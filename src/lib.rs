@@ -27,6 +27,8 @@
 //! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, and `TlsOptions` |
 //! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
 //! | `fred` | no | `RedisBackend::builder_from_fred`, which takes a configuration of the Redis client `fred`, version 10 |
+//! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
+//! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!
 //! Without `redis`, only the in-memory store is available.
@@ -60,6 +62,8 @@ pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, 
 pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
 #[cfg(feature = "_redis")]
 pub use backend::{RedlockBackend, RedlockBuilder};
+#[cfg(feature = "sqlite")]
+pub use backend::{SqliteBackend, SqliteBuilder, sqlite};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

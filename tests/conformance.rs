@@ -1,4 +1,4 @@
-//! Both backends keep every point of the contract.
+//! All stores keep every point of the contract.
 #![cfg(feature = "conformance")]
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
-#[cfg(feature = "_redis")]
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
 mod support;
 
 /// One test per numbered point, for all kinds named, on one store.
@@ -87,6 +87,32 @@ impl Harness for Memory {
 mod on_memory {
     use super::*;
     contract!(memory);
+}
+
+#[cfg(feature = "sqlite")]
+mod on_sqlite {
+    use super::support::SqliteFile;
+    use super::*;
+
+    async fn sqlite(_point: &str) -> Option<SqliteFile> {
+        Some(SqliteFile::new())
+    }
+
+    impl Harness for SqliteFile {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            async { self.delete() }.boxed()
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+    }
+
+    contract!(sqlite);
 }
 
 #[cfg(feature = "_redis")]

@@ -1,7 +1,7 @@
 //! Which store a URL names.
 
 use std::sync::Arc;
-#[cfg(feature = "_redis")]
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
 use std::time::Duration;
 
 use super::{Backend, MemoryBackend};
@@ -17,6 +17,7 @@ enum Store {
     Memory,
     Redis,
     Redlock,
+    Sqlite,
 }
 
 /// Connects to the store that `url` names.
@@ -27,6 +28,8 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
         Store::Redis => Ok(Arc::new(super::RedisBackend::connect(url).await?)),
         #[cfg(feature = "_redis")]
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::connect(url).await?)),
+        #[cfg(feature = "sqlite")]
+        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::connect(url).await?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -40,6 +43,8 @@ pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
         Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder_from_url(url)?.connect_lazy()?)),
+        #[cfg(feature = "sqlite")]
+        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::builder_from_url(url)?.connect_lazy()?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -61,10 +66,11 @@ impl Store {
             "memory" if rest.is_empty() => Ok(Self::Memory),
             "memory" => Err(Error::invalid("url", "nothing may follow `memory:`")),
             "redlock" | "redlocks" => Ok(Self::Redlock),
+            "sqlite" => Ok(Self::Sqlite),
             // The store knows which of those that begin like this exist.
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
-                let known = format!("`memory:`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`");
+                let known = format!("`memory:`, `sqlite:`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`");
                 Err(Error::invalid("url", format!("its scheme is none of {known}")))
             }
         }
@@ -75,6 +81,7 @@ impl Store {
         match self {
             Self::Memory => "",
             Self::Redis | Self::Redlock => "redis",
+            Self::Sqlite => "sqlite",
         }
     }
 
@@ -88,14 +95,14 @@ impl Store {
 // What the URLs of several stores have in common: `?option=value&...`
 
 /// The options in a query, each with its value.
-#[cfg(feature = "_redis")]
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
 pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let options = query.split('&').filter(|option| !option.is_empty());
     options.map(|option| option.split_once('=').unwrap_or((option, "")))
 }
 
 /// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
-#[cfg(feature = "_redis")]
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
 pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
     let duration = match value.strip_suffix("ms") {
         Some(millis) => millis.parse().ok().map(Duration::from_millis),
@@ -105,7 +112,7 @@ pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
 }
 
 /// The error of an option that is none of those `known`.
-#[cfg(feature = "_redis")]
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
 pub(super) fn unknown_option(name: &str, known: &str) -> Error {
     Error::invalid("url", format!("unknown option `{name}`; there are {known}"))
 }
@@ -122,6 +129,7 @@ mod tests {
             ("valkeys-cluster://h", Store::Redis),
             ("redlock://h", Store::Redlock),
             ("redlocks://h", Store::Redlock),
+            ("sqlite:/a", Store::Sqlite),
         ] {
             assert_eq!(Store::of(url).unwrap(), store, "{url}");
         }

@@ -63,6 +63,8 @@ mod memory;
 mod redis;
 #[cfg(feature = "_redis")]
 mod redlock;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 mod state;
 mod types;
 
@@ -75,6 +77,8 @@ pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
 #[cfg(feature = "_redis")]
 pub use redlock::{RedlockBackend, RedlockBuilder};
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteBackend, SqliteBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
 pub use types::*;
 

@@ -1,0 +1,302 @@
+//! The thread of a client, which alone uses the file.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::builder::Settings;
+use super::database::Database;
+use super::failure::Failure;
+use super::health::Health;
+use super::inbox::{Inbox, here, lease_of};
+use super::job::Job;
+use super::sweep::{INTERVAL, sweep};
+use super::transaction::{Stored, Transaction};
+use crate::backend::{Event, Ledger};
+
+/// How many jobs share a transaction at most: nobody else can write meanwhile.
+const TOGETHER: usize = 128;
+/// How many addresses of other clients are remembered.
+const ADDRESSES: usize = 4096;
+
+pub(super) enum Message {
+    Job(Box<dyn Job>),
+    /// Tell others where this client hears their datagrams.
+    Listen(Uuid),
+    Close(oneshot::Sender<()>),
+}
+
+pub(super) struct Worker {
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    inbox: Arc<Inbox>,
+    /// While it can be used.
+    pub(super) database: Option<Database>,
+    /// Once it is known: whose address others are to know.
+    client: Option<Uuid>,
+    /// For datagrams to others.
+    socket: Option<UdpSocket>,
+    addresses: HashMap<Uuid, u16>,
+    /// The greatest number that this client has seen issued: also if the file is deleted, none below it is issued again.
+    newest: u64,
+    /// The version of the file at which waiting leases were last looked for.
+    seen: Option<i64>,
+    next_look: Instant,
+    next_sweep: Instant,
+}
+
+impl Worker {
+    pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>, inbox: Arc<Inbox>) -> Self {
+        let now = Instant::now();
+        Self {
+            settings,
+            health,
+            inbox,
+            database: None,
+            client: None,
+            socket: UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok(),
+            addresses: HashMap::new(),
+            newest: 0,
+            seen: None,
+            next_look: now,
+            next_sweep: now,
+        }
+    }
+
+    /// Carries out what is asked for, until the store is closed or dropped.
+    pub(super) fn work(mut self, messages: &Receiver<Message>) {
+        let closed = loop {
+            match messages.recv_timeout(self.until_next_task()) {
+                Ok(message) => {
+                    if let Some(closed) = self.handle(message, messages) {
+                        break Some(closed);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break None,
+            }
+            self.look_if_due();
+            self.sweep_if_due();
+        };
+        self.leave();
+        drop(self);
+        if let Some(closed) = closed {
+            // If nobody waits for it, it is closed all the same.
+            let _ = closed.send(());
+        }
+    }
+
+    /// Handles a message and, if it is a job, those that have arrived since. `Some` if the store is to be closed.
+    fn handle(&mut self, message: Message, messages: &Receiver<Message>) -> Option<oneshot::Sender<()>> {
+        let mut jobs = Vec::new();
+        let mut next = Some(message);
+        while let Some(message) = next {
+            match message {
+                Message::Job(job) => jobs.push(job),
+                Message::Listen(client) => self.listen(client),
+                Message::Close(closed) => {
+                    self.carry_out(jobs);
+                    return Some(closed);
+                }
+            }
+            next = if jobs.len() < TOGETHER { messages.try_recv().ok() } else { None };
+        }
+        self.carry_out(jobs);
+        None
+    }
+
+    fn until_next_task(&self) -> Duration {
+        let next =
+            if self.inbox.is_waiting() { self.next_look.min(self.next_sweep) } else { self.next_sweep };
+        next.saturating_duration_since(Instant::now())
+    }
+
+    /// Carries out jobs in one transaction. If it fails, all of them have failed.
+    pub(super) fn carry_out(&mut self, mut jobs: Vec<Box<dyn Job>>) {
+        if jobs.is_empty() {
+            return;
+        }
+        match self.transact(&mut jobs) {
+            Ok(told) => {
+                self.health.succeeded();
+                // Whoever is granted something has waited for longer than whoever has asked for this.
+                told.into_iter().for_each(|event| self.tell(event));
+                jobs.into_iter().for_each(|job| job.finish(Ok(())));
+            }
+            Err(failure) => {
+                self.note(&failure);
+                jobs.into_iter().for_each(|job| job.finish(Err(failure.error.again())));
+            }
+        }
+    }
+
+    fn transact(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<Vec<Event>, Failure> {
+        self.open()?;
+        let Some(database) = &self.database else { return Ok(Vec::new()) };
+        let mut transaction = Transaction::begin(database, &self.settings, self.newest)?;
+        for job in jobs {
+            if let Err(failure) = job.run(&mut transaction) {
+                transaction.roll_back();
+                return Err(failure);
+            }
+        }
+        let Stored { newest, ledgers, told } = transaction.commit()?;
+        self.newest = newest;
+        for (key, ledger) in &ledgers {
+            self.inbox.note(key, ledger);
+        }
+        Ok(told)
+    }
+
+    // The file
+
+    /// Opens the file, unless it is open and still the file of that name.
+    fn open(&mut self) -> Result<(), Failure> {
+        let mut is_again = false;
+        if self.database.as_ref().is_some_and(Database::is_gone) {
+            let path = self.settings.path.display();
+            tracing::warn!(%path, "the file was deleted or replaced: what was held in it is forgotten");
+            self.database = None;
+            is_again = true;
+        }
+        if self.database.is_some() {
+            return Ok(());
+        }
+        let database = Database::open(&self.settings)?;
+        if let (Some(client), Some(port)) = (self.client, self.inbox.port()) {
+            announce(&database, client, port, self.settings.now())?;
+        }
+        self.database = Some(database);
+        self.seen = None;
+        if is_again || self.inbox.is_waiting() {
+            self.inbox.tell(Event::Resync);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, failure: &Failure) {
+        self.health.failed(failure.error.to_string());
+        if failure.is_broken {
+            self.database = None;
+        }
+    }
+
+    // Events
+
+    /// Has others know where this client hears their datagrams. Where that fails, it polls.
+    fn listen(&mut self, client: Uuid) {
+        self.client = Some(client);
+        // If it is not open yet, it will be announced when it is.
+        if let (Some(database), Some(port)) = (&self.database, self.inbox.port())
+            && let Err(failure) = announce(database, client, port, self.settings.now())
+        {
+            self.note(&failure);
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let Some(client) = lease_of(&event).map(|lease| lease.client()) else { return };
+        if let Some(inbox) = here(client) {
+            inbox.tell(event);
+        } else if let (Some(port), Some(socket)) = (self.port_of(client), &self.socket)
+            && let Err(error) = socket.send_to(event.to_string().as_bytes(), (Ipv4Addr::LOCALHOST, port))
+        {
+            tracing::debug!(%error, "an event was not sent; its client polls");
+        }
+    }
+
+    /// Where a client hears datagrams. It does so on the same port for as long as it exists.
+    fn port_of(&mut self, client: Uuid) -> Option<u16> {
+        if let Some(port) = self.addresses.get(&client) {
+            return Some(*port);
+        }
+        let port = match self.database.as_ref()?.port(client) {
+            Ok(port) => port?,
+            Err(failure) => {
+                self.note(&failure);
+                return None;
+            }
+        };
+        if self.addresses.len() >= ADDRESSES {
+            self.addresses.clear();
+        }
+        self.addresses.insert(client, port);
+        Some(port)
+    }
+
+    /// Looks whether leases of this client that wait have been served: datagrams may be lost.
+    fn look_if_due(&mut self) {
+        if self.next_look > Instant::now() {
+            return;
+        }
+        self.next_look = Instant::now() + self.settings.poll_interval;
+        if self.inbox.is_waiting()
+            && let Err(failure) = self.look()
+        {
+            self.note(&failure);
+        }
+    }
+
+    fn look(&mut self) -> Result<(), Failure> {
+        self.open()?;
+        let Some(database) = &self.database else { return Ok(()) };
+        let version = Some(database.version()?);
+        if self.seen == version {
+            return Ok(());
+        }
+        for key in self.inbox.keys() {
+            let record = database.record(&key)?;
+            let ledger = record.and_then(|record| record.parse::<Ledger>().ok());
+            self.inbox.compare(&key, ledger.as_ref());
+        }
+        self.seen = version;
+        Ok(())
+    }
+
+    // What is done now and then
+
+    fn sweep_if_due(&mut self) {
+        let now = Instant::now();
+        if self.next_sweep > now {
+            return;
+        }
+        self.next_sweep = now + INTERVAL;
+        if let Err(failure) = self.tidy() {
+            self.note(&failure);
+        }
+    }
+
+    fn tidy(&self) -> Result<(), Failure> {
+        let Some(database) = &self.database else { return Ok(()) };
+        if let (Some(client), Some(port)) = (self.client, self.inbox.port()) {
+            announce(database, client, port, self.settings.now())?;
+        }
+        sweep(database, &self.settings)
+    }
+
+    /// Nothing is to be sent to this client any more.
+    fn leave(&self) {
+        if let (Some(database), Some(client)) = (&self.database, self.client)
+            && !database.is_gone()
+            && let Err(Failure { error, .. }) = database.delete_port(client)
+        {
+            tracing::debug!(%error, "the address of this client stays in the file for a day");
+        }
+    }
+}
+
+fn announce(database: &Database, client: Uuid, port: u16, now: u64) -> Result<(), Failure> {
+    database.begin()?;
+    match database.set_port(client, port, now) {
+        Ok(()) => database.commit(),
+        Err(failure) => {
+            database.roll_back();
+            Err(failure)
+        }
+    }
+}
