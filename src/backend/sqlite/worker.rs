@@ -180,9 +180,12 @@ impl Worker {
     }
 
     fn note(&mut self, failure: &Failure) {
-        self.health.failed(failure.error.to_string());
         if failure.is_broken {
             self.database = None;
+        }
+        // Where no space is left, reading goes on, and so do changes that need none.
+        if self.database.is_none() || failure.error.is_transient() {
+            self.health.failed(failure.error.to_string());
         }
     }
 
