@@ -274,6 +274,38 @@ async fn a_file_deleted_in_use_is_not_created_by_a_client_that_is_not_to() {
     assert!(!file.path().exists());
 }
 
+/// Otherwise those who open it then would not see what is held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_of_which_a_part_was_deleted_in_use_is_not_used_until_all_have_closed_it() {
+    for suffix in ["-wal", "-shm"] {
+        let file = SqliteFile::new();
+        let (client, other) = (file.client().await, file.client().await);
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        file.delete_one(suffix);
+        // The second time, the other one still has it open.
+        for _ in 0..2 {
+            let error = client.ping(SECOND).await.expect_err("it is torn");
+            assert_unavailable(&error, "locks.db", "deleted while it was in use");
+            assert!(error.to_string().contains(suffix), "{error}");
+            assert!(!client.state().status.is_connected());
+        }
+        other.ping(SECOND).await.expect_err("it finds out, and closes it");
+        let guard = within(SOON, mutex(&client).lock()).await.expect("it is opened anew");
+        let mut worker = Worker::start("trying_worker", &file.url());
+        assert_eq!(worker.line().await.as_deref(), Some("busy"), "they see the same");
+        guard.release().await.expect("held");
+    }
+}
+
+/// Says whether the lock is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trying_worker() {
+    let Some(url) = worker_args() else { return };
+    let client = Client::connect(&url).await.expect("the file can be used");
+    let free = mutex(&client).try_lock().await.expect("it answers").is_some();
+    say(if free { "free" } else { "busy" });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_is_replaced_by_another_one_is_noticed() {
     let (file, other) = (SqliteFile::new(), SqliteFile::new());

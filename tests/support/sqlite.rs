@@ -56,13 +56,18 @@ impl SqliteFile {
         self.open().query_row(query, [], |row| row.get(0)).expect("a number")
     }
 
+    /// Deletes the one of its files with this suffix, if there is one.
+    pub(crate) fn delete_one(&self, suffix: &str) {
+        let path = self.directory().join(format!("locks.db{suffix}"));
+        if let Err(error) = fs::remove_file(&path) {
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{}: {error}", path.display());
+        }
+    }
+
     /// Deletes the file and those beside it, whoever uses them.
     pub(crate) fn delete(&self) {
         for suffix in ["", "-wal", "-shm"] {
-            let path = self.directory().join(format!("locks.db{suffix}"));
-            if let Err(error) = fs::remove_file(&path) {
-                assert_eq!(error.kind(), ErrorKind::NotFound, "{}: {error}", path.display());
-            }
+            self.delete_one(suffix);
         }
     }
 }

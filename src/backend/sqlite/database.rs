@@ -9,8 +9,8 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use uuid::Uuid;
 
 use super::builder::{Settings, Synchronous};
-use super::failure::{Failure, is_busy};
-use super::file::{Identity, obstacle};
+use super::failure::{END_ALL, Failure, is_busy};
+use super::file::{Fate, Identity, obstacle};
 use super::schema::{self, SCHEMA, Wrong};
 
 /// Another writer is usually done within some microseconds: this often it is awaited without sleeping.
@@ -40,11 +40,16 @@ impl Database {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | create;
         let failed = |error| Failure::of(path, &error);
         let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-        let identity = Identity::of(path).map_err(|error| Failure::not_sent(path, error))?;
-        let database = Self { connection, path: path.clone(), identity, patience: settings.busy_timeout };
+        let (identity, patience) = (Identity::of(path), settings.busy_timeout);
+        let mut database = Self { connection, path: path.clone(), identity, patience };
         // We wait ourselves.
         database.connection.busy_timeout(Duration::ZERO).map_err(failed)?;
         database.prepare(settings)?;
+        database.identity = Identity::of(path);
+        database
+            .is_intact()?
+            .then_some(())
+            .ok_or_else(|| Failure::not_sent(path, "it was deleted meanwhile"))?;
         Ok(database)
     }
 
@@ -87,9 +92,22 @@ impl Database {
         }
     }
 
-    /// Whether the file has been deleted, or replaced by another one.
-    pub(super) fn is_gone(&self) -> bool {
-        Identity::of(&self.path).ok() != Some(self.identity)
+    /// `false` if the file has been deleted, or replaced by another one.
+    ///
+    /// # Errors
+    ///
+    /// If the same has happened to a file beside it: programs that have it open do not see what others do, until all of them have closed it.
+    pub(super) fn is_intact(&self) -> Result<bool, Failure> {
+        match self.identity.fate(&self.path) {
+            Fate::Intact => Ok(true),
+            Fate::Replaced => Ok(false),
+            Fate::Torn(suffix) => {
+                let why = format!(
+                    "the file with the suffix `{suffix}` beside it was deleted while it was in use: {END_ALL}"
+                );
+                Err(Failure::not_sent(&self.path, why))
+            }
+        }
     }
 
     // Transactions
@@ -224,8 +242,8 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // The last one to close a file removes what lies beside it, by name. If the file is gone, that may belong to another one by now.
-        if self.is_gone()
+        // The last one to close a file removes what lies beside it, by name. If the file is gone, those may belong to another one by now.
+        if self.identity.fate(&self.path) != Fate::Intact
             && let Err(error) =
                 self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
         {

@@ -7,6 +7,9 @@ use rusqlite::{Error, ErrorCode, ffi};
 use super::file;
 use crate::backend::BackendError;
 
+/// What helps where files beside the file were deleted.
+pub(super) const END_ALL: &str = "end all programs that use it";
+
 /// Why something failed.
 #[derive(Debug)]
 pub(super) struct Failure {
@@ -55,6 +58,13 @@ impl Failure {
             ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed => {
                 Self { is_broken: false, ..Self::not_sent(path, "another program has locked it") }
             }
+            ErrorCode::SystemIoFailure if number(error) == ffi::SQLITE_IOERR_SHORT_READ => {
+                let file = "the file with the suffix `-wal` beside it";
+                Self::not_sent(
+                    path,
+                    format!("{file} seems to have been deleted while it was in use: {END_ALL}"),
+                )
+            }
             // A table that is missing, for instance: somebody has changed the schema.
             ErrorCode::Unknown | ErrorCode::SchemaChanged => Self::refused(path, text(error)),
             _ => Self::not_sent(path, text(error)),
@@ -83,6 +93,9 @@ pub(super) fn is_busy(error: &Error) -> bool {
 
 /// What SQLite says, with the number by which its documentation lists it.
 fn text(error: &Error) -> String {
-    let number = error.sqlite_error().map_or(ffi::SQLITE_ERROR, |error| error.extended_code);
-    format!("{error}, SQLite's code {number}")
+    format!("{error}, SQLite's code {}", number(error))
+}
+
+fn number(error: &Error) -> i32 {
+    error.sqlite_error().map_or(ffi::SQLITE_ERROR, |error| error.extended_code)
 }

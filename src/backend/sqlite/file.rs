@@ -4,27 +4,71 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::backend::{Finding, Severity};
 
-/// Tells a file from another one that later has its name. Where files cannot be deleted while they are open, nothing is needed.
+/// What SQLite puts beside a file while it is in use.
+const BESIDE: [&str; 2] = ["-wal", "-shm"];
+
+/// Tells a file, and those beside it, from others that later have their names. Where files cannot be deleted while they are open, nothing is
+/// needed.
+#[derive(Debug)]
+pub(super) struct Identity {
+    file: Option<Id>,
+    beside: [Option<Id>; BESIDE.len()],
+}
+
+/// What has become of a file in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity(#[cfg(unix)] (u64, u64));
+pub(super) enum Fate {
+    Intact,
+    /// It was deleted, or another one has its name.
+    Replaced,
+    /// The same is true of this file beside it. Whoever opens it now does not see what those do who have it open.
+    Torn(&'static str),
+}
+
+#[cfg(unix)]
+type Id = (u64, u64);
+#[cfg(not(unix))]
+type Id = ();
+
+/// `None` if there is no such file.
+#[cfg(unix)]
+fn id_of(path: &Path) -> Option<Id> {
+    use std::os::unix::fs::MetadataExt;
+
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+#[cfg(not(unix))]
+const fn id_of(_: &Path) -> Option<Id> {
+    Some(())
+}
 
 impl Identity {
-    #[cfg(unix)]
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-
-        let metadata = fs::metadata(path)?;
-        Ok(Self((metadata.dev(), metadata.ino())))
+    /// Of a file that has been written to, and is open.
+    pub(super) fn of(path: &Path) -> Self {
+        Self { file: id_of(path), beside: BESIDE.map(|suffix| id_of(&beside(path, suffix))) }
     }
 
-    #[cfg(not(unix))]
-    pub(super) fn of(_: &Path) -> io::Result<Self> {
-        Ok(Self())
+    /// What has become of it.
+    pub(super) fn fate(&self, path: &Path) -> Fate {
+        if self.file.is_none() || id_of(path) != self.file {
+            return Fate::Replaced;
+        }
+        let mut beside_it = BESIDE.into_iter().zip(&self.beside);
+        let torn = beside_it.find(|(suffix, id)| id.is_none() || id_of(&beside(path, suffix)) != **id);
+        torn.map_or(Fate::Intact, |(suffix, _)| Fate::Torn(suffix))
     }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }
 
 /// What makes it impossible to open the file, whether or not it is to be created. SQLite would only say that it cannot be opened.

@@ -158,14 +158,14 @@ impl Worker {
     /// Opens the file, unless it is open and still the file of that name.
     fn open(&mut self) -> Result<(), Failure> {
         let mut is_again = false;
-        if self.database.as_ref().is_some_and(Database::is_gone) {
+        if let Some(database) = &self.database {
+            if database.is_intact()? {
+                return Ok(());
+            }
             let path = self.settings.path.display();
             tracing::warn!(%path, "the file was deleted or replaced: what was held in it is forgotten");
             self.database = None;
             is_again = true;
-        }
-        if self.database.is_some() {
-            return Ok(());
         }
         let database = Database::open(&self.settings)?;
         if let (Some(client), Some(port)) = (self.client, self.inbox.port()) {
@@ -285,7 +285,7 @@ impl Worker {
     /// Nothing is to be sent to this client any more.
     fn leave(&self) {
         if let (Some(database), Some(client)) = (&self.database, self.client)
-            && !database.is_gone()
+            && matches!(database.is_intact(), Ok(true))
             && let Err(Failure { error, .. }) = database.delete_port(client)
         {
             tracing::debug!(%error, "the address of this client stays in the file for a day");
