@@ -9,7 +9,10 @@ use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
-#[cfg(any(feature = "_redis", feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
+#[path = "support/sqlite.rs"]
+mod file;
+#[cfg(feature = "_redis")]
 mod support;
 
 /// One test per numbered point, for all kinds named, on one store.
@@ -91,7 +94,7 @@ mod on_memory {
 
 #[cfg(feature = "sqlite")]
 mod on_sqlite {
-    use super::support::SqliteFile;
+    use super::file::SqliteFile;
     use super::*;
 
     async fn sqlite(_point: &str) -> Option<SqliteFile> {

@@ -2,6 +2,8 @@
 //! left, no database; messages that get lost or are forged.
 #![cfg(feature = "sqlite")]
 
+#[path = "support/sqlite.rs"]
+mod file;
 mod support;
 
 use std::error::Error as _;
@@ -10,10 +12,10 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
+use file::{SmallDisk, SqliteFile};
 use leasehold::backend::{Event, Kind, LeaseIds, LeaseRef, Resource};
 use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, sqlite};
-use support::sqlite::SmallDisk;
-use support::{SqliteFile, Worker, eventually, one_place_each, say, within, worker_args};
+use support::{Worker, eventually, one_place_each, say, within, worker_args};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};

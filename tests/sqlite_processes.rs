@@ -2,6 +2,8 @@
 //! at any moment, blocks nobody for longer than its lease. Each worker is this test binary once more.
 #![cfg(feature = "sqlite")]
 
+#[path = "support/sqlite.rs"]
+mod file;
 mod support;
 
 use std::fs::{self, OpenOptions};
@@ -10,8 +12,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use file::SqliteFile;
 use leasehold::{Client, DistMutex, FencingToken, Guard};
-use support::{SqliteFile, Worker, eventually, one_place_each, options, say, within, worker_args};
+use support::{Worker, eventually, one_place_each, options, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 

@@ -14,7 +14,6 @@
 //! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
 //! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
 //! | [`child`] | child processes that end with the test process |
-//! | `sqlite` | [`SqliteFile`]: a file of its own for the SQLite store |
 //! | [`topology`] | clusters, and primaries with replicas and sentinels |
 //! | [`time`] | waiting for an event with a deadline |
 
@@ -32,8 +31,6 @@ pub(crate) mod nodes;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod resp;
-#[cfg(feature = "sqlite")]
-pub(crate) mod sqlite;
 pub(crate) mod time;
 pub(crate) mod topology;
 pub(crate) mod workers;
@@ -47,8 +44,6 @@ pub(crate) use nodes::Nodes;
 pub(crate) use proxy::{Direction, Proxy, Traffic};
 pub(crate) use redis::{RedisServer, ServerCertificate, Setup};
 pub(crate) use resp::{Raw, Reply};
-#[cfg(feature = "sqlite")]
-pub(crate) use sqlite::SqliteFile;
 pub(crate) use time::{eventually, within};
 pub(crate) use topology::{Cluster, Sentinels};
 pub(crate) use workers::{Worker, say, worker_args};

@@ -1,5 +1,8 @@
 //! A file of its own for the SQLite store, and what can happen to it.
 
+// Each of the binaries that include this uses a part.
+#![allow(dead_code)]
+
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
