@@ -65,9 +65,12 @@ impl Database {
             return Err(Failure::refused(&self.path, why));
         }
         self.patiently(|| self.connection.pragma_update(None, "synchronous", synchronous))?;
-        self.begin()?;
-        let prepared = match schema::check(&self.connection) {
-            Err(Wrong::Missing) if settings.create => {
+        self.within_transaction(|| self.check_tables(settings.create))
+    }
+
+    fn check_tables(&self, create: bool) -> Result<(), Failure> {
+        match schema::check(&self.connection) {
+            Err(Wrong::Missing) if create => {
                 self.connection.execute_batch(SCHEMA).map_err(|error| Failure::of(&self.path, &error))
             }
             Err(Wrong::Missing) => {
@@ -82,13 +85,6 @@ impl Database {
             }
             Err(Wrong::Failed(error)) => Err(Failure::of(&self.path, &error)),
             Ok(()) => Ok(()),
-        };
-        match prepared {
-            Ok(()) => self.commit(),
-            Err(failure) => {
-                self.roll_back();
-                Err(failure)
-            }
         }
     }
 
@@ -131,6 +127,21 @@ impl Database {
             && let Err(error) = self.execute("ROLLBACK", [])
         {
             tracing::debug!(path = %self.path.display(), %error, "a transaction could not be rolled back");
+        }
+    }
+
+    /// Does `work` as the only writer, and stores it as a whole.
+    pub(super) fn within_transaction<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.begin()?;
+        match work() {
+            Ok(outcome) => self.commit().map(|()| outcome),
+            Err(failure) => {
+                self.roll_back();
+                Err(failure)
+            }
         }
     }
 

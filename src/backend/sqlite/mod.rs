@@ -115,10 +115,11 @@ impl SqliteStore {
         &self,
         (job, answered): (impl Job + 'static, Answered<T>),
     ) -> impl Future<Output = Result<T, BackendError>> + Send + 'static {
-        let sent = self.messages.send(Message::Job(Box::new(job))).map_err(|_| BackendError::Closed);
+        let ended = || BackendError::Unanswered { source: "the thread of this client has ended".into() };
+        let sent = self.messages.send(Message::Job(Box::new(job))).map_err(|_| ended());
         async move {
             sent?;
-            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
+            answered.await.unwrap_or_else(|_| Err(ended()))
         }
     }
 }

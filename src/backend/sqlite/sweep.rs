@@ -23,7 +23,7 @@ const AT_ONCE: u32 = 100;
 /// Removes what nobody uses, unless somebody has done so within the last hour.
 pub(super) fn sweep(database: &Database, settings: &Settings) -> Result<(), Failure> {
     let now = settings.now();
-    if !in_transaction(database, || claim(database, now))? {
+    if !database.within_transaction(|| claim(database, now))? {
         return Ok(());
     }
     let before = now.saturating_sub(IDLE_MICROS);
@@ -32,7 +32,7 @@ pub(super) fn sweep(database: &Database, settings: &Settings) -> Result<(), Fail
         let keys = database.idle_keys(&after, before, AT_ONCE)?;
         let Some(last) = keys.last() else { return Ok(()) };
         after.clone_from(last);
-        in_transaction(database, || remove_unused(database, &keys, now))?;
+        database.within_transaction(|| remove_unused(database, &keys, now))?;
     }
 }
 
@@ -58,15 +58,4 @@ fn remove_unused(database: &Database, keys: &[String], now: u64) -> Result<(), F
         }
     }
     database.set_number(FLOOR, floor)
-}
-
-fn in_transaction<T>(database: &Database, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    database.begin()?;
-    match work() {
-        Ok(outcome) => database.commit().map(|()| outcome),
-        Err(failure) => {
-            database.roll_back();
-            Err(failure)
-        }
-    }
 }

@@ -64,7 +64,7 @@ impl Worker {
             newest: 0,
             seen: None,
             next_look: now,
-            next_sweep: now,
+            next_sweep: now + INTERVAL,
         }
     }
 
@@ -167,12 +167,10 @@ impl Worker {
             self.database = None;
             is_again = true;
         }
-        let database = Database::open(&self.settings)?;
-        if let (Some(client), Some(port)) = (self.client, self.inbox.port()) {
-            announce(&database, client, port, self.settings.now())?;
-        }
-        self.database = Some(database);
+        self.database = Some(Database::open(&self.settings)?);
         self.seen = None;
+        // A process may not live for an hour.
+        self.next_sweep = Instant::now();
         if is_again || self.inbox.is_waiting() {
             self.inbox.tell(Event::Resync);
         }
@@ -191,15 +189,19 @@ impl Worker {
 
     // Events
 
-    /// Has others know where this client hears their datagrams. Where that fails, it polls.
+    /// Has others know where this client hears their datagrams. If the file is not open yet, they will when it is.
     fn listen(&mut self, client: Uuid) {
         self.client = Some(client);
-        // If it is not open yet, it will be announced when it is.
-        if let (Some(database), Some(port)) = (&self.database, self.inbox.port())
-            && let Err(failure) = announce(database, client, port, self.settings.now())
-        {
+        if let Err(failure) = self.announce() {
             self.note(&failure);
         }
+    }
+
+    fn announce(&self) -> Result<(), Failure> {
+        let (Some(database), Some(client)) = (&self.database, self.client) else { return Ok(()) };
+        // Without an address, it polls.
+        let Some(port) = self.inbox.port() else { return Ok(()) };
+        database.within_transaction(|| database.set_port(client, port, self.settings.now()))
     }
 
     fn tell(&mut self, event: Event) {
@@ -275,10 +277,9 @@ impl Worker {
     }
 
     fn tidy(&self) -> Result<(), Failure> {
+        // Others take this client for dead if it has not said for a day that it is alive.
+        self.announce()?;
         let Some(database) = &self.database else { return Ok(()) };
-        if let (Some(client), Some(port)) = (self.client, self.inbox.port()) {
-            announce(database, client, port, self.settings.now())?;
-        }
         sweep(database, &self.settings)
     }
 
@@ -289,17 +290,6 @@ impl Worker {
             && let Err(Failure { error, .. }) = database.delete_port(client)
         {
             tracing::debug!(%error, "the address of this client stays in the file for a day");
-        }
-    }
-}
-
-fn announce(database: &Database, client: Uuid, port: u16, now: u64) -> Result<(), Failure> {
-    database.begin()?;
-    match database.set_port(client, port, now) {
-        Ok(()) => database.commit(),
-        Err(failure) => {
-            database.roll_back();
-            Err(failure)
         }
     }
 }
