@@ -44,6 +44,7 @@ impl Client {
     /// | URL | store |
     /// |---|---|
     /// | `memory:` | this process; every call creates a new, empty store |
+    /// | `sqlite:PATH[?options]` | the processes of this machine that share a file, with the feature `sqlite`: see `SqliteBackend` |
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
     /// | `valkey://...` | the same |
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
@@ -61,6 +62,7 @@ impl Client {
     /// * [`Error::Unsupported`] if this build lacks the store's feature, which it names.
     /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address; or at once
     ///   if its certificate is not accepted, it requires another one of the client, or only one of the two speaks TLS.
+    /// * For an SQLite file, see `SqliteBuilder::connect`.
     /// * [`Error::StoreRefused`] if it rejects the credentials, does not allow this user what is needed, is a replica, a node of a cluster
     ///   (with a URL of a single server), or too old. See [`check`](Self::check) for what is traced as a warning.
     ///

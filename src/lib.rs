@@ -31,11 +31,11 @@
 //! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!
-//! Without `redis`, only the in-memory store is available.
+//! Without any of these stores, only the one in memory is available.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to backends that such a build does not have.
-#![cfg_attr(not(feature = "_redis"), allow(rustdoc::broken_intra_doc_links))]
+#![cfg_attr(not(all(feature = "_redis", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]
 
 pub mod backend;
 mod background;
