@@ -279,7 +279,8 @@ impl Client {
     /// | a `maxmemory-policy` that evicts keys; one of several servers that does not answer | `Warning` | traced at WARN |
     /// | nothing is kept on disk, and no replicas are waited for | `Info` | traced at INFO |
     ///
-    /// The last two are only found if the user may run `INFO` and `CONFIG GET`.
+    /// The last two are only found if the user may run `INFO` and `CONFIG GET`. Of an SQLite file, that it is on a network file system is a
+    /// `Warning`.
     ///
     /// ```
     /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {

@@ -8,6 +8,7 @@ mod support;
 
 use std::error::Error as _;
 use std::fs;
+use std::future::ready;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::thread;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, sqlit
 use support::{Worker, eventually, one_place_each, say, within, worker_args};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 const NAME: &str = "machine:42";
 const SECOND: Duration = Duration::from_secs(1);
@@ -155,6 +156,43 @@ async fn nothing_is_left_of_a_client_but_idle_rows() {
     assert_eq!(file.number("SELECT count(*) FROM leasehold_leases"), 1);
     let beside = fs::read_dir(file.directory()).expect("a directory").count();
     assert_eq!(beside, 1, "the files beside it are gone");
+}
+
+#[tokio::test]
+async fn rows_that_nobody_has_used_for_a_day_are_removed_when_a_client_comes() {
+    let file = SqliteFile::new();
+    let client = file.client().await;
+    let token = mutex(&client).lock().await.expect("free").token();
+    client.shutdown().await.expect("released");
+    let age =
+        "UPDATE leasehold_leases SET used = 1; UPDATE leasehold_meta SET value = 1 WHERE name = 'swept'";
+    file.open().execute_batch(age).expect("written");
+    let client = file.client().await;
+    eventually(SOON, || ready(file.number("SELECT count(*) FROM leasehold_leases") == 0)).await;
+    assert!(mutex(&client).lock().await.expect("free").token() > token);
+}
+
+/// At any moment: while it is asked for, granted at once, queued, or granted later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_is_given_up_at_any_moment_leaves_nothing() {
+    let file = SqliteFile::new();
+    let (client, other) = (file.client().await, file.client().await);
+    let (mutex, theirs) = (mutex(&client), mutex(&other));
+    for round in 0..100 {
+        let holder = if round % 2 == 0 { Some(theirs.lock().await.expect("free")) } else { None };
+        let given_up = timeout(Duration::from_micros(round * 7), mutex.lock());
+        let release = async {
+            sleep(Duration::from_micros(round * 5)).await;
+            drop(holder);
+        };
+        let (granted, ()) = tokio::join!(given_up, release);
+        drop(granted);
+        eventually(SOON, || async {
+            let left = theirs.inspect().await.expect("it answers");
+            left.holders.is_empty() && left.waiters.is_empty()
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

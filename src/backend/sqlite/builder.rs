@@ -11,7 +11,7 @@ use crate::error::Error;
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_BUSY_TIMEOUT: Duration = Duration::from_secs(60 * 60);
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When a change is on the disk.
@@ -32,7 +32,7 @@ pub enum Synchronous {
 /// |---|---|---|
 /// | [`synchronous`](Self::synchronous) | `synchronous=normal`, `synchronous=full` | normal |
 /// | [`busy_timeout`](Self::busy_timeout) | `busy_timeout=500ms` | 2 s |
-/// | [`poll_interval`](Self::poll_interval) | `poll_interval=50ms` | 50 ms |
+/// | [`poll_interval`](Self::poll_interval) | `poll_interval=50ms` | 100 ms |
 /// | [`create`](Self::create) | `create=false` | true |
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]

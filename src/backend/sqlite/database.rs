@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, params};
 use uuid::Uuid;
 
 use super::builder::{Settings, Synchronous};
@@ -180,15 +180,15 @@ impl Database {
         self.write("DELETE FROM leasehold_leases WHERE key = ?1", [key])
     }
 
-    /// Some keys after `after`, in order, whose records have not been changed since `before`.
-    pub(super) fn idle_keys(&self, after: &str, before: u64, limit: u32) -> Result<Vec<String>, Failure> {
-        let idle = "SELECT key FROM leasehold_leases WHERE key > ?1 AND used < ?2 ORDER BY key LIMIT ?3";
-        let keys = || {
-            let mut statement = self.connection.prepare_cached(idle)?;
-            let keys = statement.query_map(params![after, signed(before), limit], |row| row.get(0))?;
-            keys.collect()
+    /// Some keys after `after`, in order, and when the record of each was last changed.
+    pub(super) fn rows(&self, after: &str, limit: u32) -> Result<Vec<(String, u64)>, Failure> {
+        let rows = || {
+            let query = "SELECT key, used FROM leasehold_leases WHERE key > ?1 ORDER BY key LIMIT ?2";
+            let mut statement = self.connection.prepare_cached(query)?;
+            let row = |row: &Row<'_>| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs()));
+            statement.query_map(params![after, limit], row)?.collect()
         };
-        self.patiently(keys)
+        self.patiently(rows)
     }
 
     /// One of the numbers that are kept for the whole file.

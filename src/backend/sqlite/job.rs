@@ -10,6 +10,9 @@ use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// Something to be done in a transaction, perhaps together with others.
 pub(super) trait Job: Send {
+    /// How many records it changes.
+    fn records(&self) -> usize;
+
     /// Does it. The outcome is kept until the transaction has been stored.
     ///
     /// # Errors
@@ -44,6 +47,10 @@ where
     T: Send,
     F: FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send,
 {
+    fn records(&self) -> usize {
+        self.keys.len()
+    }
+
     fn run(&mut self, transaction: &mut Transaction<'_>) -> Result<(), Failure> {
         let change = &mut self.change;
         let mut outcomes = Vec::with_capacity(self.keys.len());
@@ -81,6 +88,10 @@ impl Nothing {
 }
 
 impl Job for Nothing {
+    fn records(&self) -> usize {
+        0
+    }
+
     fn run(&mut self, _: &mut Transaction<'_>) -> Result<(), Failure> {
         Ok(())
     }

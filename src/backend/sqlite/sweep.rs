@@ -17,23 +17,30 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(60 * 60);
 const INTERVAL_MICROS: u64 = INTERVAL.as_micros() as u64;
 /// How long a row is kept that nobody uses.
 const IDLE_MICROS: u64 = 24 * INTERVAL_MICROS;
-/// How many rows are removed at a time: others want to write meanwhile.
-const AT_ONCE: u32 = 100;
+/// How many rows are looked at in a row: other work of the client waits meanwhile.
+const AT_ONCE: u32 = 500;
+/// How long after that the next ones are.
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// Removes what nobody uses, unless somebody has done so within the last hour.
-pub(super) fn sweep(database: &Database, settings: &Settings) -> Result<(), Failure> {
+/// Whether this client is to remove what nobody uses: not if somebody has begun to within the last hour.
+pub(super) fn begin(database: &Database, settings: &Settings) -> Result<bool, Failure> {
+    database.within_transaction(|| claim(database, settings.now()))
+}
+
+/// Looks at some rows after the key `after`, and removes those that nobody uses. Returns the last of them, unless there are no more.
+pub(super) fn go_on(
+    database: &Database,
+    settings: &Settings,
+    after: &str,
+) -> Result<Option<String>, Failure> {
     let now = settings.now();
-    if !database.within_transaction(|| claim(database, now))? {
-        return Ok(());
+    let mut rows = database.rows(after, AT_ONCE)?;
+    let last = if rows.len() < AT_ONCE as usize { None } else { rows.last().map(|(key, _)| key.clone()) };
+    rows.retain(|(_, used)| *used < now.saturating_sub(IDLE_MICROS));
+    if !rows.is_empty() {
+        database.within_transaction(|| remove_unused(database, &rows, now))?;
     }
-    let before = now.saturating_sub(IDLE_MICROS);
-    let mut after = String::new();
-    loop {
-        let keys = database.idle_keys(&after, before, AT_ONCE)?;
-        let Some(last) = keys.last() else { return Ok(()) };
-        after.clone_from(last);
-        database.within_transaction(|| remove_unused(database, &keys, now))?;
-    }
+    Ok(last)
 }
 
 /// Whether it is to be done now. Removes clients that have died.
@@ -47,9 +54,9 @@ fn claim(database: &Database, now: u64) -> Result<bool, Failure> {
     Ok(true)
 }
 
-fn remove_unused(database: &Database, keys: &[String], now: u64) -> Result<(), Failure> {
+fn remove_unused(database: &Database, rows: &[(String, u64)], now: u64) -> Result<(), Failure> {
     let mut floor = database.number(FLOOR)?;
-    for key in keys {
+    for (key, _) in rows {
         // Somebody may have used it meanwhile. What cannot be read is not ours to remove.
         let ledger = database.record(key)?.and_then(|record| record.parse::<Ledger>().ok());
         if let Some(ledger) = ledger.filter(|ledger| !ledger.is_in_use(Stamp::new(now, now, 0))) {

@@ -87,8 +87,18 @@ impl Site {
         self.change(&lease.resource.key, move |ledger, stamp, _| ledger.renew(&renew, stamp))
     }
 
-    fn sweep(&self) {
-        sweep::sweep(self.worker.database.as_ref().unwrap(), &self.settings).unwrap();
+    /// Returns how many steps it took.
+    fn sweep(&self) -> usize {
+        let database = self.worker.database.as_ref().unwrap();
+        if !sweep::begin(database, &self.settings).unwrap() {
+            return 0;
+        }
+        let (mut after, mut steps) = (Some(String::new()), 0);
+        while let Some(key) = after {
+            after = sweep::go_on(database, &self.settings, &key).unwrap();
+            steps += 1;
+        }
+        steps
     }
 
     fn count(&self, table: &str) -> u32 {
@@ -147,15 +157,25 @@ fn of_several_clients_one_sweeps_within_an_hour() {
     site.lock("a").unwrap();
     site.sweep();
     site.pass(2 * DAY);
-    let swept = |site: &Site| site.count("leasehold_meta WHERE name = 'swept' AND value > 0");
-    assert_eq!(swept(&site), 1);
-    site.sweep();
+    assert_eq!(site.sweep(), 1);
     assert_eq!(site.count("leasehold_leases"), 0);
     site.lock("b").unwrap();
     site.execute("UPDATE leasehold_leases SET used = 0");
     site.pass(INTERVAL / 2);
-    site.sweep();
-    assert_eq!(site.count("leasehold_leases"), 1, "somebody has done it half an hour ago");
+    assert_eq!(site.sweep(), 0, "somebody has done it half an hour ago");
+    assert_eq!(site.count("leasehold_leases"), 1);
+}
+
+#[test]
+fn many_rows_are_swept_in_steps() {
+    let mut site = Site::new();
+    for n in 0..1200 {
+        site.lock(&n.to_string()).unwrap();
+    }
+    site.pass(DAY + INTERVAL);
+    site.lock("1000").unwrap();
+    assert_eq!(site.sweep(), 3);
+    assert_eq!(site.count("leasehold_leases"), 1);
 }
 
 #[test]

@@ -15,11 +15,11 @@ use super::failure::Failure;
 use super::health::Health;
 use super::inbox::{Inbox, here, lease_of};
 use super::job::Job;
-use super::sweep::{INTERVAL, sweep};
+use super::sweep::{self, INTERVAL, PAUSE};
 use super::transaction::{Stored, Transaction};
 use crate::backend::{Event, Ledger};
 
-/// How many jobs share a transaction at most: nobody else can write meanwhile.
+/// Once so many records are to be changed, jobs that have arrived go into the next transaction: nobody else can write meanwhile.
 const TOGETHER: usize = 128;
 /// How many addresses of other clients are remembered.
 const ADDRESSES: usize = 4096;
@@ -48,6 +48,8 @@ pub(super) struct Worker {
     seen: Option<i64>,
     next_look: Instant,
     next_sweep: Instant,
+    /// The key after which sweeping goes on, while it does.
+    swept: Option<String>,
 }
 
 impl Worker {
@@ -65,6 +67,7 @@ impl Worker {
             seen: None,
             next_look: now,
             next_sweep: now + INTERVAL,
+            swept: None,
         }
     }
 
@@ -93,18 +96,21 @@ impl Worker {
 
     /// Handles a message and, if it is a job, those that have arrived since. `Some` if the store is to be closed.
     fn handle(&mut self, message: Message, messages: &Receiver<Message>) -> Option<oneshot::Sender<()>> {
-        let mut jobs = Vec::new();
+        let (mut jobs, mut records) = (Vec::new(), 0);
         let mut next = Some(message);
         while let Some(message) = next {
             match message {
-                Message::Job(job) => jobs.push(job),
+                Message::Job(job) => {
+                    records += job.records();
+                    jobs.push(job);
+                }
                 Message::Listen(client) => self.listen(client),
                 Message::Close(closed) => {
                     self.carry_out(jobs);
                     return Some(closed);
                 }
             }
-            next = if jobs.len() < TOGETHER { messages.try_recv().ok() } else { None };
+            next = if records < TOGETHER { messages.try_recv().ok() } else { None };
         }
         self.carry_out(jobs);
         None
@@ -266,21 +272,28 @@ impl Worker {
     // What is done now and then
 
     fn sweep_if_due(&mut self) {
-        let now = Instant::now();
-        if self.next_sweep > now {
+        if self.next_sweep > Instant::now() {
             return;
         }
-        self.next_sweep = now + INTERVAL;
-        if let Err(failure) = self.tidy() {
-            self.note(&failure);
+        match self.sweep() {
+            Ok(next) => self.swept = next,
+            Err(failure) => {
+                self.swept = None;
+                self.note(&failure);
+            }
         }
+        self.next_sweep = Instant::now() + if self.swept.is_some() { PAUSE } else { INTERVAL };
     }
 
-    fn tidy(&self) -> Result<(), Failure> {
+    /// Begins to look for rows that nobody uses, or goes on. Returns where to go on.
+    fn sweep(&self) -> Result<Option<String>, Failure> {
+        let Some(database) = &self.database else { return Ok(None) };
+        if let Some(after) = &self.swept {
+            return sweep::go_on(database, &self.settings, after);
+        }
         // Others take this client for dead if it has not said for a day that it is alive.
         self.announce()?;
-        let Some(database) = &self.database else { return Ok(()) };
-        sweep(database, &self.settings)
+        if sweep::begin(database, &self.settings)? { Ok(Some(String::new())) } else { Ok(None) }
     }
 
     /// Nothing is to be sent to this client any more.
