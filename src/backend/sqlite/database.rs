@@ -18,6 +18,10 @@ const YIELDS: u32 = 20;
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 const LONGEST_SLEEP: Duration = Duration::from_micros(500);
 
+/// After how many pages in it `-wal` is copied into the file, by whoever commits then: that takes two `fsync`s, and a file of some megabytes
+/// does no harm.
+const CHECKPOINT: u32 = 4000;
+
 /// The file, opened for writing, with the tables in it.
 #[derive(Debug)]
 pub(super) struct Database {
@@ -65,6 +69,7 @@ impl Database {
             return Err(Failure::refused(&self.path, why));
         }
         self.patiently(|| self.connection.pragma_update(None, "synchronous", synchronous))?;
+        self.patiently(|| self.connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT))?;
         self.within_transaction(|| self.check_tables(settings.create))
     }
 
