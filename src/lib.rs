@@ -23,10 +23,11 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them |
+//! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them, through [fred](https://docs.rs/fred) |
+//! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or beside it for `RedisBackend::from_redis_rs` and `RedisBuilder::through_redis_rs` |
 //! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, and `TlsOptions` |
 //! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
-//! | `fred` | no | `RedisBackend::builder_from_fred`, which takes a configuration of the Redis client `fred`, version 10 |
+//! | `fred` | no | `RedisBackend::from_fred` and `builder_from_fred`, which take a client or a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
 //! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |

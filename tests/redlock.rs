@@ -229,6 +229,7 @@ async fn tokens_grow_when_the_clock_of_a_node_jumps_and_two_clients_believe_that
     for jump in [ms(31_000), Duration::from_secs(3600)] {
         let earlier = lock(&first, LONG).await;
         clock.shift(jump);
+        clock.is_followed_by(&mut nodes.0[2].raw());
         let later = lock(&second, LONG).await;
         assert!(earlier.is_held() && later.is_held(), "both believe that they hold it");
         assert!(earlier.token() < later.token(), "{} after {}", later.token(), earlier.token());
@@ -239,6 +240,7 @@ async fn tokens_grow_when_the_clock_of_a_node_jumps_and_two_clients_believe_that
 
         let newest = later.token();
         clock.set_back(jump);
+        clock.is_followed_by(&mut nodes.0[2].raw());
         later.release().await.expect("held by C, D and E");
         drop(earlier);
         // And whoever is next, on whichever majority.

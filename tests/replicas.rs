@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::backend::RedisBackend;
 use leasehold::{Client, Error};
-use support::{RedisServer, Setup, eventually, more_rules, within};
+use support::{Cluster, RedisServer, Reply, Setup, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TIME_LIMIT: Duration = Duration::from_millis(300);
@@ -91,6 +91,41 @@ async fn too_few_acknowledgements_give_the_lock_back_and_say_so() -> Result<(), 
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
     eventually(SECOND, || async { primary.raw().get("lock:b").is_none() }).await;
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_cluster_it_is_the_replica_of_the_slot_that_counts() -> Result<(), Error> {
+    let Some(cluster) = Cluster::start_or_skip("grants that replicas of a cluster acknowledge") else {
+        return Ok(());
+    };
+    for node in &cluster.nodes {
+        node.allow(&more_rules("+wait"));
+    }
+    let builder = RedisBackend::builder(&cluster.url())?.wait_replicas(1, TIME_LIMIT);
+    let client = Client::with_backend(Arc::new(builder.connect().await?));
+    // Names of all three primaries.
+    for n in 0..9 {
+        let key = format!("lock:{n}");
+        let primary = cluster.serving(0, cluster.slot(&key));
+        let replica = &cluster.nodes[primary + 3];
+        let mut raw = replica.raw();
+        assert_eq!(raw.send(&["READONLY"]), Reply::ok());
+        let guard = client.mutex(&n.to_string())?.lock().await?;
+        let value = raw.get(&key).expect("the replica has it");
+        assert!(value.contains(&guard.token().to_string()), "{value}");
+        guard.release().await?;
+        // Only the names of this slot's primary are refused without it.
+        replica.pause();
+        let error = client.mutex(&n.to_string())?.lock().await.expect_err("the replica does not answer");
+        assert!(error.to_string().contains("0 of 1 replicas acknowledged the grant"), "{error}");
+        let other = (0..).map(|n| format!("other:{n}"));
+        let mut other =
+            other.filter(|name| cluster.serving(0, cluster.slot(&format!("lock:{name}"))) != primary);
+        client.mutex(&other.next().expect("there is one"))?.lock().await?.release().await?;
+        replica.resume();
+        client.mutex(&n.to_string())?.lock().await?.release().await?;
+    }
+    client.shutdown().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1354,7 +1354,9 @@ async fn jumping_clock<S: Semaphore>(clock: Clock, site: Site) {
     let [one, two] = site.clients().await.map(|client| S::leased(&client, 2, LEASE));
     // Back: leases last longer, and nobody is let in.
     let held = taken(&one, 2).await;
+    let mut raw = site.server().raw();
     clock.set_back(SECOND * 100);
+    clock.is_followed_by(&mut raw);
     assert_none(&two, 1).await;
     let next = queued(&two, 2, 0).await;
     // Not a multiple of a third, or the waiter would be repeating its request just when it is granted.
@@ -1365,6 +1367,7 @@ async fn jumping_clock<S: Semaphore>(clock: Clock, site: Site) {
     tokens.push(held.token());
     // Ahead: they run out early, and the holder is told at its next renewal.
     clock.shift(SECOND * 131);
+    clock.is_followed_by(&mut raw);
     let next = within(SOON, one.acquire_many(2)).await.expect("granted");
     tokens.push(next.token());
     assert_eq!(within(LEASE / 3 + SLACK, held.lost()).await, LossReason::Missing);
@@ -1393,6 +1396,7 @@ async fn idle_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
         eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;
         assert_eq!(raw.keys("*"), [fence::<S>()]);
         clock.set_back(SECOND * 100);
+        clock.is_followed_by(&mut raw);
     }
     assert_grow(&tokens);
 }
@@ -1422,5 +1426,6 @@ async fn busy_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
         assert!((last - 15..=latest).contains(&covered), "{covered} for {last} at {now}");
         eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;
         clock.set_back(SECOND * 100);
+        clock.is_followed_by(&mut raw);
     }
 }

@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use leasehold::backend::{RedisBackend, Severity, Status};
 use leasehold::{Client, Error};
-use support::{Cluster, FakeServer, RedisServer, Setup, eventually, more_rules, within};
+use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// How long a refusal may take.
-const AT_ONCE: Duration = Duration::from_millis(100);
 
 fn with_options(options: &[&str]) -> Setup {
     Setup { options: options.iter().map(|option| (*option).to_owned()).collect(), ..Setup::default() }
@@ -29,21 +27,6 @@ fn is_within(limit: Duration, mut happens: impl FnMut() -> bool) -> bool {
         std::thread::sleep(Duration::from_millis(2));
     }
     true
-}
-
-/// What this call gives, which is repeated up to four times if it takes long: a machine may be busy with other things.
-async fn at_once<T: std::fmt::Debug>(call: impl AsyncFn() -> T) -> T {
-    let mut repetitions = 4;
-    loop {
-        let begun = Instant::now();
-        let outcome = call().await;
-        let took = begun.elapsed();
-        if took < AT_ONCE {
-            return outcome;
-        }
-        assert!(repetitions > 0, "{took:?}: {outcome:?}");
-        repetitions -= 1;
-    }
 }
 
 /// The error of connecting to `url`, which is not accepted to take long.

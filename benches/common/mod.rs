@@ -20,6 +20,8 @@ use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
 
 pub(crate) use bare::Bare;
+pub(crate) use support::nodes::{Nodes, url as redlock_url};
+pub(crate) use support::proxy::Proxy;
 pub(crate) use support::{Raw, RedisServer, Setup};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;

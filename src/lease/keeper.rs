@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::lease::{Hold, Lease, List, Outcome, Step, Told};
+use super::lease::{Hold, Lease, Outcome, Told};
 use super::reentry::Owners;
 use super::release_queue::{PendingRelease, ReleaseQueue};
 use super::schedule::Schedule;
@@ -437,7 +437,7 @@ impl Keeper {
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
         for lease in leases {
             lease.lose(LossReason::ClientClosed);
-            if lease.step(List::Held, Instant::now()) == Step::Release {
+            if lease.take_charge() {
                 self.schedule.forget(&lease);
                 self.release_lost(&lease);
             } else if lease.give_up() {

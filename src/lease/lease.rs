@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::deadline::{Deadline, moment_within};
+use super::deadline::{Deadline, margin, moment_within};
 use crate::backend::{
     Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Resource, Ticket,
 };
@@ -65,6 +65,8 @@ enum Phase {
         reason: LossReason,
         /// The store's message, if it refused to renew the lease.
         detail: Option<String>,
+        /// When to release it, if not at once.
+        release_at: Option<Instant>,
         /// Whether somebody has taken charge of its release.
         seen_to: bool,
     },
@@ -302,7 +304,7 @@ impl Lease {
                 // Its time is over, or nearly. Nobody would ask again: whoever asked is told, and asks for another lease.
                 None if !self.request.waits => {
                     let outcome = self.hold(&mut state, grant, sent, now);
-                    self.lose_in(&mut state, LossReason::Expired);
+                    self.lose_in(&mut state, LossReason::Expired, None);
                     outcome
                 }
                 None => {
@@ -410,7 +412,7 @@ impl Lease {
             unanswered: None,
         });
         if revoked {
-            self.lose_in(state, LossReason::Revoked);
+            self.lose_in(state, LossReason::Revoked, None);
         }
         Outcome::Granted
     }
@@ -623,7 +625,7 @@ impl Lease {
     /// Marks the lease as lost because its release has found that it had ended before.
     pub(super) fn found_lost(&self, token: FencingToken, reason: LossReason) {
         let mut state = self.state.lock();
-        state.phase = Phase::Lost { token, reason, detail: None, seen_to: true };
+        state.phase = Phase::Lost { token, reason, detail: None, release_at: None, seen_to: true };
         drop(state);
         tracing::warn!(name = %self.name(), token = token.get(), %reason, "lease lost before its release");
         self.tell_lost();
@@ -634,7 +636,7 @@ impl Lease {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Held(held) if held.granted == token || token.get() == 0 => {
-                self.lose_in(&mut state, LossReason::Revoked);
+                self.lose_in(&mut state, LossReason::Revoked, None);
                 true
             }
             Phase::Queued(queued) => {
@@ -647,7 +649,7 @@ impl Lease {
 
     /// Ends the lease as lost, if it is held.
     pub(super) fn lose(&self, reason: LossReason) {
-        self.lose_in(&mut self.state.lock(), reason);
+        self.lose_in(&mut self.state.lock(), reason, None);
     }
 
     /// Why the hold of this token is lost, if it is. A passed deadline is noticed here: by the keeper, by a poll of `lost`, or by
@@ -656,26 +658,28 @@ impl Lease {
         self.loss_in(&mut self.state.lock(), token, now)
     }
 
+    /// The store may still count a lease whose deadline has passed as held. It is released after the margin by which holders are always
+    /// told before others are let in.
     fn loss_in(&self, state: &mut State, token: FencingToken, now: Instant) -> Option<LossReason> {
         match &state.phase {
             Phase::Lost { token: lost, reason, .. } if *lost == token => Some(*reason),
             Phase::Held(held) if held.token == token && held.deadline.has_passed(now) => {
                 let reason = held.passed();
-                self.lose_in(state, reason);
+                self.lose_in(state, reason, Some(now + margin(self.terms.ttl)));
                 Some(reason)
             }
             _ => None,
         }
     }
 
-    /// Ends the lease as lost and notifies everybody in this client. The keeper releases it at the store.
-    fn lose_in(&self, state: &mut State, reason: LossReason) {
+    /// Ends the lease as lost and notifies everybody in this client. The keeper releases it at the store, at once or at `release_at`.
+    fn lose_in(&self, state: &mut State, reason: LossReason, release_at: Option<Instant>) {
         let Phase::Held(held) = &state.phase else { return };
         let token = held.token;
         let refusal = held.unanswered.as_ref().filter(|_| reason == LossReason::StoreRefused);
         let detail = refusal.map(|refusal| refusal.1.to_string());
         tracing::warn!(name = %self.name(), token = token.get(), %reason, ?detail, "lease lost");
-        state.phase = Phase::Lost { token, reason, detail, seen_to: false };
+        state.phase = Phase::Lost { token, reason, detail, release_at, seen_to: false };
         self.tell_lost();
     }
 
@@ -743,7 +747,9 @@ impl Lease {
                 Some((List::Waiting, queued.ask_at))
             }
             Phase::Held(held) => Some((List::Held, held.schedule())),
-            Phase::Lost { seen_to: false, .. } => Some((List::Held, Instant::now())),
+            Phase::Lost { seen_to: false, release_at, .. } => {
+                Some((List::Held, release_at.unwrap_or_else(Instant::now)))
+            }
             Phase::Released { .. } | Phase::Lost { .. } => None,
         };
         (std::mem::replace(&mut state.filed, now_at), now_at)
@@ -787,11 +793,20 @@ impl Lease {
                 Step::Send
             }
             Phase::Queued(_) | Phase::Held(_) => Step::Wait,
+            Phase::Lost { seen_to: false, release_at: Some(at), .. } if now < *at => Step::Wait,
             Phase::Lost { seen_to: seen_to @ false, .. } => {
                 *seen_to = true;
                 Step::Release
             }
             Phase::Released { .. } | Phase::Lost { .. } => Step::Forget,
+        }
+    }
+
+    /// Takes charge of the release of a lost lease, whether or not it is due. `false` if somebody else has.
+    pub(super) fn take_charge(&self) -> bool {
+        match &mut self.state.lock().phase {
+            Phase::Lost { seen_to, .. } => !std::mem::replace(seen_to, true),
+            _ => false,
         }
     }
 
@@ -813,9 +828,9 @@ impl Lease {
             }
             // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
-                self.lose_in(&mut state, LossReason::Missing);
+                self.lose_in(&mut state, LossReason::Missing, None);
             }
-            Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason),
+            Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason, None),
             Err(error) => {
                 tracing::debug!(name = %self.name(), token = held.token.get(), %error, "renewal not answered");
                 held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
@@ -1034,6 +1049,22 @@ mod tests {
             lease.answered(Ok(Answer::Granted(grant(42))), now, now);
             assert_eq!(lease.step(List::Held, now) == Step::Release, lost, "{revoked}");
         }
+    }
+
+    #[test]
+    fn what_its_deadline_ends_is_released_after_its_holders_were_told() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), start, start);
+        let hold = lease.hand().unwrap();
+        hold.begin(start);
+        let end = hold.ends().unwrap();
+        assert!(lease.step(List::Held, end) == Step::Wait && hold.loss(end).is_some());
+        let (_, release_at) = lease.file().1.unwrap();
+        assert_eq!(release_at, end + margin(TTL));
+        assert_eq!(lease.step(List::Held, release_at - Duration::from_nanos(1)), Step::Wait);
+        assert_eq!(lease.step(List::Held, release_at), Step::Release);
+        assert_eq!(lease.step(List::Held, release_at), Step::Forget);
+        assert!(!lease.take_charge(), "somebody has");
     }
 
     #[test]

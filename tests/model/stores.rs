@@ -182,6 +182,7 @@ mod redis {
 
         fn pass(&mut self, time: Duration) {
             self.clock.shift(time);
+            self.clock.is_followed_by(&mut self.raw);
         }
 
         fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::redis::REQUIRE;
+use super::resp::Raw;
 
 const SOURCE: &str = include_str!("clock.c");
 const DIR: &str = env!("CARGO_TARGET_TMPDIR");
@@ -81,6 +82,22 @@ impl Clock {
     /// Sets the clock back.
     pub(crate) fn set_back(&self, by: Duration) {
         self.change(|offset| offset - micros(by));
+    }
+
+    /// Waits until a server that lives by this clock goes by it: Valkey looks at its clock once in a millisecond or two.
+    pub(crate) fn is_followed_by(&self, server: &mut Raw) {
+        let tolerance = micros(Duration::from_secs(5));
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            let time: Vec<i64> =
+                server.send(&["TIME"]).words().iter().map(|part| part.parse().expect("a number")).collect();
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
+            let behind = micros(now) + self.offset() - (time[0] * 1_000_000 + time[1]);
+            if behind.abs() < tolerance {
+                return;
+            }
+            assert!(Instant::now() < end, "the server's clock is off by {behind} us");
+        }
     }
 
     /// How far the clock is from the right time, in microseconds: ahead if that is positive.

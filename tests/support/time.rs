@@ -36,3 +36,21 @@ pub(crate) fn within<F: IntoFuture>(deadline: Duration, future: F) -> impl Futur
         output
     }
 }
+
+/// The longest that what happens "at once" may take.
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// What this call gives, which is repeated up to four times if it takes long: a machine may be busy with other things.
+pub(crate) async fn at_once<T: std::fmt::Debug>(call: impl AsyncFn() -> T) -> T {
+    let mut repetitions = 4;
+    loop {
+        let begun = Instant::now();
+        let outcome = call().await;
+        let took = begun.elapsed();
+        if took < AT_ONCE {
+            return outcome;
+        }
+        assert!(repetitions > 0, "{took:?}: {outcome:?}");
+        repetitions -= 1;
+    }
+}

@@ -3,6 +3,8 @@
 
 #[cfg(any(feature = "rustls", feature = "native-tls"))]
 mod certificates;
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
+mod existing_clients;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -64,11 +64,12 @@ pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harn
     let (backend, other) = (store.client().await, store.client().await);
     let kinds = KINDS.into_iter().filter(|kind| backend.capabilities().kinds.contains(kind));
     let mut renewals = Vec::new();
-    for (kind, part) in kinds.flat_map(|kind| [(kind, 1), (kind, 2)]) {
+    // None is to expire while the others are granted.
+    for (kind, times) in kinds.flat_map(|kind| [(kind, 10), (kind, 20)]) {
         let taken = if kind.is_semaphore() { LossReason::Expired } else { LossReason::Taken };
         for (lost, again) in [(None, false), (Some(LossReason::Expired), false), (Some(taken), true)] {
             let site = Site::new(store, kind, "together").await;
-            let site = Site { backend: Arc::clone(&backend), ttl: site.ttl * part, ..site };
+            let site = Site { backend: Arc::clone(&backend), ttl: site.ttl * times, ..site };
             let request = site.request();
             site.grant(&request).await;
             renewals.push((Renew::new(request.lease, site.ttl), site, lost, again));

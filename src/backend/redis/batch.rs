@@ -324,7 +324,7 @@ impl Transport {
         let mark = parts.first().and_then(Value::as_bytes);
         let is = |known: &str| mark == Some(known.as_bytes());
         match &parts[..] {
-            [_, text] if is(FAILED) => Err(CallError::Answer(text.as_str().unwrap_or_default().to_owned())),
+            [_, text] if is(FAILED) => Err(CallError::answer(text.as_str().unwrap_or_default())),
             [_, _, grant] if is(WITH_GRANT) => {
                 self.notifications.tell(grant.as_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))

@@ -11,8 +11,6 @@
 //! * It says HELLO as a line of words, in which credentials with spaces would be several: they are quoted.
 //! * By default it waits for 10 s and queues without limit: changed below.
 
-mod tls;
-
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -38,9 +36,8 @@ use super::link::{CallError, Connector, Link, Message};
 use super::script::Script;
 use super::target::Server;
 use super::target::{Login, Target, Topology};
+use super::tls::Tls;
 use super::value::{Arguments, Value};
-
-pub(super) use tls::with_tls;
 
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
@@ -71,8 +68,11 @@ pub(super) struct FredConnector {
 }
 
 impl FredConnector {
-    pub(super) fn new(config: &Config, timeouts: Timeouts) -> Self {
+    pub(super) fn new(config: &Config, tls: Option<&Tls>, timeouts: Timeouts) -> Self {
         let mut config = config.clone();
+        if let Some(tls) = tls {
+            tls.add_to(&mut config);
+        }
         config.version = RespVersion::RESP3;
         config.fail_fast = true;
         Self { config, timeouts }
@@ -314,8 +314,8 @@ fn sort(error: FredError) -> CallError {
         _ if NOT_SENT.iter().any(|words| text.contains(words)) => CallError::NotSent(text),
         ErrorKind::Timeout => CallError::Timeout(text),
         ErrorKind::IO | ErrorKind::Canceled => CallError::Lost(text),
-        ErrorKind::Auth => CallError::Answer(text),
-        _ if is_server_text(&text) => CallError::Answer(text),
+        ErrorKind::Auth => CallError::answer(&text),
+        _ if is_server_text(&text) => CallError::answer(&text),
         _ => CallError::Lost(text),
     }
 }

@@ -100,6 +100,16 @@ const NOT_EXECUTED: [&str; 7] =
     ["LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOAUTH"];
 
 impl CallError {
+    /// The error that a server has sent. Until version 6.2, Redis reports the error of a command in a script as one of the script,
+    /// `ERR Error running script (call to f_1234): @user_script:6: @user_script: 6: -OOM ...`: later ones send the command's own.
+    pub(super) fn answer(text: &str) -> Self {
+        let of_command = text.split_once("@user_script: ").and_then(|(_, rest)| {
+            let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
+            rest.strip_prefix(": -")
+        });
+        Self::Answer(of_command.unwrap_or(text).to_owned())
+    }
+
     /// Whether the server has answered with an error that starts with this word.
     pub(super) fn answers(&self, word: &str) -> bool {
         matches!(self, Self::Answer(text) if text.starts_with(word))
@@ -117,6 +127,27 @@ impl From<CallError> for BackendError {
                 Self::NotSent { source: error.into() }
             }
             CallError::Answer(_) => Self::Refused { source: error.into() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_commands_are_taken_out_of_those_of_scripts() {
+        let of_6_2 = "ERR Error running script (call to f_5b18): @user_script:6: @user_script: 6: ";
+        for (sent, text) in [
+            ("OOM command not allowed when used memory > 'maxmemory'.", None),
+            (&*format!("{of_6_2}-OOM command not allowed"), Some("OOM command not allowed")),
+            (&*format!("{of_6_2}-READONLY You can't write"), Some("READONLY You can't write")),
+            // Of the script itself.
+            ("ERR Error running script (call to f_5b18): @user_script:6: attempt to index a nil value", None),
+            (&*format!("{of_6_2}Unknown Redis command called from Lua script"), None),
+        ] {
+            let CallError::Answer(read) = CallError::answer(sent) else { panic!("{sent}") };
+            assert_eq!(read, text.unwrap_or(sent));
         }
     }
 }

@@ -70,7 +70,6 @@ mod verbs;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 #[cfg(feature = "redis")]
@@ -124,10 +123,8 @@ pub struct RedisBackend {
     replicas: Option<Arc<Replicas>>,
     fail_fast: bool,
     statuses: Arc<Statuses>,
-    /// Whether the servers have been looked at.
+    /// Whether the servers have been looked at, and accepted. No request is sent before.
     looked: OnceCell<()>,
-    /// Whether anything has been sent that may have been granted.
-    used: AtomicBool,
     closing: Closing,
 }
 
@@ -191,16 +188,12 @@ impl Library {
         match self {
             #[cfg(feature = "redis")]
             Self::Fred(config) => {
-                let config = fred::with_tls(Config::clone(config), target, tls)?;
-                Ok(Arc::new(fred::FredConnector::new(&config, timeouts)))
+                // A configuration that has TLS settings keeps them unless there are others.
+                let tls = if tls.is_none() && config.uses_tls() { None } else { tls::of(target, tls)? };
+                Ok(Arc::new(fred::FredConnector::new(config, tls.as_ref(), timeouts)))
             }
             #[cfg(feature = "redis-rs")]
-            Self::RedisRs if target.tls || tls.is_some() => {
-                let reason = "TLS through redis-rs: use the features `redis` and `rustls`".to_owned();
-                Err(Error::Unsupported { store: target.to_string(), reason })
-            }
-            #[cfg(feature = "redis-rs")]
-            Self::RedisRs => Ok(Arc::new(redis_rs::RedisRsConnector::new(timeouts))),
+            Self::RedisRs => Ok(Arc::new(redis_rs::RedisRsConnector::new(tls::of(target, tls)?, timeouts))),
         }
     }
 }
@@ -447,7 +440,8 @@ impl fmt::Debug for RedisBuilder {
 }
 
 impl RedisBackend {
-    /// Connects to `redis://` or `redis+unix://`; see [`Client::connect`](crate::Client::connect).
+    /// Connects to a server, to the primary that sentinels name, or to a cluster, by a URL as for
+    /// [`Client::connect`](crate::Client::connect).
     ///
     /// # Errors
     ///
@@ -460,7 +454,8 @@ impl RedisBackend {
         Self::builder(url)?.connect().await
     }
 
-    /// Settings for a connection to `redis://` or `redis+unix://`; see [`Client::connect`](crate::Client::connect).
+    /// Settings for a connection to a server, to the primary that sentinels name, or to a cluster, by a URL as for
+    /// [`Client::connect`](crate::Client::connect).
     ///
     /// # Errors
     ///
@@ -499,14 +494,15 @@ impl RedisBackend {
     }
 
     /// Settings for connections through [redis-rs](https://docs.rs/redis), to the server of a client of that crate, with its user,
-    /// password and database.
+    /// password and database. If it uses TLS, so does this, with the feature `rustls` or `native-tls` of this crate.
     ///
     /// The client must be that of the major version of redis-rs on which this crate depends. A release of this crate may move to
     /// another one: this function is exempt from semantic versioning.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the client uses TLS.
+    /// [`Error::Unsupported`] if the client has certificates of its own, which cannot be taken from it, or does not verify those of
+    /// the server: use a client without, and [`RedisBuilder::tls`].
     #[cfg(feature = "redis-rs")]
     pub fn builder_from_redis_rs(client: &::redis::Client) -> Result<RedisBuilder, Error> {
         Ok(Self::with_target(redis_rs::target(client)?, Library::RedisRs))
@@ -517,7 +513,7 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// As for [`RedisBuilder::connect`], and [`Error::Unsupported`] if the client uses TLS.
+    /// As for [`builder_from_redis_rs`](Self::builder_from_redis_rs) and [`RedisBuilder::connect`].
     ///
     /// # Cancel safety
     ///
@@ -588,7 +584,6 @@ impl RedisBackend {
             fail_fast: settings.fail_fast,
             statuses,
             looked: OnceCell::new(),
-            used: AtomicBool::default(),
             ids,
             closing,
         })

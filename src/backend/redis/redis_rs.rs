@@ -35,6 +35,7 @@ use super::link::{CallError, Connector, Link, Message};
 use super::script::Script;
 use super::target::Server;
 use super::target::{Login, Target, Topology};
+use super::tls::Tls;
 use super::value::{Arguments, Value};
 use crate::error::Error;
 
@@ -47,13 +48,18 @@ const MESSAGE_BUFFER: usize = 4096;
 pub(super) fn target(client: &redis::Client) -> Result<Target, Error> {
     let info = client.get_connection_info();
     let server = match info.addr() {
-        ConnectionAddr::Tcp(host, port) => Server::Tcp { host: host.clone(), port: *port },
+        ConnectionAddr::Tcp(host, port)
+        | ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None } => {
+            Server::Tcp { host: host.clone(), port: *port }
+        }
         ConnectionAddr::Unix(path) => Server::Unix(path.clone()),
         address => {
-            let reason = "TLS through a client of redis-rs: use a URL with `rediss://`".to_owned();
+            // Certificates cannot be taken out of it.
+            let reason = "TLS with settings of redis-rs: pass certificates to `RedisBuilder::tls`".to_owned();
             return Err(Error::Unsupported { store: address.to_string(), reason });
         }
     };
+    let tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
     let settings = info.redis_settings();
     let database = u8::try_from(settings.db());
     let database = database.map_err(|_| Error::invalid("database", "it is no number from 0 to 255"))?;
@@ -63,18 +69,19 @@ pub(super) fn target(client: &redis::Client) -> Result<Target, Error> {
         database: (database > 0).then_some(database),
         ..Login::default()
     };
-    Ok(Target { topology: Topology::Single(server), login, tls: false })
+    Ok(Target { topology: Topology::Single(server), login, tls })
 }
 
 /// Opens links.
 #[derive(Debug)]
 pub(super) struct RedisRsConnector {
+    tls: Option<Tls>,
     timeouts: Timeouts,
 }
 
 impl RedisRsConnector {
-    pub(super) const fn new(timeouts: Timeouts) -> Self {
-        Self { timeouts }
+    pub(super) const fn new(tls: Option<Tls>, timeouts: Timeouts) -> Self {
+        Self { tls, timeouts }
     }
 
     async fn open_on(
@@ -126,7 +133,13 @@ impl Connector for RedisRsConnector {
                 Server::Tcp { host, port } => {
                     let stream = connected(self.timeouts, TcpStream::connect((host.as_str(), *port))).await?;
                     stream.set_nodelay(true).map_err(|error| CallError::Lost(error.to_string()))?;
-                    self.open_on(stream, login).await
+                    match &self.tls {
+                        Some(tls) => {
+                            let stream = connected(self.timeouts, tls.connect(host, stream)).await?;
+                            self.open_on(stream, login).await
+                        }
+                        None => self.open_on(stream, login).await,
+                    }
                 }
                 #[cfg(unix)]
                 Server::Unix(path) => {
@@ -297,7 +310,7 @@ fn read(value: RedisValue) -> Result<Value, CallError> {
 
 /// An error of the server, as it has sent it.
 fn answer(code: &str, details: Option<&str>) -> CallError {
-    CallError::Answer([code, details.unwrap_or_default()].join(" ").trim_end().to_owned())
+    CallError::answer([code, details.unwrap_or_default()].join(" ").trim_end())
 }
 
 /// Classifies errors by what they say about the command.
@@ -311,7 +324,7 @@ fn sort(error: &RedisError) -> CallError {
     } else if error.is_timeout() {
         CallError::Timeout(text)
     } else if let redis::ErrorKind::AuthenticationFailed = error.kind() {
-        CallError::Answer(error.detail().map_or(text, str::to_owned))
+        CallError::answer(error.detail().unwrap_or(&text))
     } else {
         CallError::Lost(text)
     }

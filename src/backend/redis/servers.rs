@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Nodes, Slots, ToAnyNode};
+use super::cluster::{Nodes, SlotTransports, Slots, ToAnyNode, stay_up_to_date};
 use super::connection::{Connection, ConnectionSettings};
 use super::keys;
 use super::notifications::Notifications;
@@ -22,7 +22,7 @@ use crate::backend::{BackendError, Resource};
 #[derive(Clone, Debug)]
 pub(super) enum Transports {
     Server(Arc<Transport>),
-    Cluster(Arc<Nodes>),
+    Cluster(Arc<SlotTransports>),
 }
 
 impl Transports {
@@ -30,7 +30,7 @@ impl Transports {
     pub(super) fn of(&self, resource: &Resource) -> Arc<Transport> {
         match self {
             Self::Server(transport) => Arc::clone(transport),
-            Self::Cluster(nodes) => nodes.transport(keys::slot(resource.key.as_bytes())),
+            Self::Cluster(transports) => transports.of(keys::slot(resource.key.as_bytes())),
         }
     }
 
@@ -91,7 +91,7 @@ impl Servers {
                     Commands::Cluster(nodes) => Some(Arc::clone(nodes)),
                     Commands::Server(_) => None,
                 });
-                Arc::clone(slots).stay_up_to_date(nodes.collect(), closed).boxed()
+                stay_up_to_date(Arc::clone(slots), nodes.collect(), closed).boxed()
             }
         }
     }
@@ -118,9 +118,9 @@ impl Servers {
                 (Commands::Server(connection), Transports::Server(transport))
             }
             Servings::Cluster(slots) => {
-                let (slots, closed) = (Arc::clone(slots), self.closed.clone());
-                let nodes = Nodes::new(slots, notifications, closed);
-                (Commands::Cluster(Arc::clone(&nodes)), Transports::Cluster(nodes))
+                let nodes = Nodes::new(Arc::clone(slots), self.closed.clone());
+                let transports = SlotTransports::new(Arc::clone(&nodes), notifications);
+                (Commands::Cluster(nodes), Transports::Cluster(Arc::new(transports)))
             }
         }
     }
@@ -199,5 +199,53 @@ impl Commands {
             Self::Server(_) => Vec::new(),
             Self::Cluster(nodes) => nodes.take_drivers(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use uuid::Uuid;
+
+    use super::super::connection::Timeouts;
+    use super::super::link::{CallError, Connector, Link};
+    use super::super::status::Statuses;
+    use super::*;
+    use crate::backend::Kind;
+
+    /// Never opens a link.
+    #[derive(Debug)]
+    struct Unused;
+
+    impl Connector for Unused {
+        fn open<'a>(
+            &'a self,
+            _: &'a Server,
+            _: &'a Login,
+        ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn what_is_made_for_a_cluster_is_freed_with_the_last_reference() {
+        let timeout = std::time::Duration::from_secs(1);
+        let connections = ConnectionSettings {
+            connector: Arc::new(Unused),
+            login: Login::default(),
+            timeouts: Timeouts { connect: timeout, reply: timeout },
+            statuses: Statuses::new("a cluster".to_owned()),
+        };
+        let seed = Server::Tcp { host: "localhost".to_owned(), port: 7000 };
+        let notifications = Arc::new(Notifications::new(Uuid::new_v4(), false));
+        let topology = Topology::Cluster(vec![seed]);
+        let servers = Servers::new(topology, connections, notifications, CancellationToken::new());
+        let (commands, transports) = servers.commands();
+        let transport = transports.of(&Resource::new("lock:a", Kind::Mutex));
+        let Commands::Cluster(nodes) = &commands else { unreachable!() };
+        let left: (Weak<Nodes>, Weak<Transport>) = (Arc::downgrade(nodes), Arc::downgrade(&transport));
+        drop((servers, commands, transports, transport));
+        assert!(left.0.upgrade().is_none() && left.1.upgrade().is_none());
     }
 }

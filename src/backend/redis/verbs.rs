@@ -1,7 +1,6 @@
 //! The operations of the contract on one Redis server.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -47,7 +46,7 @@ impl Backend for RedisBackend {
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            if self.is_unused() {
+            if self.never_connected() {
                 return self.open_or_closed().map(|()| Released::Absent);
             }
             let transport = self.transport_of_releases(&lease.resource).await?;
@@ -63,7 +62,7 @@ impl Backend for RedisBackend {
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            if self.is_unused() {
+            if self.never_connected() {
                 return self.open_or_closed().map(|()| Released::Absent);
             }
             release(&self.transport_of_releases(&lease.resource).await?, lease, keep, self.gap()).await
@@ -165,23 +164,14 @@ impl RedisBackend {
             Ok(()) if self.fail_fast && !self.transports.of(resource).connection().is_connected() => {
                 Err(fast(self.transports.of(resource).connection().not_connected().into()))
             }
-            Ok(()) => {
-                self.note_use();
-                Ok(())
-            }
+            Ok(()) => Ok(()),
         }
     }
 
-    /// Whether nothing has ever been sent that could have been granted: a client that its store has refused, or that has never reached
-    /// it, has nothing to release.
-    fn is_unused(&self) -> bool {
-        !self.used.load(Ordering::Acquire)
-    }
-
-    fn note_use(&self) {
-        if self.is_unused() {
-            self.used.store(true, Ordering::Release);
-        }
+    /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent, and there is
+    /// nothing to release.
+    fn never_connected(&self) -> bool {
+        !self.looked.initialized()
     }
 
     async fn ask(&self, request: &Request) -> Result<Answer, BackendError> {
@@ -219,7 +209,6 @@ impl RedisBackend {
         } else {
             self.revive().await?;
         }
-        self.note_use();
         Ok(if on_own_thread { self.renewals.of(resource) } else { self.transports.of(resource) })
     }
 

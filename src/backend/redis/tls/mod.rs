@@ -3,6 +3,20 @@
 use std::fmt;
 
 use super::link::CallError;
+use super::target::Target;
+use crate::error::Error;
+
+#[cfg(all(feature = "native-tls", not(feature = "rustls")))]
+#[path = "with_native_tls.rs"]
+mod library;
+#[cfg(feature = "rustls")]
+#[path = "with_rustls.rs"]
+mod library;
+#[cfg(not(any(feature = "rustls", feature = "native-tls")))]
+#[path = "without.rs"]
+mod library;
+
+pub(super) use library::Tls;
 
 /// Certificates for a store whose URL asks for TLS (`rediss://`, `valkeys://`, and so on): see
 /// [`RedisBuilder::tls`](crate::RedisBuilder::tls).
@@ -73,23 +87,46 @@ impl fmt::Debug for TlsOptions {
     }
 }
 
-/// What the TLS libraries (rustls, OpenSSL) say, and what that means.
-const MEANINGS: [(&str, &str); 18] = [
+/// What the links to this target are opened with.
+pub(super) fn of(target: &Target, options: Option<&TlsOptions>) -> Result<Option<Tls>, Error> {
+    match options {
+        Some(_) if !target.tls => {
+            Err(invalid("the scheme of the URL does not ask for TLS: it has to be `rediss://` or similar"))
+        }
+        _ if !target.tls => Ok(None),
+        options => Tls::new(&options.cloned().unwrap_or_default(), target).map(Some),
+    }
+}
+
+#[cfg_attr(not(any(feature = "rustls", feature = "native-tls")), allow(dead_code))]
+fn invalid(reason: impl Into<String>) -> Error {
+    Error::invalid("tls", reason)
+}
+
+/// What the TLS libraries (rustls as text and as fred prints it, OpenSSL) say, and what that means.
+const MEANINGS: &[(&str, &str)] = &[
+    ("certificate: UnknownIssuer", UNKNOWN_AUTHORITY),
     ("InvalidCertificate(UnknownIssuer", UNKNOWN_AUTHORITY),
     ("unable to get local issuer certificate", UNKNOWN_AUTHORITY),
     ("unable to get issuer certificate", UNKNOWN_AUTHORITY),
     ("signed certificate", UNKNOWN_AUTHORITY),
+    ("certificate not valid for name", OTHER_NAME),
     ("InvalidCertificate(NotValidForName", OTHER_NAME),
     ("ostname mismatch", OTHER_NAME),
     ("IP address mismatch", OTHER_NAME),
+    ("certificate expired", EXPIRED),
     ("InvalidCertificate(Expired", EXPIRED),
     ("certificate has expired", EXPIRED),
-    ("InvalidCertificate(NotValidYet", "the server's certificate is not valid yet"),
-    ("certificate is not yet valid", "the server's certificate is not valid yet"),
+    ("certificate not valid yet", NOT_YET_VALID),
+    ("InvalidCertificate(NotValidYet", NOT_YET_VALID),
+    ("certificate is not yet valid", NOT_YET_VALID),
+    ("fatal alert: CertificateRequired", CLIENT_CERTIFICATE),
     ("AlertReceived(CertificateRequired)", CLIENT_CERTIFICATE),
     ("alert certificate required", CLIENT_CERTIFICATE),
+    ("fatal alert: ", CLIENT_REJECTED),
     ("AlertReceived(", CLIENT_REJECTED),
     (" alert ", CLIENT_REJECTED),
+    ("message of type InvalidContentType", NO_TLS),
     ("InvalidMessage(InvalidContentType)", NO_TLS),
     ("wrong version number", NO_TLS),
     ("Connection reset by peer", CONNECTION_ENDED),
@@ -97,6 +134,7 @@ const MEANINGS: [(&str, &str); 18] = [
 const UNKNOWN_AUTHORITY: &str = "the server's certificate is not signed by a known authority";
 const OTHER_NAME: &str = "the server's certificate is for another host name";
 const EXPIRED: &str = "the server's certificate has expired";
+const NOT_YET_VALID: &str = "the server's certificate is not valid yet";
 const CLIENT_CERTIFICATE: &str = "the server requires a client certificate";
 const CLIENT_REJECTED: &str =
     "the server ended the handshake; perhaps it requires another client certificate";

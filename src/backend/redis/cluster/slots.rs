@@ -1,0 +1,217 @@
+//! Which node serves which slot.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+use crate::backend::BackendError;
+use crate::backend::redis::connection::{ConnectionSettings, command};
+use crate::backend::redis::keys::SLOTS;
+use crate::backend::redis::link::{CallError, Link};
+use crate::backend::redis::route::Route;
+use crate::backend::redis::target::Server;
+use crate::backend::redis::value::Value;
+use crate::sync::Mutex;
+
+/// Which node serves which slot.
+#[derive(Debug)]
+pub(in super::super) struct Slots {
+    nodes: watch::Sender<Arc<Map>>,
+    /// The nodes of the URL, which are asked if no other node can be reached.
+    pub(super) seeds: Vec<Server>,
+    /// Notified when what is known is out of date.
+    stale: Notify,
+    /// Notified when another node is connected to.
+    grown: Notify,
+    pub(super) connections: ConnectionSettings,
+    /// Counts the attempts to connect to any node.
+    attempts: Mutex<usize>,
+}
+
+/// The primaries, and by slot, the index of the one that serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Map {
+    pub(super) primaries: Vec<Server>,
+    by_slot: Vec<Option<u16>>,
+}
+
+impl Map {
+    /// Reads an answer to CLUSTER SLOTS, which was given by `node`. `None` if it is none.
+    pub(super) fn read(answer: &Value, node: &Server) -> Option<Self> {
+        let mut map = Self { primaries: Vec::new(), by_slot: vec![None; usize::from(SLOTS)] };
+        for range in answer.as_list() {
+            let [first, last, primary, ..] = range.as_list() else { return None };
+            let [host, port, ..] = primary.as_list() else { return None };
+            let primary = address(host.as_str().unwrap_or_default(), port.as_u64()?, node)?;
+            let index = map.index_of(primary);
+            let (first, last) =
+                (usize::try_from(first.as_u64()?).ok()?, usize::try_from(last.as_u64()?).ok()?);
+            map.by_slot.get_mut(first..=last)?.fill(Some(index));
+        }
+        (!map.primaries.is_empty()).then_some(map)
+    }
+
+    fn index_of(&mut self, primary: Server) -> u16 {
+        let known = self.primaries.iter().position(|known| *known == primary);
+        let index = known.unwrap_or_else(|| {
+            self.primaries.push(primary);
+            self.primaries.len() - 1
+        });
+        // There are not more primaries than slots.
+        u16::try_from(index).unwrap_or_default()
+    }
+
+    /// The node that serves a slot; if none does, another one, which says so.
+    pub(super) fn node(&self, slot: u16) -> Option<&Server> {
+        let index = self.by_slot.get(usize::from(slot)).copied().flatten();
+        self.primaries.get(usize::from(index.unwrap_or_default()))
+    }
+}
+
+/// An address in an answer of `node`, which may leave out its own host.
+pub(super) fn address(host: &str, port: u64, node: &Server) -> Option<Server> {
+    let host = match (host, node) {
+        ("" | "?", Server::Tcp { host, .. }) => host.clone(),
+        ("" | "?", Server::Unix(_)) => return None,
+        (host, _) => host.to_owned(),
+    };
+    Some(Server::Tcp { host, port: u16::try_from(port).ok()? })
+}
+
+impl Slots {
+    pub(in super::super) fn new(seeds: Vec<Server>, connections: ConnectionSettings) -> Arc<Self> {
+        Arc::new(Self {
+            nodes: watch::Sender::default(),
+            seeds,
+            stale: Notify::new(),
+            grown: Notify::new(),
+            connections,
+            attempts: Mutex::default(),
+        })
+    }
+
+    /// Whether it is known which node serves which slot.
+    pub(in super::super) fn are_known(&self) -> bool {
+        !self.nodes.borrow().primaries.is_empty()
+    }
+
+    /// One node after another.
+    fn any_node(&self) -> Result<Server, CallError> {
+        let map = Arc::clone(&self.nodes.borrow());
+        let nodes = if map.primaries.is_empty() { &self.seeds } else { &map.primaries };
+        let mut attempts = self.attempts.lock();
+        *attempts += 1;
+        let node = nodes.get(*attempts % nodes.len().max(1));
+        node.cloned().ok_or_else(|| CallError::NotSent("no node is known".to_owned()))
+    }
+
+    /// Asks the nodes for the first time.
+    pub(super) async fn find(&self) -> Result<(), BackendError> {
+        match self.ask_seeds().await {
+            Ok(map) => {
+                self.adopt(map);
+                Ok(())
+            }
+            Err(failure @ CallError::Answer(_)) => Err(BackendError::Refused { source: failure.into() }),
+            Err(failure) => Err(BackendError::NotSent { source: failure.into() }),
+        }
+    }
+
+    /// What the first node of the URL says that can be asked.
+    pub(super) async fn ask_seeds(&self) -> Result<Map, CallError> {
+        let mut failure = CallError::NotSent("the URL names no node".to_owned());
+        for seed in &self.seeds {
+            match self.ask_node(seed).await {
+                Ok(map) => return Ok(map),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    async fn ask_node(&self, node: &Server) -> Result<Map, CallError> {
+        let link = self.connections.open(node).await?;
+        let map = self.ask(&*link, node).await;
+        link.abort();
+        map
+    }
+
+    async fn ask(&self, link: &dyn Link, node: &Server) -> Result<Map, CallError> {
+        let answer = timeout(self.connections.timeouts.reply, command(link, &["CLUSTER", "SLOTS"])).await;
+        let answer = answer.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())))?;
+        Map::read(&answer, node).ok_or_else(|| CallError::Answer(format!("{node} knows of no slots")))
+    }
+
+    pub(super) fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.nodes.borrow())
+    }
+
+    /// Sees every later map.
+    pub(super) fn changes(&self) -> watch::Receiver<Arc<Map>> {
+        self.nodes.subscribe()
+    }
+
+    pub(super) fn adopt(&self, map: Map) {
+        self.nodes.send_if_modified(|known| {
+            let is_new = **known != map;
+            *known = Arc::new(map);
+            is_new
+        });
+    }
+
+    /// A node has said that another one serves this slot.
+    pub(super) fn moved(&self, slot: u16, to: Server) {
+        self.nodes.send_if_modified(|known| {
+            let mut map = Map::clone(known);
+            let index = map.index_of(to);
+            let Some(at) = map.by_slot.get_mut(usize::from(slot)) else { return false };
+            *at = Some(index);
+            let is_new = map != **known;
+            *known = Arc::new(map);
+            is_new
+        });
+        self.ask_soon();
+    }
+
+    /// What is known is out of date.
+    pub(super) fn ask_soon(&self) {
+        self.stale.notify_one();
+    }
+
+    pub(super) async fn until_stale(&self) {
+        self.stale.notified().await;
+    }
+
+    /// Another node is connected to, which may be lost from now on.
+    pub(super) fn watch_another(&self) {
+        self.grown.notify_one();
+    }
+
+    pub(super) async fn another_to_watch(&self) {
+        self.grown.notified().await;
+    }
+}
+
+/// To any node.
+#[derive(Debug)]
+pub(in super::super) struct ToAnyNode(pub(in super::super) Arc<Slots>);
+
+impl Route for ToAnyNode {
+    fn server(&self) -> BoxFuture<'_, Result<Server, CallError>> {
+        ready(self.0.any_node()).boxed()
+    }
+
+    fn check<'a>(&'a self, _: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {
+        ready(Ok(())).boxed()
+    }
+}
+
+impl fmt::Display for ToAnyNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any node")
+    }
+}

@@ -1,0 +1,62 @@
+//! A transport per slot.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::nodes::Nodes;
+use crate::backend::redis::connection::Connection;
+use crate::backend::redis::link::{CallError, Link};
+use crate::backend::redis::notifications::Notifications;
+use crate::backend::redis::transport::{Again, Place, Transport};
+use crate::sync::Mutex;
+
+/// The transports of the slots, each made when it is needed.
+#[derive(Debug)]
+pub(in super::super) struct SlotTransports {
+    nodes: Arc<Nodes>,
+    notifications: Arc<Notifications>,
+    transports: Mutex<HashMap<u16, Arc<Transport>>>,
+}
+
+impl SlotTransports {
+    pub(in super::super) fn new(nodes: Arc<Nodes>, notifications: Arc<Notifications>) -> Self {
+        Self { nodes, notifications, transports: Mutex::default() }
+    }
+
+    pub(in super::super) fn of(&self, slot: u16) -> Arc<Transport> {
+        let new = || {
+            let timeouts = self.nodes.timeouts();
+            let place = AtSlot { slot, nodes: Arc::clone(&self.nodes) };
+            Transport::at(Arc::new(place), timeouts, Arc::clone(&self.notifications))
+        };
+        Arc::clone(self.transports.lock().entry(slot).or_insert_with(new))
+    }
+}
+
+/// The calls that concern a slot.
+#[derive(Debug)]
+struct AtSlot {
+    slot: u16,
+    nodes: Arc<Nodes>,
+}
+
+impl Place for AtSlot {
+    fn slot(&self) -> Option<u16> {
+        Some(self.slot)
+    }
+
+    fn connection(&self) -> Arc<Connection> {
+        self.nodes.serving(self.slot)
+    }
+
+    fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>> {
+        self.nodes.link(self.slot).boxed()
+    }
+
+    fn redirected<'a>(&'a self, error: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>> {
+        self.nodes.redirected(self.slot, error).boxed()
+    }
+}

@@ -1,0 +1,58 @@
+//! TLS by the system's library.
+
+#[cfg(feature = "redis-rs")]
+use std::io;
+
+use native_tls::{Certificate, Identity, TlsConnector};
+
+use super::{TlsOptions, invalid};
+use crate::backend::redis::target::Target;
+use crate::error::Error;
+
+/// What links are opened with.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Tls(TlsConnector);
+
+impl Tls {
+    pub(super) fn new(options: &TlsOptions, _: &Target) -> Result<Self, Error> {
+        let mut builder = TlsConnector::builder();
+        builder.disable_built_in_roots(!options.authorities.is_empty());
+        for pem in &options.authorities {
+            let certificates = Certificate::stack_from_pem(pem)
+                .map_err(|error| invalid(format!("the CA certificate: {error}")))?;
+            if certificates.is_empty() {
+                return Err(invalid("the CA certificate: no certificate in PEM"));
+            }
+            for certificate in certificates {
+                builder.add_root_certificate(certificate);
+            }
+        }
+        if let Some(client) = &options.client {
+            let identity = Identity::from_pkcs8(&client.chain, &client.key)
+                .map_err(|error| invalid(format!("the client certificate and its key: {error}")))?;
+            builder.identity(identity);
+        }
+        let what = if options.client.is_some() { "the client certificate and its key: " } else { "" };
+        builder.build().map(Self).map_err(|error| invalid(format!("{what}{error}")))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(in super::super) fn add_to(&self, config: &mut ::fred::types::config::Config) {
+        let connector = self.0.clone();
+        config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());
+    }
+
+    /// Does the handshake with the server, whose certificate has to be for `host`.
+    #[cfg(feature = "redis-rs")]
+    pub(in super::super) async fn connect<S>(
+        &self,
+        host: &str,
+        stream: S,
+    ) -> io::Result<tokio_native_tls::TlsStream<S>>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    {
+        let connector = tokio_native_tls::TlsConnector::from(self.0.clone());
+        connector.connect(host, stream).await.map_err(io::Error::other)
+    }
+}

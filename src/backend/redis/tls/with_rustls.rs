@@ -1,0 +1,84 @@
+//! TLS by rustls.
+
+#[cfg(feature = "redis-rs")]
+use std::io;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use super::{TlsOptions, invalid};
+use crate::backend::redis::target::Target;
+use crate::error::Error;
+
+/// What links are opened with.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Tls(Arc<ClientConfig>);
+
+impl Tls {
+    /// With a provider of its own: which one is the process's may be undecided.
+    pub(super) fn new(options: &TlsOptions, _: &Target) -> Result<Self, Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid(error.to_string()))?
+            .with_root_certificates(authorities(options)?);
+        let Some(client) = &options.client else { return Ok(Self(builder.with_no_client_auth().into())) };
+        let chain = certificates(&client.chain, "client certificate")?;
+        let key = PrivateKeyDer::from_pem_slice(&client.key)
+            .map_err(|error| invalid(format!("the client certificate's private key: {error}")))?;
+        let config = builder.with_client_auth_cert(chain, key);
+        let config =
+            config.map_err(|error| invalid(format!("the client certificate and its key: {error}")))?;
+        Ok(Self(config.into()))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(in super::super) fn add_to(&self, config: &mut ::fred::types::config::Config) {
+        let connector = tokio_rustls::TlsConnector::from(Arc::clone(&self.0));
+        config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());
+    }
+
+    /// Does the handshake with the server, whose certificate has to be for `host`.
+    #[cfg(feature = "redis-rs")]
+    pub(in super::super) async fn connect<S>(
+        &self,
+        host: &str,
+        stream: S,
+    ) -> io::Result<tokio_rustls::client::TlsStream<S>>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    {
+        let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        tokio_rustls::TlsConnector::from(Arc::clone(&self.0)).connect(name, stream).await
+    }
+}
+
+fn authorities(options: &TlsOptions) -> Result<RootCertStore, Error> {
+    let mut store = RootCertStore::empty();
+    for pem in &options.authorities {
+        for certificate in certificates(pem, "CA certificate")? {
+            store.add(certificate).map_err(|error| invalid(format!("the CA certificate: {error}")))?;
+        }
+    }
+    if options.authorities.is_empty() {
+        // Some of a system's certificates may be in a form that is not supported.
+        let found = rustls_native_certs::load_native_certs();
+        store.add_parsable_certificates(found.certs);
+        if store.is_empty() {
+            let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
+            return Err(invalid(format!("this system has no certificates of authorities{why}")));
+        }
+    }
+    Ok(store)
+}
+
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match all {
+        Ok(all) if all.is_empty() => Err(invalid(format!("the {what}: no certificate in PEM"))),
+        Ok(all) => Ok(all),
+        Err(error) => Err(invalid(format!("the {what}: {error}"))),
+    }
+}
