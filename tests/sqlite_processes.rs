@@ -93,12 +93,14 @@ async fn counting_worker() {
     client.shutdown().await.expect("released");
 }
 
-/// Waits for the lock, and holds it forever.
+/// Waits for the lock, holds it until it is lost, and says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holding_worker() {
     let Some((_directory, client)) = orders().await else { return };
     let guard = brief_mutex(&client).lock().await.expect("granted");
     say(&format!("held {}", guard.token()));
+    let reason = guard.lost().await;
+    say(&format!("lost: {reason:?}"));
     pending::<()>().await;
 }
 
@@ -218,6 +220,23 @@ async fn a_killed_waiter_blocks_nobody_for_longer_than_a_lease() {
         }
     }
     client.shutdown().await.expect("released");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_is_paused_for_longer_than_its_lease_is_replaced_and_hears_of_it() {
+    let file = SqliteFile::new();
+    let client = file.client().await;
+    let mut worker = start("holding_worker", &file);
+    let token = held(&mut worker).await;
+    worker.pause();
+    let next = within(SOON, brief_mutex(&client).lock()).await.expect("granted");
+    assert!(next.token() > token);
+    worker.resume();
+    let line = worker.line().await.expect("it goes on");
+    assert!(line.starts_with("lost: "), "{line}");
+    // It has not taken anything from the one that holds now.
+    assert!(next.is_held());
+    next.release().await.expect("held to the end");
 }
 
 /// A line of the log.

@@ -1,18 +1,36 @@
-//! SQLite: the processes of one machine that share a file.
+//! Locks in an SQLite file, for the processes of one machine, with nothing to install.
 //!
-//! | file | what is in it |
-//! |---|---|
-//! | `builder`, `url` | public: settings; parsing URLs |
-//! | `schema` | the tables, their version, and whether they are there |
-//! | `database` | the open file: its settings, its rows, waiting for other writers |
-//! | `file` | which file it is, and what can be said about it without opening it |
-//! | `transaction` | changes of records that are stored together |
-//! | `worker` | the thread of a client, which carries out what is asked for |
-//! | `job` | what it is asked for |
-//! | `sweep` | rows that nobody has used for a day |
-//! | `inbox` | events for this client: datagrams, messages inside the process, and what polling finds |
-//! | `health` | whether the file can be used at present |
-//! | `failure` | errors of SQLite in words |
+//! ```no_run
+//! # async fn example() -> Result<(), leasehold::Error> {
+//! use std::sync::Arc;
+//!
+//! use leasehold::sqlite::Synchronous;
+//! use leasehold::{Client, SqliteBackend};
+//!
+//! let client = Client::connect("sqlite:/var/lib/app/locks.db").await?;
+//!
+//! // The same with settings, which can also be in the URL:
+//! let builder = SqliteBackend::builder("/var/lib/app/locks.db").synchronous(Synchronous::Full);
+//! let client = Client::with_backend(Arc::new(builder.connect().await?));
+//! # drop(client);
+//! # Ok(()) }
+//! ```
+//!
+//! `docs/sqlite.md` says what such a lock gives and what it does not, which rights it needs, and what is in the file.
+
+// | file | what is in it |
+// |---|---|
+// | `builder`, `url` | public: settings; parsing URLs |
+// | `schema` | the tables, their version, and whether they are there |
+// | `database` | the open file: its settings, its rows, waiting for other writers |
+// | `file` | which file it is, and what can be said about it without opening it |
+// | `transaction` | changes of records that are stored together |
+// | `worker` | the thread of a client, which carries out what is asked for |
+// | `job` | what it is asked for |
+// | `sweep` | rows that nobody has used for a day |
+// | `inbox` | events for this client: datagrams, messages inside the process, and what polling finds |
+// | `health` | whether the file can be used at present |
+// | `failure` | errors of SQLite in words |
 
 mod builder;
 mod database;
