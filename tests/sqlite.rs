@@ -511,6 +511,21 @@ async fn a_grant_whose_message_is_lost_is_found_by_polling() {
     assert_eq!(granted.resource.name(), NAME);
 }
 
+/// Otherwise it would count the lease as one that does not wait, and never look for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_whose_message_is_lost_is_found_by_the_next_transaction() {
+    let mut pair = Pair::new("?poll_interval=60s").await;
+    let nobody = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    let port = nobody.local_addr().expect("bound").port();
+    let change = format!("UPDATE leasehold_clients SET port = {port} WHERE port = {}", pair.port());
+    pair.file.open().execute_batch(&change).expect("written");
+    pair.go.release().await.expect("held");
+    assert_eq!(pair.worker.line().await.as_deref(), Some("released"));
+    assert!(!pair.waiter.is_finished());
+    assert!(mutex(&pair.client).try_lock().await.expect("it answers").is_none());
+    within(SOON, pair.waiter).await.expect("no panic").expect("granted").release().await.expect("held");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_of_strangers_grant_nothing() {
     let pair = Pair::new("").await;

@@ -100,13 +100,11 @@ impl Inbox {
     }
 
     /// Compares what is known with a ledger that others have changed: a lease that does not wait there any more should ask what became of it.
-    pub(super) fn compare(&self, key: &Arc<str>, ledger: Option<&Ledger>) {
-        let still: HashSet<_> = ledger.into_iter().flat_map(Ledger::waiting).collect();
-        let gone: Vec<_> = {
-            let known = self.waiting.lock();
-            let waiting = known.get(key).into_iter().flatten();
-            waiting.filter(|lease| !still.contains(lease)).copied().collect()
-        };
+    pub(super) fn compare(&self, key: &Arc<str>, ledger: &Ledger) {
+        let Some(mut gone) = self.waiting.lock().get(key).cloned() else { return };
+        for lease in ledger.waiting() {
+            gone.remove(&lease);
+        }
         for lease in gone {
             self.forget(key, lease);
             self.tell(Event::AskAgain(lease));

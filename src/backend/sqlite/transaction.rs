@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::builder::Settings;
 use super::database::Database;
 use super::failure::Failure;
+use super::inbox::Inbox;
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// Why a change was not made.
@@ -27,6 +28,7 @@ impl From<Failure> for NotChanged {
 pub(super) struct Transaction<'a> {
     database: &'a Database,
     settings: &'a Settings,
+    inbox: &'a Inbox,
     /// The greatest number that this client has seen issued.
     newest: u64,
     records: BTreeMap<Arc<str>, Record>,
@@ -49,10 +51,11 @@ impl<'a> Transaction<'a> {
     pub(super) fn begin(
         database: &'a Database,
         settings: &'a Settings,
+        inbox: &'a Inbox,
         newest: u64,
     ) -> Result<Self, Failure> {
         database.begin()?;
-        Ok(Self { database, settings, newest, records: BTreeMap::new(), told: Vec::new() })
+        Ok(Self { database, settings, inbox, newest, records: BTreeMap::new(), told: Vec::new() })
     }
 
     /// Changes the record of `key`, and keeps the events.
@@ -65,6 +68,8 @@ impl<'a> Transaction<'a> {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
                 let (record, newest) = read(self.database, key)?;
+                // What others have served has been told, unless that got lost. From now on only this client's own changes are seen here.
+                self.inbox.compare(key, &record.ledger);
                 self.newest = self.newest.max(newest);
                 unknown.insert(record)
             }

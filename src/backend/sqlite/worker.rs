@@ -144,7 +144,7 @@ impl Worker {
     fn transact(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<Vec<Event>, Failure> {
         self.open()?;
         let Some(database) = &self.database else { return Ok(Vec::new()) };
-        let mut transaction = Transaction::begin(database, &self.settings, self.newest)?;
+        let mut transaction = Transaction::begin(database, &self.settings, &self.inbox, self.newest)?;
         for job in jobs {
             if let Err(failure) = job.run(&mut transaction) {
                 transaction.roll_back();
@@ -261,9 +261,10 @@ impl Worker {
             return Ok(());
         }
         for key in self.inbox.keys() {
+            // Where there is no record, or none that can be read, nobody waits.
             let record = database.record(&key)?;
-            let ledger = record.and_then(|record| record.parse::<Ledger>().ok());
-            self.inbox.compare(&key, ledger.as_ref());
+            let ledger = record.and_then(|record| record.parse::<Ledger>().ok()).unwrap_or_default();
+            self.inbox.compare(&key, &ledger);
         }
         self.seen = version;
         Ok(())
