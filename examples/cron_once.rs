@@ -62,10 +62,10 @@ use crate::scheduler::Scheduler;
 /// Lets several schedulers keep one timetable, kills the one that works, and counts how often each tick was run.
 #[derive(Parser, Clone, Debug)]
 struct Args {
-    /// Where the lock is: `memory:`, or the URL of a Redis server
+    /// Where the lock is: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
-    /// How many schedulers: processes on Redis, tasks in memory
+    /// How many schedulers: tasks in memory, otherwise processes
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
     schedulers: u32,
     /// How many ticks the timetable has; the leader is killed in the middle one

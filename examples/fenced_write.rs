@@ -54,7 +54,7 @@ use crate::writer::Writer;
 /// Pauses a writer between its last check and its write, lets another one write, and shows what a fence is for.
 #[derive(Parser, Clone, Debug)]
 struct Args {
-    /// Where the lock is: `memory:`, or the URL of a Redis server
+    /// Where the lock is: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
     /// The lease of the lock, in milliseconds

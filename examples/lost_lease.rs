@@ -8,15 +8,15 @@
 //! Five holders, each a thread with a runtime and a client of its own, do endless work under a lock in small steps, and
 //! somebody waits for each of those locks. Then all of them lose their leases at the same time:
 //!
-//! | lost by | how | in memory | with the URL of a server |
+//! | lost by | how | in memory | with another URL |
 //! |---|---|---|---|
 //! | force | somebody calls `force_release` | the same | the same |
 //! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
-//! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key is deleted |
+//! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key, or the row of the file, is deleted |
 //! | silence | the store stops answering | a backend that does not answer | a connection that swallows everything |
 //! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from a thread of the crate's own |
 //!
-//! The first command needs nothing installed. With a server, the silent connection needs a `redis://` or `valkey://` URL; for
+//! The first command needs nothing installed. Apart from memory, the silent connection needs a `redis://` or `valkey://` URL; for
 //! others that row is left out.
 //!
 //! You will see how soon the work ended in each case, and that no step of it ran afterwards. If the lease expires,
@@ -55,7 +55,7 @@ use crate::failure::Failure;
 /// Takes leases away in several ways, and shows how soon the protected work ends.
 #[derive(Parser, Clone, Debug)]
 struct Args {
-    /// Where the locks are: `memory:`, or the URL of a Redis server
+    /// Where the locks are: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
     /// The lease of the locks, in milliseconds

@@ -5,11 +5,12 @@
 //! cargo run --release --example merge
 //! cargo run --release --example merge -- --url redis://127.0.0.1:6379 --processes 4 --rounds 25
 //! cargo run --release --example merge -- --url redis://127.0.0.1:6379 --crash
+//! cargo run --release --features sqlite --example merge -- --url sqlite:/tmp/locks.db --processes 4
 //! ```
 //!
-//! The first needs nothing installed: the workers are tasks, and the lock is in memory. With the URL of a server the
-//! workers are processes, and the lock is in Redis; they reach the record, which is kept by the process that you start,
-//! over loopback. `--crash` kills one of the processes (SIGKILL) while it holds the lock; the others continue within
+//! The first needs nothing installed: the workers are tasks, and the lock is in memory. With any other URL the workers are
+//! processes, and the lock is in Redis or in a file, which needs nothing installed either; they reach the record, which is kept by
+//! the process that you start, over loopback. `--crash` kills one of the processes (SIGKILL) while it holds the lock; the others continue within
 //! one lease.
 //!
 //! You will see a table of two runs, first without the lock and then with it, and last the line
@@ -54,10 +55,10 @@ use crate::run::{Outcome, Run};
 /// Merges parts of this machine's record, first without a lock and then with one, and counts what is kept.
 #[derive(Parser, Debug)]
 struct Args {
-    /// Where the lock is: `memory:`, or the URL of a Redis server
+    /// Where the lock is: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
-    /// How many workers: processes on Redis, tasks in memory
+    /// How many workers: tasks in memory, otherwise processes
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     processes: u32,
     /// How many updates each worker makes

@@ -44,7 +44,7 @@ use crate::run::Outcome;
 /// Calls a slow service from several processes, first without a limit and then with permits, and lets it count.
 #[derive(Parser, Clone, Debug)]
 struct Args {
-    /// Where the permits are: `memory:`, or the URL of a Redis server
+    /// Where the permits are: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
     /// How many processes; tasks in memory

@@ -160,6 +160,9 @@ step "tests of the examples, one short round of the benches"
 cargo test --workspace --all-features --examples --benches
 
 # Not the whole workspace: the benches would switch the Redis store on.
+step "tests of the SQLite store, without the others"
+cargo test -p leasehold --no-default-features --features sqlite,conformance --lib --test conformance --test sqlite --test sqlite_processes
+
 step "tests, no default features (memory only)"
 cargo test -p leasehold -p leasehold-model --no-default-features
 

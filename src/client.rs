@@ -8,7 +8,7 @@ use futures::future::ready;
 use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState};
+use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState, by_url};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
@@ -44,6 +44,7 @@ impl Client {
     /// | URL | store |
     /// |---|---|
     /// | `memory:` | this process; every call creates a new, empty store |
+    /// | `sqlite:PATH[?options]` | the processes of this machine that share a file, with the feature `sqlite`: see `SqliteBackend` |
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
     /// | `valkey://...` | the same |
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
@@ -58,9 +59,10 @@ impl Client {
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
-    /// * [`Error::Unsupported`] if this build does not support its scheme.
+    /// * [`Error::Unsupported`] if this build lacks the store's feature, which it names.
     /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address; or at once
     ///   if its certificate is not accepted, it requires another one of the client, or only one of the two speaks TLS.
+    /// * For an SQLite file, see `SqliteBuilder::connect`.
     /// * [`Error::StoreRefused`] if it rejects the credentials, does not allow this user what is needed, is a replica, a node of a cluster
     ///   (with a URL of a single server), or too old. See [`check`](Self::check) for what is traced as a warning.
     ///
@@ -68,20 +70,7 @@ impl Client {
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        if url == "memory:" {
-            return Ok(Self::memory());
-        }
-        #[cfg(feature = "_redis")]
-        {
-            if let Some("redlock" | "redlocks") = url.split(':').next() {
-                let backend = crate::backend::RedlockBackend::connect(url).await?;
-                return Ok(Self::with_backend(Arc::new(backend)));
-            }
-            let backend = crate::backend::RedisBackend::connect(url).await?;
-            Ok(Self::with_backend(Arc::new(backend)))
-        }
-        #[cfg(not(feature = "_redis"))]
-        Err(lacks(url))
+        Ok(Self::with_backend(by_url::connect(url).await?))
     }
 
     /// Creates a client of the store that `url` names, which connects when it is needed and goes on trying: a service may start before
@@ -95,20 +84,7 @@ impl Client {
     ///
     /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
-        if url == "memory:" {
-            return Ok(Self::memory());
-        }
-        #[cfg(feature = "_redis")]
-        {
-            if let Some("redlock" | "redlocks") = url.split(':').next() {
-                let backend = crate::backend::RedlockBackend::builder_from_url(url)?.connect_lazy()?;
-                return Ok(Self::with_backend(Arc::new(backend)));
-            }
-            let backend = crate::backend::RedisBackend::builder(url)?.connect_lazy()?;
-            Ok(Self::with_backend(Arc::new(backend)))
-        }
-        #[cfg(not(feature = "_redis"))]
-        Err(lacks(url))
+        Ok(Self::with_backend(by_url::connect_lazy(url)?))
     }
 
     /// Creates a client of a new, empty store inside this process.
@@ -303,7 +279,8 @@ impl Client {
     /// | a `maxmemory-policy` that evicts keys; one of several servers that does not answer | `Warning` | traced at WARN |
     /// | nothing is kept on disk, and no replicas are waited for | `Info` | traced at INFO |
     ///
-    /// The last two are only found if the user may run `INFO` and `CONFIG GET`.
+    /// The last two are only found if the user may run `INFO` and `CONFIG GET`. Of an SQLite file, that it is on a network file system is a
+    /// `Warning`.
     ///
     /// ```
     /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
@@ -344,17 +321,6 @@ impl Client {
     pub async fn shutdown(&self) -> Result<(), Error> {
         self.engine.shutdown().await
     }
-}
-
-/// The error of a URL of a store that this build lacks.
-#[cfg(not(feature = "_redis"))]
-fn lacks(url: &str) -> Error {
-    let scheme = url.split(':').next().unwrap_or_default();
-    if ["redis", "valkey", "redlock"].iter().any(|known| scheme.starts_with(known)) {
-        let reason = "this build lacks the feature `redis`".to_owned();
-        return Error::Unsupported { store: scheme.to_owned(), reason };
-    }
-    Error::invalid("url", "it is not `memory:`, the only store this build has")
 }
 
 impl fmt::Debug for Client {

@@ -28,13 +28,15 @@
 //! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, and `TlsOptions` |
 //! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
 //! | `fred` | no | `RedisBackend::from_fred` and `builder_from_fred`, which take a client or a configuration of [fred](https://docs.rs/fred), version 10 |
+//! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
+//! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!
-//! Without `redis` and `redis-rs`, only the in-memory store is available.
+//! Without any of these stores, only the one in memory is available.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to backends that such a build does not have.
-#![cfg_attr(not(feature = "_redis"), allow(rustdoc::broken_intra_doc_links))]
+#![cfg_attr(not(all(feature = "_redis", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]
 
 pub mod backend;
 mod background;
@@ -61,6 +63,8 @@ pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, 
 pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
 #[cfg(feature = "_redis")]
 pub use backend::{RedlockBackend, RedlockBuilder};
+#[cfg(feature = "sqlite")]
+pub use backend::{SqliteBackend, SqliteBuilder, sqlite};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

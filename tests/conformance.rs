@@ -1,4 +1,4 @@
-//! Both backends keep every point of the contract.
+//! All stores keep every point of the contract.
 #![cfg(feature = "conformance")]
 
 use std::sync::Arc;
@@ -9,6 +9,9 @@ use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
+#[cfg(feature = "sqlite")]
+#[path = "support/sqlite.rs"]
+mod file;
 #[cfg(feature = "_redis")]
 mod support;
 
@@ -87,6 +90,32 @@ impl Harness for Memory {
 mod on_memory {
     use super::*;
     contract!(memory);
+}
+
+#[cfg(feature = "sqlite")]
+mod on_sqlite {
+    use super::file::SqliteFile;
+    use super::*;
+
+    async fn sqlite(_point: &str) -> Option<SqliteFile> {
+        Some(SqliteFile::new())
+    }
+
+    impl Harness for SqliteFile {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            async { self.delete() }.boxed()
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+    }
+
+    contract!(sqlite);
 }
 
 #[cfg(feature = "_redis")]

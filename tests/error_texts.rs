@@ -16,7 +16,7 @@ async fn refused(url: &str) -> String {
 
 #[tokio::test]
 async fn urls() {
-    let schemes = "invalid url: its scheme is none of `memory:`, `redis://`, `rediss://`, `redis+unix://`, \
+    let schemes = "invalid url: its scheme is none of `memory:`, `sqlite:`, `redis://`, `rediss://`, `redis+unix://`, \
                    `redis-sentinel://`, `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with \
                    `valkey` instead of `redis`, `redlock://` and `redlocks://`";
     let encode = |character, code| {
@@ -29,7 +29,7 @@ async fn urls() {
         ("memory", "invalid url: the URL of the store in memory is `memory:`, with the colon"),
         ("localhost", "invalid url: it has no scheme, such as `redis://`"),
         ("localhost:6379", schemes),
-        ("postgres://localhost", schemes),
+        ("http://localhost", schemes),
         ("redis:localhost", "invalid url: `redis:` is not followed by `//`"),
         ("redis://", "invalid url: it names no host"),
         ("redis://localhost:port", "invalid url: the port of a host is no number from 1 to 65535"),
@@ -58,7 +58,7 @@ async fn urls() {
 /// Every scheme that is listed is known.
 #[tokio::test]
 async fn the_list_of_schemes_is_complete() {
-    let text = refused("postgres://localhost").await;
+    let text = refused("http://localhost").await;
     let listed: Vec<_> = text.split('`').filter(|word| word.contains("://")).collect();
     for scheme in
         listed.iter().chain(["valkey://", "valkeys://", "valkey+unix://", "valkey-sentinel://"].iter())

@@ -200,9 +200,25 @@ async fn wait_in_line(mutex: DistMutex) -> Result<Instant, Error> {
 async fn forget(store: &Store, name: &str) -> Result<(), Failure> {
     match store {
         Store::Memory(memory) => memory.flush(),
-        Store::Server(url) => delete(url, &format!("lock:{name}")).await?,
+        Store::Server(url) => match url.strip_prefix("sqlite:") {
+            Some(path) => delete_row(path, &format!("lock:{name}"))?,
+            None => delete(url, &format!("lock:{name}")).await?,
+        },
     }
     Ok(())
+}
+
+#[cfg(feature = "sqlite")]
+fn delete_row(path: &str, key: &str) -> Result<(), Failure> {
+    let file = rusqlite::Connection::open(path)?;
+    file.busy_timeout(SLACK)?;
+    file.execute("DELETE FROM leasehold_leases WHERE key = ?1", [key])?;
+    Ok(())
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn delete_row(_: &str, _: &str) -> Result<(), Failure> {
+    Ok(()) // nobody comes here: this build opens no file
 }
 
 #[cfg(feature = "redis")]

@@ -49,13 +49,20 @@ impl Directory {
 impl LedgerStore for Directory {
     fn transact<T: Send + 'static>(
         &self,
-        key: &Arc<str>,
-        change: impl FnMut(&mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
-    ) -> impl Future<Output = Result<T, BackendError>> + Send {
-        let (path, key) = (Arc::clone(&self.path), Arc::clone(key));
+        keys: &[Arc<str>],
+        mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
+        let (path, keys) = (Arc::clone(&self.path), keys.to_vec());
         let (answer, answered) = oneshot::channel();
-        // If the future is dropped, nobody waits for the answer.
-        let job = move || drop(answer.send(transaction(&path, &key, change)));
+        let job = move || {
+            // One file after another: changing several at once would cost as much.
+            let changes = keys
+                .iter()
+                .enumerate()
+                .map(|(n, key)| transaction(&path, key, |ledger, stamp| change(n, ledger, stamp)));
+            // If the future is dropped, nobody waits for the answer.
+            drop(answer.send(changes.collect()));
+        };
         let sent = self.jobs.send(Box::new(job)).map_err(|_| BackendError::Closed);
         async move {
             sent?;

@@ -317,6 +317,12 @@ impl Ledger {
             || (self.limit.is_some() && stamp.now < self.lapses)
     }
 
+    /// The leases that wait, in order. Some of their places may have ended.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn waiting(&self) -> impl Iterator<Item = LeaseId> + use<'_> {
+        self.queue.values().map(|place| place.lease)
+    }
+
     /// The last number issued: every later token is greater.
     #[must_use]
     pub const fn last_number(&self) -> u64 {

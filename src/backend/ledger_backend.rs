@@ -1,6 +1,8 @@
 //! A store on any database that can change one record atomically.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
 use super::types::*;
-use super::{Backend, BackendError, LeaseId, LeaseIds};
+use super::{Backend, BackendError, Finding, LeaseId, LeaseIds, NodeState, Status, StoreState};
 use crate::closing::Closing;
 use crate::sync::Mutex;
 
@@ -21,17 +23,27 @@ use crate::sync::Mutex;
 ///
 /// The record is a [`Ledger`], stored as its text or in any other form. For when it may be deleted, see [`Ledger::is_in_use`].
 pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
-    /// Runs `change` on the record of `key`, or on a new one if there is none, and stores the result, in one atomic step. If
-    /// the record was changed by somebody else in the meantime, `change` is run again on the new record.
+    /// Runs `change` on the record of each of these keys, or on a new one if there is none, and stores the results. `change` is told
+    /// which of the keys it is, by index, and the results are returned in the order of the keys. The keys are sorted, there are
+    /// no duplicates, and [`MAX_KEYS`](Self::MAX_KEYS) of them at most.
+    ///
+    /// The change of one record is one atomic step: if the record was changed by somebody else in the meantime, `change` is run
+    /// again on the new one. Changes of several records are independent of each other. A store should make them in one
+    /// transaction if that costs less, and may make them one after another. If it fails, any of them may have been stored, and
+    /// the caller repeats them. [`BackendError::WrongType`], for a record that cannot be read, says that of one of the
+    /// keys only: the caller then tries each key by itself.
     ///
     /// Besides its result, `change` returns events. Once the record is stored, they are to be delivered to the clients that made
     /// the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one client to one key take
     /// effect in the order in which they were called, even if a future is dropped.
     fn transact<T: Send + 'static>(
         &self,
-        key: &Arc<str>,
-        change: impl FnMut(&mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
-    ) -> impl Future<Output = Result<T, BackendError>> + Send;
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send;
+
+    /// How many keys are changed together at most: renewals of more leases are several transactions.
+    const MAX_KEYS: usize = 128;
 
     /// The events for `client`: those that resulted from other clients' changes, or [`Event::Changed`] for a key, or
     /// [`Event::Resync`] if events may have been lost. A store that cannot push has none.
@@ -42,6 +54,26 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
 
     /// The store's address and what it supports.
     fn capabilities(&self) -> Capabilities;
+
+    /// How the store can be reached at present. A store without connections is always connected.
+    fn state(&self) -> StoreState {
+        StoreState::of(vec![NodeState::new(self.capabilities().store, Status::Connected)])
+    }
+
+    /// The states to come; if several follow each other quickly, only the last. Need not end.
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        stream::pending().boxed()
+    }
+
+    /// Returns when the store has answered.
+    fn ping(&self) -> impl Future<Output = Result<(), BackendError>> + Send {
+        std::future::ready(Ok(()))
+    }
+
+    /// Looks for what the user of this store should know about it.
+    fn check(&self) -> impl Future<Output = Result<Vec<Finding>, BackendError>> + Send {
+        std::future::ready(Ok(Vec::new()))
+    }
 
     /// Closes connections and ends background work.
     fn close(&self) -> impl Future<Output = ()> + Send {
@@ -84,11 +116,8 @@ impl<S: LedgerStore> LedgerBackend<S> {
         key: &Arc<str>,
         mut change: impl FnMut(&mut Ledger, Stamp, &mut Vec<Event>) -> T + Send + 'static,
     ) -> Result<T, BackendError> {
-        if self.closing.is_closed() {
-            return Err(BackendError::Closed);
-        }
         let client = self.ids.client();
-        let transaction = self.store.transact(key, move |ledger, stamp| {
+        let transaction = self.transact(slice::from_ref(key), move |_, ledger, stamp| {
             let mut told = Vec::new();
             let outcome = change(ledger, stamp, &mut told);
             if told.is_empty() {
@@ -97,7 +126,9 @@ impl<S: LedgerStore> LedgerBackend<S> {
             let (own, others) = told.into_iter().partition(|event| is_for(event, client));
             ((outcome, own), others)
         });
-        let (outcome, own) = transaction.await?;
+        let Some((outcome, own)) = transaction.await?.pop() else {
+            return Err(BackendError::Unanswered { source: "the store has made no change".into() });
+        };
         if !own.is_empty()
             && let Some(tell) = &*self.own.lock()
         {
@@ -106,9 +137,35 @@ impl<S: LedgerStore> LedgerBackend<S> {
         Ok(outcome)
     }
 
-    async fn renew_one(&self, renew: Renew) -> Result<Renewal, BackendError> {
-        let key = Arc::clone(&renew.lease.resource.key);
-        self.change(&key, move |ledger, stamp, _| ledger.renew(&renew, stamp)).await
+    async fn transact<T: Send + 'static>(
+        &self,
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> Result<Vec<T>, BackendError> {
+        if self.closing.is_closed() {
+            return Err(BackendError::Closed);
+        }
+        self.store.transact(keys, change).await
+    }
+
+    /// Renews leases of several keys in one transaction. If the record of one of them cannot be read, each key by itself.
+    async fn renew_together(&self, renewals: Vec<OfKey>) -> Vec<Answered> {
+        let answer = self.renew_at_once(&renewals).await;
+        if renewals.len() == 1 || !matches!(answer, Err(BackendError::WrongType { .. })) {
+            return answered(&renewals, answer);
+        }
+        let each = renewals.chunks(1).map(|one| async { answered(one, self.renew_at_once(one).await) });
+        each.collect::<FuturesUnordered<_>>().flat_map(stream::iter).collect().await
+    }
+
+    async fn renew_at_once(&self, renewals: &[OfKey]) -> Result<Vec<(usize, Renewal)>, BackendError> {
+        let keys: Vec<_> = renewals.iter().map(|(key, _)| Arc::clone(key)).collect();
+        let asked: Vec<_> = renewals.iter().map(|(_, of_key)| of_key.clone()).collect();
+        let renew = move |key: usize, ledger: &mut Ledger, stamp| {
+            let answer = |(n, renew): &(usize, Renew)| (*n, ledger.renew(renew, stamp));
+            (asked[key].iter().map(answer).collect::<Vec<_>>(), Vec::new())
+        };
+        Ok(self.transact(&keys, renew).await?.into_iter().flatten().collect())
     }
 
     async fn release_all_but(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
@@ -117,6 +174,29 @@ impl<S: LedgerStore> LedgerBackend<S> {
             ledger.release(&asked, keep, stamp, told)
         };
         self.change(&lease.resource.key, release).await?
+    }
+}
+
+/// Renewals of the leases of one key, each with its index.
+type OfKey = (Arc<str>, Vec<(usize, Renew)>);
+
+/// The renewals by key, in the order of the keys.
+fn by_key(renewals: &[Renew]) -> Vec<OfKey> {
+    let mut keys = BTreeMap::<_, Vec<_>>::new();
+    for (n, renew) in renewals.iter().enumerate() {
+        keys.entry(&renew.lease.resource.key).or_default().push((n, renew.clone()));
+    }
+    keys.into_iter().map(|(key, of_key)| (Arc::clone(key), of_key)).collect()
+}
+
+/// The answer to each of them: its own, or the error that is the same for all.
+fn answered(renewals: &[OfKey], answer: Result<Vec<(usize, Renewal)>, BackendError>) -> Vec<Answered> {
+    match answer {
+        Ok(answers) => answers.into_iter().map(|(n, renewal)| (n, Ok(renewal))).collect(),
+        Err(error) => {
+            let all = renewals.iter().flat_map(|(_, of_key)| of_key);
+            all.map(|(n, _)| (*n, Err(error.again()))).collect()
+        }
     }
 }
 
@@ -149,10 +229,12 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
-        let renewals = renewals.iter().enumerate();
-        let renewals =
-            renewals.map(|(n, renew)| self.renew_one(renew.clone()).map(move |answer| (n, answer)));
-        renewals.collect::<FuturesUnordered<_>>().boxed()
+        let mut keys = by_key(renewals).into_iter();
+        let together = std::iter::from_fn(move || {
+            let together: Vec<_> = keys.by_ref().take(S::MAX_KEYS).collect();
+            (!together.is_empty()).then(|| self.renew_together(together))
+        });
+        together.collect::<FuturesUnordered<_>>().flat_map(stream::iter).boxed()
     }
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
@@ -214,6 +296,22 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
         &self.capabilities
     }
 
+    fn state(&self) -> StoreState {
+        self.store.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.store.state_changes()
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        self.store.ping().boxed()
+    }
+
+    fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
+        self.store.check().boxed()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         async {
             self.closing.close();
@@ -255,5 +353,103 @@ impl<S: LedgerStore> super::redlock::Node for LedgerBackend<S> {
 impl<S: fmt::Debug> fmt::Debug for LedgerBackend<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LedgerBackend").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::backend::{MemoryBackend, MemoryStore};
+
+    const TTL: Duration = Duration::from_secs(10);
+    const UNREADABLE: &str = "unreadable";
+
+    /// The keys of each transaction.
+    type Transactions = Arc<Mutex<Vec<Vec<Arc<str>>>>>;
+
+    /// A store in memory that notes the keys of each transaction, and cannot read the record of one key.
+    #[derive(Debug)]
+    struct Noting {
+        store: MemoryStore,
+        transactions: Transactions,
+    }
+
+    impl LedgerStore for Noting {
+        async fn transact<T: Send + 'static>(
+            &self,
+            keys: &[Arc<str>],
+            change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        ) -> Result<Vec<T>, BackendError> {
+            self.transactions.lock().push(keys.to_vec());
+            if keys.iter().any(|key| &**key == UNREADABLE) {
+                return Err(BackendError::WrongType { source: "it is no record".into() });
+            }
+            self.store.transact(keys, change).await
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            self.store.capabilities()
+        }
+    }
+
+    fn backend() -> (LedgerBackend<Noting>, Transactions) {
+        let (memory, transactions) = (MemoryBackend::new(), Transactions::default());
+        let noting = Noting { store: memory.store().clone(), transactions: Arc::clone(&transactions) };
+        (LedgerBackend::on(noting), transactions)
+    }
+
+    fn lease(backend: &impl Backend, key: &str, kind: Kind) -> LeaseRef {
+        LeaseRef::new(backend.lease_id(), Resource::new(key, kind))
+    }
+
+    /// Requests leases of these keys, two of each, and returns the renewals of all of them.
+    async fn hold(backend: &impl Backend, keys: impl Iterator<Item = String>) -> Vec<Renew> {
+        let mut renewals = Vec::new();
+        for key in keys.flat_map(|key| [key.clone(), key]) {
+            let lease = lease(backend, &key, Kind::Counting);
+            let request = Request::new(lease.clone(), Claim::Permits(1, Limit::stated(2)), TTL);
+            let answer = backend.request(&request).await.unwrap();
+            assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+            renewals.push(Renew::new(lease, TTL));
+        }
+        renewals
+    }
+
+    #[tokio::test]
+    async fn many_leases_are_renewed_by_few_transactions_on_sorted_keys() {
+        let (backend, transactions) = backend();
+        let mut renewals = hold(&backend, (0..300).map(|n| n.to_string())).await;
+        let gone = renewals.len();
+        renewals.push(Renew::new(lease(&backend, "0", Kind::Counting), TTL));
+        transactions.lock().clear();
+        let answers: Vec<_> = backend.renew(&renewals).collect().await;
+        let answered: BTreeSet<_> = answers.iter().map(|(n, _)| *n).collect();
+        assert_eq!((answers.len(), answered.len()), (renewals.len(), renewals.len()));
+        for (n, answer) in answers {
+            let is_renewed = matches!(answer, Ok(Renewal::Renewed));
+            assert_eq!(is_renewed, n != gone, "{n}: {answer:?}");
+        }
+        let sizes: Vec<_> = transactions.lock().iter().map(Vec::len).collect();
+        assert_eq!(sizes, [128, 128, 44]);
+        assert!(transactions.lock().iter().all(|keys| keys.is_sorted_by(|a, b| a < b)));
+    }
+
+    #[tokio::test]
+    async fn a_record_that_cannot_be_read_costs_nobody_else_the_lease() {
+        let (backend, transactions) = backend();
+        let mut renewals = hold(&backend, (0..3).map(|n| n.to_string())).await;
+        renewals.insert(2, Renew::new(lease(&backend, UNREADABLE, Kind::Counting), TTL));
+        transactions.lock().clear();
+        let answers: Vec<_> = backend.renew(&renewals).collect().await;
+        assert_eq!(answers.len(), renewals.len());
+        for (n, answer) in answers {
+            match answer {
+                Err(BackendError::WrongType { .. }) => assert_eq!(n, 2),
+                answer => assert!(matches!(answer, Ok(Renewal::Renewed)) && n != 2, "{n}: {answer:?}"),
+            }
+        }
+        assert_eq!(transactions.lock().len(), 1 + 4);
     }
 }

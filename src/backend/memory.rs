@@ -79,24 +79,19 @@ impl Default for LedgerBackend<MemoryStore> {
 impl LedgerStore for MemoryStore {
     async fn transact<T: Send + 'static>(
         &self,
-        key: &Arc<str>,
-        mut change: impl FnMut(&mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
-    ) -> Result<T, BackendError> {
+        keys: &[Arc<str>],
+        mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> Result<Vec<T>, BackendError> {
         let mut records = self.records.lock();
         let stamp = self.stamp(&records);
         records.sweep(stamp);
-        let ledger = records.ledgers.entry(Arc::clone(key)).or_default();
-        let before = ledger.served();
-        let (outcome, told) = change(ledger, stamp);
-        let (served, last, in_use) =
-            (ledger.served() - before, ledger.last_number(), ledger.is_in_use(stamp));
-        records.served += served;
-        records.newest = records.newest.max(last);
-        if !in_use {
-            records.ledgers.remove(key);
-        }
-        records.tell(told);
-        Ok(outcome)
+        let changes = keys.iter().enumerate().map(|(n, key)| {
+            let stamp = Stamp::new(stamp.now, stamp.late, stamp.floor.max(records.newest + 1));
+            let (outcome, told) = records.change(key, stamp, |ledger| change(n, ledger, stamp));
+            records.tell(told);
+            outcome
+        });
+        Ok(changes.collect())
     }
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
@@ -125,6 +120,18 @@ impl Records {
             self.ledgers.retain(|_, ledger| ledger.is_in_use(stamp));
             self.sweep_at = self.ledgers.len() * 2 + 64;
         }
+    }
+
+    fn change<T>(&mut self, key: &Arc<str>, stamp: Stamp, change: impl FnOnce(&mut Ledger) -> T) -> T {
+        let ledger = self.ledgers.entry(Arc::clone(key)).or_default();
+        let before = ledger.served();
+        let outcome = change(ledger);
+        self.served += ledger.served() - before;
+        self.newest = self.newest.max(ledger.last_number());
+        if !ledger.is_in_use(stamp) {
+            self.ledgers.remove(key);
+        }
+        outcome
     }
 
     fn tell(&mut self, told: Vec<Event>) {

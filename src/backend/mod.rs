@@ -51,8 +51,10 @@ use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 
+pub(crate) mod by_url;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod event_text;
 mod lease_id;
 mod ledger;
 mod ledger_backend;
@@ -61,6 +63,8 @@ mod memory;
 mod redis;
 #[cfg(feature = "_redis")]
 mod redlock;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 mod state;
 mod types;
 
@@ -73,6 +77,8 @@ pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
 #[cfg(feature = "_redis")]
 pub use redlock::{RedlockBackend, RedlockBuilder};
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteBackend, SqliteBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
 pub use types::*;
 

@@ -52,7 +52,6 @@ impl Resource {
     }
 
     /// The resource `key`, whose first bytes are the prefix; `None` if it has no such part.
-    #[cfg(feature = "_redis")]
     pub(crate) fn split_at(key: &str, prefix_len: usize, kind: Kind) -> Option<Self> {
         key.is_char_boundary(prefix_len).then(|| Self::with_prefix_len(key.into(), prefix_len, kind))
     }

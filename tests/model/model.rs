@@ -11,6 +11,9 @@
 //! | `comparison` | both sides, and the comparison |
 
 mod comparison;
+#[cfg(feature = "sqlite")]
+#[path = "../support/sqlite.rs"]
+mod file;
 mod plan;
 mod side;
 mod stores;
@@ -148,18 +151,51 @@ mod on_redis {
     }
 }
 
+#[cfg(feature = "sqlite")]
+mod on_sqlite {
+    use super::*;
+    use crate::stores::Sqlite;
+
+    #[test]
+    fn locks_agree_with_the_model() {
+        agree::<Locks>(Sqlite::new());
+    }
+
+    #[test]
+    fn counting_semaphores_agree_with_the_model() {
+        agree::<Counting>(Sqlite::new());
+    }
+
+    #[test]
+    fn fair_semaphores_agree_with_the_model() {
+        agree::<Fair>(Sqlite::new());
+    }
+
+    #[test]
+    fn all_of_them_agree_with_the_model_in_rough_times() {
+        agree::<Rough>(Sqlite::new());
+    }
+}
+
 /// Sequences on which the sides once differed, shrunk.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "sqlite"))]
 mod found {
     use super::*;
     use crate::plan::Step::*;
     use crate::plan::Term::*;
     use crate::plan::Wanted::*;
     use crate::plan::{Label, Request, Step};
-    use crate::stores::Redis;
 
     fn agree_on<M: Mix>(steps: &[Step]) {
-        let Some(store) = Redis::start_or_skip("sequences that went wrong once") else { return };
+        #[cfg(feature = "sqlite")]
+        agree_on_one::<M>(crate::stores::Sqlite::new(), steps);
+        #[cfg(feature = "redis")]
+        if let Some(store) = crate::stores::Redis::start_or_skip("sequences that went wrong once") {
+            agree_on_one::<M>(store, steps);
+        }
+    }
+
+    fn agree_on_one<M: Mix>(store: impl Store, steps: &[Step]) {
         Comparison::new(store).run(M::SITES, steps, || ()).unwrap_or_else(|why| panic!("{why}"));
     }
 

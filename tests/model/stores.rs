@@ -74,6 +74,66 @@ impl Store for Memory {
 
 #[cfg(feature = "redis")]
 pub(crate) use redis::Redis;
+#[cfg(feature = "sqlite")]
+pub(crate) use sqlite::Sqlite;
+
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::SystemTime;
+
+    use leasehold::SqliteBackend;
+
+    use super::*;
+    use crate::file::SqliteFile;
+
+    /// A real file whose clients live by a shifted clock, and their runtime.
+    pub(crate) struct Sqlite {
+        runtime: Runtime,
+        /// By how many milliseconds the clock is ahead.
+        ahead: Arc<AtomicU64>,
+        file: SqliteFile,
+    }
+
+    impl Sqlite {
+        pub(crate) fn new() -> Self {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("the system has room for a runtime");
+            Self { runtime, ahead: Arc::default(), file: SqliteFile::new() }
+        }
+    }
+
+    impl Store for Sqlite {
+        fn connect(&mut self) -> Client {
+            let ahead = Arc::clone(&self.ahead);
+            let clock = move || SystemTime::now() + Duration::from_millis(ahead.load(Ordering::SeqCst));
+            let builder = SqliteBackend::builder(self.file.path()).clock(Arc::new(clock));
+            Arc::new(self.runtime.block_on(builder.connect()).expect("the file can be used"))
+        }
+
+        fn lose_memory(&mut self) {
+            self.file.delete();
+        }
+
+        fn pass(&mut self, time: Duration) {
+            let millis = u64::try_from(time.as_millis()).expect("some days");
+            self.ahead.fetch_add(millis, Ordering::SeqCst);
+        }
+
+        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
+            self.runtime.block_on(verb)
+        }
+
+        fn event_timeout(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+
+        /// A row stays for a day, and says what inspection shows as well.
+        fn leftovers(&mut self, _: &str) -> Vec<String> {
+            Vec::new()
+        }
+    }
+}
 
 #[cfg(feature = "redis")]
 mod redis {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use percent_encoding::percent_decode_str;
 
 use super::target::{Login, Server, Target, Topology};
+use crate::backend::by_url::REDIS_SCHEMES;
 use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
@@ -13,12 +14,9 @@ const SENTINEL_PORT: u16 = 26379;
 /// Parses a URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<Target, Error> {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid(match url {
-            "memory" => "the URL of the store in memory is `memory:`, with the colon",
-            _ => "it has no scheme, such as `redis://`",
-        }));
+        return Err(invalid("it has no scheme, such as `redis://`"));
     };
-    let form = Form::of(scheme).ok_or_else(|| invalid(SCHEMES))?;
+    let form = Form::of(scheme).ok_or_else(|| invalid(format!("its scheme is none of {REDIS_SCHEMES}")))?;
     let rest =
         rest.strip_prefix("//").ok_or_else(|| invalid(format!("`{scheme}:` is not followed by `//`")))?;
     if rest.contains('#') {
@@ -90,9 +88,6 @@ struct Form {
     tls: bool,
 }
 
-const SCHEMES: &str = "its scheme is none of `memory:`, `redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, \
-     `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with `valkey` instead of `redis`, `redlock://` and \
-     `redlocks://`";
 const SEVERAL: &str = "`redis-sentinel://`, `redis-cluster://` and `redlock://`";
 
 impl Form {
@@ -232,7 +227,6 @@ mod tests {
         for (url, reason) in [
             ("", "no scheme"),
             ("redis", "no scheme"),
-            ("memory", "with the colon"),
             ("redis:", "not followed by `//`"),
             ("redis+unix:", "not followed by `//`"),
             ("redis://", "no host"),

@@ -1,9 +1,8 @@
 //! `redlock://[[user:]password@]host[:port],host[:port],...[/database][?option=value&...]`
 
-use std::time::Duration;
-
 use super::RedlockBuilder;
 use crate::backend::RedisBackend;
+use crate::backend::by_url::{duration, options, unknown_option};
 use crate::error::Error;
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
@@ -31,18 +30,14 @@ pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
         nodes.push(RedisBackend::builder(&format!("{node_scheme}://{user}{at}{host}{slash}{path}"))?);
     }
     let mut builder = RedlockBuilder::new(nodes);
-    for option in query.split('&').filter(|option| !option.is_empty()) {
-        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    for (name, value) in options(query) {
         builder = set(builder, name, value)?;
     }
     Ok(builder)
 }
 
 fn set(builder: RedlockBuilder, name: &str, value: &str) -> Result<RedlockBuilder, Error> {
-    let duration = || {
-        duration(value)
-            .ok_or_else(|| Error::invalid("url", format!("`{name}` is not a time such as `50ms` or `2s`")))
-    };
+    let duration = || duration(name, value);
     Ok(match name {
         "node_timeout" => builder.node_timeout(duration()?),
         "connect_timeout" => {
@@ -59,21 +54,15 @@ fn set(builder: RedlockBuilder, name: &str, value: &str) -> Result<RedlockBuilde
         }
         _ => {
             let known = "`node_timeout`, `connect_timeout`, `reply_timeout`, `poll_interval`";
-            return Err(Error::invalid("url", format!("unknown option `{name}`; there are {known}")));
+            return Err(unknown_option(name, known));
         }
     })
 }
 
-/// Whole milliseconds or seconds, with their unit.
-fn duration(text: &str) -> Option<Duration> {
-    if let Some(millis) = text.strip_suffix("ms") {
-        return millis.parse().ok().map(Duration::from_millis);
-    }
-    text.strip_suffix('s')?.parse().ok().map(Duration::from_secs)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

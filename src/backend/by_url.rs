@@ -1,0 +1,160 @@
+//! Which store a URL names.
+
+use std::sync::Arc;
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
+use std::time::Duration;
+
+use super::{Backend, MemoryBackend};
+use crate::error::Error;
+
+/// The schemes of Redis, for the error that lists them.
+pub(super) const REDIS_SCHEMES: &str = "`redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, \
+     `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with `valkey` instead of `redis`";
+
+/// A kind of store, whether or not this build has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Store {
+    Memory,
+    Redis,
+    Redlock,
+    Sqlite,
+}
+
+/// Connects to the store that `url` names.
+pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
+    match Store::of(url)? {
+        Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        #[cfg(feature = "_redis")]
+        Store::Redis => Ok(Arc::new(super::RedisBackend::connect(url).await?)),
+        #[cfg(feature = "_redis")]
+        Store::Redlock => Ok(Arc::new(super::RedlockBackend::connect(url).await?)),
+        #[cfg(feature = "sqlite")]
+        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::connect(url).await?)),
+        #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
+        lacking => Err(lacking.is_lacking(url)),
+    }
+}
+
+/// A client of the store that `url` names, which connects when it is needed.
+pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
+    match Store::of(url)? {
+        Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        #[cfg(feature = "_redis")]
+        Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.connect_lazy()?)),
+        #[cfg(feature = "_redis")]
+        Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder_from_url(url)?.connect_lazy()?)),
+        #[cfg(feature = "sqlite")]
+        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::builder_from_url(url)?.connect_lazy()?)),
+        #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
+        lacking => Err(lacking.is_lacking(url)),
+    }
+}
+
+impl Store {
+    /// Errors never repeat the URL, because it may contain a password.
+    fn of(url: &str) -> Result<Self, Error> {
+        let Some((scheme, rest)) = url.split_once(':') else {
+            return Err(Error::invalid(
+                "url",
+                match url {
+                    "memory" => "the URL of the store in memory is `memory:`, with the colon",
+                    _ => "it has no scheme, such as `redis://`",
+                },
+            ));
+        };
+        match scheme {
+            "memory" if rest.is_empty() => Ok(Self::Memory),
+            "memory" => Err(Error::invalid("url", "nothing may follow `memory:`")),
+            "redlock" | "redlocks" => Ok(Self::Redlock),
+            "sqlite" => Ok(Self::Sqlite),
+            // The store knows which of those that begin like this exist.
+            _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
+            _ => {
+                let known = format!("`memory:`, `sqlite:`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`");
+                Err(Error::invalid("url", format!("its scheme is none of {known}")))
+            }
+        }
+    }
+
+    /// The feature that this kind of store needs.
+    const fn feature(self) -> &'static str {
+        match self {
+            Self::Memory => "",
+            Self::Redis | Self::Redlock => "redis",
+            Self::Sqlite => "sqlite",
+        }
+    }
+
+    fn is_lacking(self, url: &str) -> Error {
+        let scheme = url.split(':').next().unwrap_or_default().to_owned();
+        let reason = format!("this build lacks the feature `{}`", self.feature());
+        Error::Unsupported { store: scheme, reason }
+    }
+}
+
+// What the URLs of several stores have in common: `?option=value&...`
+
+/// The options in a query, each with its value.
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
+pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let options = query.split('&').filter(|option| !option.is_empty());
+    options.map(|option| option.split_once('=').unwrap_or((option, "")))
+}
+
+/// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
+pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
+    let duration = match value.strip_suffix("ms") {
+        Some(millis) => millis.parse().ok().map(Duration::from_millis),
+        None => value.strip_suffix('s').and_then(|secs| secs.parse().ok()).map(Duration::from_secs),
+    };
+    duration.ok_or_else(|| Error::invalid("url", format!("`{name}` is not a time such as `50ms` or `2s`")))
+}
+
+/// The error of an option that is none of those `known`.
+#[cfg(any(feature = "_redis", feature = "sqlite"))]
+pub(super) fn unknown_option(name: &str, known: &str) -> Error {
+    Error::invalid("url", format!("unknown option `{name}`; there are {known}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scheme_says_which_store() {
+        for (url, store) in [
+            ("memory:", Store::Memory),
+            ("redis://h", Store::Redis),
+            ("valkeys-cluster://h", Store::Redis),
+            ("redlock://h", Store::Redlock),
+            ("redlocks://h", Store::Redlock),
+            ("sqlite:/a", Store::Sqlite),
+        ] {
+            assert_eq!(Store::of(url).unwrap(), store, "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_url_of_a_store_is_refused_without_repeating_a_password() {
+        for (url, reason) in [
+            ("", "no scheme"),
+            ("redis", "no scheme"),
+            ("memory", "with the colon"),
+            ("memory:x:hunter2", "nothing may follow"),
+            ("http://u:hunter2@h", "scheme is none of"),
+            ("localhost:6379", "scheme is none of"),
+        ] {
+            let error = Store::of(url).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(reason), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_this_build_lacks_is_named_with_its_feature() {
+        let error = Store::Redlock.is_lacking("redlock://u:hunter2@h");
+        assert_eq!(error.to_string(), "not supported by redlock: this build lacks the feature `redis`");
+    }
+}

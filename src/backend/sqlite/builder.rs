@@ -1,0 +1,175 @@
+//! The settings of a client, and opening the file.
+
+use std::fmt;
+use std::path::{self, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{SqliteBackend, SqliteStore, file};
+use crate::backend::{Backend, BackendError, LedgerBackend, LedgerStore};
+use crate::error::Error;
+
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+const MAX_BUSY_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// When a change is on the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Synchronous {
+    /// Some time after it was answered. Nothing is lost when a process dies. When the machine does, the latest grants may be forgotten, but
+    /// their holders have ended with it, and tokens follow the clock.
+    #[default]
+    Normal,
+    /// Before it is answered. Only needed if something outside this machine relies on a lease that is still held after a power cut.
+    Full,
+}
+
+/// Makes a [`SqliteBackend`]: see [`SqliteBackend::builder`].
+///
+/// | setting | in a URL | default |
+/// |---|---|---|
+/// | [`synchronous`](Self::synchronous) | `synchronous=normal`, `synchronous=full` | normal |
+/// | [`busy_timeout`](Self::busy_timeout) | `busy_timeout=500ms` | 2 s |
+/// | [`poll_interval`](Self::poll_interval) | `poll_interval=50ms` | 100 ms |
+/// | [`create`](Self::create) | `create=false` | true |
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `connect`"]
+pub struct SqliteBuilder {
+    pub(super) settings: Settings,
+}
+
+/// What a client has been told.
+#[derive(Clone)]
+pub(super) struct Settings {
+    /// Absolute, so that nothing changes with the working directory.
+    pub(super) path: PathBuf,
+    pub(super) synchronous: Synchronous,
+    pub(super) busy_timeout: Duration,
+    pub(super) poll_interval: Duration,
+    pub(super) create: bool,
+    pub(super) clock: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+}
+
+impl Settings {
+    /// The store's address.
+    pub(super) fn address(&self) -> String {
+        format!("sqlite:{}", self.path.display())
+    }
+
+    /// The time of day in microseconds.
+    pub(super) fn now(&self) -> u64 {
+        let since = (self.clock)().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+impl SqliteBuilder {
+    pub(super) fn new(path: PathBuf) -> Self {
+        // It fails for an empty path only, which opening reports, or without a working directory.
+        let path = path::absolute(&path).unwrap_or(path);
+        Self {
+            settings: Settings {
+                path,
+                synchronous: Synchronous::default(),
+                busy_timeout: BUSY_TIMEOUT,
+                poll_interval: POLL_INTERVAL,
+                create: true,
+                clock: Arc::new(SystemTime::now),
+            },
+        }
+    }
+
+    /// When a change is on the disk.
+    pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
+        self.settings.synchronous = synchronous;
+        self
+    }
+
+    /// How long a change waits while another program writes to the file, 1 ms to 1 h. Clients of this crate take some microseconds each.
+    pub fn busy_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.busy_timeout = timeout;
+        self
+    }
+
+    /// How often a client that waits looks whether a message has been lost, 1 ms to 1 min. It costs a few microseconds each time. Hand-overs
+    /// do not wait for it, unless the processes cannot reach each other over the loopback interface, for instance in different containers.
+    pub fn poll_interval(mut self, interval: Duration) -> Self {
+        self.settings.poll_interval = interval;
+        self
+    }
+
+    /// Whether the file and the tables are created if they do not exist. If not, create them with
+    /// [`SCHEMA`](super::SCHEMA).
+    pub fn create(mut self, create: bool) -> Self {
+        self.settings.create = create;
+        self
+    }
+
+    /// For tests: the time of day by which leases end. All clients of a file must have the same.
+    #[cfg(feature = "conformance")]
+    pub fn clock(mut self, clock: Arc<dyn Fn() -> SystemTime + Send + Sync>) -> Self {
+        self.settings.clock = clock;
+        self
+    }
+
+    /// Opens the file.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidArgument`] if a setting is out of bounds.
+    /// * [`Error::StoreUnavailable`] if the file is locked by another program for longer than
+    ///   [`busy_timeout`](Self::busy_timeout), its directory does not exist, or reading or writing fails.
+    /// * [`Error::StoreRefused`] if it is a directory, not an SQLite database, cannot be written, belongs to a newer version of this crate,
+    ///   does not exist and is not to be created, or if the disk is full.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the file.
+    pub async fn connect(self) -> Result<SqliteBackend, Error> {
+        let backend = self.connect_lazy()?;
+        let store = backend.store();
+        let failed = |error| Error::from_backend(error, "connect", None, &store.capabilities.store);
+        store.ping().await.map_err(failed)?;
+        for finding in file::findings(&store.settings.path) {
+            tracing::warn!(store = %backend.capabilities().store, "{finding}");
+        }
+        Ok(backend)
+    }
+
+    /// Opens the file when it is first used, and goes on trying. Needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if a setting is out of bounds.
+    pub fn connect_lazy(self) -> Result<SqliteBackend, Error> {
+        let within = |argument, value: Duration, limit| {
+            if (Duration::from_millis(1)..=limit).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::invalid(argument, format!("{value:?} is not between 1ms and {limit:?}")))
+        };
+        within("busy_timeout", self.settings.busy_timeout, MAX_BUSY_TIMEOUT)?;
+        within("poll_interval", self.settings.poll_interval, MAX_POLL_INTERVAL)?;
+        let address = self.settings.address();
+        let store = SqliteStore::start(self.settings).map_err(|source| {
+            let source = BackendError::NotSent { source: source.into() };
+            Error::from_backend(source, "connect", None, &address)
+        })?;
+        Ok(LedgerBackend::on(store))
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, synchronous, busy_timeout, poll_interval, create, clock: _ } = self;
+        f.debug_struct("Settings")
+            .field("path", path)
+            .field("synchronous", synchronous)
+            .field("busy_timeout", busy_timeout)
+            .field("poll_interval", poll_interval)
+            .field("create", create)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,137 @@
+//! Which file it is, and what can be said about it without opening it.
+//!
+//! Nothing here opens the file: on Unix, closing any descriptor of it ends the locks that SQLite has on it in this process.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::backend::{Finding, Severity};
+
+/// What SQLite puts beside a file while it is in use.
+const BESIDE: [&str; 2] = ["-wal", "-shm"];
+
+/// Tells a file, and those beside it, from others that later have their names. Where files cannot be deleted while they are open, nothing is
+/// needed.
+#[derive(Debug)]
+pub(super) struct Identity {
+    file: Option<Id>,
+    beside: [Option<Id>; BESIDE.len()],
+}
+
+/// What has become of a file in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Intact,
+    /// It was deleted, or another one has its name.
+    Replaced,
+    /// The same is true of this file beside it. Whoever opens it now does not see what those do who have it open.
+    Torn(&'static str),
+}
+
+#[cfg(unix)]
+type Id = (u64, u64);
+#[cfg(not(unix))]
+type Id = ();
+
+/// `None` if there is no such file.
+#[cfg(unix)]
+fn id_of(path: &Path) -> Option<Id> {
+    use std::os::unix::fs::MetadataExt;
+
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+#[cfg(not(unix))]
+const fn id_of(_: &Path) -> Option<Id> {
+    Some(())
+}
+
+impl Identity {
+    /// Of a file that has been written to, and is open.
+    pub(super) fn of(path: &Path) -> Self {
+        Self { file: id_of(path), beside: BESIDE.map(|suffix| id_of(&beside(path, suffix))) }
+    }
+
+    /// What has become of it.
+    pub(super) fn fate(&self, path: &Path) -> Fate {
+        if self.file.is_none() || id_of(path) != self.file {
+            return Fate::Replaced;
+        }
+        let mut beside_it = BESIDE.into_iter().zip(&self.beside);
+        let torn = beside_it.find(|(suffix, id)| id.is_none() || id_of(&beside(path, suffix)) != **id);
+        torn.map_or(Fate::Intact, |(suffix, _)| Fate::Torn(suffix))
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// What makes it impossible to open the file, whether or not it is to be created. SQLite would only say that it cannot be opened.
+pub(super) fn obstacle(path: &Path) -> Option<String> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Some("it is a directory".to_owned()),
+        Ok(_) => None,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty())?;
+            let missing = || format!("there is no directory {}", directory.display());
+            (!directory.is_dir()).then(missing)
+        }
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// What the user of this file should know.
+pub(super) fn findings(path: &Path) -> Vec<Finding> {
+    let Ok(path) = path.canonicalize() else { return Vec::new() };
+    // Only Linux has this list.
+    let Ok(mounts) = fs::read_to_string("/proc/self/mounts") else { return Vec::new() };
+    let network = kind_of(&path, &mounts).filter(|kind| is_network(kind));
+    let finding = |kind: &str| {
+        let text = format!(
+            "{} is on a network file system ({kind}), where locks of several machines do not exclude each other",
+            path.display()
+        );
+        Finding::new(Severity::Warning, text)
+    };
+    network.map(finding).into_iter().collect()
+}
+
+/// The kind of the file system on which the file is, by a list of mounts.
+fn kind_of<'a>(path: &Path, mounts: &'a str) -> Option<&'a str> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        // Spaces and the like are octal.
+        let directory = words.next()?.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\");
+        Some((directory, words.next()?))
+    });
+    let above = mounts.filter(|(directory, _)| path.starts_with(directory));
+    // The last one of a directory hides the others.
+    above.max_by_key(|(directory, _)| directory.len()).map(|(_, kind)| kind)
+}
+
+fn is_network(kind: &str) -> bool {
+    ["nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.s3fs"]
+        .iter()
+        .any(|network| kind.starts_with(network))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_file_system_is_recognized() {
+        let mounts =
+            "/dev/sda / ext4 rw 0 0\nhost:/x /mnt/a\\040b nfs4 rw 0 0\ntmpfs /mnt/a\\040b/c tmpfs rw 0 0\n";
+        let kind = |path: &str| kind_of(Path::new(path), mounts);
+        assert_eq!(kind("/mnt/a"), Some("ext4"));
+        assert_eq!(kind("/mnt/a b/locks.db"), Some("nfs4"));
+        assert_eq!(kind("/mnt/a b/c/locks.db"), Some("tmpfs"));
+        assert!(is_network("nfs4") && is_network("cifs") && !is_network("ext4") && !is_network("overlay"));
+    }
+}

@@ -1,0 +1,102 @@
+//! What the thread of a client is asked for.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::failure::Failure;
+use super::transaction::{NotChanged, Transaction};
+use crate::backend::{BackendError, Event, Ledger, Stamp};
+
+/// Something to be done in a transaction, perhaps together with others.
+pub(super) trait Job: Send {
+    /// How many records it changes.
+    fn records(&self) -> usize;
+
+    /// Does it. The outcome is kept until the transaction has been stored.
+    ///
+    /// # Errors
+    ///
+    /// If nothing of the transaction can be stored.
+    fn run(&mut self, transaction: &mut Transaction<'_>) -> Result<(), Failure>;
+
+    /// The transaction has been stored, or it has not, for this reason.
+    fn finish(self: Box<Self>, stored: Result<(), BackendError>);
+}
+
+type Answer<T> = oneshot::Sender<Result<T, BackendError>>;
+pub(super) type Answered<T> = oneshot::Receiver<Result<T, BackendError>>;
+
+/// Changes of some records.
+pub(super) struct Change<T, F> {
+    keys: Vec<Arc<str>>,
+    change: F,
+    outcome: Result<Vec<T>, BackendError>,
+    answer: Answer<Vec<T>>,
+}
+
+impl<T, F> Change<T, F> {
+    pub(super) fn new(keys: Vec<Arc<str>>, change: F) -> (Self, Answered<Vec<T>>) {
+        let (answer, answered) = oneshot::channel();
+        (Self { keys, change, outcome: Ok(Vec::new()), answer }, answered)
+    }
+}
+
+impl<T, F> Job for Change<T, F>
+where
+    T: Send,
+    F: FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send,
+{
+    fn records(&self) -> usize {
+        self.keys.len()
+    }
+
+    fn run(&mut self, transaction: &mut Transaction<'_>) -> Result<(), Failure> {
+        let change = &mut self.change;
+        let mut outcomes = Vec::with_capacity(self.keys.len());
+        for (n, key) in self.keys.iter().enumerate() {
+            match transaction.change(key, |ledger, stamp| change(n, ledger, stamp)) {
+                Ok(outcome) => outcomes.push(outcome),
+                // What others have asked for has nothing to do with it.
+                Err(NotChanged::Unreadable(error)) => {
+                    self.outcome = Err(error);
+                    return Ok(());
+                }
+                Err(NotChanged::Failed(failure)) => return Err(failure),
+            }
+        }
+        self.outcome = Ok(outcomes);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, stored: Result<(), BackendError>) {
+        // If nobody waits for the answer any more, it was still done.
+        drop(self.answer.send(stored.and(self.outcome)));
+    }
+}
+
+/// No change: whether there could be one.
+pub(super) struct Nothing {
+    answer: Answer<()>,
+}
+
+impl Nothing {
+    pub(super) fn new() -> (Self, Answered<()>) {
+        let (answer, answered) = oneshot::channel();
+        (Self { answer }, answered)
+    }
+}
+
+impl Job for Nothing {
+    fn records(&self) -> usize {
+        0
+    }
+
+    fn run(&mut self, _: &mut Transaction<'_>) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, stored: Result<(), BackendError>) {
+        drop(self.answer.send(stored));
+    }
+}

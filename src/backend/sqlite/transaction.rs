@@ -1,0 +1,127 @@
+//! Changes of records that are stored together.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
+use super::builder::Settings;
+use super::database::Database;
+use super::failure::Failure;
+use super::inbox::Inbox;
+use crate::backend::{BackendError, Event, Ledger, Stamp};
+
+/// Why a change was not made.
+pub(super) enum NotChanged {
+    /// This record cannot be changed.
+    Unreadable(BackendError),
+    /// Nothing can.
+    Failed(Failure),
+}
+
+impl From<Failure> for NotChanged {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// A transaction of this client, during which it is the only writer. Each record is read and written once, however often it is changed.
+pub(super) struct Transaction<'a> {
+    database: &'a Database,
+    settings: &'a Settings,
+    inbox: &'a Inbox,
+    /// The greatest number that this client has seen issued.
+    newest: u64,
+    records: BTreeMap<Arc<str>, Record>,
+    told: Vec<Event>,
+}
+
+struct Record {
+    ledger: Ledger,
+    stored: Option<String>,
+}
+
+/// What a transaction has done.
+pub(super) struct Stored {
+    pub(super) newest: u64,
+    pub(super) ledgers: Vec<(Arc<str>, Ledger)>,
+    pub(super) told: Vec<Event>,
+}
+
+impl<'a> Transaction<'a> {
+    pub(super) fn begin(
+        database: &'a Database,
+        settings: &'a Settings,
+        inbox: &'a Inbox,
+        newest: u64,
+    ) -> Result<Self, Failure> {
+        database.begin()?;
+        Ok(Self { database, settings, inbox, newest, records: BTreeMap::new(), told: Vec::new() })
+    }
+
+    /// Changes the record of `key`, and keeps the events.
+    pub(super) fn change<T>(
+        &mut self,
+        key: &Arc<str>,
+        change: impl FnOnce(&mut Ledger, Stamp) -> (T, Vec<Event>),
+    ) -> Result<T, NotChanged> {
+        let record = match self.records.entry(Arc::clone(key)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                let (record, newest) = read(self.database, key)?;
+                // What others have served has been told, unless that got lost. From now on only this client's own changes are seen here.
+                self.inbox.compare(key, &record.ledger);
+                self.newest = self.newest.max(newest);
+                unknown.insert(record)
+            }
+        };
+        // Since nobody else can write, the clock of this moment is that of the change.
+        let now = self.settings.now();
+        let stamp = Stamp::new(now, now, now.max(self.newest.saturating_add(1)));
+        let (outcome, told) = change(&mut record.ledger, stamp);
+        self.newest = self.newest.max(record.ledger.last_number());
+        self.told.extend(told);
+        Ok(outcome)
+    }
+
+    pub(super) fn commit(self) -> Result<Stored, Failure> {
+        match self.write() {
+            Ok(()) => self.database.commit()?,
+            Err(failure) => {
+                self.database.roll_back();
+                return Err(failure);
+            }
+        }
+        let ledgers = self.records.into_iter().map(|(key, record)| (key, record.ledger)).collect();
+        Ok(Stored { newest: self.newest, ledgers, told: self.told })
+    }
+
+    pub(super) fn roll_back(self) {
+        self.database.roll_back();
+    }
+
+    fn write(&self) -> Result<(), Failure> {
+        let now = self.settings.now();
+        for (key, Record { ledger, stored }) in &self.records {
+            // A record that never issued a number says nothing.
+            if stored.is_none() && ledger.last_number() == 0 {
+                continue;
+            }
+            let text = ledger.to_string();
+            if stored.as_ref() != Some(&text) {
+                self.database.set_record(key, &text, now)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The record of a key, and a number that every number it issues must be above.
+fn read(database: &Database, key: &str) -> Result<(Record, u64), NotChanged> {
+    let Some(stored) = database.record(key)? else {
+        // There may have been one that was removed because nobody used it.
+        let record = Record { ledger: Ledger::default(), stored: None };
+        return Ok((record, database.number(super::sweep::FLOOR)?));
+    };
+    let ledger = stored.parse().map_err(NotChanged::Unreadable)?;
+    Ok((Record { ledger, stored: Some(stored) }, 0))
+}

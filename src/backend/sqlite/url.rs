@@ -1,0 +1,132 @@
+//! `sqlite:PATH[?option=value&...]`
+
+use percent_encoding::percent_decode_str;
+
+use super::{SqliteBuilder, Synchronous};
+use crate::backend::by_url::{duration, options, unknown_option};
+use crate::error::Error;
+
+pub(super) fn parse(url: &str) -> Result<SqliteBuilder, Error> {
+    let Some(rest) = url.strip_prefix("sqlite:") else {
+        return Err(Error::invalid("url", "it does not begin with `sqlite:`"));
+    };
+    if rest.contains('#') {
+        return Err(Error::invalid(
+            "url",
+            "it has a `#`: percent-encode it as `%23` if it belongs to the path",
+        ));
+    }
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut builder = SqliteBuilder::new(path_of(path)?.into());
+    for (name, value) in options(query) {
+        builder = set(builder, name, value)?;
+    }
+    Ok(builder)
+}
+
+fn path_of(text: &str) -> Result<String, Error> {
+    let text = match text.strip_prefix("//") {
+        // As some write an absolute path.
+        Some(path) if path.starts_with('/') => path,
+        Some(_) => {
+            let reason =
+                "a host follows `sqlite://`: write `sqlite:PATH`, or `sqlite:///PATH` for an absolute path";
+            return Err(Error::invalid("url", reason));
+        }
+        None => text,
+    };
+    if text.is_empty() {
+        return Err(Error::invalid("url", "it names no file: `sqlite:PATH`"));
+    }
+    if text == ":memory:" {
+        return Err(Error::invalid("url", "the URL of the store in memory is `memory:`"));
+    }
+    let path = percent_decode_str(text).decode_utf8();
+    let path = path.map_err(|_| Error::invalid("url", "a percent-encoded part of it is no UTF-8"))?;
+    if path.contains('\0') {
+        return Err(Error::invalid("url", "a path has no zero byte"));
+    }
+    Ok(path.into_owned())
+}
+
+fn set(builder: SqliteBuilder, name: &str, value: &str) -> Result<SqliteBuilder, Error> {
+    Ok(match (name, value) {
+        ("synchronous", "normal") => builder.synchronous(Synchronous::Normal),
+        ("synchronous", "full") => builder.synchronous(Synchronous::Full),
+        ("synchronous", _) => {
+            return Err(Error::invalid("url", "`synchronous` is neither `normal` nor `full`"));
+        }
+        ("busy_timeout", _) => builder.busy_timeout(duration(name, value)?),
+        ("poll_interval", _) => builder.poll_interval(duration(name, value)?),
+        ("create", "true") => builder.create(true),
+        ("create", "false") => builder.create(false),
+        ("create", _) => return Err(Error::invalid("url", "`create` is neither `true` nor `false`")),
+        _ => {
+            let known = "`synchronous`, `busy_timeout`, `poll_interval`, `create`";
+            return Err(unknown_option(name, known));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_decoded_and_absolute() {
+        for (url, path) in [
+            ("sqlite:/run/a%20b%3Fc%25.db", "/run/a b?c%.db"),
+            ("sqlite:///run/locks.db", "/run/locks.db"),
+            ("sqlite:/run/:memory:", "/run/:memory:"),
+        ] {
+            assert_eq!(parse(url).unwrap().settings.path, Path::new(path), "{url}");
+        }
+        let relative = parse("sqlite:x/locks.db").unwrap().settings.path;
+        assert_eq!(relative, std::env::current_dir().unwrap().join("x/locks.db"));
+    }
+
+    #[test]
+    fn every_option_is_set() {
+        let url = "sqlite:/x?synchronous=full&busy_timeout=20ms&poll_interval=3s&create=false";
+        let settings = parse(url).unwrap().settings;
+        assert_eq!(settings.synchronous, Synchronous::Full);
+        assert_eq!(settings.busy_timeout, Duration::from_millis(20));
+        assert_eq!(settings.poll_interval, Duration::from_secs(3));
+        assert!(!settings.create);
+        let settings = parse("sqlite:/x?synchronous=normal&create=true").unwrap().settings;
+        assert!(settings.synchronous == Synchronous::Normal && settings.create);
+    }
+
+    #[test]
+    fn bad_urls_are_refused() {
+        for (url, reason) in [
+            ("sqlite", "does not begin"),
+            ("sqlite:", "names no file"),
+            ("sqlite://", "a host follows"),
+            ("sqlite://locks.db", "a host follows"),
+            ("sqlite::memory:", "`memory:`"),
+            ("sqlite:/a#b", "`%23`"),
+            ("sqlite:/a%ff", "no UTF-8"),
+            ("sqlite:/a%00", "zero byte"),
+            ("sqlite:/a?mode=ro", "unknown option `mode`; there are `synchronous`"),
+            ("sqlite:/a?synchronous=off", "neither `normal` nor `full`"),
+            ("sqlite:/a?busy_timeout=5", "such as `50ms`"),
+            ("sqlite:/a?create=1", "neither `true` nor `false`"),
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(reason), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn settings_out_of_bounds_are_refused() {
+        for url in ["sqlite:/x?busy_timeout=0ms", "sqlite:/x?poll_interval=61s"] {
+            let error = parse(url).unwrap().connect_lazy().unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{url}: {error:?}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The thread of a client, which alone uses the file.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::builder::Settings;
+use super::database::Database;
+use super::failure::Failure;
+use super::health::Health;
+use super::inbox::{Inbox, here, lease_of};
+use super::job::Job;
+use super::sweep::{self, INTERVAL, PAUSE};
+use super::transaction::{Stored, Transaction};
+use crate::backend::{Event, Ledger};
+
+/// Once so many records are to be changed, jobs that have arrived go into the next transaction: nobody else can write meanwhile.
+const TOGETHER: usize = 128;
+/// How many addresses of other clients are remembered.
+const ADDRESSES: usize = 4096;
+
+pub(super) enum Message {
+    Job(Box<dyn Job>),
+    /// Tell others where this client hears their datagrams.
+    Listen(Uuid),
+    Close(oneshot::Sender<()>),
+}
+
+pub(super) struct Worker {
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    inbox: Arc<Inbox>,
+    /// While it can be used.
+    pub(super) database: Option<Database>,
+    /// Once it is known: whose address others are to know.
+    client: Option<Uuid>,
+    /// For datagrams to others.
+    socket: Option<UdpSocket>,
+    addresses: HashMap<Uuid, u16>,
+    /// The greatest number that this client has seen issued: also if the file is deleted, none below it is issued again.
+    newest: u64,
+    /// The version of the file at which waiting leases were last looked for.
+    seen: Option<i64>,
+    next_look: Instant,
+    next_sweep: Instant,
+    /// The key after which sweeping goes on, while it does.
+    swept: Option<String>,
+}
+
+impl Worker {
+    pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>, inbox: Arc<Inbox>) -> Self {
+        let now = Instant::now();
+        Self {
+            settings,
+            health,
+            inbox,
+            database: None,
+            client: None,
+            socket: UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok(),
+            addresses: HashMap::new(),
+            newest: 0,
+            seen: None,
+            next_look: now,
+            next_sweep: now + INTERVAL,
+            swept: None,
+        }
+    }
+
+    /// Carries out what is asked for, until the store is closed or dropped.
+    pub(super) fn work(mut self, messages: &Receiver<Message>) {
+        let closed = loop {
+            match messages.recv_timeout(self.until_next_task()) {
+                Ok(message) => {
+                    if let Some(closed) = self.handle(message, messages) {
+                        break Some(closed);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break None,
+            }
+            self.look_if_due();
+            self.sweep_if_due();
+        };
+        self.leave();
+        drop(self);
+        if let Some(closed) = closed {
+            // If nobody waits for it, it is closed all the same.
+            let _ = closed.send(());
+        }
+    }
+
+    /// Handles a message and, if it is a job, those that have arrived since. `Some` if the store is to be closed.
+    fn handle(&mut self, message: Message, messages: &Receiver<Message>) -> Option<oneshot::Sender<()>> {
+        let (mut jobs, mut records) = (Vec::new(), 0);
+        let mut next = Some(message);
+        while let Some(message) = next {
+            match message {
+                Message::Job(job) => {
+                    records += job.records();
+                    jobs.push(job);
+                }
+                Message::Listen(client) => self.listen(client),
+                Message::Close(closed) => {
+                    self.carry_out(jobs);
+                    return Some(closed);
+                }
+            }
+            next = if records < TOGETHER { messages.try_recv().ok() } else { None };
+        }
+        self.carry_out(jobs);
+        None
+    }
+
+    fn until_next_task(&self) -> Duration {
+        let next =
+            if self.inbox.is_waiting() { self.next_look.min(self.next_sweep) } else { self.next_sweep };
+        next.saturating_duration_since(Instant::now())
+    }
+
+    /// Carries out jobs in one transaction. If it fails, all of them have failed.
+    pub(super) fn carry_out(&mut self, mut jobs: Vec<Box<dyn Job>>) {
+        if jobs.is_empty() {
+            return;
+        }
+        match self.transact(&mut jobs) {
+            Ok(told) => {
+                self.health.succeeded();
+                // Whoever is granted something has waited for longer than whoever has asked for this.
+                told.into_iter().for_each(|event| self.tell(event));
+                jobs.into_iter().for_each(|job| job.finish(Ok(())));
+            }
+            Err(failure) => {
+                self.note(&failure);
+                jobs.into_iter().for_each(|job| job.finish(Err(failure.error.again())));
+            }
+        }
+    }
+
+    fn transact(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<Vec<Event>, Failure> {
+        self.open()?;
+        let Some(database) = &self.database else { return Ok(Vec::new()) };
+        let mut transaction = Transaction::begin(database, &self.settings, &self.inbox, self.newest)?;
+        for job in jobs {
+            if let Err(failure) = job.run(&mut transaction) {
+                transaction.roll_back();
+                return Err(failure);
+            }
+        }
+        let Stored { newest, ledgers, told } = transaction.commit()?;
+        self.newest = newest;
+        for (key, ledger) in &ledgers {
+            self.inbox.note(key, ledger);
+        }
+        Ok(told)
+    }
+
+    // The file
+
+    /// Opens the file, unless it is open and still the file of that name.
+    fn open(&mut self) -> Result<(), Failure> {
+        let mut is_again = false;
+        if let Some(database) = &self.database {
+            if database.is_intact()? {
+                return Ok(());
+            }
+            let path = self.settings.path.display();
+            tracing::warn!(%path, "the file was deleted or replaced: what was held in it is forgotten");
+            self.database = None;
+            is_again = true;
+        }
+        self.database = Some(Database::open(&self.settings)?);
+        self.seen = None;
+        // A process may not live for an hour.
+        self.next_sweep = Instant::now();
+        if is_again || self.inbox.is_waiting() {
+            self.inbox.tell(Event::Resync);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, failure: &Failure) {
+        if failure.is_broken {
+            self.database = None;
+        }
+        // Where no space is left, reading goes on, and so do changes that need none.
+        if self.database.is_none() || failure.error.is_transient() {
+            self.health.failed(failure.error.to_string());
+        }
+    }
+
+    // Events
+
+    /// Has others know where this client hears their datagrams. If the file is not open yet, they will when it is.
+    fn listen(&mut self, client: Uuid) {
+        self.client = Some(client);
+        if let Err(failure) = self.announce() {
+            self.note(&failure);
+        }
+    }
+
+    fn announce(&self) -> Result<(), Failure> {
+        let (Some(database), Some(client)) = (&self.database, self.client) else { return Ok(()) };
+        // Without an address, it polls.
+        let Some(port) = self.inbox.port() else { return Ok(()) };
+        database.within_transaction(|| database.set_port(client, port, self.settings.now()))
+    }
+
+    fn tell(&mut self, event: Event) {
+        let Some(client) = lease_of(&event).map(|lease| lease.client()) else { return };
+        if let Some(inbox) = here(client) {
+            inbox.tell(event);
+        } else if let (Some(port), Some(socket)) = (self.port_of(client), &self.socket)
+            && let Err(error) = socket.send_to(event.to_string().as_bytes(), (Ipv4Addr::LOCALHOST, port))
+        {
+            tracing::debug!(%error, "an event was not sent; its client polls");
+        }
+    }
+
+    /// Where a client hears datagrams. It does so on the same port for as long as it exists.
+    fn port_of(&mut self, client: Uuid) -> Option<u16> {
+        if let Some(port) = self.addresses.get(&client) {
+            return Some(*port);
+        }
+        let port = match self.database.as_ref()?.port(client) {
+            Ok(port) => port?,
+            Err(failure) => {
+                self.note(&failure);
+                return None;
+            }
+        };
+        if self.addresses.len() >= ADDRESSES {
+            self.addresses.clear();
+        }
+        self.addresses.insert(client, port);
+        Some(port)
+    }
+
+    /// Looks whether leases of this client that wait have been served: datagrams may be lost.
+    fn look_if_due(&mut self) {
+        if self.next_look > Instant::now() {
+            return;
+        }
+        self.next_look = Instant::now() + self.settings.poll_interval;
+        if self.inbox.is_waiting()
+            && let Err(failure) = self.look()
+        {
+            self.note(&failure);
+        }
+    }
+
+    fn look(&mut self) -> Result<(), Failure> {
+        self.open()?;
+        let Some(database) = &self.database else { return Ok(()) };
+        let version = Some(database.version()?);
+        if self.seen == version {
+            return Ok(());
+        }
+        for key in self.inbox.keys() {
+            // Where there is no record, or none that can be read, nobody waits.
+            let record = database.record(&key)?;
+            let ledger = record.and_then(|record| record.parse::<Ledger>().ok()).unwrap_or_default();
+            self.inbox.compare(&key, &ledger);
+        }
+        self.seen = version;
+        Ok(())
+    }
+
+    // What is done now and then
+
+    fn sweep_if_due(&mut self) {
+        if self.next_sweep > Instant::now() {
+            return;
+        }
+        match self.sweep() {
+            Ok(next) => self.swept = next,
+            Err(failure) => {
+                self.swept = None;
+                self.note(&failure);
+            }
+        }
+        self.next_sweep = Instant::now() + if self.swept.is_some() { PAUSE } else { INTERVAL };
+    }
+
+    /// Begins to look for rows that nobody uses, or goes on. Returns where to go on.
+    fn sweep(&self) -> Result<Option<String>, Failure> {
+        let Some(database) = &self.database else { return Ok(None) };
+        if let Some(after) = &self.swept {
+            return sweep::go_on(database, &self.settings, after);
+        }
+        // Others take this client for dead if it has not said for a day that it is alive.
+        self.announce()?;
+        if sweep::begin(database, &self.settings)? { Ok(Some(String::new())) } else { Ok(None) }
+    }
+
+    /// Nothing is to be sent to this client any more.
+    fn leave(&self) {
+        if let (Some(database), Some(client)) = (&self.database, self.client)
+            && matches!(database.is_intact(), Ok(true))
+            && let Err(Failure { error, .. }) = database.delete_port(client)
+        {
+            tracing::debug!(%error, "the address of this client stays in the file for a day");
+        }
+    }
+}
