@@ -3,10 +3,11 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client, Error, MutexOptions};
-use support::{Load, Raw, Sentinels, eventually, within};
+use leasehold::{Client, Credentials, Error, MutexOptions, RedisBackend};
+use support::{Load, Raw, RedisServer, Sentinels, Setup, acl, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -94,4 +95,40 @@ async fn sixty_four_tasks_lock_while_primaries_die() {
     eprintln!("sentinel: {failovers} failovers: {report}");
     assert_eq!((report.tokens_that_went_back, report.overlaps), (0, 0), "{report}");
     assert!(report.longest_gap < SECOND * 10, "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_with_a_password_of_their_own() -> Result<(), Error> {
+    let Some(primary) = RedisServer::start_or_skip("sentinels with a password") else { return Ok(()) };
+    primary.allow(&more_rules("+role"));
+    let rules = format!("sentinel monitor main 127.0.0.1 {} 1", primary.port());
+    let setup = Setup { sentinel: Some(rules), ..Setup::default() };
+    let sentinel = RedisServer::start_with_or_skip("sentinels with a password", setup).expect("a sentinel");
+    let password = ["ACL", "SETUSER", "default", "resetpass", ">s3cret"];
+    assert_eq!(sentinel.raw().send(&password).text().as_deref(), Some("OK"));
+    let url = format!("redis-sentinel://{}127.0.0.1:{}/main", acl::login(), sentinel.port());
+    let connect = async |password: Option<&str>| {
+        let builder = RedisBackend::builder(&url)?;
+        let builder = match password {
+            Some(password) => builder.sentinel_credentials(Credentials::of_default_user(password)),
+            None => builder,
+        };
+        Result::<_, Error>::Ok(Client::with_backend(Arc::new(builder.connect().await?)))
+    };
+    for (password, words) in [
+        (None, "the server asks for a password, and none was given"),
+        (Some("wrong"), "the server does not accept this user name and password"),
+    ] {
+        let text = connect(password).await.expect_err("it is refused").to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    let client = connect(Some("s3cret")).await?;
+    client.mutex("a")?.lock().await?.release().await?;
+    client.shutdown().await?;
+
+    let without =
+        RedisBackend::builder(&primary.url())?.sentinel_credentials(Credentials::of_default_user("x"));
+    let error = without.connect().await.expect_err("there are none");
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+    Ok(())
 }

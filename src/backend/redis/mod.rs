@@ -98,7 +98,7 @@ use opening::Opening;
 use replicas::{Quota, Replicas};
 use servers::{Commands, Servers, Transports};
 use status::Statuses;
-use target::{Server, Target, Topology};
+use target::{Login, Server, Target, Topology};
 
 pub use credentials::{Credentials, CredentialsProvider};
 pub use tls::TlsOptions;
@@ -156,6 +156,7 @@ pub struct RedisBuilder {
     quota: Option<Quota>,
     fail_fast: bool,
     tls: Option<TlsOptions>,
+    sentinel_login: Option<Login>,
     /// The ids of its leases; of its own if it is not one of several nodes.
     client: Option<Uuid>,
 }
@@ -293,11 +294,21 @@ impl RedisBuilder {
 
     /// Asks `provider` for the user and the password before every attempt to connect, instead of those in the URL. If the server
     /// closes a connection, or answers that it is not authenticated any more, the client connects again with what is provided then,
-    /// and tries that until it succeeds; leases are kept meanwhile as during any other outage. Sentinels are not sent these credentials.
+    /// and tries that until it succeeds; leases are kept meanwhile as during any other outage. Sentinels are not sent these credentials, but
+    /// those of [`sentinel_credentials`](Self::sentinel_credentials).
     ///
     /// Default: what the URL says.
     pub fn credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
         self.target.login.provider = Some(Arc::new(provider));
+        self
+    }
+
+    /// Who logs in at the sentinels, for sentinels that have a password of their own: they are not sent the one in the URL, which is that of
+    /// the servers.
+    ///
+    /// Default: nobody.
+    pub fn sentinel_credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
+        self.sentinel_login = Some(Login { provider: Some(Arc::new(provider)), ..Login::default() });
         self
     }
 
@@ -392,6 +403,9 @@ impl RedisBuilder {
                 );
                 return Err(Error::invalid("time limit for replicas", why));
             }
+        }
+        if self.sentinel_login.is_some() && !matches!(self.target.topology, Topology::Sentinel { .. }) {
+            return Err(Error::invalid("sentinel credentials", "the URL names no sentinels"));
         }
         let store = self.target.to_string();
         let connector = self.library.connector(&self.target, self.tls.as_ref(), timeouts)?;
@@ -535,6 +549,7 @@ impl RedisBackend {
             quota: None,
             fail_fast: false,
             tls: None,
+            sentinel_login: None,
             client: None,
         }
     }
@@ -557,7 +572,8 @@ impl RedisBackend {
             statuses: Arc::clone(&statuses),
         };
         let (topology, told) = (settings.target.topology.clone(), Arc::clone(&notifications));
-        let servers = Servers::new(topology, connections, told, closing.token());
+        let sentinel_login = settings.sentinel_login.clone().unwrap_or_default();
+        let servers = Servers::new(topology, connections, sentinel_login, told, closing.token());
         let (commands, transports) = servers.commands();
         let (renewing, renewals) = servers.commands();
         let mut drivers = vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing]))];

@@ -66,13 +66,14 @@ impl Servers {
     pub(super) fn new(
         topology: Topology,
         connections: ConnectionSettings,
+        sentinel_login: Login,
         notifications: Arc<Notifications>,
         closed: CancellationToken,
     ) -> Self {
         let topology = match topology {
             Topology::Single(server) => Servings::Server(server),
             Topology::Sentinel { sentinels, service } => {
-                let connections = ConnectionSettings { login: Login::default(), ..connections.clone() };
+                let connections = ConnectionSettings { login: sentinel_login, ..connections.clone() };
                 Servings::Primary(Arc::new(Sentinels::new(sentinels, service, connections)))
             }
             Topology::Cluster(seeds) => Servings::Cluster(Slots::new(seeds, connections.clone())),
@@ -240,7 +241,8 @@ mod tests {
         let seed = Server::Tcp { host: "localhost".to_owned(), port: 7000 };
         let notifications = Arc::new(Notifications::new(Uuid::new_v4(), false));
         let topology = Topology::Cluster(vec![seed]);
-        let servers = Servers::new(topology, connections, notifications, CancellationToken::new());
+        let (login, closed) = (Login::default(), CancellationToken::new());
+        let servers = Servers::new(topology, connections, login, notifications, closed);
         let (commands, transports) = servers.commands();
         let transport = transports.of(&Resource::new("lock:a", Kind::Mutex));
         let Commands::Cluster(nodes) = &commands else { unreachable!() };
