@@ -8,12 +8,13 @@ mod support;
 use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use futures::future::join_all;
-use futures::{FutureExt, StreamExt, poll, stream};
-use leasehold::{Client, Error, LossReason};
+use futures::{FutureExt, poll};
+use leasehold::{Client, Error, LossReason, RedisBackend};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, begun, eventually, local_handover, within};
 use tokio::runtime::{Builder, Runtime};
@@ -459,9 +460,14 @@ async fn dropping_everything_without_a_shutdown_releases_and_disconnects() {
     }
 }
 
-/// Connected one after another: all at once, on a busy machine, they might be too slow for the timeout.
+/// With time to connect: a machine that is busy with other tests may be slow.
 async fn sixty(url: &str) -> Vec<Client> {
-    stream::iter(0..60).then(|_| connect(url)).collect().await
+    let patient = RedisBackend::builder(url).expect("a URL").connect_timeout(2 * SOON);
+    join_all((0..60).map(async |_| {
+        let backend = patient.clone().connect().await.expect("the server answers");
+        Client::with_backend(Arc::new(backend))
+    }))
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
