@@ -1,6 +1,6 @@
 //! Tasks that lock all the time, and what they saw: for faults of the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,6 +17,7 @@ const TTL: Duration = Duration::from_secs(1);
 /// From when a task was handed a lock until it gave it up or heard that it was lost.
 #[derive(Clone, Debug)]
 struct Held {
+    client: usize,
     name: usize,
     token: u64,
     from: Instant,
@@ -78,7 +79,7 @@ impl Load {
                 let mut round = n;
                 while !stop.load(Ordering::Relaxed) {
                     round += 7;
-                    let outcome = lock_once(&client, round % NAMES).await;
+                    let outcome = lock_once(&client, n % CLIENTS, round % NAMES).await;
                     let mut seen = seen.lock().expect("no panic");
                     match outcome {
                         Ok(held) => seen.0.push(held),
@@ -105,6 +106,17 @@ impl Load {
         super::eventually(Duration::from_secs(60), || async { self.operations() >= goal }).await;
     }
 
+    /// Waits until every client has taken every lock again.
+    pub(crate) async fn go_on_everywhere(&self) {
+        let before = self.operations();
+        super::eventually(Duration::from_secs(60), || async {
+            let seen = self.seen.lock().expect("no panic");
+            let taken: BTreeSet<_> = seen.0[before..].iter().map(|held| (held.client, held.name)).collect();
+            taken.len() == CLIENTS * NAMES
+        })
+        .await;
+    }
+
     pub(crate) async fn stop(self) -> Report {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -118,7 +130,7 @@ impl Load {
     }
 }
 
-async fn lock_once(client: &Client, name: usize) -> Result<Held, Error> {
+async fn lock_once(client: &Client, number: usize, name: usize) -> Result<Held, Error> {
     let options = MutexOptions::new().ttl(TTL);
     let guard = client.mutex_with(&format!("load {name}"), options)?.lock().await?;
     let (from, token) = (Instant::now(), guard.token().get());
@@ -130,7 +142,7 @@ async fn lock_once(client: &Client, name: usize) -> Result<Held, Error> {
     let lost = lost || !guard.is_held();
     let released = guard.release().await;
     let lost = lost || matches!(released, Err(Error::Lost { .. }));
-    Ok(Held { name, token, from, until, lost })
+    Ok(Held { client: number, name, token, from, until, lost })
 }
 
 fn judge(mut held: Vec<Held>, errors: BTreeMap<String, usize>) -> Report {

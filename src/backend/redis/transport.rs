@@ -34,6 +34,9 @@ pub(super) trait Place: fmt::Debug + Send + Sync {
     /// The link for calls at present. Waits for one for as long as an answer may take.
     fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>>;
 
+    /// A call was not answered: perhaps other calls should go elsewhere.
+    fn doubt(&self);
+
     /// How a call is repeated after this error of the server, if it is a redirection.
     fn redirected<'a>(&'a self, error: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>>;
 }
@@ -63,6 +66,8 @@ impl Place for AtServer {
     fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>> {
         self.0.link().boxed()
     }
+
+    fn doubt(&self) {}
 
     fn redirected<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>> {
         ready(None).boxed()
@@ -157,13 +162,24 @@ impl Transport {
         arguments: &(impl Fn() -> Arguments + Sync),
     ) -> Result<Value, CallError> {
         let (link, script) = (self.link().await?, script.variant(self.slot().is_some()));
-        let sent = Instant::now();
+        let (connection, sent) = (self.connection(), Instant::now());
         let mut answer = link.evalsha(script, arguments()).await;
         if is_unknown_script(&answer) {
             answer = link.eval(script, arguments()).await;
         }
-        self.connection().note(&answer, sent);
+        self.note(&connection, &answer, sent);
+        // A primary that was replaced while it hung may execute what it was sent, and nobody else knows of that.
+        if answer.is_ok() && !Arc::ptr_eq(&connection, &self.connection()) {
+            return Err(CallError::Lost("another node serves the slot by now".to_owned()));
+        }
         answer
+    }
+
+    fn note(&self, connection: &Connection, answer: &Result<Value, CallError>, sent: Instant) {
+        connection.note(answer, sent);
+        if matches!(answer, Err(CallError::Timeout(_) | CallError::Lost(_))) {
+            self.place.doubt();
+        }
     }
 
     /// Runs a script once, perhaps together with others, and waits for its answer for at most `time_limit`; if that is not shorter
@@ -186,11 +202,11 @@ impl Transport {
             // fred's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
             return call.await.map_err(BackendError::from);
         }
-        let sent = Instant::now();
+        let (connection, sent) = (self.connection(), Instant::now());
         let late = || CallError::Timeout(format!("no answer within {time_limit:?}"));
         let answer = timeout(time_limit, Box::pin(call)).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
-        self.connection().note(&answer, sent);
+        self.note(&connection, &answer, sent);
         answer.map_err(BackendError::from)
     }
 

@@ -5,7 +5,8 @@
 //! after the third the call is repeated until the slot has been moved or the time is up. (Client libraries follow them as well,
 //! but not for scripts of every kind, and not all of them recover from an ASK.)
 //!
-//! What the nodes are is asked again when a node answers MOVED, and while one of them cannot be reached.
+//! What the nodes are is asked again when a node answers MOVED, when a call is not answered, and while one of them cannot be reached. An
+//! answer of a node that by then does not serve the slot any more counts as lost: the call is repeated where the slot is served.
 
 mod nodes;
 mod slots;

@@ -167,6 +167,11 @@ impl Nodes {
         }
     }
 
+    /// Perhaps another node serves the slots of one that does not answer.
+    pub(super) fn ask_soon(&self) {
+        self.slots.ask_soon();
+    }
+
     /// What follows from an error: how the call is repeated, if it is a redirection.
     pub(super) async fn redirected(&self, slot: u16, error: &str) -> Option<Result<Again, CallError>> {
         let mut words = error.split(' ');

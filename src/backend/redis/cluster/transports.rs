@@ -56,6 +56,10 @@ impl Place for AtSlot {
         self.nodes.link(self.slot).boxed()
     }
 
+    fn doubt(&self) {
+        self.nodes.ask_soon();
+    }
+
     fn redirected<'a>(&'a self, error: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>> {
         self.nodes.redirected(self.slot, error).boxed()
     }
