@@ -171,7 +171,12 @@ async fn a_node_that_lost_its_memory_is_taken_in_again_by_a_renewal() {
                 lock.with_owner("me").expect("valid").lock().await.expect("granted")
             }
         };
-        eventually(SOON, || std::future::ready(held_on(&nodes) == 5)).await;
+        // A node that was slow has had a token of its own at first.
+        let agree = |nodes: &Nodes| {
+            let values = nodes.values(KEY);
+            values[0].is_some() && values.iter().all(|value| *value == values[0])
+        };
+        eventually(SOON, || std::future::ready(agree(&nodes))).await;
         let value = nodes.values(KEY)[0].clone();
         for n in [0, 3] {
             nodes.0[n].restart();

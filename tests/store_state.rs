@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use leasehold::backend::{RedisBackend, Severity, Status};
+use leasehold::backend::{RedisBackend, Severity, Status, StoreState};
 use leasehold::{Client, Error};
 use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
 
@@ -255,7 +255,8 @@ async fn each_node_of_a_cluster_has_a_state_of_its_own() -> Result<(), Error> {
     // No call is needed for that.
     let client = Client::connect_lazy(&cluster.url())?;
     assert!(!client.state().status.is_connected());
-    eventually(SECOND * 5, || async { client.state().status.is_connected() }).await;
+    let connected = |state: StoreState| state.nodes.len() == 3 && state.status.is_connected();
+    eventually(SECOND * 5, || async { connected(client.state()) }).await;
     let mut changes = client.state_changes();
     let killed = format!("127.0.0.1:{}", cluster.nodes[0].port());
     cluster.nodes[0].kill();
