@@ -191,9 +191,12 @@ impl Raw {
                 return Ok(reply);
             }
             let mut chunk = [0; 16 * 1024];
-            match self.stream.read(&mut chunk)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => self.unread.extend_from_slice(&chunk[..n]),
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => self.unread.extend_from_slice(&chunk[..n]),
+                // By the end of a child.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
