@@ -12,7 +12,7 @@ use leasehold::{Backend, MemoryBackend};
 #[cfg(feature = "sqlite")]
 #[path = "support/sqlite.rs"]
 mod file;
-#[cfg(feature = "_redis")]
+#[cfg(any(feature = "_redis", feature = "postgres"))]
 mod support;
 
 /// One test per numbered point, for all kinds named, on one store.
@@ -116,6 +116,32 @@ mod on_sqlite {
     }
 
     contract!(sqlite);
+}
+
+#[cfg(feature = "postgres")]
+mod on_postgres {
+    use super::support::PostgresServer;
+    use super::*;
+
+    async fn postgres(point: &str) -> Option<PostgresServer> {
+        PostgresServer::start_or_skip(&format!("the PostgreSQL backend keeps {point}"))
+    }
+
+    impl Harness for PostgresServer {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            async { drop(self.execute("DROP TABLE IF EXISTS leasehold, leasehold_meta").await) }.boxed()
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+    }
+
+    contract!(postgres);
 }
 
 #[cfg(feature = "_redis")]

@@ -59,6 +59,8 @@ mod lease_id;
 mod ledger;
 mod ledger_backend;
 mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "_redis")]
 mod redis;
 #[cfg(feature = "_redis")]
@@ -75,6 +77,8 @@ pub use lease_id::{LeaseId, LeaseIds};
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresBackend, PostgresBuilder};
 #[cfg(feature = "_redis")]
 pub use redlock::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]

@@ -28,6 +28,8 @@ pub(crate) mod handover;
 pub(crate) mod intercept;
 pub(crate) mod load;
 pub(crate) mod nodes;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod resp;
@@ -41,6 +43,8 @@ pub(crate) use fake::FakeServer;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
 pub(crate) use load::Load;
 pub(crate) use nodes::Nodes;
+#[cfg(feature = "postgres")]
+pub(crate) use postgres::PostgresServer;
 pub(crate) use proxy::{Direction, Proxy, Traffic};
 pub(crate) use redis::{RedisServer, ServerCertificate, Setup};
 pub(crate) use resp::{Raw, Reply};

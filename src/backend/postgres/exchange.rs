@@ -1,0 +1,188 @@
+//! Changing records: those that are quiet by reading and then writing what nobody else has changed, a crowded one under its lock.
+
+use futures::future::{join, join3};
+use tokio_postgres::Row;
+
+use super::failure::{Cure, Failure};
+use super::record::{Changed, Read};
+use super::schedule::{Done, Work};
+use super::session::{Parameter, Session};
+use super::statement::Sql;
+
+/// How often something is tried that others keep from being stored.
+const TRIES: u32 = 4;
+
+/// What became of each work, and what was wrong with the session, if anything was.
+pub(super) type Outcome = (Vec<(Work, Done)>, Option<Failure>);
+
+/// Where something failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Reading,
+    Writing,
+}
+
+/// Reads the records in one exchange, and writes them in another one.
+pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome {
+    let keys: Vec<_> = works.iter().map(|work| super::text::escape(&work.key)).collect();
+    let rows = match session.within(session.rows(Sql::Read, &[&keys])).await {
+        Ok(rows) => rows,
+        Err(failure) => return failed(works, failure, Phase::Reading),
+    };
+    drop(keys);
+    let (mut outcome, mut changed) = (Vec::new(), Vec::new());
+    for (work, row) in works.into_iter().zip(&rows) {
+        match read_and_change(row, &work) {
+            Ok(Some(record)) => changed.push((work, record)),
+            Ok(None) => outcome.push((work, Done::Finished)),
+            Err(done) => outcome.push((work, done)),
+        }
+    }
+    if changed.is_empty() {
+        return (outcome, None);
+    }
+    let (works, records): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
+    let (written, failure) = match write(session, &works, &records).await {
+        Ok(are_written) => {
+            let done = |is_written| if is_written { Done::Finished } else { Done::Conflict };
+            (works.into_iter().zip(are_written.into_iter().map(done)).collect(), None)
+        }
+        Err(failure) => failed(works, failure, Phase::Writing),
+    };
+    outcome.extend(written);
+    (outcome, failure)
+}
+
+fn read_and_change(row: &Row, work: &Work) -> Result<Option<Changed>, Done> {
+    let read =
+        Read::of(row).map_err(|failure| Done::Failed { error: failure.before_storing(), unsure: false })?;
+    read.change(work).map_err(|error| Done::Failed { error, unsure: false })
+}
+
+/// Whether each of the records was written.
+async fn write(session: &Session, works: &[Work], records: &[Changed]) -> Result<Vec<bool>, Failure> {
+    if let ([work], [record]) = (works, records) {
+        return Ok(vec![session.within(write_one(session, work, record)).await?]);
+    }
+    let keys: Vec<_> = works.iter().map(|work| super::text::escape(&work.key)).collect();
+    let versions: Vec<_> = records.iter().map(|record| record.version).collect();
+    let docs: Vec<_> = records.iter().map(|record| record.doc.as_str()).collect();
+    let read_at = records.iter().map(|record| record.now).min();
+    let messages = || {
+        keys.iter().zip(records).flat_map(|(key, record)| {
+            let messages = record.channels.iter().zip(&record.messages);
+            messages.map(move |(channel, message)| (key, channel, message))
+        })
+    };
+    let of_keys: Vec<_> = messages().map(|(key, ..)| key.as_ref()).collect();
+    let channels: Vec<_> = messages().map(|(_, channel, _)| channel).collect();
+    let texts: Vec<_> = messages().map(|(.., message)| message).collect();
+    let with: [Parameter<'_>; 7] = [&keys, &versions, &docs, &read_at, &of_keys, &channels, &texts];
+    let rows = session.within(session.rows(Sql::Write, &with)).await?;
+    let mut written = std::collections::HashSet::new();
+    for row in &rows {
+        written.insert(row.try_get::<_, &str>(0)?);
+    }
+    Ok(keys.iter().map(|key| written.contains(key.as_ref())).collect())
+}
+
+/// Whether the record was written.
+async fn write_one(session: &Session, work: &Work, record: &Changed) -> Result<bool, Failure> {
+    let Changed { version, now, doc, channels, messages } = record;
+    let key = super::text::escape(&work.key);
+    let Some(version) = version else {
+        // Nobody waits for a record that does not exist, so nobody is to be told.
+        return Ok(session.change(Sql::Insert, &[&key, doc, now]).await? == 1);
+    };
+    if messages.is_empty() {
+        return Ok(session.change(Sql::Update, &[&key, version, doc]).await? == 1);
+    }
+    let rows = session.rows(Sql::UpdateAndTell, &[&key, version, doc, channels, messages]).await?;
+    Ok(!rows.is_empty())
+}
+
+/// Locks the record and reads it in one exchange, and writes it in another one, which ends the transaction.
+pub(super) async fn change_crowded(session: &Session, work: Work) -> Outcome {
+    let read = match session.within(lock_and_read(session, &work)).await {
+        Ok(read) => read,
+        Err(failure) => {
+            let failure = roll_back(session, failure).await;
+            return failed(vec![work], failure, Phase::Reading);
+        }
+    };
+    let (written, done) = match read.change(&work) {
+        Ok(Some(record)) => (session.within(write_and_commit(session, &work, &record)).await, None),
+        Ok(None) => (session.within(session.execute("ROLLBACK")).await.map(|()| true), Some(Done::Finished)),
+        Err(error) => {
+            let done = Done::Failed { error, unsure: false };
+            (session.within(session.execute("ROLLBACK")).await.map(|()| true), Some(done))
+        }
+    };
+    match (written, done) {
+        // What was answered without writing is true, however the transaction ends.
+        (written, Some(done)) => (vec![(work, done)], written.err()),
+        (Ok(true), None) => (vec![(work, Done::Finished)], None),
+        (Ok(false), None) => (vec![(work, Done::Conflict)], None),
+        (Err(failure), None) => {
+            let failure = roll_back(session, failure).await;
+            failed(vec![work], failure, Phase::Writing)
+        }
+    }
+}
+
+/// The record, and the time after it was locked.
+async fn lock_and_read(session: &Session, work: &Work) -> Result<Read, Failure> {
+    session.prepare([Sql::Lock, Sql::Clock, Sql::Update, Sql::UpdateAndTell, Sql::Insert]).await?;
+    let key = super::text::escape(&work.key);
+    let (begun, record, clock) =
+        join3(session.execute("BEGIN"), session.rows(Sql::Lock, &[&key]), session.rows(Sql::Clock, &[]))
+            .await;
+    begun?;
+    let (record, clock) = (record?, clock?);
+    let Some(clock) = clock.first() else { return Err(Failure::away("it does not tell the time")) };
+    let stored = match record.first() {
+        Some(row) => Some((row.try_get(0)?, row.try_get(1)?)),
+        None => None,
+    };
+    let floor: Option<i64> = clock.try_get(1)?;
+    Ok(Read { now: clock.try_get(0)?, stored, floor: floor.unwrap_or(0) })
+}
+
+async fn write_and_commit(session: &Session, work: &Work, record: &Changed) -> Result<bool, Failure> {
+    let (written, committed) = join(write_one(session, work, record), session.execute("COMMIT")).await;
+    let is_written = written?;
+    committed.map(|()| is_written)
+}
+
+/// Ends the transaction in which something failed, unless the session has ended with it.
+async fn roll_back(session: &Session, failure: Failure) -> Failure {
+    if failure.is_broken {
+        return failure;
+    }
+    match session.within(session.execute("ROLLBACK")).await {
+        Ok(()) => failure,
+        Err(_) => Failure { is_broken: true, ..failure },
+    }
+}
+
+fn failed(works: Vec<Work>, failure: Failure, phase: Phase) -> Outcome {
+    let are_several = works.len() > 1;
+    let done = |work: &Work| {
+        let is_certain = phase == Phase::Reading || failure.is_certain;
+        if is_certain && work.tries < TRIES {
+            match failure.cure {
+                Cure::Repeat => return Done::Conflict,
+                Cure::Reconnect => return Done::Again,
+                // It may be one of them only.
+                Cure::Fix if are_several && !failure.is_broken => return Done::Conflict,
+                Cure::Wait | Cure::Fix => {}
+            }
+        }
+        let error = if is_certain { failure.before_storing() } else { failure.while_storing() };
+        Done::Failed { error, unsure: !is_certain }
+    };
+    (
+        works.into_iter().map(|work| (done(&work), work)).map(|(done, work)| (work, done)).collect(),
+        Some(failure),
+    )
+}

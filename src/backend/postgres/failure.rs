@@ -1,0 +1,131 @@
+//! Errors of PostgreSQL in words, and what follows from them.
+
+use std::error::Error as _;
+use std::fmt;
+use std::time::Duration;
+
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, Severity, SqlState};
+
+use crate::backend::BackendError;
+
+/// What a pooler in transaction mode does to a client.
+pub(super) const POOLER: &str = "its statements are spread over several sessions of the server, as by PgBouncer in transaction mode, \
+     so notifications would be lost: connect to the server directly, or use a pool in session mode";
+
+/// What helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cure {
+    /// To do the same again at once: somebody else was changing the same rows.
+    Repeat,
+    /// To do the same on another session.
+    Reconnect,
+    /// To try again later.
+    Wait,
+    /// Nothing but a change of settings, rights, or the server.
+    Fix,
+}
+
+/// Why something failed.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) why: String,
+    pub(super) cure: Cure,
+    /// Whether the session has to be replaced.
+    pub(super) is_broken: bool,
+    /// Whether it is certain that nothing was stored.
+    pub(super) is_certain: bool,
+}
+
+impl Failure {
+    /// The server cannot be reached, or not used, at present. Nothing was sent.
+    pub(super) fn away(why: impl Into<String>) -> Self {
+        Self { why: why.into(), cure: Cure::Wait, is_broken: true, is_certain: true }
+    }
+
+    /// Trying again does not help. Nothing was sent.
+    pub(super) fn refused(why: impl Into<String>) -> Self {
+        Self { cure: Cure::Fix, ..Self::away(why) }
+    }
+
+    /// No answer within the time limit.
+    pub(super) fn silence(limit: Duration) -> Self {
+        Self { is_certain: false, ..Self::away(format!("no answer within {limit:?}")) }
+    }
+
+    /// The error for a request of which nothing was stored.
+    pub(super) fn before_storing(&self) -> BackendError {
+        let source = self.why.clone().into();
+        match self.cure {
+            Cure::Fix => BackendError::Refused { source },
+            Cure::Repeat | Cure::Reconnect | Cure::Wait => BackendError::NotSent { source },
+        }
+    }
+
+    /// The error for a request that was about to be stored.
+    pub(super) fn while_storing(&self) -> BackendError {
+        if self.is_certain {
+            return self.before_storing();
+        }
+        BackendError::Unanswered { source: self.why.clone().into() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error.as_db_error() {
+            Some(said) => said_by_server(said),
+            None => Self { cure: Cure::Reconnect, is_certain: false, ..Self::away(chain(&error)) },
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+fn said_by_server(said: &DbError) -> Failure {
+    let code = said.code();
+    let why = format!("{} (SQLSTATE {})", said.message(), code.code());
+    let is_fatal =
+        said.parsed_severity().is_none_or(|severity| matches!(severity, Severity::Panic | Severity::Fatal));
+    // Unless the session ends with it, an error has ended the transaction.
+    let failure = |cure, is_broken| Failure { why: why.clone(), cure, is_broken, is_certain: !is_fatal };
+    if is_fatal {
+        let is_refusal = code.code().starts_with("28") || *code == SqlState::INVALID_CATALOG_NAME;
+        return failure(if is_refusal { Cure::Fix } else { Cure::Reconnect }, true);
+    }
+    match *code {
+        SqlState::T_R_SERIALIZATION_FAILURE
+        | SqlState::T_R_DEADLOCK_DETECTED
+        | SqlState::LOCK_NOT_AVAILABLE => failure(Cure::Repeat, false),
+        SqlState::QUERY_CANCELED | SqlState::TOO_MANY_CONNECTIONS => failure(Cure::Wait, false),
+        // It has become a standby.
+        SqlState::READ_ONLY_SQL_TRANSACTION => failure(Cure::Reconnect, true),
+        // Somebody has changed the tables or the rights: what a new session finds says more.
+        SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME | SqlState::INSUFFICIENT_PRIVILEGE => {
+            failure(Cure::Reconnect, true)
+        }
+        SqlState::INVALID_SQL_STATEMENT_NAME | SqlState::DUPLICATE_PSTATEMENT => {
+            Failure { why: POOLER.to_owned(), ..failure(Cure::Fix, true) }
+        }
+        _ if code.code().starts_with("08") => failure(Cure::Reconnect, true),
+        _ => failure(Cure::Fix, false),
+    }
+}
+
+/// The error and its causes. None of them contains a password.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(&format!(": {said}"));
+        }
+        cause = error.source();
+    }
+    text
+}

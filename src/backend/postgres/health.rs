@@ -1,0 +1,144 @@
+//! How the server can be reached, and what operators read about it.
+
+use std::fmt;
+use std::time::Instant;
+
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use tokio::sync::watch;
+
+use crate::backend::{NodeState, Status, StoreState};
+use crate::sync::Mutex;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Changes,
+    Notifications,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Changes => "changes",
+            Self::Notifications => "notifications",
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Health {
+    address: String,
+    links: Mutex<Links>,
+    state: watch::Sender<StoreState>,
+}
+
+#[derive(Debug)]
+struct Links {
+    changes: Link,
+    notifications: Link,
+    is_closed: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Link {
+    /// It has not been needed yet.
+    Unused(Instant),
+    Up,
+    Down {
+        since: Instant,
+        reason: String,
+    },
+}
+
+impl Health {
+    /// Of a server that nobody has connected to yet.
+    pub(super) fn new(address: String) -> Self {
+        let unused = || Link::Unused(Instant::now());
+        let links = Links { changes: unused(), notifications: unused(), is_closed: false };
+        let state = watch::Sender::new(StoreState::of(vec![links.node(&address)]));
+        Self { address, links: Mutex::new(links), state }
+    }
+
+    pub(super) fn state(&self) -> StoreState {
+        self.state.borrow().clone()
+    }
+
+    /// The states from now on. If several follow each other quickly, only the last.
+    pub(super) fn changes(&self) -> BoxStream<'static, StoreState> {
+        let changes = stream::unfold(self.state.subscribe(), |mut changes| async {
+            changes.changed().await.ok()?;
+            let state = changes.borrow_and_update().clone();
+            Some((state, changes))
+        });
+        changes.chain(stream::pending()).boxed()
+    }
+
+    /// The server has answered.
+    pub(super) fn succeeded(&self, purpose: Purpose) {
+        let mut links = self.links.lock();
+        let link = links.of(purpose);
+        match std::mem::replace(link, Link::Up) {
+            Link::Up => return,
+            Link::Unused(_) => {}
+            Link::Down { since, .. } => {
+                tracing::info!(store = %self.address, %purpose, away = ?since.elapsed(), "the store is connected again");
+            }
+        }
+        self.publish(&links);
+    }
+
+    /// It has not, or cannot be used. An earlier "since" is kept.
+    pub(super) fn failed(&self, purpose: Purpose, reason: &str) {
+        let mut links = self.links.lock();
+        let link = links.of(purpose);
+        let since = match link {
+            Link::Down { since, .. } => *since,
+            Link::Unused(_) | Link::Up => {
+                tracing::warn!(store = %self.address, %purpose, reason, "the store is disconnected");
+                Instant::now()
+            }
+        };
+        *link = Link::Down { since, reason: reason.to_owned() };
+        self.publish(&links);
+    }
+
+    pub(super) fn close(&self) {
+        let mut links = self.links.lock();
+        links.is_closed = true;
+        self.publish(&links);
+    }
+
+    fn publish(&self, links: &Links) {
+        let state = StoreState::of(vec![links.node(&self.address)]);
+        self.state.send_if_modified(|known| {
+            let is_new = *known != state;
+            *known = state;
+            is_new
+        });
+    }
+}
+
+impl Links {
+    const fn of(&mut self, purpose: Purpose) -> &mut Link {
+        match purpose {
+            Purpose::Changes => &mut self.changes,
+            Purpose::Notifications => &mut self.notifications,
+        }
+    }
+
+    /// A client that has not listened yet needs no connection for it.
+    fn node(&self, address: &str) -> NodeState {
+        let node = |status| NodeState::new(address, status);
+        if self.is_closed {
+            return node(Status::Closed);
+        }
+        match (&self.changes, &self.notifications) {
+            (Link::Down { since, reason }, _) | (_, Link::Down { since, reason }) => {
+                node(Status::Disconnected { since: *since }).because(Some(reason.clone()))
+            }
+            (Link::Unused(since), _) => node(Status::Disconnected { since: *since }),
+            (Link::Up, _) => node(Status::Connected),
+        }
+    }
+}

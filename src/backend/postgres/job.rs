@@ -1,0 +1,92 @@
+//! What a client is asked to change.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::sync::Mutex;
+
+/// Changes of some records, each of which is carried out and stored by itself.
+pub(super) trait Job: Send + Sync {
+    /// Changes the record with this index. Its outcome is kept until the record has been stored. It is called again, with the record
+    /// of that time, if it has not.
+    fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event>;
+
+    /// The record has been stored, or it has not, for this reason. Called once for each record.
+    fn finish(&self, index: usize, stored: Result<(), BackendError>);
+}
+
+/// One record of a job.
+#[derive(Clone)]
+pub(super) struct Task {
+    pub(super) job: Arc<dyn Job>,
+    pub(super) index: usize,
+}
+
+impl Task {
+    pub(super) fn run(&self, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event> {
+        self.job.run(self.index, ledger, stamp)
+    }
+
+    pub(super) fn finish(&self, stored: Result<(), BackendError>) {
+        self.job.finish(self.index, stored);
+    }
+}
+
+pub(super) type Answered<T> = oneshot::Receiver<Result<Vec<T>, BackendError>>;
+
+/// A job that answers when all of its records are done.
+pub(super) struct Change<T, F>(Mutex<Progress<T, F>>);
+
+struct Progress<T, F> {
+    change: F,
+    outcomes: Vec<Option<T>>,
+    /// How many records are not done.
+    left: usize,
+    /// The first one.
+    error: Option<BackendError>,
+    answer: Option<oneshot::Sender<Result<Vec<T>, BackendError>>>,
+}
+
+impl<T, F> Change<T, F> {
+    pub(super) fn new(records: usize, change: F) -> (Self, Answered<T>) {
+        let (answer, answered) = oneshot::channel();
+        let outcomes = (0..records).map(|_| None).collect();
+        let progress = Progress { change, outcomes, left: records, error: None, answer: Some(answer) };
+        (Self(Mutex::new(progress)), answered)
+    }
+}
+
+impl<T, F> Job for Change<T, F>
+where
+    T: Send,
+    F: FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send,
+{
+    fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event> {
+        let mut progress = self.0.lock();
+        let (outcome, told) = (progress.change)(index, ledger, stamp);
+        progress.outcomes[index] = Some(outcome);
+        told
+    }
+
+    fn finish(&self, _: usize, stored: Result<(), BackendError>) {
+        let mut progress = self.0.lock();
+        progress.left -= 1;
+        if let Err(error) = stored {
+            progress.error.get_or_insert(error);
+        }
+        if progress.left > 0 {
+            return;
+        }
+        let outcomes = std::mem::take(&mut progress.outcomes);
+        let answer = match progress.error.take() {
+            Some(error) => Err(error),
+            None => Ok(outcomes.into_iter().flatten().collect()),
+        };
+        if let Some(send) = progress.answer.take() {
+            // If nobody waits for the answer any more, it was still done.
+            drop(send.send(answer));
+        }
+    }
+}

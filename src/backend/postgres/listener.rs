@@ -1,0 +1,180 @@
+//! Notifications for this client: the grants that others make to it, each sent by the transaction that makes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures::stream::BoxStream;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio_postgres::Notification;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::builder::Settings;
+use super::failure::Failure;
+use super::health::{Health, Purpose};
+use super::record::channel;
+use super::session::{Listening, Session};
+use super::text::unescape;
+use crate::backend::Event;
+use crate::sync::Mutex;
+
+/// How often a connection on which nothing arrives is tried.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// The pause between attempts to connect.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The connection for notifications. It is opened with the first stream of events, and again whenever it is lost.
+pub(super) struct Listener {
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    inbox: Mutex<Inbox>,
+    closing: CancellationToken,
+    /// The latest attempt to connect: `None` before the first, and how it went.
+    attempt: watch::Sender<Option<Result<(), Failure>>>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    is_started: bool,
+    client: Option<Uuid>,
+    tell: Option<UnboundedSender<Event>>,
+    /// Has the connection listen on the client's channel.
+    wish: Option<UnboundedSender<()>>,
+}
+
+impl Listener {
+    pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>) -> Self {
+        let (inbox, closing) = Default::default();
+        Self { settings, health, inbox, closing, attempt: watch::Sender::new(None) }
+    }
+
+    /// The events from now on, for the client of this name, which never changes. A later stream replaces an earlier one.
+    pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
+        let (tell, told) = unbounded();
+        let mut inbox = self.inbox.lock();
+        inbox.tell = Some(tell);
+        if inbox.client.replace(client) != Some(client)
+            && let Some(wish) = &inbox.wish
+        {
+            // An error means that the connection is lost; the next one knows.
+            drop(wish.unbounded_send(()));
+        }
+        drop(inbox);
+        self.start(runtime);
+        told.chain(futures::stream::pending()).boxed()
+    }
+
+    /// Connects, unless it has begun to.
+    pub(super) fn start(self: &Arc<Self>, runtime: &Handle) {
+        if std::mem::replace(&mut self.inbox.lock().is_started, true) {
+            return;
+        }
+        let listener = Arc::clone(self);
+        runtime.spawn(async move {
+            let closing = listener.closing.clone();
+            closing.run_until_cancelled(listener.listen()).await;
+        });
+    }
+
+    /// How the first attempt to connect went.
+    pub(super) async fn connected(&self) -> Result<(), Failure> {
+        let mut attempt = self.attempt.subscribe();
+        match attempt.wait_for(Option::is_some).await {
+            Ok(known) => known.clone().unwrap_or(Ok(())),
+            Err(_) => Err(Failure::away("the client is closed")),
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.closing.cancel();
+    }
+
+    async fn listen(&self) {
+        loop {
+            let failure = match self.connect().await {
+                Ok(connection) => self.carry(connection).await,
+                Err(failure) => failure,
+            };
+            self.health.failed(Purpose::Notifications, &failure.why);
+            self.attempt.send_replace(Some(Err(failure)));
+            sleep(PAUSE).await;
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, Failure> {
+        let Listening { session, heard } = Session::open_listening(&self.settings).await?;
+        let (wish, wishes) = unbounded();
+        self.inbox.lock().wish = Some(wish);
+        self.subscribe(&session).await?;
+        self.health.succeeded(Purpose::Notifications);
+        self.attempt.send_replace(Some(Ok(())));
+        Ok(Connection { session, heard, wishes })
+    }
+
+    /// Listens for the client, if its name is known. What it was told before is lost.
+    async fn subscribe(&self, session: &Session) -> Result<(), Failure> {
+        let client = self.inbox.lock().client;
+        if let Some(client) = client {
+            session.within(session.execute(&format!("LISTEN {}", channel(client)))).await?;
+            self.tell(Event::Resync);
+        }
+        Ok(())
+    }
+
+    /// Passes on what is heard, until the connection is lost.
+    async fn carry(&self, mut connection: Connection) -> Failure {
+        let mut heartbeat = interval(HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let session = &connection.session;
+            let outcome = tokio::select! {
+                biased;
+                notification = connection.heard.next() => match notification {
+                    Some(notification) => {
+                        self.hear(&notification);
+                        Ok(())
+                    }
+                    None => Err(Failure::away("the connection for notifications was closed")),
+                },
+                Some(()) = connection.wishes.next() => self.subscribe(session).await,
+                _ = heartbeat.tick() => session.within(session.execute("SELECT 1")).await,
+            };
+            if let Err(failure) = outcome {
+                return failure;
+            }
+        }
+    }
+
+    fn hear(&self, notification: &Notification) {
+        match unescape(notification.payload()).parse() {
+            Ok(event) => self.tell(event),
+            Err(error) => {
+                tracing::debug!(store = %self.settings.address, %error, "a notification of somebody else");
+            }
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        let inbox = self.inbox.lock();
+        // Anybody who may use the database can send notifications: those for others are not believed.
+        let is_ours = match &event {
+            Event::Granted { lease, .. } => Some(lease.id.client()) == inbox.client,
+            Event::Revoked { lease, .. } | Event::AskAgain(lease) => Some(lease.client()) == inbox.client,
+            Event::Changed(_) | Event::Resync => true,
+        };
+        if let Some(tell) = inbox.tell.as_ref().filter(|_| is_ours) {
+            // An error means that the stream has been dropped: nobody listens at the moment.
+            drop(tell.unbounded_send(event));
+        }
+    }
+}
+
+struct Connection {
+    session: Session,
+    heard: UnboundedReceiver<Notification>,
+    wishes: UnboundedReceiver<()>,
+}

@@ -1,0 +1,212 @@
+//! PostgreSQL: one server, or the primary of several.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `schema` | the tables, their version, and whether they can be used |
+//! | `tls`, `session` | connecting; a session of the server, its settings and checks |
+//! | `pooler` | whether there is a pooler in between that would lose notifications |
+//! | `statement` | the statements |
+//! | `job` | what a client is asked to change |
+//! | `schedule` | in which order, and what together |
+//! | `lane` | the connections for changes, which carry it out |
+//! | `exchange`, `record` | changing records, optimistically or under a lock; a record as it is read, changed and written |
+//! | `listener` | the connection for notifications |
+//! | `sweep` | records that nobody has used for a day |
+//! | `health`, `check` | how the server can be reached; what its user should know about it |
+//! | `failure` | errors of PostgreSQL in words, and what follows from them |
+//! | `text` | text that PostgreSQL can store |
+//!
+//! All connections are carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
+
+mod builder;
+mod check;
+mod exchange;
+mod failure;
+mod health;
+mod job;
+mod lane;
+mod listener;
+mod pooler;
+mod record;
+mod schedule;
+mod schema;
+mod session;
+mod statement;
+mod sweep;
+mod text;
+mod tls;
+mod url;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use futures::future::join;
+use futures::stream::BoxStream;
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+use super::ledger::{Ledger, Stamp};
+use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::{BackendError, Capabilities, Event, Finding, StoreState};
+use crate::background;
+use crate::error::Error;
+use builder::Settings;
+use health::Health;
+use job::{Change, Job, Task};
+use lane::Lanes;
+use listener::Listener;
+use session::Session;
+
+pub use builder::PostgresBuilder;
+pub use schema::SCHEMA;
+
+/// Leases in a table of a PostgreSQL database.
+///
+/// Each client has two connections, one for changes and one for notifications, and opens more for changes while it is held up by others. See
+/// `docs/postgres.md` for what this store gives and what it does not.
+pub type PostgresBackend = LedgerBackend<PostgresStore>;
+
+/// The table of a [`PostgresBackend`].
+pub struct PostgresStore {
+    capabilities: Capabilities,
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    lanes: Arc<Lanes>,
+    listener: Arc<Listener>,
+    runtime: Handle,
+}
+
+impl LedgerBackend<PostgresStore> {
+    /// Connects to the server that a URL names: `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`PostgresBuilder::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes whatever was opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder_from_url(url)?.connect().await
+    }
+
+    /// A builder for the server that a configuration names.
+    pub fn builder(config: tokio_postgres::Config) -> PostgresBuilder {
+        PostgresBuilder::new(config)
+    }
+
+    /// A builder with the server and the options of a URL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if it cannot be parsed.
+    pub fn builder_from_url(url: &str) -> Result<PostgresBuilder, Error> {
+        url::parse(url)
+    }
+}
+
+impl PostgresStore {
+    /// Prepares everything; the connections are opened when they are needed.
+    fn start(settings: Arc<Settings>) -> io::Result<Self> {
+        let runtime = background::handle()?;
+        let health = Arc::new(Health::new(settings.address.clone()));
+        let lanes = Lanes::new(Arc::clone(&settings), Arc::clone(&health), runtime.clone());
+        let listener = Listener::new(Arc::clone(&settings), Arc::clone(&health));
+        let mut capabilities = Capabilities::new(settings.address.clone());
+        // The whole queue is in the record.
+        capabilities.constant_work = false;
+        let (lanes, listener) = (Arc::new(lanes), Arc::new(listener));
+        Ok(Self { capabilities, settings, health, lanes, listener, runtime })
+    }
+
+    /// Returns when both connections have been opened.
+    async fn connected(&self) -> Result<(), BackendError> {
+        self.listener.start(&self.runtime);
+        let (listening, changing) = join(self.listener.connected(), self.ping()).await;
+        listening.map_err(|failure| failure.before_storing())?;
+        changing
+    }
+}
+
+impl LedgerStore for PostgresStore {
+    fn transact<T: Send + 'static>(
+        &self,
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
+        let (job, answered) = Change::new(keys.len(), change);
+        let job: Arc<dyn Job> = Arc::new(job);
+        let tasks = keys.iter().enumerate();
+        let tasks = tasks.map(|(index, key)| (Arc::clone(key), Task { job: Arc::clone(&job), index }));
+        let is_open = self.lanes.schedule.add(tasks);
+        if is_open {
+            self.lanes.call();
+        }
+        async move {
+            if !is_open {
+                return Err(BackendError::Closed);
+            }
+            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
+        }
+    }
+
+    fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
+        self.listener.open(client, &self.runtime)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn state(&self) -> StoreState {
+        self.health.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.health.changes()
+    }
+
+    /// Reads a record that does not exist.
+    async fn ping(&self) -> Result<(), BackendError> {
+        // Names are not empty.
+        self.transact(&["".into()], |_, _, _| ((), Vec::new())).await.map(drop)
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>, BackendError> {
+        let settings = Arc::clone(&self.settings);
+        let looked = self.runtime.spawn(async move {
+            let session = Session::open(&settings).await?;
+            session.within(check::findings(&session)).await
+        });
+        let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;
+        found.map_err(|failure| failure.before_storing())
+    }
+
+    async fn close(&self) {
+        self.stop();
+        self.lanes.ended().await;
+        self.health.close();
+    }
+}
+
+impl PostgresStore {
+    /// Nothing new is begun, and the connections are closed when what has begun is done.
+    fn stop(&self) {
+        self.lanes.schedule.close();
+        self.listener.close();
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").field("address", &self.settings.address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,246 @@
+//! A session of the server: opening it, its settings, its statements.
+
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures::future::{ready, select};
+use futures::stream::poll_fn as stream_of;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OnceCell;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, Connection, Notification, Row};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::builder::Settings;
+use super::failure::Failure;
+use super::pooler::{self, Pair};
+use super::schema;
+use super::statement::{Prepared, Sql};
+use super::tls;
+use crate::sync::Mutex;
+
+/// How long a client that stands still may keep a row locked before the server ends its session.
+const ROW_LOCK: Duration = Duration::from_millis(500);
+/// How long a statement waits for a row that somebody else has locked: for longer than anybody can stand still.
+const LOCK_WAIT: Duration = Duration::from_millis(1000);
+/// How long a session that is not needed any more may take to say so.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// What is to be known about the server.
+const SERVER: &str = "SELECT current_setting('server_version_num'), current_setting('transaction_read_only'), \
+     current_setting('server_encoding')";
+/// The oldest version that has all that the statements need.
+const OLDEST: u32 = 120_000;
+
+pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
+
+/// A connection to the server. Everything on it has a time limit.
+#[derive(Debug)]
+pub(super) struct Session {
+    client: Client,
+    prepared: Prepared,
+    reply_timeout: Duration,
+    _connection: DropGuard,
+}
+
+/// A session with the notifications that arrive on it.
+#[derive(Debug)]
+pub(super) struct Listening {
+    pub(super) session: Session,
+    pub(super) heard: UnboundedReceiver<Notification>,
+}
+
+/// What is known of the way to the server, and sessions from when that was found out, which have not been used yet.
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    has_no_pooler: OnceCell<()>,
+    listening: Mutex<Option<Listening>>,
+    other: Mutex<Option<Session>>,
+}
+
+impl Way {
+    /// Makes sure that there is no pooler in between that loses notifications.
+    async fn test(&self, settings: &Settings) -> Result<(), Failure> {
+        let test = async {
+            let Pair { listening, other } = pooler::test(settings).await?;
+            *self.listening.lock() = Some(listening);
+            *self.other.lock() = Some(other);
+            Ok(())
+        };
+        self.has_no_pooler.get_or_try_init(|| test).await.map(|_| ())
+    }
+}
+
+impl Session {
+    /// Opens a session and makes sure that it can be used.
+    pub(super) async fn open(settings: &Settings) -> Result<Self, Failure> {
+        in_time(settings, async {
+            settings.way.test(settings).await?;
+            let unused = settings.way.other.lock().take().filter(|unused| !unused.is_closed());
+            let session = match unused {
+                Some(session) => session,
+                None => Self::connect(settings).await?,
+            };
+            session.set_up(settings).await?;
+            Ok(session)
+        })
+        .await
+    }
+
+    /// The same, to hear notifications on it.
+    pub(super) async fn open_listening(settings: &Settings) -> Result<Listening, Failure> {
+        in_time(settings, async {
+            settings.way.test(settings).await?;
+            let unused = settings.way.listening.lock().take().filter(|unused| !unused.session.is_closed());
+            let listening = match unused {
+                Some(listening) => listening,
+                None => Self::connect_listening(settings).await?,
+            };
+            listening.session.set_up(settings).await?;
+            Ok(listening)
+        })
+        .await
+    }
+
+    /// A connection without settings and checks.
+    pub(super) async fn connect(settings: &Settings) -> Result<Self, Failure> {
+        Self::connect_and_tell(settings, None).await
+    }
+
+    pub(super) async fn connect_listening(settings: &Settings) -> Result<Listening, Failure> {
+        let (hear, heard) = unbounded();
+        let session = Self::connect_and_tell(settings, Some(hear)).await?;
+        Ok(Listening { session, heard })
+    }
+
+    async fn connect_and_tell(
+        settings: &Settings,
+        hear: Option<UnboundedSender<Notification>>,
+    ) -> Result<Self, Failure> {
+        let (client, connection) = tls::connect(settings, hear).await?;
+        Ok(Self {
+            client,
+            prepared: Prepared::default(),
+            reply_timeout: settings.reply_timeout,
+            _connection: connection,
+        })
+    }
+
+    /// Makes its settings, and makes sure that the server and its tables can be used.
+    async fn set_up(&self, settings: &Settings) -> Result<(), Failure> {
+        let query = format!("{}; {SERVER}, {}", session_settings(settings), schema::EXIST);
+        let found = schema::row(&self.client, &query).await?;
+        let [Some(version), Some(is_read_only), Some(encoding), Some(exist)] = &found[..] else {
+            return Err(Failure::away("it does not say what it is"));
+        };
+        if version.parse::<u32>().is_ok_and(|version| version < OLDEST) {
+            return Err(Failure::refused(format!(
+                "it is of version {version}, and PostgreSQL 12 or later is needed"
+            )));
+        }
+        if is_read_only != "off" {
+            let why = "it is read-only, perhaps a standby: connect to the primary, or name all servers";
+            return Err(Failure::away(why));
+        }
+        if encoding != "UTF8" {
+            return Err(Failure::refused(format!(
+                "its database has the encoding {encoding}, and UTF8 is needed"
+            )));
+        }
+        schema::prepare(&self.client, exist == "t", settings.create).await
+    }
+
+    /// The rows that a statement returns.
+    pub(super) async fn rows(&self, sql: Sql, with: &[Parameter<'_>]) -> Result<Vec<Row>, Failure> {
+        let statement = self.prepared.get(&self.client, sql).await?;
+        Ok(self.client.query(statement, with).await?)
+    }
+
+    /// How many rows a statement has changed.
+    pub(super) async fn change(&self, sql: Sql, with: &[Parameter<'_>]) -> Result<u64, Failure> {
+        let statement = self.prepared.get(&self.client, sql).await?;
+        Ok(self.client.execute(statement, with).await?)
+    }
+
+    /// Statements without parameters.
+    pub(super) async fn execute(&self, statements: &str) -> Result<(), Failure> {
+        Ok(self.client.batch_execute(statements).await?)
+    }
+
+    /// The first value of the last row that some statements return.
+    pub(super) async fn value(&self, statements: &str) -> Result<Option<String>, Failure> {
+        Ok(schema::row(&self.client, statements).await?.swap_remove(0))
+    }
+
+    /// Prepares statements, so that those that follow can be sent together.
+    pub(super) async fn prepare<const N: usize>(&self, statements: [Sql; N]) -> Result<(), Failure> {
+        for sql in statements {
+            self.prepared.get(&self.client, sql).await?;
+        }
+        Ok(())
+    }
+
+    /// What one exchange with the server returns, within the time limit for replies.
+    pub(super) async fn within<T>(
+        &self,
+        exchange: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let limit = self.reply_timeout;
+        timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::silence(limit)))
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+}
+
+/// What connecting returns, within the time limit for it.
+async fn in_time<T>(
+    settings: &Settings,
+    connecting: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let limit = settings.connect_timeout;
+    let connected = timeout(limit, connecting).await;
+    connected.unwrap_or_else(|_| Err(Failure::away(format!("it does not answer within {limit:?}"))))
+}
+
+fn session_settings(settings: &Settings) -> String {
+    let statement = settings.reply_timeout.as_millis();
+    let (lock, idle) = (LOCK_WAIT.as_millis(), ROW_LOCK.as_millis());
+    format!(
+        "SET default_transaction_isolation = 'read committed'; SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
+         SET idle_in_transaction_session_timeout = {idle}; SET client_min_messages = warning; SET jit = off; \
+         SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+    )
+}
+
+/// Has a task of the current runtime carry a connection, until the guard is dropped.
+pub(super) fn carry<S, T>(
+    mut connection: Connection<S, T>,
+    heard: Option<UnboundedSender<Notification>>,
+) -> DropGuard
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let unneeded = CancellationToken::new();
+    let guard = unneeded.clone().drop_guard();
+    tokio::spawn(async move {
+        let messages = stream_of(move |context| connection.poll_message(context));
+        // What ends a connection is told to those who wait for an answer.
+        let carried = Box::pin(messages.try_for_each(|message| {
+            if let (AsyncMessage::Notification(notification), Some(heard)) = (message, &heard) {
+                // An error means that nobody listens any more.
+                drop(heard.unbounded_send(notification));
+            }
+            ready(Ok(()))
+        }));
+        let leave = Box::pin(async {
+            unneeded.cancelled().await;
+            sleep(FAREWELL).await;
+        });
+        select(carried, leave).await;
+    });
+    guard
+}

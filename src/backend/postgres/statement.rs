@@ -1,0 +1,143 @@
+//! The statements. Each is prepared once per session, when it is first needed.
+
+use tokio::sync::OnceCell;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Error};
+
+/// The server's time of day, in microseconds.
+macro_rules! now {
+    () => {
+        "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    };
+}
+
+/// A statement.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sql {
+    /// The time, and some records, in the order of their keys ($1). Without a record, the number that all those issued by records
+    /// that were removed are below.
+    Read,
+    /// A record ($1), which nobody else can change until the transaction ends.
+    Lock,
+    /// The time, and that number: read after a record was locked.
+    Clock,
+    /// Writes a record ($1) that has not been changed since it was of this version ($2).
+    Update,
+    /// The same, and sends messages ($5) on channels ($4) with it.
+    UpdateAndTell,
+    /// Writes a record ($1) that did not exist at a time ($3) that is not long ago: since, there may have been one that was removed
+    /// again.
+    Insert,
+    /// Writes records ($1), of these versions ($2) or new, unless somebody else has changed them or is about to, and sends messages ($7)
+    /// on channels ($6) with those of them ($5) that it has written.
+    Write,
+    /// Records that nobody has used since a time ($2), in the order of their keys, after a key ($1).
+    Idle,
+    /// Removes records ($1) that are still of these versions ($2), which have issued no number above this one ($3).
+    Remove,
+    /// Begins to sweep, unless somebody has done so within a time ($1).
+    Sweep,
+}
+
+impl Sql {
+    const COUNT: usize = Self::Sweep as usize + 1;
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Read => concat!(
+                "SELECT ",
+                now!(),
+                ", l.version, l.doc, \
+                 CASE WHEN l.key IS NULL THEN (SELECT value FROM leasehold_meta WHERE name = 'floor') END \
+                 FROM unnest($1) WITH ORDINALITY AS k (key, n) LEFT JOIN leasehold AS l ON l.key = k.key ORDER BY k.n"
+            ),
+            Self::Lock => "SELECT version, doc FROM leasehold WHERE key = $1 FOR UPDATE",
+            Self::Clock => {
+                concat!("SELECT ", now!(), ", (SELECT value FROM leasehold_meta WHERE name = 'floor')")
+            }
+            Self::Update => concat!(
+                "UPDATE leasehold SET doc = $3, version = greatest(version + 1, ",
+                now!(),
+                ") WHERE key = $1 AND version = $2"
+            ),
+            Self::UpdateAndTell => concat!(
+                "WITH written AS (UPDATE leasehold SET doc = $3, version = greatest(version + 1, ",
+                now!(),
+                ") WHERE key = $1 AND version = $2 RETURNING 1) \
+                 SELECT pg_notify(e.channel, e.message) FROM written, unnest($4, $5) AS e (channel, message)"
+            ),
+            Self::Insert => concat!(
+                "INSERT INTO leasehold (key, version, doc) SELECT $1, ",
+                now!(),
+                ", $2 WHERE ",
+                now!(),
+                " < $3 + 60000000 ON CONFLICT (key) DO NOTHING"
+            ),
+            Self::Write => concat!(
+                "WITH wanted AS (SELECT * FROM unnest($1, $2, $3) AS w (key, version, doc)), \
+                 free AS (SELECT l.key FROM wanted AS w JOIN leasehold AS l ON l.key = w.key AND l.version = w.version \
+                 FOR UPDATE OF l SKIP LOCKED), \
+                 updated AS (UPDATE leasehold AS l SET doc = w.doc, version = greatest(l.version + 1, ",
+                now!(),
+                ") FROM free AS f JOIN wanted AS w ON w.key = f.key WHERE l.key = f.key RETURNING l.key), \
+                 inserted AS (INSERT INTO leasehold (key, version, doc) SELECT key, ",
+                now!(),
+                ", doc FROM wanted WHERE version IS NULL AND ",
+                now!(),
+                " < $4 + 60000000 ORDER BY key ON CONFLICT (key) DO NOTHING RETURNING key), \
+                 written AS (SELECT key FROM updated UNION ALL SELECT key FROM inserted), \
+                 told AS (SELECT pg_notify(e.channel, e.message) FROM written AS w \
+                 JOIN unnest($5, $6, $7) AS e (key, channel, message) ON e.key = w.key) \
+                 SELECT key, (SELECT count(*) FROM told) FROM written"
+            ),
+            Self::Idle => {
+                "SELECT key, version, doc FROM leasehold WHERE key > $1 AND version < $2 ORDER BY key LIMIT 100"
+            }
+            Self::Remove => {
+                "WITH removed AS (DELETE FROM leasehold AS l USING unnest($1, $2) AS r (key, version) \
+                 WHERE l.key = r.key AND l.version = r.version RETURNING 1) \
+                 UPDATE leasehold_meta SET value = greatest(value, $3) WHERE name = 'floor'"
+            }
+            Self::Sweep => concat!(
+                "UPDATE leasehold_meta SET value = ",
+                now!(),
+                " WHERE name = 'swept' AND abs(value - ",
+                now!(),
+                ") >= $1 RETURNING value"
+            ),
+        }
+    }
+
+    const fn types(self) -> &'static [Type] {
+        match self {
+            Self::Read => &[Type::TEXT_ARRAY],
+            Self::Lock => &[Type::TEXT],
+            Self::Clock => &[],
+            Self::Update => &[Type::TEXT, Type::INT8, Type::TEXT],
+            Self::UpdateAndTell => &[Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT_ARRAY, Type::TEXT_ARRAY],
+            Self::Insert => &[Type::TEXT, Type::TEXT, Type::INT8],
+            Self::Write => &[
+                Type::TEXT_ARRAY,
+                Type::INT8_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::INT8,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+            ],
+            Self::Idle => &[Type::TEXT, Type::INT8],
+            Self::Remove => &[Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT8],
+            Self::Sweep => &[Type::INT8],
+        }
+    }
+}
+
+/// The statements that a session has prepared.
+#[derive(Debug, Default)]
+pub(super) struct Prepared([OnceCell<tokio_postgres::Statement>; Sql::COUNT]);
+
+impl Prepared {
+    pub(super) async fn get(&self, client: &Client, sql: Sql) -> Result<&tokio_postgres::Statement, Error> {
+        self.0[sql as usize].get_or_try_init(|| client.prepare_typed(sql.text(), sql.types())).await
+    }
+}

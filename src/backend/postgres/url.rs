@@ -1,0 +1,146 @@
+//! `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`, as `tokio_postgres` takes it, with more options.
+
+use tokio_postgres::Config;
+
+use super::PostgresBuilder;
+use crate::backend::by_url::{duration, options};
+use crate::error::Error;
+
+/// Those of this crate, and those of `tokio_postgres` that make sense here.
+const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `sslmode`, `options`, `application_name`, \
+     `keepalives`, `keepalives_idle`, `keepalives_interval`, `keepalives_retries`, `tcp_user_timeout`, `channel_binding`, \
+     `target_session_attrs`, `load_balance_hosts`, `host`, `hostaddr`, `port`, `user`, `password`, `dbname`";
+
+/// Parses the URL. Errors never repeat it, because it may contain a password.
+pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
+    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+        return Err(Error::invalid("url", "it does not begin with `postgres://` or `postgresql://`"));
+    }
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let (ours, theirs): (Vec<_>, Vec<_>) = options(query).partition(|(name, _)| is_ours(name));
+    if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
+        return Err(unknown(name));
+    }
+    let theirs: Vec<_> = theirs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let config: Config = format!("{place}?{}", theirs.join("&")).parse().map_err(|error| {
+        // It names an option at most.
+        let error: tokio_postgres::Error = error;
+        let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        let why = if why.starts_with("invalid value for option") { why } else { SHAPE.to_owned() };
+        Error::invalid("url", why)
+    })?;
+    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        return Err(Error::invalid("url", "it names no host"));
+    }
+    ours.into_iter()
+        .try_fold(PostgresBuilder::new(config), |builder, (name, value)| set(builder, name, value))
+}
+
+const SHAPE: &str = "it is not of the form `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`, with \
+     special characters percent-encoded";
+
+fn is_ours(name: &str) -> bool {
+    ["connect_timeout", "reply_timeout", "max_connections", "create"].contains(&name)
+}
+
+/// What looks like an option and is none may be a part of a password.
+fn unknown(name: &str) -> Error {
+    let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
+    Error::invalid("url", format!("{named}; there are {OPTIONS}"))
+}
+
+fn set(builder: PostgresBuilder, name: &str, value: &str) -> Result<PostgresBuilder, Error> {
+    Ok(match (name, value) {
+        // Whole seconds, as others write it.
+        ("connect_timeout", _) if value.parse::<u32>().is_ok() => {
+            builder.connect_timeout(duration(name, &format!("{value}s"))?)
+        }
+        ("connect_timeout", _) => builder.connect_timeout(duration(name, value)?),
+        ("reply_timeout", _) => builder.reply_timeout(duration(name, value)?),
+        ("max_connections", _) => {
+            let not_a_number = |_| Error::invalid("url", "`max_connections` is not a number");
+            builder.max_connections(value.parse().map_err(not_a_number)?)
+        }
+        ("create", "true") => builder.create(true),
+        ("create", "false") => builder.create(false),
+        _ => return Err(Error::invalid("url", "`create` is neither `true` nor `false`")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_url_is_read_and_shown_without_credentials() {
+        for (url, address) in [
+            ("postgres://h", "postgres://h:5432"),
+            ("postgresql://u:hunter2@h:6000/locks", "postgres://h:6000/locks"),
+            ("postgres://u:hunter2@a:1,b:2/locks?target_session_attrs=any", "postgres://a:1,b:2/locks"),
+            ("postgres://u:hunt%2Fer2@%2Frun%2Fpostgresql/locks", "postgres:///run/postgresql:5432/locks"),
+            ("postgres://[::1]:6000", "postgres://[::1]:6000"),
+            (
+                "postgres:///locks?host=/run/postgresql&user=u&password=hunter2",
+                "postgres:///run/postgresql:5432/locks",
+            ),
+        ] {
+            let builder = parse(url).unwrap();
+            assert_eq!(builder.settings.address, address, "{url}");
+            assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
+        }
+        let config = parse("postgres://u:hunt%2Fer2@h").unwrap().settings.config;
+        assert_eq!(config.get_password(), Some("hunt/er2".as_bytes()));
+        assert_eq!(config.get_application_name(), Some("leasehold"));
+    }
+
+    #[test]
+    fn every_option_is_set() {
+        let url = "postgres://h?connect_timeout=500ms&reply_timeout=3s&max_connections=7&create=false&application_name=x&\
+                   options=-c%20search_path%3Dlocks";
+        let settings = parse(url).unwrap().settings;
+        assert_eq!(settings.connect_timeout, Duration::from_millis(500));
+        assert_eq!(settings.reply_timeout, Duration::from_secs(3));
+        assert_eq!((settings.max_connections, settings.create), (7, false));
+        assert_eq!(settings.config.get_application_name(), Some("x"));
+        assert_eq!(settings.config.get_options(), Some("-c search_path=locks"));
+        let settings = parse("postgres://h?connect_timeout=10&create=true").unwrap().settings;
+        assert_eq!((settings.connect_timeout, settings.create), (Duration::from_secs(10), true));
+    }
+
+    #[test]
+    fn bad_urls_are_refused_without_repeating_a_password() {
+        for (url, reason) in [
+            ("postgres:", "does not begin with"),
+            ("postgres://", "names no host"),
+            ("postgres://u:hunter2@", "names no host"),
+            ("postgres://u:hunter2@h:port", "invalid value for option `port`"),
+            ("postgres://u:hunt?er2@h", "unknown option; there are"),
+            ("postgres://u:hunter2@h?color=red", "unknown option `color`; there are"),
+            ("postgres://h?reply_timeout=5", "such as `50ms`"),
+            ("postgres://h?create=1", "neither `true` nor `false`"),
+            ("postgres://h?max_connections=x", "not a number"),
+            ("postgres://h?sslmode=hunter2", "invalid value for option `sslmode`"),
+            ("postgres://u:%ff@h?sslmode=%ff", "is not of the form"),
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(reason), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunt"), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn settings_out_of_bounds_are_refused() {
+        for url in [
+            "postgres://h?connect_timeout=0ms",
+            "postgres://h?reply_timeout=3601s",
+            "postgres://h?max_connections=1",
+        ] {
+            let error = parse(url).unwrap().connect_lazy().unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{url}: {error:?}");
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! A real PostgreSQL server for one test: its own directory, its own port, gone at the end.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, PostgresBackend};
+use tempfile::TempDir;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
+
+use super::child::{CHILD_DIR, ChildProcess};
+use super::clock::Clock;
+use super::redis::REQUIRE;
+
+/// Names the directory of the programs `initdb` and `postgres`, instead of a search.
+const PROGRAMS: &str = "LEASEHOLD_POSTGRES_BIN";
+/// How long a server may take to answer.
+const START: Duration = Duration::from_secs(30);
+const PORTS: u32 = 10;
+/// The user whose password is in the URLs.
+pub(crate) const USER: &str = "leasehold";
+pub(crate) const PASSWORD: &str = "hunter2";
+
+/// A running server. Killed when dropped, and with the test process.
+#[derive(Debug)]
+pub(crate) struct PostgresServer {
+    programs: PathBuf,
+    directory: TempDir,
+    port: u16,
+    clock: Option<Clock>,
+    options: Vec<String>,
+    process: ChildProcess,
+}
+
+impl PostgresServer {
+    /// A server, or `None` if this machine has none: then standard error tells what was left out. With
+    /// `LEASEHOLD_REQUIRE_SERVERS=1` the test fails instead.
+    #[track_caller]
+    pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+        Self::start_with_or_skip(left_out, &[], None)
+    }
+
+    /// The same with more settings, such as `fsync=off`, and perhaps under a clock that is not the machine's.
+    #[track_caller]
+    pub(crate) fn start_with_or_skip(
+        left_out: &str,
+        settings: &[&str],
+        clock: Option<&Clock>,
+    ) -> Option<Self> {
+        let Some(programs) = find_programs() else {
+            assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "no PostgreSQL for: {left_out}");
+            let notice = format!(
+                "\nLEFT OUT: {left_out}: no PostgreSQL server in {PROGRAMS} or where Debian has it; see scripts/test.sh\n"
+            );
+            std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+            return None;
+        };
+        let directory = new_directory();
+        copy_template(&programs, directory.path());
+        let options: Vec<_> =
+            settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]).collect();
+        for _ in 0..PORTS {
+            let port = free_port();
+            if let Some(process) = launch(&programs, directory.path(), port, &options, clock) {
+                let (clock, options) = (clock.cloned(), options);
+                let server = Self { programs, directory, port, clock, options, process };
+                return Some(server);
+            }
+        }
+        panic!("the server does not start; its log:\n{}", log(directory.path()));
+    }
+
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// With the password, for an ordinary user that may create tables.
+    pub(crate) fn url(&self) -> String {
+        url_of(self.port)
+    }
+
+    /// As it is in errors.
+    pub(crate) fn address(&self) -> String {
+        format!("postgres://127.0.0.1:{}/{USER}", self.port)
+    }
+
+    /// Where the server keeps its socket.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(crate) async fn backend(&self) -> PostgresBackend {
+        PostgresBackend::connect(&self.url()).await.expect("the server accepts clients")
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(&self.url()).await.expect("the server accepts clients")
+    }
+
+    /// Has the superuser execute statements in the database of the tests, and returns the first value of the last row.
+    pub(crate) async fn execute(&self, statements: &str) -> Option<String> {
+        let session = self.session("postgres").await;
+        let messages = session.simple_query(statements).await.expect(statements);
+        let row = messages.iter().rev().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        row.and_then(|row| row.get(0)).map(str::to_owned)
+    }
+
+    pub(crate) async fn number(&self, query: &str) -> i64 {
+        let value = self.execute(query).await;
+        value.as_deref().and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{query}: {value:?}"))
+    }
+
+    /// A connection of another program.
+    pub(crate) async fn session(&self, user: &str) -> tokio_postgres::Client {
+        let config =
+            format!("host=127.0.0.1 port={} user={user} password={PASSWORD} dbname={USER}", self.port);
+        let (session, connection) =
+            tokio_postgres::connect(&config, NoTls).await.expect("it accepts connections");
+        tokio::spawn(connection);
+        session
+    }
+
+    /// SIGSTOP to the server and all of its processes: connections stay open, nothing is answered.
+    pub(crate) fn pause(&self) {
+        self.signal_all("STOP");
+    }
+
+    /// SIGCONT.
+    pub(crate) fn resume(&self) {
+        self.signal_all("CONT");
+    }
+
+    fn signal_all(&self, signal: &str) {
+        let parent = self.process.pid().to_string();
+        // A process that has ended meanwhile need not be paused.
+        let _ = Command::new("pkill")
+            .args([&format!("-{signal}"), "-P", &parent])
+            .status()
+            .expect("pkill starts");
+        let status = Command::new("kill").args(["-s", signal, &parent]).status().expect("kill starts");
+        assert!(status.success(), "SIG{signal} was delivered");
+    }
+
+    /// SIGKILL of the server; its processes end at once. Waits until all are gone.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+        let end = Instant::now() + START;
+        // The next server waits for them by itself, but a test must not talk to one of them.
+        while TcpListener::bind(("127.0.0.1", self.port)).is_err() {
+            assert!(Instant::now() < end, "port {} stays in use", self.port);
+            sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Starts the server again on the same port, after killing it if it still runs.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        let end = Instant::now() + START;
+        loop {
+            let started =
+                launch(&self.programs, self.directory.path(), self.port, &self.options, self.clock.as_ref());
+            if let Some(process) = started {
+                self.process = process;
+                return;
+            }
+            // Processes of the one that was killed may still use its shared memory.
+            assert!(Instant::now() < end, "no restart; the log:\n{}", log(self.directory.path()));
+        }
+    }
+
+    /// What the server has written to its log.
+    pub(crate) fn log(&self) -> String {
+        log(self.directory.path())
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        // Whatever was paused has to run to end.
+        self.resume();
+        self.process.kill();
+    }
+}
+
+pub(crate) fn url_of(port: u16) -> String {
+    format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{port}/{USER}")
+}
+
+/// An empty database, made once per test process.
+static TEMPLATE: LazyLock<TempDir> = LazyLock::new(|| {
+    let programs = find_programs().expect("whoever needs it has looked");
+    let template = new_directory();
+    let data = template.path().join("data");
+    let initdb = programs.join("initdb");
+    let password = template.path().join("password");
+    fs::write(&password, PASSWORD).expect("room");
+    own(&password);
+    let mut args: Vec<OsString> = vec!["--pgdata".into(), data.into(), "--pwfile".into(), password.into()];
+    args.extend(
+        ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
+            .map(OsString::from),
+    );
+    let (program, args) = as_owner(&initdb, args);
+    let output = Command::new(program).args(args).current_dir("/").output().expect("initdb starts");
+    assert!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr));
+    let directory = template.path();
+    // The server is asked for its users and its database by itself, alone.
+    let statements =
+        format!("CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}';\nCREATE DATABASE {USER} OWNER {USER};\n");
+    single_user(&programs, directory, &statements);
+    template
+});
+
+fn single_user(programs: &Path, directory: &Path, statements: &str) {
+    let args: Vec<OsString> =
+        vec!["--single".into(), "-D".into(), directory.join("data").into(), "postgres".into()];
+    let (program, args) = as_owner(&programs.join("postgres"), args);
+    let mut process = Command::new(program)
+        .args(args)
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("postgres starts");
+    let mut stdin = process.stdin.take().expect("it was piped");
+    stdin.write_all(statements.as_bytes()).expect("it reads");
+    drop(stdin);
+    assert!(process.wait().expect("it ends").success());
+}
+
+fn copy_template(programs: &Path, directory: &Path) {
+    let _ = programs;
+    let status = Command::new("cp")
+        .arg("-a")
+        .arg(TEMPLATE.path().join("data"))
+        .arg(directory.join("data"))
+        .status()
+        .expect("cp starts");
+    assert!(status.success(), "the database was copied");
+}
+
+/// Starts a server and waits until it answers; `None` if it ends instead.
+fn launch(
+    programs: &Path,
+    directory: &Path,
+    port: u16,
+    options: &[String],
+    clock: Option<&Clock>,
+) -> Option<ChildProcess> {
+    let mut args: Vec<OsString> = vec!["-D".into(), directory.join("data").into()];
+    args.extend(["-p".into(), port.to_string().into(), "-k".into(), directory.into()]);
+    for setting in ["listen_addresses=127.0.0.1", "max_connections=200", "autovacuum=off"] {
+        args.extend(["-c".into(), setting.into()]);
+    }
+    args.extend(options.iter().map(OsString::from));
+    let log_file = fs::File::options().create(true).append(true).open(directory.join("log")).expect("room");
+    let (program, args) = as_owner(&programs.join("postgres"), args);
+    let mut process = ChildProcess::start(&program, args, |command| {
+        command.env(CHILD_DIR, directory).current_dir("/").stdout(Stdio::null()).stderr(log_file);
+        command.envs(clock.iter().flat_map(|clock| clock.environment()));
+    });
+    let end = Instant::now() + START;
+    while process.is_alive() {
+        if is_ready(directory) {
+            return Some(process);
+        }
+        assert!(Instant::now() < end, "no answer within {START:?}; the log:\n{}", log(directory));
+        sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// Whether the server in this directory accepts connections, by what it says there itself.
+fn is_ready(directory: &Path) -> bool {
+    let status = fs::read_to_string(directory.join("data/postmaster.pid")).unwrap_or_default();
+    status.lines().nth(7).is_some_and(|line| line.trim() == "ready")
+}
+
+/// The server refuses to be run by root: then by the user of Debian's package, who owns its files.
+fn as_owner(program: &Path, args: Vec<OsString>) -> (OsString, Vec<OsString>) {
+    if !is_root() {
+        return (program.into(), args);
+    }
+    let mut with: Vec<OsString> =
+        ["--reuid=postgres", "--regid=postgres", "--clear-groups"].map(OsString::from).to_vec();
+    with.push(program.into());
+    with.extend(args);
+    ("setpriv".into(), with)
+}
+
+fn own(path: &Path) {
+    if is_root() {
+        let status = Command::new("chown").arg("postgres:postgres").arg(path).status().expect("chown starts");
+        assert!(status.success(), "{} belongs to the server's user", path.display());
+    }
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    static IS_ROOT: LazyLock<bool> = LazyLock::new(|| {
+        let file = tempfile::NamedTempFile::new().expect("the temporary directory is writable");
+        fs::metadata(file.path()).expect("it exists").uid() == 0
+    });
+    *IS_ROOT
+}
+
+fn new_directory() -> TempDir {
+    let directory = tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory");
+    own(directory.path());
+    directory
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("a listener has an address").port()
+}
+
+/// Debian keeps each version apart.
+fn find_programs() -> Option<PathBuf> {
+    let has_both =
+        |directory: &PathBuf| directory.join("initdb").is_file() && directory.join("postgres").is_file();
+    if let Some(named) = env::var_os(PROGRAMS) {
+        return Some(PathBuf::from(named)).filter(has_both);
+    }
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut versions: Vec<_> = versions.map(|version| version.path().join("bin")).filter(has_both).collect();
+    versions.sort();
+    let on_path = || env::split_paths(&env::var_os("PATH").unwrap_or_default()).find(has_both);
+    versions.pop().or_else(on_path)
+}
+
+fn log(directory: &Path) -> String {
+    fs::read_to_string(directory.join("log")).unwrap_or_default()
+}
