@@ -272,7 +272,7 @@ fn launch(
     });
     let end = Instant::now() + START;
     while process.is_alive() {
-        if is_ready(directory) {
+        if is_ready(directory, process.pid()) {
             return Some(process);
         }
         assert!(Instant::now() < end, "no answer within {START:?}; the log:\n{}", log(directory));
@@ -281,10 +281,11 @@ fn launch(
     None
 }
 
-/// Whether the server in this directory accepts connections, by what it says there itself.
-fn is_ready(directory: &Path) -> bool {
+/// Whether the server in this directory accepts connections, by what it says there itself; its predecessor may have said it, too.
+fn is_ready(directory: &Path, pid: u32) -> bool {
     let status = fs::read_to_string(directory.join("data/postmaster.pid")).unwrap_or_default();
-    status.lines().nth(7).is_some_and(|line| line.trim() == "ready")
+    let mut lines = status.lines();
+    lines.next() == Some(&pid.to_string()) && lines.nth(6).is_some_and(|line| line.trim() == "ready")
 }
 
 /// The server refuses to be run by root: then by the user of Debian's package, who owns its files.
@@ -343,4 +344,50 @@ fn find_programs() -> Option<PathBuf> {
 
 fn log(directory: &Path) -> String {
     fs::read_to_string(directory.join("log")).unwrap_or_default()
+}
+
+/// A pooler before a server, in one of its modes: `transaction`, `session`.
+#[derive(Debug)]
+pub(crate) struct Pooler {
+    port: u16,
+    _directory: TempDir,
+    _process: ChildProcess,
+}
+
+impl Pooler {
+    /// `None` if this machine has no PgBouncer, as for servers.
+    #[track_caller]
+    pub(crate) fn start_or_skip(left_out: &str, server: &PostgresServer, mode: &str) -> Option<Self> {
+        let places = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/usr/local/bin/pgbouncer"].map(Path::new);
+        let Some(program) = places.into_iter().find(|program| program.is_file()) else {
+            assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "no pgbouncer for: {left_out}");
+            let notice = format!("\nLEFT OUT: {left_out}: no pgbouncer; see scripts/test.sh\n");
+            std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+            return None;
+        };
+        let directory = new_directory();
+        let port = free_port();
+        let (path, server_port) = (directory.path().display(), server.port);
+        let text = format!(
+            "[databases]\n{USER} = host=127.0.0.1 port={server_port} user={USER} password={PASSWORD}\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {mode}\n\
+             logfile = {path}/pgbouncer.log\npidfile = {path}/pgbouncer.pid\ndefault_pool_size = 20\n"
+        );
+        let file = directory.path().join("pgbouncer.ini");
+        fs::write(&file, text).expect("room");
+        let (program, args) = as_owner(program, vec!["-q".into(), file.into()]);
+        let mut process = ChildProcess::start(&program, args, |command| {
+            command.current_dir("/").stdout(Stdio::null()).stderr(Stdio::null());
+        });
+        let end = Instant::now() + START;
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(process.is_alive() && Instant::now() < end, "pgbouncer does not start");
+            sleep(Duration::from_millis(5));
+        }
+        Some(Self { port, _directory: directory, _process: process })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        url_of(self.port)
+    }
 }

@@ -156,7 +156,9 @@ impl Settings {
             return Err(Error::invalid("host", "no host is named"));
         }
         if self.config.get_ssl_mode() == SslMode::Require {
-            let reason = "TLS: this build lacks the features `rustls` and `native-tls`".to_owned();
+            let reason =
+                "TLS, which sslmode requires: this build lacks the features `rustls` and `native-tls`"
+                    .to_owned();
             return Err(Error::Unsupported { store: self.address.clone(), reason });
         }
         Ok(())

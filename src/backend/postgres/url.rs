@@ -21,7 +21,13 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
         return Err(unknown(name));
     }
-    let theirs: Vec<_> = theirs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    // Certificates are always verified.
+    let verified = |value| if matches!(value, "verify-ca" | "verify-full") { "require" } else { value };
+    let theirs = theirs.iter().map(|&(name, value)| match name {
+        "sslmode" => format!("{name}={}", verified(value)),
+        _ => format!("{name}={value}"),
+    });
+    let theirs: Vec<_> = theirs.collect();
     let config: Config = format!("{place}?{}", theirs.join("&")).parse().map_err(|error| {
         // It names an option at most.
         let error: tokio_postgres::Error = error;

@@ -1,0 +1,736 @@
+//! What may happen to a PostgreSQL server and the connections to it, and what its users are told: refused logins, missing rights and
+//! tables, poolers, restarts, stalls, cut connections, sessions that are ended, requests that get lost or arrive late.
+#![cfg(feature = "postgres")]
+
+mod support;
+
+use std::thread;
+use std::time::Duration;
+
+use futures::StreamExt;
+use leasehold::backend::{
+    Answer, Backend, Claim, Event, Kind, LeaseRef, Renew, Renewal, Request, Resource, Severity,
+};
+use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, PostgresBackend, postgres};
+use support::postgres::{PASSWORD, Pooler, USER};
+use support::{Fault, Load, PostgresServer, Wire, eventually, one_place_each, within};
+use tokio::runtime::Builder;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+const NAME: &str = "machine:42";
+const SECOND: Duration = Duration::from_secs(1);
+/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it just because a
+/// request is repeated.
+const SOON: Duration = Duration::from_secs(5);
+/// What connecting may take at most, with its time limit.
+const CONNECTING: Duration = Duration::from_secs(4);
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each()).expect("valid")
+}
+
+fn brief_mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
+}
+
+fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
+    let mutex = mutex.clone();
+    tokio::spawn(async move { mutex.lock().await })
+}
+
+/// Waits until `n` requests are queued.
+async fn until_waiting(mutex: &DistMutex, n: usize) {
+    eventually(SOON, || async {
+        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
+    })
+    .await;
+}
+
+async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
+    within(SOON, waiter).await.expect("no panic").expect("granted")
+}
+
+/// The error of connecting to `url`, which is not accepted to take long.
+async fn refused(url: &str) -> Error {
+    let begun = Instant::now();
+    let error = Client::connect(url).await.map(drop).expect_err("it is refused");
+    assert!(begun.elapsed() < CONNECTING, "{:?}: {error}", begun.elapsed());
+    error
+}
+
+#[track_caller]
+fn assert_refused(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
+#[track_caller]
+fn assert_unavailable(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
+#[track_caller]
+fn assert_says(error: &Error, why: &str) {
+    let text = error.to_string();
+    assert!(text.contains("postgres://127.0.0.1:") && text.contains(why), "{text}");
+    assert!(!format!("{error:?} {error}").contains(PASSWORD), "{error:?}");
+}
+
+/// How many sessions the clients of this crate have.
+async fn sessions(server: &PostgresServer) -> i64 {
+    server.number("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'").await
+}
+
+// Connecting
+
+#[tokio::test]
+async fn what_is_wrong_with_a_login_or_a_database_is_told_without_the_password() {
+    let Some(server) = PostgresServer::start_or_skip("errors of logging in") else { return };
+    let port = server.port();
+    let error = refused(&format!("postgres://{USER}:wrong{PASSWORD}@127.0.0.1:{port}/{USER}")).await;
+    assert_refused(&error, "password authentication failed");
+    let error = refused(&format!("postgres://nobody:{PASSWORD}@127.0.0.1:{port}/{USER}")).await;
+    assert_refused(&error, "password authentication failed");
+    let error = refused(&format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{port}/nothing")).await;
+    assert_refused(&error, "database \"nothing\" does not exist");
+
+    let builder = PostgresBackend::builder_from_url(&server.url()).expect("a URL");
+    assert!(!format!("{builder:?}").contains(PASSWORD), "{builder:?}");
+    let backend = builder.connect().await.expect("it accepts clients");
+    assert_eq!(backend.capabilities().store, server.address());
+    let state = backend.state();
+    assert!(!format!("{backend:?} {state:?}").contains(PASSWORD), "{backend:?} {state:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_told_with_its_address() {
+    let Some(mut server) = PostgresServer::start_or_skip("a server that is away") else { return };
+    let url = server.url();
+    server.kill();
+    assert_unavailable(&refused(&url).await, "Connection refused");
+    server.restart();
+    server.pause();
+    let error = refused(&format!("{url}?connect_timeout=300ms")).await;
+    assert_unavailable(&error, "it does not answer within 300ms");
+    server.resume();
+    Client::connect(&url).await.expect("it goes on").shutdown().await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_lazy_client_waits_for_its_server_and_says_so() {
+    let Some(mut server) = PostgresServer::start_or_skip("lazy clients") else { return };
+    let url = server.url();
+    server.kill();
+    let client = Client::connect_lazy(&url).expect("it opens nothing yet");
+    assert!(!client.state().status.is_connected());
+    assert_unavailable(&client.ping(SECOND).await.expect_err("there is no server"), "Connection refused");
+    let reason = client.state().nodes[0].reason.clone().expect("a reason");
+    assert!(reason.contains("Connection refused"), "{reason}");
+
+    server.restart();
+    client.ping(SOON).await.expect("it is there");
+    assert!(client.state().status.is_connected());
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    client.shutdown().await.expect("released");
+}
+
+#[cfg(not(any(feature = "rustls", feature = "native-tls")))]
+#[tokio::test]
+async fn tls_that_this_build_lacks_is_refused() {
+    for mode in ["require", "verify-ca", "verify-full"] {
+        let url = format!("postgres://u:{PASSWORD}@127.0.0.1/db?sslmode={mode}");
+        let error = Client::connect(&url).await.map(drop).expect_err("there is no TLS");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert_says(
+            &error,
+            "TLS, which sslmode requires: this build lacks the features `rustls` and `native-tls`",
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_standby_or_a_read_only_database_is_told() {
+    let Some(server) = PostgresServer::start_or_skip("read-only databases") else { return };
+    server.execute("ALTER ROLE leasehold SET default_transaction_read_only = on").await;
+    assert_unavailable(&refused(&server.url()).await, "it is read-only, perhaps a standby");
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_unicode_is_refused() {
+    let Some(server) = PostgresServer::start_or_skip("other encodings") else { return };
+    server.execute("CREATE DATABASE latin OWNER leasehold ENCODING 'LATIN1' TEMPLATE template0").await;
+    let error = refused(&format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{}/latin", server.port())).await;
+    assert_refused(&error, "the encoding LATIN1, and UTF8 is needed");
+}
+
+// Tables and rights
+
+#[tokio::test]
+async fn the_schema_is_checked_and_can_be_created_by_hand() {
+    let Some(server) = PostgresServer::start_or_skip("the schema") else { return };
+    let by_hand = format!("{}?create=false", server.url());
+    assert_refused(&refused(&by_hand).await, "leasehold::postgres::SCHEMA");
+    server.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC").await;
+    server.execute("ALTER SCHEMA public OWNER TO postgres").await;
+    let error = refused(&server.url()).await;
+    assert_refused(&error, "do not exist, and this user may not create them");
+
+    server.execute(postgres::SCHEMA).await;
+    server.execute(postgres::SCHEMA).await;
+    let rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold, leasehold_meta TO";
+    assert_refused(&refused(&server.url()).await, rights);
+    server.execute(&format!("{rights} leasehold")).await;
+    for url in [&by_hand, &server.url()] {
+        let client = Client::connect(url).await.expect("the tables may be used");
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("released");
+    }
+    server.execute("UPDATE leasehold_meta SET value = 99 WHERE name = 'schema'").await;
+    assert_refused(&refused(&server.url()).await, "its tables are of version 99");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_that_are_taken_away_and_given_back_are_told_and_used() {
+    let Some(server) = PostgresServer::start_or_skip("rights that change") else { return };
+    let client = server.client().await;
+    let held = mutex(&client).lock().await.expect("free");
+    server.execute("ALTER TABLE leasehold OWNER TO postgres").await;
+    let error = client.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("no rights");
+    assert_refused(&error, "GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold, leasehold_meta TO");
+    server.execute("ALTER TABLE leasehold OWNER TO leasehold").await;
+    assert!(held.is_held());
+    held.release().await.expect("held");
+    let other = client.mutex("other").expect("valid").try_lock().await.expect("it may").expect("free");
+    other.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_other() {
+    let Some(server) = PostgresServer::start_or_skip("creating the tables") else { return };
+    let url = server.url();
+    let clients = (0..8).map(|_| {
+        tokio::spawn({
+            let url = url.clone();
+            async move { Client::connect(&url).await }
+        })
+    });
+    for client in futures::future::join_all(clients).await {
+        client.expect("no panic").expect("connected").shutdown().await.expect("closed");
+    }
+    assert_eq!(server.number("SELECT count(*) FROM leasehold_meta").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_dropped_in_use_are_created_again_and_holders_hear_that_their_leases_are_gone() {
+    let Some(server) = PostgresServer::start_or_skip("dropped tables") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = brief_mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&brief_mutex(&other));
+    until_waiting(&brief_mutex(&one), 1).await;
+    server.execute("DROP TABLE leasehold, leasehold_meta").await;
+    let next = granted(waiter).await;
+    within(SOON, held.lost()).await;
+    assert!(next.token() > held.token());
+}
+
+#[tokio::test]
+async fn what_an_operator_should_know_is_found() {
+    let settings = ["fsync=off", "synchronous_commit=off"];
+    let Some(server) = PostgresServer::start_with_or_skip("findings", &settings, None) else { return };
+    let client = server.client().await;
+    server.execute("ALTER TABLE leasehold SET UNLOGGED").await;
+    let findings = client.check().await.expect("it answers");
+    let found = |text: &str| {
+        let of = findings.iter().find(|finding| finding.text.contains(text));
+        of.map(|finding| finding.severity)
+    };
+    assert_eq!(found("`fsync` is off"), Some(Severity::Warning));
+    assert_eq!(found("`synchronous_commit` is off"), Some(Severity::Info));
+    assert_eq!(found("a table is unlogged"), Some(Severity::Warning));
+    let Some(server) = PostgresServer::start_or_skip("findings") else { return };
+    assert_eq!(server.client().await.check().await.expect("it answers"), []);
+}
+
+// Connections
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_has_two_connections_and_leaves_none() {
+    let Some(server) = PostgresServer::start_or_skip("connections") else { return };
+    let client = server.client().await;
+    let guards: Vec<_> = (0..20).map(|n| client.mutex(&format!("{n}")).expect("valid")).collect();
+    let guards = futures::future::join_all(guards.iter().map(DistMutex::lock)).await;
+    assert!(guards.iter().all(Result::is_ok));
+    assert_eq!(sessions(&server).await, 2);
+    drop(guards);
+    client.shutdown().await.expect("released");
+    eventually(SOON, || async { sessions(&server).await == 0 }).await;
+    assert_eq!(server.number("SELECT count(*) FROM leasehold WHERE doc LIKE '%' || chr(10) || '%'").await, 0);
+}
+
+#[tokio::test]
+async fn a_client_that_is_dropped_closes_its_connections() {
+    let Some(server) = PostgresServer::start_or_skip("dropped clients") else { return };
+    drop(server.client().await);
+    eventually(SOON, || async { sessions(&server).await == 0 }).await;
+}
+
+#[tokio::test]
+async fn a_pooler_in_transaction_mode_is_refused() {
+    let Some(server) = PostgresServer::start_or_skip("poolers") else { return };
+    let Some(pooler) = Pooler::start_or_skip("poolers", &server, "transaction") else { return };
+    let why = "PgBouncer in transaction mode";
+    for _ in 0..5 {
+        assert_refused(&refused(&pooler.url()).await, why);
+    }
+    let lazy = Client::connect_lazy(&pooler.url()).expect("it opens nothing yet");
+    let error = mutex(&lazy).try_lock().await.map(drop).expect_err("it is refused");
+    assert_refused(&error, why);
+    // Nothing was set in sessions that belong to others.
+    let (session, connection) =
+        tokio_postgres::connect(&pooler.url(), tokio_postgres::NoTls).await.expect("it accepts clients");
+    tokio::spawn(connection);
+    let messages = session.simple_query("SHOW lock_timeout").await.expect("a setting");
+    let row = messages.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    assert_eq!(row, Some("0"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_in_session_mode_will_do() {
+    let Some(server) = PostgresServer::start_or_skip("poolers") else { return };
+    let Some(pooler) = Pooler::start_or_skip("poolers", &server, "session") else { return };
+    let pooled = Client::connect(&pooler.url()).await.expect("sessions are its own");
+    let direct = server.client().await;
+    let guard = mutex(&direct).lock().await.expect("free");
+    let waiter = waiter(&mutex(&pooled));
+    until_waiting(&mutex(&direct), 1).await;
+    guard.release().await.expect("held");
+    granted(waiter).await.release().await.expect("held");
+}
+
+// The server
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing() {
+    let Some(mut server) = PostgresServer::start_or_skip("a killed server") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    server.kill();
+    let error = one.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("it is away");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!one.state().status.is_connected());
+    server.restart();
+    one.ping(SOON).await.expect("it is there");
+    eventually(SOON, || async { one.state().status.is_connected() && other.state().status.is_connected() })
+        .await;
+    assert!(held.is_held());
+    until_waiting(&mutex(&one), 1).await;
+    // The waiter hears of it: its client listens again.
+    held.release().await.expect("held");
+    let next = granted(waiter).await;
+    next.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_a_killed_server_costs_no_lock() {
+    let Some(mut server) = PostgresServer::start_or_skip("a killed server under load") else { return };
+    let load = Load::start(&server.url(), 16).await;
+    for _ in 0..2 {
+        load.go_on_for(100).await;
+        server.restart();
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error == "unavailable"), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline() {
+    let Some(server) = PostgresServer::start_or_skip("a stalled server") else { return };
+    let url = format!("{}?reply_timeout=500ms&connect_timeout=500ms", server.url());
+    let client = Client::connect(&url).await.expect("it answers");
+    let held = brief_mutex(&client).lock().await.expect("free");
+    let waiter = waiter(&brief_mutex(&client));
+    until_waiting(&brief_mutex(&client), 1).await;
+    server.pause();
+    let begun = Instant::now();
+    let error = client.ping(SOON).await.expect_err("it stands still");
+    assert_unavailable(&error, "no answer within 500ms");
+    assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
+    assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
+    let other = client.mutex("other").expect("valid");
+    let error = within(SOON, other.try_lock()).await.map(drop).expect_err("it stands still");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!client.state().status.is_connected());
+    server.resume();
+    let next = granted(waiter).await;
+    assert!(next.token() > held.token());
+    next.release().await.expect("held");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
+    client.shutdown().await.expect("released");
+}
+
+// Sessions
+
+const TERMINATE: &str =
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_whose_sessions_are_ended_opens_others_and_asks_what_it_has_missed() {
+    let Some(server) = PostgresServer::start_or_skip("ended sessions") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    assert_eq!(server.number(TERMINATE).await, 4);
+    // Nobody may be listening yet.
+    held.release().await.expect("held");
+    let begun = Instant::now();
+    let next = granted(waiter).await;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    next.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_that_are_ended_all_the_time_cost_no_lock() {
+    let Some(server) = PostgresServer::start_or_skip("ended sessions under load") else { return };
+    let load = Load::start(&server.url(), 16).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        server.execute(TERMINATE).await;
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error == "unavailable"), "{report}");
+}
+
+/// Fails the first writes of a record, as if others had been in the way.
+fn failing_trigger(code: &str, times: u32) -> String {
+    format!(
+        "CREATE SEQUENCE attempts; GRANT USAGE ON SEQUENCE attempts TO leasehold; \
+         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF nextval('attempts') <= {times} THEN RAISE EXCEPTION 'as a test' USING ERRCODE = '{code}'; END IF; \
+         RETURN NEW; END $$; \
+         CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON leasehold FOR EACH ROW EXECUTE FUNCTION fail()"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_cannot_be_serialized_or_is_a_deadlock_is_repeated() {
+    for code in ["40001", "40P01"] {
+        let Some(server) = PostgresServer::start_or_skip("serialization failures") else { return };
+        let client = server.client().await;
+        server.execute(&failing_trigger(code, 3)).await;
+        let guard = mutex(&client).try_lock().await.expect("it is repeated").expect("free");
+        guard.release().await.expect("held");
+        assert_eq!(server.number("SELECT last_value FROM attempts").await, 5, "{code}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_server_rejects_is_told_and_costs_no_other_lock() {
+    let Some(server) = PostgresServer::start_or_skip("rejected statements") else { return };
+    let client = server.client().await;
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    server
+        .execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF NEW.key LIKE '%bad%' THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF; RETURN NEW; END $$; \
+             CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON leasehold FOR EACH ROW EXECUTE FUNCTION fail()",
+        )
+        .await;
+    let names = ["one", "bad", "two", "three"].map(|name| client.mutex(name).expect("valid"));
+    let answers = futures::future::join_all(names.iter().map(DistMutex::try_lock)).await;
+    for (name, answer) in ["one", "bad", "two", "three"].into_iter().zip(answers) {
+        match answer {
+            Ok(guard) => assert!(guard.is_some() && name != "bad", "{name}"),
+            Err(error) => {
+                assert_eq!(name, "bad", "{error}");
+                assert_refused(&error, "no room (SQLSTATE 53100)");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_a_stranger_keeps_locked_holds_up_no_other_lock() {
+    let Some(server) = PostgresServer::start_or_skip("locked rows") else { return };
+    let client = server.client().await;
+    let held = mutex(&client).lock().await.expect("free");
+    let stranger = server.session("postgres").await;
+    stranger.batch_execute("BEGIN; SELECT * FROM leasehold FOR UPDATE").await.expect("it may");
+    let release = tokio::spawn(async move { held.release().await });
+    for n in 0..10 {
+        let other = client.mutex(&format!("other {n}")).expect("valid");
+        let begun = Instant::now();
+        let guard = within(SOON, other.try_lock()).await.expect("it answers").expect("free");
+        guard.release().await.expect("held");
+        // The first one may wait for a further connection.
+        assert!(begun.elapsed() < ms(900), "{n}: {:?}", begun.elapsed());
+    }
+    assert!(!release.is_finished());
+    stranger.batch_execute("COMMIT").await.expect("it was locked");
+    within(SOON, release).await.expect("no panic").expect("held");
+}
+
+// Requests that get lost
+
+/// A client behind a wire takes, renews, releases and waits, while one of its requests fails.
+async fn take_turns(wire: &Wire, direct: &Client, nth: usize, fault: Fault) -> bool {
+    let name = format!("{fault:?} {nth}");
+    let ttl = ms(1500);
+    let options = || one_place_each().ttl(ttl);
+    let builder = PostgresBackend::builder_from_url(&wire.url()).expect("a URL").reply_timeout(ms(300));
+    let backend = builder.connect_timeout(SECOND).connect().await.expect("the wire is whole");
+    let client = Client::with_backend(std::sync::Arc::new(backend));
+    let (mine, theirs) = (
+        client.mutex_with(&name, options()).expect("valid"),
+        direct.mutex_with(&name, options()).expect("valid"),
+    );
+    let mut sprung = wire.trap(nth, fault);
+
+    let mut tokens = Vec::new();
+    let guard = until_granted(&mine).await;
+    tokens.push(guard.token());
+    let next = waiter(&theirs);
+    until_waiting(&theirs, 1).await;
+    // A release that finds nothing to end was carried out before, and its answer was lost.
+    let _ = guard.release().await;
+    let guard = granted(next).await;
+    tokens.push(guard.token());
+    let last = waiter(&mine);
+    eventually(SOON, || async { theirs.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
+    guard.release().await.expect("its wire is whole");
+    match within(SOON, last).await.expect("no panic") {
+        Ok(guard) => {
+            tokens.push(guard.token());
+            let _ = guard.release().await;
+        }
+        Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+    }
+    let was_hit = sprung.try_recv().is_ok();
+    wire.disarm();
+    client.shutdown().await.expect("released");
+    // What was given up must not take effect later.
+    wire.deliver().await;
+    let left = theirs.inspect().await.expect("its wire is whole");
+    assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
+    assert!(tokens.is_sorted(), "{name}: {tokens:?}");
+    was_hit
+}
+
+async fn until_granted(mutex: &DistMutex) -> Guard {
+    let granted = async {
+        loop {
+            match mutex.lock().await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+            }
+        }
+    };
+    within(SOON, granted).await
+}
+
+async fn with_every_request_failing(fault: Fault) {
+    let Some(server) = PostgresServer::start_or_skip("requests that get lost") else { return };
+    let direct = server.client().await;
+    let mut nth = 0;
+    loop {
+        let wire = Wire::start(server.port()).await;
+        if !take_turns(&wire, &direct, nth, fault).await {
+            break;
+        }
+        nth += 1;
+    }
+    assert!(nth >= 8, "only {nth} requests were made");
+    direct.shutdown().await.expect("released");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_request_may_be_lost_with_its_connection() {
+    with_every_request_failing(Fault::Lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_answer_may_be_lost_with_its_connection() {
+    with_every_request_failing(Fault::Unanswered).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_request_may_arrive_after_it_was_given_up() {
+    with_every_request_failing(Fault::Late).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_cut_under_load_cost_no_lock() {
+    let Some(server) = PostgresServer::start_or_skip("cut connections") else { return };
+    let wire = Wire::start(server.port()).await;
+    let load = Load::start(&wire.url(), 16).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        wire.cut();
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error == "unavailable"), "{report}");
+}
+
+// Notifications
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grants_and_forced_releases_are_pushed_to_other_clients() {
+    let Some(server) = PostgresServer::start_or_skip("notifications") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    let begun = Instant::now();
+    assert!(mutex(&other).force_release().await.expect("it answers"));
+    assert_eq!(within(SECOND, held.lost()).await, LossReason::Revoked);
+    let guard = granted(waiter).await;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notifications_of_strangers_grant_nothing() {
+    let Some(server) = PostgresServer::start_or_skip("notifications of strangers") else { return };
+    let (one, other) = (server.client().await, server.backend().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let resource = Resource::named("lock:", NAME, Kind::Mutex);
+    let lease = LeaseRef::new(other.lease_id(), resource);
+    let mut events = other.events();
+    let request = Request::new(lease.clone(), Claim::Sole, SECOND * 10).waiting();
+    assert!(matches!(other.request(&request).await.expect("it answers"), Answer::Queued(_)));
+    assert_eq!(within(SOON, events.next()).await, Some(Event::Resync), "it listens");
+    let channel = format!("lh_{}", lease.id.client().simple());
+    let somebody = mutex(&one).inspect().await.expect("it answers").holders[0].id.clone();
+    for message in ["", "x", "a 1", "g 1 2 3", &format!("r {somebody} 1")] {
+        server.execute(&format!("NOTIFY {channel}, '{message}'")).await;
+    }
+    assert!(timeout(ms(300), events.next()).await.is_err(), "nothing of that concerns this client");
+    held.release().await.expect("held");
+    let event = within(SOON, events.next()).await;
+    assert!(matches!(&event, Some(Event::Granted { lease: granted, .. }) if *granted == lease), "{event:?}");
+}
+
+// Records
+
+#[tokio::test]
+async fn names_and_owners_may_contain_any_character() {
+    let Some(server) = PostgresServer::start_or_skip("names") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    for name in ["a\0b", "\\", "\\0", "'; DROP TABLE leasehold; --", "é\n\"", &"x\0".repeat(256)] {
+        let lock = one.reentrant_lock(name).expect("valid").with_owner(name).expect("valid");
+        let guard = lock.lock().await.expect("free");
+        let theirs = other.mutex_with(name, one_place_each()).expect("valid");
+        let waiter = waiter(&theirs);
+        until_waiting(&theirs, 1).await;
+        let holders = theirs.inspect().await.expect("it answers").holders;
+        assert_eq!(holders[0].owner.as_deref(), Some(name));
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+    }
+}
+
+#[tokio::test]
+async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
+    let Some(server) = PostgresServer::start_or_skip("idle records") else { return };
+    let client = server.client().await;
+    let token = mutex(&client).lock().await.expect("free").token();
+    let _kept = client.mutex("kept").expect("valid").lock().await.expect("free");
+    eventually(SOON, || async { server.number("SELECT count(*) FROM leasehold").await == 2 }).await;
+    let free = client.mutex(NAME).expect("valid");
+    eventually(SOON, || async { free.inspect().await.is_ok_and(|seen| seen.holders.is_empty()) }).await;
+    // As if nobody had used them for more than a day, and of a clock that was ahead by a year.
+    let year = 365 * 24 * 60 * 60 * 1_000_000_u64;
+    let (last, ahead) = (token.get(), token.get() + year);
+    server
+        .execute(&format!(
+            "UPDATE leasehold SET version = 1; UPDATE leasehold SET doc = replace(doc, '{}', '{}') WHERE key = 'lock:{NAME}'; \
+             UPDATE leasehold_meta SET value = 0 WHERE name = 'swept'",
+            last / 1_000_000,
+            ahead / 1_000_000
+        ))
+        .await;
+    // Another client sweeps when it has nothing else to do.
+    let other = server.client().await;
+    eventually(SOON, || async { server.number("SELECT count(*) FROM leasehold").await == 1 }).await;
+    assert_eq!(server.execute("SELECT key FROM leasehold").await.as_deref(), Some("lock:kept"));
+    let next = mutex(&other).lock().await.expect("free").token();
+    assert!(next.get() >= ahead - 1_000_000, "{next} follows {ahead}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_of_many_guards_are_few_transactions() {
+    let Some(server) = PostgresServer::start_or_skip("renewals together") else { return };
+    let wire = Wire::start(server.port()).await;
+    let backend = PostgresBackend::connect(&wire.url()).await.expect("it accepts clients");
+    let mut renewals = Vec::new();
+    for n in 0..256 {
+        let lease = LeaseRef::new(backend.lease_id(), Resource::named("lock:", &format!("{n}"), Kind::Mutex));
+        let request = Request::new(lease.clone(), Claim::Sole, SECOND * 30);
+        assert!(matches!(backend.request(&request).await.expect("it answers"), Answer::Granted(_)));
+        renewals.push(Renew::new(lease, SECOND * 30));
+    }
+    let before = wire.requests();
+    let answers: Vec<_> = backend.renew(&renewals).collect().await;
+    assert_eq!(answers.len(), 256);
+    assert!(answers.iter().all(|(_, answer)| matches!(answer, Ok(Renewal::Renewed))));
+    // Two times reading and writing; preparing the statements, and what goes on besides.
+    let made = wire.requests() - before;
+    assert!(made <= 12, "{made} requests for 256 renewals");
+}
+
+// Runtimes
+
+#[test]
+fn a_lease_is_kept_while_the_runtime_is_blocked() {
+    let Some(server) = PostgresServer::start_or_skip("a blocked runtime") else { return };
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = server.client().await;
+        let options = MutexOptions::new().ttl(ms(500));
+        let guard = client.mutex_with(NAME, options).expect("valid").lock().await.expect("free");
+        thread::sleep(ms(1500));
+        assert!(guard.is_held());
+        guard.release().await.expect("held");
+        client.shutdown().await.expect("released");
+    });
+}
+
+#[test]
+fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one() {
+    let Some(server) = PostgresServer::start_or_skip("another runtime") else { return };
+    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let first = runtime();
+    let client = first.block_on(async {
+        let client = server.client().await;
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        client
+    });
+    drop(first);
+    runtime().block_on(async {
+        let other = server.client().await;
+        let guard = mutex(&other).lock().await.expect("free");
+        let waiter = waiter(&mutex(&client));
+        until_waiting(&mutex(&other), 1).await;
+        let begun = Instant::now();
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    });
+}
