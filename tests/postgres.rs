@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use leasehold::backend::{
-    Answer, Backend, Claim, Event, Kind, LeaseRef, Renew, Renewal, Request, Resource, Severity,
+    Answer, Backend, BackendError, Claim, Detail, Event, Kind, LeaseRef, Released, Renew, Renewal, Request,
+    Resource, Severity,
 };
 use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, PostgresBackend, postgres};
 use support::postgres::{PASSWORD, Pooler, USER};
@@ -571,6 +572,42 @@ async fn any_answer_may_be_lost_with_its_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_request_may_arrive_after_it_was_given_up() {
     with_every_request_failing(Fault::Late).await;
+}
+
+/// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
+    let Some(server) = PostgresServer::start_or_skip("late requests") else { return };
+    let direct = server.backend().await;
+    for is_new in [false, true] {
+        let wire = Wire::start(server.port()).await;
+        let builder = PostgresBackend::builder_from_url(&wire.url()).expect("a URL").reply_timeout(ms(300));
+        let backend = builder.connect().await.expect("the wire is whole");
+        let request = |name: &str| {
+            let resource = Resource::named("lock:", name, Kind::Mutex);
+            Request::new(LeaseRef::new(backend.lease_id(), resource), Claim::Sole, SECOND * 30)
+        };
+        // All statements are prepared, and if the record is to be there, it is.
+        for name in ["used", if is_new { "else" } else { "name" }] {
+            let used = request(name);
+            backend.request(&used).await.expect("the wire is whole");
+            backend.release(&used.lease).await.expect("the wire is whole");
+        }
+        let late = request("name");
+        if is_new {
+            server.execute("DELETE FROM leasehold").await;
+        }
+        // It reads, and then it writes.
+        let sprung = wire.trap(1, Fault::Late);
+        let error = backend.request(&late).await.expect_err("no answer");
+        sprung.await.expect("it was hit");
+        assert!(matches!(error, BackendError::Unanswered { .. }), "{error:?}");
+        assert_eq!(backend.release(&late.lease).await.expect("another connection"), Released::Absent);
+        wire.deliver().await;
+        let seen = direct.inspect(&late.lease.resource, Detail::Everybody).await.expect("it answers");
+        assert!(seen.holders.is_empty(), "new: {is_new}: {seen:?}");
+        backend.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
