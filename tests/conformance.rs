@@ -12,6 +12,9 @@ use leasehold::{Backend, MemoryBackend};
 #[cfg(feature = "sqlite")]
 #[path = "support/sqlite.rs"]
 mod file;
+#[cfg(feature = "postgres")]
+#[path = "support/postgres.rs"]
+mod postgres;
 #[cfg(any(feature = "_redis", feature = "postgres"))]
 mod support;
 
@@ -120,7 +123,7 @@ mod on_sqlite {
 
 #[cfg(feature = "postgres")]
 mod on_postgres {
-    use super::support::PostgresServer;
+    use super::postgres::PostgresServer;
     use super::*;
 
     async fn postgres(point: &str) -> Option<PostgresServer> {

@@ -2,7 +2,11 @@
 //! tables, poolers, restarts, stalls, cut connections, sessions that are ended, requests that get lost or arrive late.
 #![cfg(feature = "postgres")]
 
+#[path = "support/postgres.rs"]
+mod server;
 mod support;
+#[path = "support/postgres_wire.rs"]
+mod wire;
 
 use std::thread;
 use std::time::Duration;
@@ -13,11 +17,12 @@ use leasehold::backend::{
     Resource, Severity,
 };
 use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, PostgresBackend, postgres};
-use support::postgres::{PASSWORD, Pooler, USER};
-use support::{Fault, Load, PostgresServer, Wire, eventually, one_place_each, within};
+use server::{PASSWORD, Pooler, PostgresServer, USER};
+use support::{Load, eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
+use wire::{Fault, Wire};
 
 const NAME: &str = "machine:42";
 const SECOND: Duration = Duration::from_secs(1);

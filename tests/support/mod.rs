@@ -11,7 +11,6 @@
 //! | [`handover`] | whether the tasks of a client pass a mutex on to each other in this run |
 //! | [`intercept`] | a store in memory on which a test answers some of the calls itself |
 //! | [`load`] | [`Load`]: tasks that lock all the time, and what they saw |
-//! | `wire` | [`Wire`]: a wire to a PostgreSQL server on which requests get lost |
 //! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
 //! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
 //! | [`child`] | child processes that end with the test process |
@@ -29,15 +28,11 @@ pub(crate) mod handover;
 pub(crate) mod intercept;
 pub(crate) mod load;
 pub(crate) mod nodes;
-#[cfg(feature = "postgres")]
-pub(crate) mod postgres;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod resp;
 pub(crate) mod time;
 pub(crate) mod topology;
-#[cfg(feature = "postgres")]
-pub(crate) mod wire;
 pub(crate) mod workers;
 
 pub(crate) use acl::{more_rules, url_of};
@@ -46,13 +41,9 @@ pub(crate) use fake::FakeServer;
 pub(crate) use handover::{begun, local_handover, one_place_each, options, permits_passed_on};
 pub(crate) use load::Load;
 pub(crate) use nodes::Nodes;
-#[cfg(feature = "postgres")]
-pub(crate) use postgres::PostgresServer;
 pub(crate) use proxy::{Direction, Proxy, Traffic};
 pub(crate) use redis::{RedisServer, ServerCertificate, Setup};
 pub(crate) use resp::{Raw, Reply};
 pub(crate) use time::{AT_ONCE, at_once, eventually, within};
 pub(crate) use topology::{Cluster, Sentinels};
-#[cfg(feature = "postgres")]
-pub(crate) use wire::{Fault, Wire};
 pub(crate) use workers::{Worker, say, worker_args};

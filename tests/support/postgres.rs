@@ -1,5 +1,8 @@
 //! A real PostgreSQL server for one test: its own directory, its own port, gone at the end.
 
+// Each of the binaries that include this uses a part.
+#![allow(dead_code)]
+
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -15,9 +18,9 @@ use leasehold::{Client, PostgresBackend};
 use tempfile::TempDir;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
-use super::child::{CHILD_DIR, ChildProcess};
-use super::clock::Clock;
-use super::redis::REQUIRE;
+use crate::support::Clock;
+use crate::support::child::{CHILD_DIR, ChildProcess};
+use crate::support::redis::REQUIRE;
 
 /// Names the directory of the programs `initdb` and `postgres`, instead of a search.
 const PROGRAMS: &str = "LEASEHOLD_POSTGRES_BIN";
@@ -264,7 +267,7 @@ fn launch(
         args.extend(["-c".into(), setting.into()]);
     }
     args.extend(options.iter().map(OsString::from));
-    let log_file = fs::File::options().create(true).append(true).open(directory.join("log")).expect("room");
+    let log_file = fs::File::options().create(true).append(true).open(directory.join("server.log")).expect("room");
     let (program, args) = as_owner(&programs.join("postgres"), args);
     let mut process = ChildProcess::start(&program, args, |command| {
         command.env(CHILD_DIR, directory).current_dir("/").stdout(Stdio::null()).stderr(log_file);
@@ -343,7 +346,7 @@ fn find_programs() -> Option<PathBuf> {
 }
 
 fn log(directory: &Path) -> String {
-    fs::read_to_string(directory.join("log")).unwrap_or_default()
+    fs::read_to_string(directory.join("server.log")).unwrap_or_default()
 }
 
 /// A pooler before a server, in one of its modes: `transaction`, `session`.

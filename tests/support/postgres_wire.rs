@@ -14,6 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::server::url_of;
+use crate::support::within;
+
 /// How long a request that was late may take then.
 const DELIVERY: Duration = Duration::from_secs(5);
 
@@ -98,7 +101,7 @@ impl Wire {
     }
 
     pub(crate) fn url(&self) -> String {
-        super::postgres::url_of(self.port)
+        url_of(self.port)
     }
 
     /// How many requests were sent so far.
@@ -128,9 +131,7 @@ impl Wire {
         });
         if is_held {
             let mut late = self.shared.late.subscribe();
-            super::within(DELIVERY, late.wait_for(|late| *late == Late::Done))
-                .await
-                .expect("the wire is there");
+            within(DELIVERY, late.wait_for(|late| *late == Late::Done)).await.expect("the wire is there");
         }
     }
 

@@ -1,0 +1,314 @@
+//! What a lock promises real processes on every store that they share: they exclude each other, and one that is killed, while it holds,
+//! while it waits or at any moment, blocks nobody for longer than its lease. Each worker is the test binary once more.
+
+use std::fs::{self, OpenOptions};
+use std::future::pending;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leasehold::{Client, DistMutex, FencingToken, Guard};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Worker, eventually, one_place_each, options, say, within, worker_args};
+
+const NAME: &str = "machine:42";
+const SECOND: Duration = Duration::from_secs(1);
+/// The lease of every worker.
+const LEASE: Duration = SECOND;
+/// A holder that has died is replaced within this time: its lease, and a second.
+const REPLACED: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(5);
+const ROUNDS: usize = 3;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn brief_mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, options().ttl(LEASE)).expect("valid")
+}
+
+/// With a place of its own in the queue for every waiter.
+fn queued_mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each().ttl(LEASE)).expect("valid")
+}
+
+fn waiter(mutex: &DistMutex) -> JoinHandle<(Guard, Instant)> {
+    let mutex = mutex.clone();
+    tokio::spawn(async move { (mutex.lock().await.expect("granted"), Instant::now()) })
+}
+
+async fn until_waiting(mutex: &DistMutex, n: usize) {
+    eventually(SOON * 2, || async {
+        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
+    })
+    .await;
+}
+
+async fn held(worker: &mut Worker) -> FencingToken {
+    let line = worker.line().await.expect("the worker has not ended");
+    let token = line.strip_prefix("held ").and_then(|token| token.parse().ok());
+    FencingToken::new(token.unwrap_or_else(|| panic!("{line}")))
+}
+
+// Workers
+
+/// A store for one test, and a directory in which the workers have the rest.
+pub(crate) trait Shared {
+    fn url(&self) -> String;
+
+    fn directory(&self) -> &Path;
+}
+
+async fn client(store: &impl Shared) -> Client {
+    Client::connect(&store.url()).await.expect("the store can be used")
+}
+
+/// The directory that a worker has been told, and a client of the store.
+async fn orders() -> Option<(PathBuf, Client)> {
+    let args = worker_args()?;
+    let (directory, url) = args.split_once(' ').expect("a directory and a URL");
+    Some((directory.into(), Client::connect(url).await.expect("the store can be used")))
+}
+
+fn start(worker: &str, store: &impl Shared) -> Worker {
+    Worker::start(worker, &format!("{} {}", store.directory().display(), store.url()))
+}
+
+/// Increments a number in a file under the lock, in several tasks.
+pub(crate) async fn counting_worker() {
+    let Some((directory, client)) = orders().await else { return };
+    let counter = directory.join("counter");
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let (mutex, counter) = (brief_mutex(&client), counter.clone());
+        tasks.spawn(async move {
+            for _ in 0..TURNS {
+                let guard = mutex.lock().await.expect("granted");
+                let read = read_number(&counter);
+                sleep(ms(1)).await;
+                fs::write(&counter, (read + 1).to_string()).expect("room");
+                guard.release().await.expect("held to the end");
+            }
+        });
+    }
+    tasks.join_all().await;
+    client.shutdown().await.expect("released");
+}
+
+/// Waits for the lock, holds it until it is lost, and says so.
+pub(crate) async fn holding_worker() {
+    let Some((_directory, client)) = orders().await else { return };
+    let guard = brief_mutex(&client).lock().await.expect("granted");
+    say(&format!("held {}", guard.token()));
+    let reason = guard.lost().await;
+    say(&format!("lost: {reason:?}"));
+    pending::<()>().await;
+}
+
+/// Takes the lock again and again, and notes in a log when each section begins and ends, by its token.
+pub(crate) async fn logging_worker() {
+    let Some((directory, client)) = orders().await else { return };
+    let log = OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("room");
+    say("ready");
+    let mut tasks = JoinSet::new();
+    for _ in 0..2 {
+        let (mutex, log) = (queued_mutex(&client), log.try_clone().expect("a descriptor is free"));
+        tasks.spawn(async move {
+            loop {
+                let guard = mutex.lock().await.expect("granted");
+                note(&log, "begin", guard.token());
+                sleep(ms(1)).await;
+                note(&log, "end", guard.token());
+                guard.release().await.expect("held to the end");
+            }
+        });
+    }
+    tasks.join_next().await.expect("there are tasks").expect("they go on");
+}
+
+/// One line in one write, which is not mixed with others.
+fn note(mut log: &fs::File, what: &str, token: FencingToken) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+    log.write_all(format!("{what} {token} {now}\n").as_bytes()).expect("room");
+}
+
+fn read_number(path: &Path) -> usize {
+    fs::read_to_string(path).expect("it exists").parse().expect("a number")
+}
+
+// Exclusion
+
+const PROCESSES: usize = 4;
+const TASKS: usize = 5;
+const TURNS: usize = 10;
+
+pub(crate) async fn four_processes_exclude_each_other(store: &impl Shared) {
+    let counter = store.directory().join("counter");
+    fs::write(&counter, "0").expect("room");
+    // They also create what the store needs at the same time.
+    let mut workers: Vec<_> = (0..PROCESSES).map(|_| start("counting_worker", store)).collect();
+    for worker in &mut workers {
+        assert!(worker.wait().success());
+    }
+    assert_eq!(read_number(&counter), PROCESSES * TASKS * TURNS);
+}
+
+// Death
+
+pub(crate) async fn a_killed_holder_is_replaced_within_its_lease_and_a_second(store: &impl Shared) {
+    let client = client(store).await;
+    for round in 0..ROUNDS {
+        let mut worker = start("holding_worker", store);
+        let token = held(&mut worker).await;
+        // With the default lease: it is not its own repeated request that gets it the lock.
+        let mutex = client.mutex_with(NAME, options()).expect("valid");
+        let waiter = waiter(&mutex);
+        until_waiting(&mutex, 1).await;
+        let killed = Instant::now();
+        worker.kill();
+        let (next, granted) = within(SOON, waiter).await.expect("no panic");
+        assert!(granted - killed <= REPLACED, "round {round}: after {:?}", granted - killed);
+        assert!(next.token() > token, "round {round}");
+        next.release().await.expect("held to the end");
+    }
+    client.shutdown().await.expect("released");
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Head,
+    Middle,
+}
+
+/// A waiter that is killed, with another one behind it, and perhaps one before it.
+async fn kill_waiter(store: &impl Shared, client: &Client, place: Place) -> Duration {
+    let mutex = queued_mutex(client);
+    let holder = mutex.lock().await.expect("free");
+    let before = (place == Place::Middle).then(|| waiter(&mutex));
+    let ahead = usize::from(before.is_some());
+    until_waiting(&mutex, ahead).await;
+    let mut doomed = start("holding_worker", store);
+    until_waiting(&mutex, ahead + 1).await;
+    let after = waiter(&mutex);
+    until_waiting(&mutex, ahead + 2).await;
+    doomed.kill();
+    let released = Instant::now();
+    holder.release().await.expect("held to the end");
+    if let Some(before) = before {
+        let (guard, _) = within(SOON, before).await.expect("no panic");
+        guard.release().await.expect("held to the end");
+    }
+    let (guard, granted) = within(SOON, after).await.expect("no panic");
+    assert_eq!(doomed.heard(), None, "it never held");
+    guard.release().await.expect("held to the end");
+    granted - released
+}
+
+pub(crate) async fn a_killed_waiter_blocks_nobody_for_longer_than_a_lease(store: &impl Shared) {
+    let client = client(store).await;
+    for place in [Place::Head, Place::Middle] {
+        for round in 0..ROUNDS {
+            let blocked = kill_waiter(store, &client, place).await;
+            assert!(blocked <= REPLACED, "round {round}: a dead waiter blocked the others for {blocked:?}");
+        }
+    }
+    client.shutdown().await.expect("released");
+}
+
+pub(crate) async fn a_holder_that_is_paused_for_longer_than_its_lease_is_replaced_and_hears_of_it(
+    store: &impl Shared,
+) {
+    let client = client(store).await;
+    let mut worker = start("holding_worker", store);
+    let token = held(&mut worker).await;
+    worker.pause();
+    let next = within(SOON, brief_mutex(&client).lock()).await.expect("granted");
+    assert!(next.token() > token);
+    worker.resume();
+    let line = worker.line().await.expect("it goes on");
+    assert!(line.starts_with("lost: "), "{line}");
+    // It has not taken anything from the one that holds now.
+    assert!(next.is_held());
+    next.release().await.expect("held to the end");
+}
+
+/// A line of the log.
+struct Noted {
+    is_begin: bool,
+    token: u64,
+    at: u64,
+}
+
+fn read_log(path: &Path) -> Vec<Noted> {
+    let text = fs::read_to_string(path).expect("there is a log");
+    let noted = text.lines().map(|line| {
+        let words: Vec<_> = line.split(' ').collect();
+        let number = |n: usize| words[n].parse().expect("a number");
+        Noted { is_begin: words[0] == "begin", token: number(1), at: number(2) }
+    });
+    noted.collect()
+}
+
+/// `LEASEHOLD_TEST_KILLS` sets how often, for long runs.
+pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(store: &impl Shared) {
+    let kills = std::env::var("LEASEHOLD_TEST_KILLS").map_or(8, |kills| kills.parse().expect("a number"));
+    let mut workers: Vec<_> = (0..PROCESSES).map(|_| start("logging_worker", store)).collect();
+    for worker in &mut workers {
+        assert_eq!(worker.line().await.as_deref(), Some("ready"));
+    }
+    let mut random = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").subsec_nanos();
+    for _ in 0..kills {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        // What a process leaves behind is gone within a lease, so that each gap is of one death.
+        sleep(LEASE + ms(u64::from(random >> 16) % 500)).await;
+        let victim = (random >> 24) as usize % PROCESSES;
+        workers[victim].kill();
+        workers[victim] = start("logging_worker", store);
+    }
+    for worker in &mut workers {
+        // Nobody has ended without being killed: all sections ended as they should.
+        assert!(worker.is_alive());
+        worker.kill();
+    }
+
+    let log = read_log(&store.directory().join("log"));
+    assert!(log.len() > kills * 20, "only {} lines", log.len());
+    let (mut last, mut open, mut longest_gap) = (0, None, 0);
+    let mut previous = log[0].at;
+    for Noted { is_begin, token, at } in log {
+        if is_begin {
+            assert!(token > last, "token {token} after {last}");
+            (last, open) = (token, Some(token));
+            longest_gap = longest_gap.max(at.saturating_sub(previous));
+        } else {
+            assert_eq!(open.take(), Some(token), "the section of {token} was not alone");
+        }
+        previous = at;
+    }
+    let longest_gap = Duration::from_millis(longest_gap);
+    assert!(longest_gap < REPLACED, "nobody held the lock for {longest_gap:?}");
+}
+
+/// A test for each promise, on the stores that `$store` makes: it is given what is left out if it returns `None`.
+macro_rules! process_promises {
+    ($store:path) => {
+        process_promises! { workers => counting_worker, holding_worker, logging_worker }
+        process_promises! { $store => four_processes_exclude_each_other, a_killed_holder_is_replaced_within_its_lease_and_a_second, a_killed_waiter_blocks_nobody_for_longer_than_a_lease, a_holder_that_is_paused_for_longer_than_its_lease_is_replaced_and_hears_of_it, processes_killed_at_random_leave_no_overlap_and_no_long_gap }
+    };
+    (workers => $($worker:ident),*) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $worker() {
+            process_promises::$worker().await;
+        })*
+    };
+    ($store:path => $($promise:ident),*) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $promise() {
+            let Some(store) = $store(stringify!($promise)) else { return };
+            process_promises::$promise(&store).await;
+        })*
+    };
+}
