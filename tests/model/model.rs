@@ -15,9 +15,12 @@ mod comparison;
 #[path = "../support/sqlite.rs"]
 mod file;
 mod plan;
+#[cfg(feature = "postgres")]
+#[path = "../support/postgres.rs"]
+mod server;
 mod side;
 mod stores;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -151,6 +154,36 @@ mod on_redis {
     }
 }
 
+#[cfg(feature = "postgres")]
+mod on_postgres {
+    use super::*;
+    use crate::stores::Postgres;
+
+    #[test]
+    fn locks_agree_with_the_model() {
+        let Some(store) = Postgres::start_or_skip("locks like the model's") else { return };
+        agree::<Locks>(store);
+    }
+
+    #[test]
+    fn counting_semaphores_agree_with_the_model() {
+        let Some(store) = Postgres::start_or_skip("counting semaphores like the model's") else { return };
+        agree::<Counting>(store);
+    }
+
+    #[test]
+    fn fair_semaphores_agree_with_the_model() {
+        let Some(store) = Postgres::start_or_skip("fair semaphores like the model's") else { return };
+        agree::<Fair>(store);
+    }
+
+    #[test]
+    fn all_of_them_agree_with_the_model_in_rough_times() {
+        let Some(store) = Postgres::start_or_skip("stores like the model in rough times") else { return };
+        agree::<Rough>(store);
+    }
+}
+
 #[cfg(feature = "sqlite")]
 mod on_sqlite {
     use super::*;
@@ -178,7 +211,7 @@ mod on_sqlite {
 }
 
 /// Sequences on which the sides once differed, shrunk.
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 mod found {
     use super::*;
     use crate::plan::Step::*;
@@ -187,6 +220,10 @@ mod found {
     use crate::plan::{Label, Request, Step};
 
     fn agree_on<M: Mix>(steps: &[Step]) {
+        #[cfg(feature = "postgres")]
+        if let Some(store) = crate::stores::Postgres::start_or_skip("sequences that went wrong once") {
+            agree_on_one::<M>(store, steps);
+        }
         #[cfg(feature = "sqlite")]
         agree_on_one::<M>(crate::stores::Sqlite::new(), steps);
         #[cfg(feature = "redis")]

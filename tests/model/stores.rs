@@ -77,6 +77,70 @@ pub(crate) use redis::Redis;
 #[cfg(feature = "sqlite")]
 pub(crate) use sqlite::Sqlite;
 
+#[cfg(feature = "postgres")]
+pub(crate) use postgres::Postgres;
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use leasehold::PostgresBackend;
+
+    use super::*;
+    use crate::server::PostgresServer;
+    use crate::support::Clock;
+
+    /// How long the server may take.
+    const SLOW: Duration = Duration::from_secs(30);
+
+    /// A real server that lives by a shifted clock, and the runtime of its clients.
+    pub(crate) struct Postgres {
+        runtime: Runtime,
+        clock: Clock,
+        server: PostgresServer,
+    }
+
+    impl Postgres {
+        /// A server under a clock of its own, or `None` where there can be none of either.
+        #[track_caller]
+        pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+            let clock = Clock::new_or_skip(left_out)?;
+            let server = PostgresServer::start_with_or_skip(left_out, &["fsync=off"], Some(&clock))?;
+            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+            Some(Self { runtime: runtime.expect("the system has room for a runtime"), clock, server })
+        }
+    }
+
+    impl Store for Postgres {
+        fn connect(&mut self) -> Client {
+            // What is slow here is the machine, and nothing is to be given up for that.
+            let builder =
+                PostgresBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
+            Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
+        }
+
+        fn lose_memory(&mut self) {
+            self.runtime.block_on(self.server.execute("DELETE FROM leasehold"));
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.clock.shift(time);
+        }
+
+        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
+            self.runtime.block_on(verb)
+        }
+
+        fn event_timeout(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+
+        /// A row stays for a day, and says what inspection shows as well.
+        fn leftovers(&mut self, _: &str) -> Vec<String> {
+            Vec::new()
+        }
+    }
+}
+
 #[cfg(feature = "sqlite")]
 mod sqlite {
     use std::sync::atomic::{AtomicU64, Ordering};

@@ -267,7 +267,8 @@ fn launch(
         args.extend(["-c".into(), setting.into()]);
     }
     args.extend(options.iter().map(OsString::from));
-    let log_file = fs::File::options().create(true).append(true).open(directory.join("server.log")).expect("room");
+    let log_file =
+        fs::File::options().create(true).append(true).open(directory.join("server.log")).expect("room");
     let (program, args) = as_owner(&programs.join("postgres"), args);
     let mut process = ChildProcess::start(&program, args, |command| {
         command.env(CHILD_DIR, directory).current_dir("/").stdout(Stdio::null()).stderr(log_file);
