@@ -12,12 +12,12 @@
 //! |---|---|---|---|
 //! | force | somebody calls `force_release` | the same | the same |
 //! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
-//! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key, or the row of the file, is deleted |
+//! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key or row is deleted |
 //! | silence | the store stops answering | a backend that does not answer | a connection that swallows everything |
 //! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from a thread of the crate's own |
 //!
-//! The first command needs nothing installed. Apart from memory, the silent connection needs a `redis://` or `valkey://` URL; for
-//! others that row is left out.
+//! The first command needs nothing installed. Apart from memory, the silent connection needs a `redis://`, `valkey://` or
+//! `postgres://` URL; for others that row is left out.
 //!
 //! You will see how soon the work ended in each case, and that no step of it ran afterwards. If the lease expires,
 //! no step overlaps with the next holder either. Force and forgetting are different: the store gives the lock away first,

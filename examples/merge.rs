@@ -6,10 +6,11 @@
 //! cargo run --release --example merge -- --url redis://127.0.0.1:6379 --processes 4 --rounds 25
 //! cargo run --release --example merge -- --url redis://127.0.0.1:6379 --crash
 //! cargo run --release --features sqlite --example merge -- --url sqlite:/tmp/locks.db --processes 4
+//! cargo run --release --features postgres --example merge -- --url postgres://user:password@127.0.0.1/database
 //! ```
 //!
 //! The first needs nothing installed: the workers are tasks, and the lock is in memory. With any other URL the workers are
-//! processes, and the lock is in Redis or in a file, which needs nothing installed either; they reach the record, which is kept by
+//! processes, and the lock is in Redis, in PostgreSQL, or in a file, which needs nothing installed either; they reach the record, which is kept by
 //! the process that you start, over loopback. `--crash` kills one of the processes (SIGKILL) while it holds the lock; the others continue within
 //! one lease.
 //!

@@ -200,9 +200,10 @@ async fn wait_in_line(mutex: DistMutex) -> Result<Instant, Error> {
 async fn forget(store: &Store, name: &str) -> Result<(), Failure> {
     match store {
         Store::Memory(memory) => memory.flush(),
-        Store::Server(url) => match url.strip_prefix("sqlite:") {
-            Some(path) => delete_row(path, &format!("lock:{name}"))?,
-            None => delete(url, &format!("lock:{name}")).await?,
+        Store::Server(url) => match url.split_once(':') {
+            Some(("sqlite", path)) => delete_row(path, &format!("lock:{name}"))?,
+            Some(("postgres" | "postgresql", _)) => delete_from_table(url, &format!("lock:{name}")).await?,
+            _ => delete(url, &format!("lock:{name}")).await?,
         },
     }
     Ok(())
@@ -219,6 +220,21 @@ fn delete_row(path: &str, key: &str) -> Result<(), Failure> {
 #[cfg(not(feature = "sqlite"))]
 fn delete_row(_: &str, _: &str) -> Result<(), Failure> {
     Ok(()) // nobody comes here: this build opens no file
+}
+
+#[cfg(feature = "postgres")]
+async fn delete_from_table(url: &str, key: &str) -> Result<(), Failure> {
+    let (session, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
+    let connection = tokio::spawn(connection);
+    session.execute("DELETE FROM leasehold WHERE key = $1", &[&key]).await?;
+    drop(session);
+    Ok(connection.await??)
+}
+
+#[cfg(not(feature = "postgres"))]
+#[expect(clippy::unused_async, reason = "a build with this store waits for it")]
+async fn delete_from_table(_: &str, _: &str) -> Result<(), Failure> {
+    Ok(()) // nobody comes here: this build connects to no such server
 }
 
 #[cfg(feature = "redis")]

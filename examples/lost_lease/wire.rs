@@ -74,11 +74,15 @@ impl Place {
         let (scheme, rest) = url.split_once("://")?;
         let (authority, after) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let (credentials, server) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let port = match scheme {
+            "redis" | "valkey" => ":6379",
+            "postgres" | "postgresql" => ":5432",
+            _ => return None,
+        };
         let bare_host = !server.contains(':') || server.ends_with(']');
-        let port = if bare_host { ":6379" } else { "" };
-        ["redis", "valkey"].contains(&scheme).then(|| Self {
+        Some(Self {
             before: format!("{scheme}://{credentials}"),
-            server: format!("{server}{port}"),
+            server: format!("{server}{}", if bare_host { port } else { "" }),
             after: after.to_owned(),
         })
     }
@@ -99,6 +103,7 @@ mod tests {
         assert_parts("redis://127.0.0.1:7001", "redis://", "127.0.0.1:7001", "");
         assert_parts("valkey://host/2", "valkey://", "host:6379", "/2");
         assert_parts("redis://me:p@ss@[::1]/0?x=1", "redis://me:p@ss@", "[::1]:6379", "/0?x=1");
+        assert_parts("postgres://me:x@host/locks", "postgres://me:x@", "host:5432", "/locks");
         assert_eq!(Place::of("redis+unix:///tmp/redis.sock"), None);
         assert_eq!(Place::of("memory:"), None);
     }
