@@ -8,6 +8,7 @@ use super::record::{Changed, Read};
 use super::schedule::{Done, Work};
 use super::session::{Parameter, Session};
 use super::statement::Sql;
+use super::text::escape;
 
 /// How often something is tried that others keep from being stored.
 const TRIES: u32 = 4;
@@ -24,12 +25,10 @@ enum Phase {
 
 /// Reads the records in one exchange, and writes them in another one.
 pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome {
-    let keys: Vec<_> = works.iter().map(|work| super::text::escape(&work.key)).collect();
-    let rows = match session.within(session.rows(Sql::Read, &[&keys])).await {
+    let rows = match session.within(read(session, &works)).await {
         Ok(rows) => rows,
         Err(failure) => return failed(works, failure, Phase::Reading),
     };
-    drop(keys);
     let (mut outcome, mut changed) = (Vec::new(), Vec::new());
     for (work, row) in works.into_iter().zip(&rows) {
         match read_and_change(row, &work) {
@@ -53,6 +52,15 @@ pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome
     (outcome, failure)
 }
 
+/// A row for each of the works, in their order.
+async fn read(session: &Session, works: &[Work]) -> Result<Vec<Row>, Failure> {
+    if let [work] = works {
+        return session.rows(Sql::ReadOne, &[&escape(&work.key)]).await;
+    }
+    let keys: Vec<_> = works.iter().map(|work| escape(&work.key)).collect();
+    session.rows(Sql::Read, &[&keys]).await
+}
+
 fn read_and_change(row: &Row, work: &Work) -> Result<Option<Changed>, Done> {
     let read =
         Read::of(row).map_err(|failure| Done::Failed { error: failure.before_storing(), unsure: false })?;
@@ -64,7 +72,7 @@ async fn write(session: &Session, works: &[Work], records: &[Changed]) -> Result
     if let ([work], [record]) = (works, records) {
         return Ok(vec![session.within(write_one(session, work, record)).await?]);
     }
-    let keys: Vec<_> = works.iter().map(|work| super::text::escape(&work.key)).collect();
+    let keys: Vec<_> = works.iter().map(|work| escape(&work.key)).collect();
     let versions: Vec<_> = records.iter().map(|record| record.version).collect();
     let docs: Vec<_> = records.iter().map(|record| record.doc.as_str()).collect();
     let read_at = records.iter().map(|record| record.now).min();
@@ -89,7 +97,7 @@ async fn write(session: &Session, works: &[Work], records: &[Changed]) -> Result
 /// Whether the record was written.
 async fn write_one(session: &Session, work: &Work, record: &Changed) -> Result<bool, Failure> {
     let Changed { version, now, doc, channels, messages } = record;
-    let key = super::text::escape(&work.key);
+    let key = escape(&work.key);
     let Some(version) = version else {
         // Nobody waits for a record that does not exist, so nobody is to be told.
         return Ok(session.change(Sql::Insert, &[&key, doc, now]).await? == 1);
@@ -133,7 +141,7 @@ pub(super) async fn change_crowded(session: &Session, work: Work) -> Outcome {
 /// The record, and the time after it was locked.
 async fn lock_and_read(session: &Session, work: &Work) -> Result<Read, Failure> {
     session.prepare([Sql::Lock, Sql::Clock, Sql::Update, Sql::UpdateAndTell, Sql::Insert]).await?;
-    let key = super::text::escape(&work.key);
+    let key = escape(&work.key);
     let (begun, record, clock) =
         join3(session.execute("BEGIN"), session.rows(Sql::Lock, &[&key]), session.rows(Sql::Clock, &[]))
             .await;

@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS leasehold (
     key text COLLATE \"C\" PRIMARY KEY,
     version bigint NOT NULL,
     doc text NOT NULL
-) WITH (fillfactor = 50);
+) WITH (fillfactor = 50, toast_tuple_target = 8160);
 CREATE TABLE IF NOT EXISTS leasehold_meta (
     name text COLLATE \"C\" PRIMARY KEY,
     value bigint NOT NULL

@@ -17,6 +17,8 @@ pub(super) enum Sql {
     /// The time, and some records, in the order of their keys ($1). Without a record, the number that all those issued by records
     /// that were removed are below.
     Read,
+    /// The same of one record.
+    ReadOne,
     /// A record ($1), which nobody else can change until the transaction ends.
     Lock,
     /// The time, and that number: read after a record was locked.
@@ -50,6 +52,13 @@ impl Sql {
                 ", l.version, l.doc, \
                  CASE WHEN l.key IS NULL THEN (SELECT value FROM leasehold_meta WHERE name = 'floor') END \
                  FROM unnest($1) WITH ORDINALITY AS k (key, n) LEFT JOIN leasehold AS l ON l.key = k.key ORDER BY k.n"
+            ),
+            Self::ReadOne => concat!(
+                "SELECT ",
+                now!(),
+                ", l.version, l.doc, \
+                 CASE WHEN l.key IS NULL THEN (SELECT value FROM leasehold_meta WHERE name = 'floor') END \
+                 FROM (VALUES (1)) AS always LEFT JOIN leasehold AS l ON l.key = $1"
             ),
             Self::Lock => "SELECT version, doc FROM leasehold WHERE key = $1 FOR UPDATE",
             Self::Clock => {
@@ -111,7 +120,7 @@ impl Sql {
     const fn types(self) -> &'static [Type] {
         match self {
             Self::Read => &[Type::TEXT_ARRAY],
-            Self::Lock => &[Type::TEXT],
+            Self::ReadOne | Self::Lock => &[Type::TEXT],
             Self::Clock => &[],
             Self::Update => &[Type::TEXT, Type::INT8, Type::TEXT],
             Self::UpdateAndTell => &[Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT_ARRAY, Type::TEXT_ARRAY],
