@@ -25,7 +25,7 @@
 //! |---|---|---|
 //! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them, through [fred](https://docs.rs/fred) |
 //! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or beside it for `RedisBackend::from_redis_rs` and `RedisBuilder::through_redis_rs` |
-//! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, and `TlsOptions` |
+//! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, or have `sslmode=require`, and `TlsOptions` |
 //! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
 //! | `fred` | no | `RedisBackend::from_fred` and `builder_from_fred`, which take a client or a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
@@ -59,9 +59,11 @@ mod reentrant;
 mod semaphore;
 mod sync;
 
+#[cfg(any(feature = "_redis", feature = "postgres"))]
+pub use backend::TlsOptions;
 pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
 #[cfg(feature = "_redis")]
-pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
+pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
 #[cfg(feature = "postgres")]
 pub use backend::{PostgresBackend, PostgresBuilder, postgres};
 #[cfg(feature = "_redis")]

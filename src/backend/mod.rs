@@ -68,10 +68,12 @@ mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod state;
+#[cfg(any(feature = "_redis", feature = "postgres"))]
+mod tls;
 mod types;
 
 #[cfg(feature = "_redis")]
-pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder, TlsOptions};
+pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
 pub use crate::error::{BackendError, BoxError, NodeFailure};
 pub use lease_id::{LeaseId, LeaseIds};
 pub use ledger::{Ledger, Stamp};
@@ -84,6 +86,8 @@ pub use redlock::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteBackend, SqliteBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
+#[cfg(any(feature = "_redis", feature = "postgres"))]
+pub use tls::TlsOptions;
 pub use types::*;
 
 /// A store that carries leases. See the [module documentation](self) for the contract.

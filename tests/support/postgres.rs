@@ -57,6 +57,17 @@ impl PostgresServer {
         settings: &[&str],
         clock: Option<&Clock>,
     ) -> Option<Self> {
+        Self::start_with_files_or_skip(left_out, settings, &[], clock)
+    }
+
+    /// The same with files, which settings call `../name`: all names of files are taken from the server's data directory.
+    #[track_caller]
+    pub(crate) fn start_with_files_or_skip(
+        left_out: &str,
+        settings: &[&str],
+        files: &[(&str, &str)],
+        clock: Option<&Clock>,
+    ) -> Option<Self> {
         let Some(programs) = find_programs() else {
             assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "no PostgreSQL for: {left_out}");
             let notice = format!(
@@ -66,7 +77,10 @@ impl PostgresServer {
             return None;
         };
         let directory = new_directory();
-        copy_template(&programs, directory.path());
+        copy_template(directory.path());
+        for (name, text) in files {
+            write_for_server(&directory.path().join(name), text);
+        }
         let options: Vec<_> =
             settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]).collect();
         for _ in 0..PORTS {
@@ -206,8 +220,7 @@ static TEMPLATE: LazyLock<TempDir> = LazyLock::new(|| {
     let data = template.path().join("data");
     let initdb = programs.join("initdb");
     let password = template.path().join("password");
-    fs::write(&password, PASSWORD).expect("room");
-    own(&password);
+    write_for_server(&password, PASSWORD);
     let mut args: Vec<OsString> = vec!["--pgdata".into(), data.into(), "--pwfile".into(), password.into()];
     args.extend(
         ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
@@ -242,8 +255,7 @@ fn single_user(programs: &Path, directory: &Path, statements: &str) {
     assert!(process.wait().expect("it ends").success());
 }
 
-fn copy_template(programs: &Path, directory: &Path) {
-    let _ = programs;
+fn copy_template(directory: &Path) {
     let status = Command::new("cp")
         .arg("-a")
         .arg(TEMPLATE.path().join("data"))
@@ -271,7 +283,11 @@ fn launch(
         fs::File::options().create(true).append(true).open(directory.join("server.log")).expect("room");
     let (program, args) = as_owner(&programs.join("postgres"), args);
     let mut process = ChildProcess::start(&program, args, |command| {
-        command.env(CHILD_DIR, directory).current_dir("/").stdout(Stdio::null()).stderr(log_file);
+        command
+            .env(CHILD_DIR, directory)
+            .current_dir(directory.join("data"))
+            .stdout(Stdio::null())
+            .stderr(log_file);
         command.envs(clock.iter().flat_map(|clock| clock.environment()));
     });
     let end = Instant::now() + START;
@@ -302,6 +318,15 @@ fn as_owner(program: &Path, args: Vec<OsString>) -> (OsString, Vec<OsString>) {
     with.push(program.into());
     with.extend(args);
     ("setpriv".into(), with)
+}
+
+/// A file that nobody else can read, as the server wants it for keys.
+fn write_for_server(path: &Path, text: &str) {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let file = fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(path);
+    file.expect("room").write_all(text.as_bytes()).expect("room");
+    own(path);
 }
 
 fn own(path: &Path) {

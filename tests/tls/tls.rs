@@ -5,6 +5,11 @@
 mod certificates;
 #[cfg(any(feature = "fred", feature = "redis-rs"))]
 mod existing_clients;
+#[cfg(all(feature = "postgres", any(feature = "rustls", feature = "native-tls")))]
+mod postgres;
+#[cfg(all(feature = "postgres", any(feature = "rustls", feature = "native-tls")))]
+#[path = "../support/postgres.rs"]
+mod server;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -9,6 +9,7 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use super::session::Way;
 use super::{PostgresBackend, PostgresStore};
+use crate::backend::tls::{Tls, TlsOptions, invalid};
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
 
@@ -42,6 +43,9 @@ pub(super) struct Settings {
     pub(super) reply_timeout: Duration,
     pub(super) max_connections: usize,
     pub(super) create: bool,
+    pub(super) tls_options: Option<TlsOptions>,
+    /// Set if it is required.
+    pub(super) tls: Option<Tls>,
     pub(super) way: Arc<Way>,
 }
 
@@ -62,6 +66,8 @@ impl PostgresBuilder {
             reply_timeout: TIMEOUT,
             max_connections: CONNECTIONS,
             create: true,
+            tls_options: None,
+            tls: None,
             way: Arc::default(),
         };
         Self { settings }
@@ -90,6 +96,13 @@ impl PostgresBuilder {
     /// Whether the tables are created if they do not exist. If not, create them with [`SCHEMA`](super::SCHEMA).
     pub fn create(mut self, create: bool) -> Self {
         self.settings.create = create;
+        self
+    }
+
+    /// The certificates to connect with, if the URL has `sslmode=require`. Without them, the authorities that the system trusts are trusted.
+    /// The server's certificate and its host name are always verified.
+    pub fn tls(mut self, options: TlsOptions) -> Self {
+        self.settings.tls_options = Some(options);
         self
     }
 
@@ -127,6 +140,7 @@ impl PostgresBuilder {
         // What was found out belongs to one client.
         let settings = Settings { way: Arc::default(), ..self.settings };
         settings.check()?;
+        let settings = settings.with_tls()?;
         let address = settings.address.clone();
         let store = PostgresStore::start(Arc::new(settings)).map_err(|source| {
             let source = BackendError::NotSent { source: source.into() };
@@ -155,13 +169,20 @@ impl Settings {
         if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
             return Err(Error::invalid("host", "no host is named"));
         }
-        if self.config.get_ssl_mode() == SslMode::Require {
-            let reason =
-                "TLS, which sslmode requires: this build lacks the features `rustls` and `native-tls`"
-                    .to_owned();
-            return Err(Error::Unsupported { store: self.address.clone(), reason });
-        }
         Ok(())
+    }
+}
+
+impl Settings {
+    fn with_tls(mut self) -> Result<Self, Error> {
+        let is_required = self.config.get_ssl_mode() == SslMode::Require;
+        if self.tls_options.is_some() && !is_required {
+            return Err(invalid("the URL does not ask for TLS: it has to have `sslmode=require`"));
+        }
+        if is_required {
+            self.tls = Some(Tls::new(&self.tls_options.take().unwrap_or_default(), &self.address)?);
+        }
+        Ok(self)
     }
 }
 
@@ -186,8 +207,17 @@ fn address(config: &Config) -> String {
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config: _, address, connect_timeout, reply_timeout, max_connections, create, way: _ } =
-            self;
+        let Self {
+            config: _,
+            address,
+            connect_timeout,
+            reply_timeout,
+            max_connections,
+            create,
+            tls_options: _,
+            tls: _,
+            way: _,
+        } = self;
         f.debug_struct("Settings")
             .field("address", address)
             .field("connect_timeout", connect_timeout)

@@ -23,7 +23,8 @@
 //! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
 //! | `opening` | links opened with credentials that are asked for each time, and why that failed |
-//! | `credentials`, `tls` | public: who logs in, and certificates |
+//! | `credentials` | public: who logs in |
+//! | `tls` | when a link is opened over TLS, and what it means if it is not |
 //! | `url`, `target` | parsing URLs; where a store is, and who logs in |
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
@@ -85,6 +86,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::tls::TlsOptions;
 use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity, Status, StoreState};
 use crate::background;
 use crate::closing::Closing;
@@ -101,7 +103,6 @@ use status::Statuses;
 use target::{Login, Server, Target, Topology};
 
 pub use credentials::{Credentials, CredentialsProvider};
-pub use tls::TlsOptions;
 
 /// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary that sentinels name, or a cluster.
 ///

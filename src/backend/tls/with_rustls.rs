@@ -1,6 +1,6 @@
 //! TLS by rustls.
 
-#[cfg(feature = "redis-rs")]
+#[cfg(any(feature = "postgres", feature = "redis-rs"))]
 use std::io;
 use std::sync::Arc;
 
@@ -9,16 +9,19 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
 use super::{TlsOptions, invalid};
-use crate::backend::redis::target::Target;
 use crate::error::Error;
 
-/// What links are opened with.
+/// What connections are opened with.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Tls(Arc<ClientConfig>);
+pub(in crate::backend) struct Tls(Arc<ClientConfig>);
+
+/// What an encrypted connection is.
+#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+pub(in crate::backend) type Stream<S> = tokio_rustls::client::TlsStream<S>;
 
 impl Tls {
     /// With a provider of its own: which one is the process's may be undecided.
-    pub(super) fn new(options: &TlsOptions, _: &Target) -> Result<Self, Error> {
+    pub(in crate::backend) fn new(options: &TlsOptions, _: &str) -> Result<Self, Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -35,18 +38,14 @@ impl Tls {
     }
 
     #[cfg(feature = "redis")]
-    pub(in super::super) fn add_to(&self, config: &mut ::fred::types::config::Config) {
+    pub(in crate::backend) fn add_to(&self, config: &mut ::fred::types::config::Config) {
         let connector = tokio_rustls::TlsConnector::from(Arc::clone(&self.0));
         config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());
     }
 
     /// Does the handshake with the server, whose certificate has to be for `host`.
-    #[cfg(feature = "redis-rs")]
-    pub(in super::super) async fn connect<S>(
-        &self,
-        host: &str,
-        stream: S,
-    ) -> io::Result<tokio_rustls::client::TlsStream<S>>
+    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {

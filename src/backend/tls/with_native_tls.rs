@@ -1,20 +1,23 @@
 //! TLS by the system's library.
 
-#[cfg(feature = "redis-rs")]
+#[cfg(any(feature = "postgres", feature = "redis-rs"))]
 use std::io;
 
 use native_tls::{Certificate, Identity, TlsConnector};
 
 use super::{TlsOptions, invalid};
-use crate::backend::redis::target::Target;
 use crate::error::Error;
 
-/// What links are opened with.
+/// What connections are opened with.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Tls(TlsConnector);
+pub(in crate::backend) struct Tls(TlsConnector);
+
+/// What an encrypted connection is.
+#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+pub(in crate::backend) type Stream<S> = tokio_native_tls::TlsStream<S>;
 
 impl Tls {
-    pub(super) fn new(options: &TlsOptions, _: &Target) -> Result<Self, Error> {
+    pub(in crate::backend) fn new(options: &TlsOptions, _: &str) -> Result<Self, Error> {
         let mut builder = TlsConnector::builder();
         builder.disable_built_in_roots(!options.authorities.is_empty());
         for pem in &options.authorities {
@@ -37,18 +40,14 @@ impl Tls {
     }
 
     #[cfg(feature = "redis")]
-    pub(in super::super) fn add_to(&self, config: &mut ::fred::types::config::Config) {
+    pub(in crate::backend) fn add_to(&self, config: &mut ::fred::types::config::Config) {
         let connector = self.0.clone();
         config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());
     }
 
     /// Does the handshake with the server, whose certificate has to be for `host`.
-    #[cfg(feature = "redis-rs")]
-    pub(in super::super) async fn connect<S>(
-        &self,
-        host: &str,
-        stream: S,
-    ) -> io::Result<tokio_native_tls::TlsStream<S>>
+    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {

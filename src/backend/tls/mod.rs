@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::link::CallError;
-use super::target::Target;
 use crate::error::Error;
 
 #[cfg(all(feature = "native-tls", not(feature = "rustls")))]
@@ -16,17 +14,20 @@ mod library;
 #[path = "without.rs"]
 mod library;
 
+#[cfg(feature = "postgres")]
+pub(super) use library::Stream;
 pub(super) use library::Tls;
 
-/// Certificates for a store whose URL asks for TLS (`rediss://`, `valkeys://`, and so on): see
-/// [`RedisBuilder::tls`](crate::RedisBuilder::tls).
+/// Certificates for a store whose URL asks for TLS (`rediss://`, `valkeys://`, `postgres://...?sslmode=require`, and so on): see
+/// `RedisBuilder::tls` and `PostgresBuilder::tls`.
 ///
 /// The server's certificate is always verified: it must be signed by a known authority, be valid at present, and be for the host
 /// that the URL names (in a cluster and with sentinels, also for the addresses that the servers name). There is no way to turn this off.
 ///
 /// What is passed in is checked when the store is connected to, not before.
 ///
-/// ```no_run
+#[cfg_attr(feature = "_redis", doc = "```no_run")]
+#[cfg_attr(not(feature = "_redis"), doc = "```ignore")]
 /// # async fn connect() -> Result<leasehold::Client, Box<dyn std::error::Error>> {
 /// use std::fs;
 /// use std::sync::Arc;
@@ -41,7 +42,7 @@ pub(super) use library::Tls;
 /// # Ok(client) }
 /// ```
 #[derive(Clone, Default)]
-#[must_use = "options do nothing until they are passed to `RedisBuilder::tls`"]
+#[must_use = "options do nothing until they are passed to a builder"]
 pub struct TlsOptions {
     pub(super) authorities: Vec<Vec<u8>>,
     pub(super) client: Option<ClientCertificate>,
@@ -87,19 +88,8 @@ impl fmt::Debug for TlsOptions {
     }
 }
 
-/// What the links to this target are opened with.
-pub(super) fn of(target: &Target, options: Option<&TlsOptions>) -> Result<Option<Tls>, Error> {
-    match options {
-        Some(_) if !target.tls => {
-            Err(invalid("the scheme of the URL does not ask for TLS: it has to be `rediss://` or similar"))
-        }
-        _ if !target.tls => Ok(None),
-        options => Tls::new(&options.cloned().unwrap_or_default(), target).map(Some),
-    }
-}
-
 #[cfg_attr(not(any(feature = "rustls", feature = "native-tls")), allow(dead_code))]
-fn invalid(reason: impl Into<String>) -> Error {
+pub(super) fn invalid(reason: impl Into<String>) -> Error {
     Error::invalid("tls", reason)
 }
 
@@ -143,18 +133,11 @@ const CONNECTION_ENDED: &str =
     "the server ended the connection; perhaps it requires a client certificate, or another one";
 pub(super) const NO_TLS: &str =
     "the server answers in plain text: its URL begins with `redis://` or similar, without TLS";
-pub(super) const NEEDS_TLS: &str = "the server speaks TLS: its URL begins with `rediss://` or similar";
 
-/// Puts into words why a link was not opened over TLS. What the server itself answered stays as it is.
-pub(super) fn explain(error: CallError) -> CallError {
-    let add = |text: String| match MEANINGS.iter().find(|(words, _)| text.contains(words)) {
+/// A text about a connection that was not opened over TLS, with what it means.
+pub(super) fn explain(text: String) -> String {
+    match MEANINGS.iter().find(|(words, _)| text.contains(words)) {
         Some((_, meaning)) => format!("TLS: {meaning} ({text})"),
         None => text,
-    };
-    match error {
-        CallError::NotSent(text) => CallError::NotSent(add(text)),
-        CallError::Timeout(text) => CallError::Timeout(add(text)),
-        CallError::Lost(text) => CallError::Lost(add(text)),
-        CallError::Answer(text) => CallError::Answer(text),
     }
 }
