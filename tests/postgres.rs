@@ -361,7 +361,7 @@ async fn under_load_a_killed_server_costs_no_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline() {
     let Some(server) = PostgresServer::start_or_skip("a stalled server") else { return };
-    let url = format!("{}?reply_timeout=500ms&connect_timeout=500ms", server.url());
+    let url = format!("{}?reply_timeout=500ms&connect_timeout=1s", server.url());
     let client = Client::connect(&url).await.expect("it answers");
     let held = brief_mutex(&client).lock().await.expect("free");
     let waiter = waiter(&brief_mutex(&client));
@@ -625,6 +625,29 @@ async fn connections_cut_under_load_cost_no_lock() {
     let report = load.stop().await;
     assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
     assert!(report.errors.keys().all(|error| error == "unavailable"), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_everything_hangs_nobody() {
+    let Some(server) = PostgresServer::start_or_skip("a black hole") else { return };
+    let wire = Wire::start(server.port()).await;
+    let url = format!("{}?reply_timeout=300ms&connect_timeout=1s", wire.url());
+    let (client, doomed) =
+        (Client::connect(&url).await.expect("whole"), Client::connect(&url).await.expect("whole"));
+    let direct = server.client().await;
+    let held = mutex(&direct).lock().await.expect("free");
+    let waiter = waiter(&mutex(&client));
+    until_waiting(&mutex(&direct), 1).await;
+    wire.hold();
+    let error = client.ping(SOON).await.expect_err("nothing arrives");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    // Nobody uses the connection for notifications, and it is found to be dead all the same.
+    eventually(SOON * 2, || async { !doomed.state().status.is_connected() }).await;
+    within(SOON, doomed.shutdown()).await.expect("it holds nothing");
+    held.release().await.expect("held");
+    wire.let_go();
+    granted(waiter).await.release().await.expect("held");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
 }
 
 // Notifications

@@ -56,7 +56,7 @@ async fn held(worker: &mut Worker) -> FencingToken {
 // Workers
 
 /// A store for one test, and a directory in which the workers have the rest.
-pub(crate) trait Shared {
+pub(crate) trait Shared: Sync {
     fn url(&self) -> String;
 
     fn directory(&self) -> &Path;
