@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need and runs the whole suite; nothing is left out.
 #
-# Needs cargo, a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), and on Linux the headers of OpenSSL for the feature
+# Needs cargo, a redis-server (or the program that LEASEHOLD_REDIS_SERVER names), PostgreSQL (or LEASEHOLD_POSTGRES_BIN, the directory of
+# initdb and postgres), pgbouncer, and on Linux the headers of OpenSSL for the feature
 # native-tls. (Building OpenSSL instead would take a minute or two each time.) What is missing is installed on Debian and Ubuntu. Each
 # test starts servers of its own on free ports of 127.0.0.1, with directories of their own, and leaves running ones alone.
 #
@@ -73,12 +74,41 @@ install_server() {
     fi
 }
 
+have_postgres() {
+    [[ -x "${LEASEHOLD_POSTGRES_BIN:-}/initdb" ]] ||
+        { [[ -z "${LEASEHOLD_POSTGRES_BIN:-}" ]] &&
+            { compgen -G '/usr/lib/postgresql/*/bin/initdb' || command -v initdb; } >/dev/null; }
+}
+
+have_pgbouncer() {
+    [[ -x /usr/sbin/pgbouncer || -x /usr/bin/pgbouncer || -x /usr/local/bin/pgbouncer ]]
+}
+
+# A package starts its service, which nobody asked for.
+stop_service() { # name
+    if [[ -d /run/systemd/system ]]; then
+        as_root systemctl disable --now "$1.service"
+    elif [[ -x /etc/init.d/$1 ]]; then
+        as_root "/etc/init.d/$1" stop
+    fi
+}
+
 command -v cargo >/dev/null || die "cargo is missing: see https://rustup.rs"
 if ! have_server; then
     [[ -z "${LEASEHOLD_REDIS_SERVER:-}" ]] ||
         die "LEASEHOLD_REDIS_SERVER names $LEASEHOLD_REDIS_SERVER, which is no program"
     install_server
     have_server || die "redis-server is still missing"
+fi
+if ! have_postgres; then
+    [[ -z "${LEASEHOLD_POSTGRES_BIN:-}" ]] ||
+        die "LEASEHOLD_POSTGRES_BIN names $LEASEHOLD_POSTGRES_BIN, where there is no initdb"
+    install "PostgreSQL 12 or later" postgresql
+    stop_service postgresql
+fi
+if ! have_pgbouncer; then
+    install PgBouncer pgbouncer
+    stop_service pgbouncer
 fi
 have_openssl || install "OpenSSL with its headers, and pkg-config," libssl-dev pkg-config
 
@@ -162,6 +192,10 @@ cargo test --workspace --all-features --examples --benches
 # Not the whole workspace: the benches would switch the Redis store on.
 step "tests of the SQLite store, without the others"
 cargo test -p leasehold --no-default-features --features sqlite,conformance --lib --test conformance --test sqlite --test sqlite_processes
+
+step "tests of the PostgreSQL store, without the others and without TLS"
+cargo test -p leasehold --no-default-features --features postgres,conformance --lib --test conformance --test postgres \
+    --test postgres_processes
 
 step "tests, no default features (memory only)"
 cargo test -p leasehold -p leasehold-model --no-default-features
