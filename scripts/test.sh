@@ -195,7 +195,7 @@ cargo test -p leasehold --no-default-features --features sqlite,conformance --li
 
 step "tests of the PostgreSQL store, without the others and without TLS"
 cargo test -p leasehold --no-default-features --features postgres,conformance --lib --test conformance --test postgres \
-    --test postgres_processes
+    --test postgres_processes --test postgres_tracing
 
 step "tests, no default features (memory only)"
 cargo test -p leasehold -p leasehold-model --no-default-features

@@ -77,13 +77,14 @@ impl Health {
     /// The server has answered.
     pub(super) fn succeeded(&self, purpose: Purpose) {
         let mut links = self.links.lock();
-        let link = links.of(purpose);
-        match std::mem::replace(link, Link::Up) {
-            Link::Up => return,
-            Link::Unused(_) => {}
-            Link::Down { since, .. } => {
-                tracing::info!(store = %self.address, %purpose, away = ?since.elapsed(), "the store is connected again");
-            }
+        let before = links.down().map(|(since, _)| since);
+        *links.of(purpose) = Link::Up;
+        if purpose == Purpose::Notifications && matches!(links.changes, Link::Down { .. }) {
+            // It accepts connections: a client that has nothing to change need not prove it.
+            links.changes = Link::Up;
+        }
+        if let (Some(since), None) = (before, links.down()) {
+            tracing::info!(store = %self.address, away = ?since.elapsed(), "the store is connected again");
         }
         self.publish(&links);
     }
@@ -91,13 +92,13 @@ impl Health {
     /// It has not, or cannot be used. An earlier "since" is kept.
     pub(super) fn failed(&self, purpose: Purpose, reason: &str) {
         let mut links = self.links.lock();
+        if links.down().is_none() {
+            tracing::warn!(store = %self.address, %purpose, reason, "the store is disconnected");
+        }
         let link = links.of(purpose);
         let since = match link {
             Link::Down { since, .. } => *since,
-            Link::Unused(_) | Link::Up => {
-                tracing::warn!(store = %self.address, %purpose, reason, "the store is disconnected");
-                Instant::now()
-            }
+            Link::Unused(_) | Link::Up => Instant::now(),
         };
         *link = Link::Down { since, reason: reason.to_owned() };
         self.publish(&links);
@@ -127,18 +128,26 @@ impl Links {
         }
     }
 
+    /// Since when one of them is down, and why.
+    fn down(&self) -> Option<(Instant, &str)> {
+        match (&self.changes, &self.notifications) {
+            (Link::Down { since, reason }, _) | (_, Link::Down { since, reason }) => Some((*since, reason)),
+            _ => None,
+        }
+    }
+
     /// A client that has not listened yet needs no connection for it.
     fn node(&self, address: &str) -> NodeState {
         let node = |status| NodeState::new(address, status);
         if self.is_closed {
             return node(Status::Closed);
         }
-        match (&self.changes, &self.notifications) {
-            (Link::Down { since, reason }, _) | (_, Link::Down { since, reason }) => {
-                node(Status::Disconnected { since: *since }).because(Some(reason.clone()))
+        match (self.down(), &self.changes) {
+            (Some((since, reason)), _) => {
+                node(Status::Disconnected { since }).because(Some(reason.to_owned()))
             }
-            (Link::Unused(since), _) => node(Status::Disconnected { since: *since }),
-            (Link::Up, _) => node(Status::Connected),
+            (None, Link::Unused(since)) => node(Status::Disconnected { since: *since }),
+            (None, _) => node(Status::Connected),
         }
     }
 }

@@ -17,7 +17,7 @@ use super::sweep;
 use crate::sync::Mutex;
 
 /// For how long something waits for a connection that is busy before another one is opened.
-const HELD_UP: Duration = Duration::from_millis(20);
+const HELD_UP: Duration = Duration::from_millis(50);
 /// How long a connection is kept that is not needed, besides the first one.
 const IDLE: Duration = Duration::from_secs(30);
 /// The pause between attempts to connect: it grows from the first of these to the second.

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::builder::Settings;
+use super::check;
 use super::failure::Failure;
 use super::health::{Health, Purpose};
 use super::record::channel;
@@ -40,6 +41,8 @@ pub(super) struct Listener {
 #[derive(Default)]
 struct Inbox {
     is_started: bool,
+    /// Whether the server has been looked at for what its user should know.
+    is_looked_at: bool,
     client: Option<Uuid>,
     tell: Option<UnboundedSender<Event>>,
     /// Has the connection listen on the client's channel.
@@ -107,6 +110,9 @@ impl Listener {
 
     async fn connect(&self) -> Result<Connection, Failure> {
         let Listening { session, heard } = Session::open_listening(&self.settings).await?;
+        if !std::mem::replace(&mut self.inbox.lock().is_looked_at, true) {
+            session.within(check::warn(&session, &self.settings.address)).await?;
+        }
         let (wish, wishes) = unbounded();
         self.inbox.lock().wish = Some(wish);
         self.subscribe(&session).await?;

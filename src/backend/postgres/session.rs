@@ -173,6 +173,11 @@ impl Session {
         Ok(schema::row(&self.client, statements).await?.swap_remove(0))
     }
 
+    /// The last row that some statements return.
+    pub(super) async fn row(&self, statements: &str) -> Result<Vec<Option<String>>, Failure> {
+        schema::row(&self.client, statements).await
+    }
+
     /// Prepares statements, so that those that follow can be sent together.
     pub(super) async fn prepare<const N: usize>(&self, statements: [Sql; N]) -> Result<(), Failure> {
         for sql in statements {
