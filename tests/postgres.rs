@@ -490,6 +490,28 @@ async fn a_row_that_a_stranger_keeps_locked_holds_up_no_other_lock() {
     within(SOON, release).await.expect("no panic").expect("held");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_several_servers_the_one_that_can_be_written_is_used() {
+    let Some(standby) = PostgresServer::start_or_skip("several servers") else { return };
+    let Some(mut primary) = PostgresServer::start_or_skip("several servers") else { return };
+    standby.execute("ALTER ROLE leasehold SET default_transaction_read_only = on").await;
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", standby.port(), primary.port());
+    let client = Client::connect(&format!("postgres://{USER}:{PASSWORD}@{hosts}/{USER}")).await;
+    let client = client.expect("one of them can be written");
+    let first = mutex(&client).lock().await.expect("free");
+    let token = first.token();
+    first.release().await.expect("held");
+    assert_eq!(primary.number("SELECT count(*) FROM leasehold").await, 1);
+    // A failover, by which all is forgotten.
+    primary.kill();
+    standby.execute("ALTER ROLE leasehold SET default_transaction_read_only = off").await;
+    let next = within(SOON * 2, mutex(&client).lock()).await.expect("free");
+    assert!(next.token() > token);
+    assert_eq!(standby.number("SELECT count(*) FROM leasehold").await, 1);
+    next.release().await.expect("held");
+    client.shutdown().await.expect("released");
+}
+
 // Requests that get lost
 
 /// A client behind a wire takes, renews, releases and waits, while one of its requests fails.
@@ -612,6 +634,44 @@ async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
         assert!(seen.holders.is_empty(), "new: {is_new}: {seen:?}");
         backend.close().await;
     }
+}
+
+/// Between locking a row and writing it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_stops_while_it_has_a_row_locked_holds_up_the_others_for_a_moment() {
+    let Some(server) = PostgresServer::start_or_skip("clients that stop") else { return };
+    let wire = Wire::start(server.port()).await;
+    let (stopping, direct) =
+        (PostgresBackend::connect(&wire.url()).await.expect("the wire is whole"), server.backend().await);
+    let request = |backend: &PostgresBackend| {
+        Request::new(
+            LeaseRef::new(backend.lease_id(), Resource::named("lock:", NAME, Kind::Mutex)),
+            Claim::Sole,
+            SECOND * 30,
+        )
+    };
+    // Somebody else came first, so the row is locked for a second from now on.
+    server.execute(&failing_trigger("40001", 1)).await;
+    let first = request(&stopping);
+    stopping.request(&first).await.expect("it is repeated");
+    // It begins, locks and reads the clock, and then it would write.
+    let sprung = wire.trap(3, Fault::Late);
+    let stopped = tokio::spawn(async move { (stopping.release(&first.lease).await, stopping) });
+    sprung.await.expect("it was hit");
+    let begun = Instant::now();
+    let asked = request(&direct);
+    let answer = within(SOON, direct.request(&asked)).await.expect("it answers");
+    assert!(matches!(answer, Answer::Busy { .. }), "reading needs no lock: {answer:?}");
+    let waiting = request(&direct).waiting();
+    let answer = within(SOON, direct.request(&waiting)).await.expect("it answers");
+    assert!(matches!(answer, Answer::Queued(_)), "{answer:?}");
+    assert!(begun.elapsed() < ms(1500), "{:?}", begun.elapsed());
+    let (released, stopping) = within(SOON, stopped).await.expect("no panic");
+    assert!(matches!(released, Err(BackendError::Unanswered { .. })), "{released:?}");
+    wire.deliver().await;
+    let held = direct.inspect(&asked.lease.resource, Detail::Everybody).await.expect("it answers");
+    assert_eq!(held.holders.len(), 1, "its session was ended, and with it the transaction");
+    stopping.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -203,8 +203,10 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        // Whatever was paused has to run to end.
-        self.resume();
+        if self.process.is_alive() {
+            // Whatever was paused has to run to end.
+            self.resume();
+        }
         self.process.kill();
     }
 }

@@ -221,3 +221,127 @@ impl State {
         self.crowded_until.insert(Arc::clone(key), now + CROWDED);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::postgres::job::Job;
+    use crate::backend::{Event, Ledger, Stamp};
+
+    /// Notes what is finished.
+    #[derive(Default)]
+    struct Noting(Mutex<Vec<(usize, bool)>>);
+
+    impl Job for Noting {
+        fn run(&self, _: usize, _: &mut Ledger, _: Stamp) -> Vec<Event> {
+            Vec::new()
+        }
+
+        fn finish(&self, index: usize, stored: Result<(), BackendError>) {
+            self.0.lock().push((index, stored.is_ok()));
+        }
+    }
+
+    struct Site {
+        schedule: Schedule,
+        noting: Arc<Noting>,
+        added: usize,
+    }
+
+    impl Site {
+        fn new() -> Self {
+            Self { schedule: Schedule::default(), noting: Arc::default(), added: 0 }
+        }
+
+        fn add(&mut self, keys: &[&str]) {
+            let tasks = keys.iter().map(|key| {
+                self.added += 1;
+                ((*key).into(), Task { job: Arc::clone(&self.noting) as Arc<dyn Job>, index: self.added })
+            });
+            let tasks: Vec<_> = tasks.collect();
+            assert!(self.schedule.add(tasks.into_iter()));
+        }
+
+        /// The works of the next round: the keys, and the numbers of their tasks.
+        fn take(&self) -> Vec<Work> {
+            match self.schedule.take() {
+                Some(Round::Quiet(works)) => works,
+                Some(Round::Crowded(work)) => vec![work],
+                None => Vec::new(),
+            }
+        }
+    }
+
+    fn shown(works: &[Work]) -> Vec<(&str, Vec<usize>)> {
+        works.iter().map(|work| (&*work.key, work.tasks.iter().map(|task| task.index).collect())).collect()
+    }
+
+    #[test]
+    fn what_is_asked_of_a_key_is_done_together_and_in_order() {
+        let mut site = Site::new();
+        site.add(&["a", "b"]);
+        site.add(&["a"]);
+        let mut works = site.take();
+        assert_eq!(shown(&works), [("a", vec![1, 3]), ("b", vec![2])]);
+        site.add(&["a"]);
+        assert!(site.take().is_empty(), "somebody is at it");
+        site.schedule.finish(works.remove(0), Done::Finished);
+        assert_eq!(*site.noting.0.lock(), [(1, true), (3, true)]);
+        assert_eq!(shown(&site.take()), [("a", vec![4])]);
+    }
+
+    #[test]
+    fn what_is_done_again_comes_before_what_was_asked_for_later_and_a_crowded_key_is_done_alone() {
+        let mut site = Site::new();
+        site.add(&["a", "b"]);
+        let mut works = site.take();
+        site.add(&["a"]);
+        site.schedule.finish(works.remove(0), Done::Conflict);
+        site.schedule.finish(works.remove(0), Done::Again);
+        let rounds = [site.schedule.take(), site.schedule.take()];
+        let crowded = rounds.iter().flatten().find_map(|round| match round {
+            Round::Crowded(work) => Some(work),
+            Round::Quiet(_) => None,
+        });
+        let crowded = crowded.expect("somebody else was first");
+        assert_eq!((shown(std::slice::from_ref(crowded)), crowded.tries), (vec![("a", vec![1, 3])], 1));
+        let quiet = rounds.iter().flatten().find_map(|round| match round {
+            Round::Quiet(works) => Some(shown(works)),
+            Round::Crowded(_) => None,
+        });
+        assert_eq!(quiet, Some(vec![("b", vec![2])]));
+        assert!(site.noting.0.lock().is_empty());
+    }
+
+    #[test]
+    fn a_key_is_written_until_that_has_succeeded_once_it_is_not_sure_whether_it_was() {
+        let mut site = Site::new();
+        let fail = |site: &Site, unsure| {
+            let error = BackendError::Closed;
+            site.schedule.finish(site.take().remove(0), Done::Failed { error, unsure });
+        };
+        site.add(&["a"]);
+        fail(&site, true);
+        site.add(&["a"]);
+        fail(&site, false);
+        site.add(&["a"]);
+        let work = site.take().remove(0);
+        assert!(work.must_write);
+        site.schedule.finish(work, Done::Finished);
+        site.add(&["a"]);
+        assert!(!site.take().remove(0).must_write);
+        assert_eq!(*site.noting.0.lock(), [(1, false), (2, false), (3, true)]);
+    }
+
+    #[test]
+    fn nothing_is_added_to_a_schedule_that_is_closed_and_what_is_there_is_done() {
+        let mut site = Site::new();
+        site.add(&["a"]);
+        site.schedule.close();
+        assert!(!site.schedule.is_over());
+        site.schedule.finish(site.take().remove(0), Done::Finished);
+        assert!(site.schedule.is_over());
+        let task = Task { job: Arc::clone(&site.noting) as Arc<dyn Job>, index: 9 };
+        assert!(!site.schedule.add(std::iter::once(("a".into(), task))));
+    }
+}
