@@ -636,6 +636,24 @@ async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
     }
 }
 
+/// Nobody is told of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_connection_is_lost_before_it_writes_is_repeated() {
+    let Some(server) = PostgresServer::start_or_skip("lost requests") else { return };
+    let wire = Wire::start(server.port()).await;
+    let backend = PostgresBackend::connect(&wire.url()).await.expect("the wire is whole");
+    for fault in [Fault::Lost, Fault::Unanswered] {
+        let resource = Resource::named("lock:", NAME, Kind::Mutex);
+        let lease = LeaseRef::new(backend.lease_id(), resource);
+        let sprung = wire.trap(0, fault);
+        let answer = backend.request(&Request::new(lease.clone(), Claim::Sole, SECOND)).await;
+        assert!(matches!(answer, Ok(Answer::Granted(_))), "{fault:?}: {answer:?}");
+        sprung.await.expect("it was hit");
+        assert_eq!(backend.release(&lease).await.expect("the wire is whole"), Released::Held);
+    }
+    backend.close().await;
+}
+
 /// Between locking a row and writing it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_while_it_has_a_row_locked_holds_up_the_others_for_a_moment() {
