@@ -179,7 +179,7 @@ cargo test -p leasehold --no-default-features --features redis-rs,conformance "$
 
 # With all features, rustls was tested.
 step "tests of TLS with native-tls, over redis-rs, and without TLS"
-cargo test -p leasehold-tls --features native-tls
+cargo test -p leasehold-tls --features native-tls,postgres
 cargo test -p leasehold-tls --no-default-features --features redis-rs,rustls
 cargo test -p leasehold-tls --no-default-features --features redis-rs,native-tls
 cargo test -p leasehold-tls --no-default-features --features redis-rs

@@ -837,6 +837,42 @@ async fn renewals_of_many_guards_are_few_transactions() {
     assert!(made <= 12, "{made} requests for 256 renewals");
 }
 
+/// How many requests the clients make for each of some hand-overs.
+async fn requests_per_hand_over(server: &PostgresServer, clients: usize) -> f64 {
+    const HAND_OVERS: usize = 400;
+
+    let wire = Wire::start(server.port()).await;
+    let mut all = Vec::new();
+    for _ in 0..clients {
+        all.push(Client::connect(&wire.url()).await.expect("the wire is whole"));
+    }
+    let turns = HAND_OVERS / clients;
+    let take_turns = async |client: &Client, turns: usize| {
+        for _ in 0..turns {
+            let guard = mutex(client).lock().await.expect("granted");
+            guard.release().await.expect("held");
+        }
+    };
+    // All are under way, and have prepared what they need.
+    futures::future::join_all(all.iter().map(|client| take_turns(client, 5))).await;
+    let before = wire.requests();
+    futures::future::join_all(all.iter().map(|client| take_turns(client, turns))).await;
+    let requests = wire.requests() - before;
+    for client in all {
+        client.shutdown().await.expect("released");
+    }
+    requests as f64 / (turns * clients) as f64
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
+    let Some(server) = PostgresServer::start_or_skip("requests per hand-over") else { return };
+    let few = requests_per_hand_over(&server, 4).await;
+    let many = requests_per_hand_over(&server, 40).await;
+    // Two transactions under a lock are ten.
+    assert!(few < 12.0 && many < few * 1.2, "{few:.1} requests among 4 clients, {many:.1} among 40");
+}
+
 // Runtimes
 
 #[test]

@@ -174,6 +174,10 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn connect(client: TcpStream, shared: &Shared) {
     let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, shared.server_port)).await else { return };
+    for end in [&client, &server] {
+        // Messages are passed on one by one.
+        end.set_nodelay(true).expect("a connection");
+    }
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let (fault, faults) = watch::channel(None);
