@@ -24,6 +24,7 @@ use crate::support::redis::REQUIRE;
 
 /// Names the directory of the programs `initdb` and `postgres`, instead of a search.
 const PROGRAMS: &str = "LEASEHOLD_POSTGRES_BIN";
+const DIR: &str = env!("CARGO_TARGET_TMPDIR");
 /// How long a server may take to answer.
 const START: Duration = Duration::from_secs(30);
 const PORTS: u32 = 10;
@@ -77,7 +78,7 @@ impl PostgresServer {
             return None;
         };
         let directory = new_directory();
-        copy_template(directory.path());
+        copy(&TEMPLATE, &directory.path().join("data"));
         for (name, text) in files {
             write_for_server(&directory.path().join(name), text);
         }
@@ -215,29 +216,43 @@ pub(crate) fn url_of(port: u16) -> String {
     format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{port}/{USER}")
 }
 
-/// An empty database, made once per test process.
-static TEMPLATE: LazyLock<TempDir> = LazyLock::new(|| {
+/// An empty database, made once and kept for later runs.
+static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     let programs = find_programs().expect("whoever needs it has looked");
-    let template = new_directory();
-    let data = template.path().join("data");
-    let initdb = programs.join("initdb");
-    let password = template.path().join("password");
+    let output = Command::new(programs.join("initdb")).arg("--version").output().expect("initdb starts");
+    let version = String::from_utf8_lossy(&output.stdout).replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let kept = Path::new(DIR).join(format!("postgres-{version}"));
+    if !kept.join("PG_VERSION").is_file() {
+        // Its owner may not have access to where it is kept.
+        let directory = new_directory();
+        initialize(&programs, directory.path());
+        let new = Path::new(DIR).join(format!("postgres-{}", std::process::id()));
+        copy(&directory.path().join("data"), &new);
+        if fs::rename(&new, &kept).is_err() {
+            // Somebody else has made it at the same time.
+            fs::remove_dir_all(&new).expect("it is ours");
+        }
+    }
+    kept
+});
+
+fn initialize(programs: &Path, directory: &Path) {
+    let password = directory.join("password");
     write_for_server(&password, PASSWORD);
-    let mut args: Vec<OsString> = vec!["--pgdata".into(), data.into(), "--pwfile".into(), password.into()];
+    let mut args: Vec<OsString> =
+        vec!["--pgdata".into(), directory.join("data").into(), "--pwfile".into(), password.into()];
     args.extend(
         ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
             .map(OsString::from),
     );
-    let (program, args) = as_owner(&initdb, args);
+    let (program, args) = as_owner(&programs.join("initdb"), args);
     let output = Command::new(program).args(args).current_dir("/").output().expect("initdb starts");
     assert!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr));
-    let directory = template.path();
     // The server is asked for its users and its database by itself, alone.
     let statements =
         format!("CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}';\nCREATE DATABASE {USER} OWNER {USER};\n");
-    single_user(&programs, directory, &statements);
-    template
-});
+    single_user(programs, directory, &statements);
+}
 
 fn single_user(programs: &Path, directory: &Path, statements: &str) {
     let args: Vec<OsString> =
@@ -257,14 +272,10 @@ fn single_user(programs: &Path, directory: &Path, statements: &str) {
     assert!(process.wait().expect("it ends").success());
 }
 
-fn copy_template(directory: &Path) {
-    let status = Command::new("cp")
-        .arg("-a")
-        .arg(TEMPLATE.path().join("data"))
-        .arg(directory.join("data"))
-        .status()
-        .expect("cp starts");
-    assert!(status.success(), "the database was copied");
+/// With the owners of the files.
+fn copy(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("-a").args([from, to]).status().expect("cp starts");
+    assert!(status.success(), "{} was copied", from.display());
 }
 
 /// Starts a server and waits until it answers; `None` if it ends instead.
