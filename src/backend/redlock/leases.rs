@@ -3,10 +3,12 @@
 //! Only hints follow from it: a lease is held if a majority says so in answer to a request. The exceptions are withdrawals: while a node
 //! is told to end its part of a grant that no majority has made, its word for that lease does not count.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::overtaken::Overtaken;
@@ -20,6 +22,8 @@ use crate::sync::{Mutex, MutexGuard};
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     entries: Mutex<HashMap<u64, Entry>>,
+    /// Told whenever a node has ended a grant that was given up.
+    withdrawn: Notify,
     pub(super) overtaken: Overtaken,
 }
 
@@ -115,6 +119,29 @@ impl Leases {
     /// A request of the client is over. `false` if the lease was released in the meantime.
     pub(super) fn end(&self, id: LeaseId) -> bool {
         self.with(id, |entry| entry.asking = entry.asking.saturating_sub(1)).is_some()
+    }
+
+    /// A node has confirmed that it has ended the grant of a lease that was given up. Returns the request to be sent to it again, for a place
+    /// at the end of the queue, if there is any.
+    pub(super) fn withdrawn(&self, id: LeaseId, node: usize) -> Option<Request> {
+        let again = self.with(id, |entry| {
+            entry.withdrawn(node);
+            entry.request_again()
+        });
+        self.withdrawn.notify_waiters();
+        again.flatten()
+    }
+
+    /// Returns when a majority of the nodes is not about to end a grant of this lease.
+    pub(super) async fn until_majority_counts(&self, id: LeaseId) {
+        loop {
+            let mut withdrawn = pin!(self.withdrawn.notified());
+            withdrawn.as_mut().enable();
+            if self.with(id, |entry| entry.majority_counts()) != Some(false) {
+                return;
+            }
+            withdrawn.await;
+        }
     }
 
     /// Forgets a lease, which is to be released.
@@ -227,14 +254,19 @@ impl Entry {
         nodes
     }
 
+    fn majority_counts(&self) -> bool {
+        let counting = self.nodes.iter().filter(|node| !node.is_withdrawing()).count();
+        counting >= majority(self.nodes.len())
+    }
+
     /// A node has confirmed that it has ended its grant.
-    pub(super) fn withdrawn(&mut self, node: usize) {
+    fn withdrawn(&mut self, node: usize) {
         (self.nodes[node].withdrawing, self.nodes[node].granted) = (None, false);
     }
 
     /// The request for another place instead of the one that was given up: it lasts no longer than that, a TTL after the last request of
     /// the client. `None` if it would have ended.
-    pub(super) fn request_again(&self) -> Option<Request> {
+    fn request_again(&self) -> Option<Request> {
         let ttl = self.request.ttl.checked_sub(self.asked_at.elapsed())?;
         // Nodes count in milliseconds.
         (ttl >= Duration::from_millis(1)).then(|| Request { ttl, ..(*self.request).clone() })

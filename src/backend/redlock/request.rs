@@ -63,6 +63,9 @@ impl Quorum {
         self.check(request)?;
         let mut splits = 0;
         loop {
+            // What nodes answer that are ending an earlier grant does not count. Usually they have done so in a moment.
+            let counting = self.leases.until_majority_counts(request.lease.id);
+            let _ = timeout(self.generous_limit(request.ttl), counting).await;
             let (answer, split) = self.ask(request).await?;
             if !split || splits == MAX_SPLITS {
                 if let Answer::Busy { .. } = answer {
@@ -381,11 +384,8 @@ impl Quorum {
             }
             pause = (pause * 2).min(Duration::from_secs(1));
         }
-        let again = self.leases.with(request.lease.id, |entry| {
-            entry.withdrawn(n);
-            entry.request_again().filter(|_| waits)
-        });
-        let (Some(Some(request)), Ok(node)) = (again, self.nodes[n].connected()) else { return };
+        let again = self.leases.withdrawn(request.lease.id, n).filter(|_| waits);
+        let (Some(request), Ok(node)) = (again, self.nodes[n].connected()) else { return };
         let answer = node.request_from(&request, self.propose()).await;
         let news = self.leases.with(request.lease.id, |entry| {
             entry.answered(n, &answer);

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::future::join;
 use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -278,9 +279,12 @@ async fn a_grant_that_is_being_given_back_does_not_count() {
     client.backend.quorum.withdraw_for_test(&request, &[0, 1]);
     let error = client.ask(&request).await.unwrap_err();
     assert!(error.to_string().contains("still being released"), "{error}");
-    client.set(&[0, 1], Hangs::Nothing);
-    sleep(Duration::from_millis(1)).await;
-    client.grant(&request).await;
+    // If they end it in time, the request waits for that.
+    let ended = async {
+        sleep(Duration::from_millis(5)).await;
+        client.set(&[0, 1], Hangs::Nothing);
+    };
+    join(client.grant(&request), ended).await;
     assert_eq!(client.release(&request).await.unwrap(), Released::Held);
     stores.left_empty().await;
 }
