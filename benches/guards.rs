@@ -17,18 +17,15 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use comfy_table::Table;
-use futures::{StreamExt, TryStreamExt, stream};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-use leasehold::{Client, Guard, MutexOptions};
+use leasehold::{Client, MutexOptions};
 use tokio::time::{MissedTickBehavior, interval};
 
 mod common;
+use common::guards::{give_back, processor_time, take};
 use common::plot::{Axis, bars};
 use common::{Bare, Place, Raw, Result, micros, table, timed, url};
-
-/// Requests under way at a time while locks are taken and released.
-const UNDER_WAY: usize = 512;
 
 #[derive(Parser)]
 struct Options {
@@ -89,14 +86,14 @@ impl Bench {
             memory: 0,
         };
         // What is allocated once is not a guard's.
-        let guards = bench.take("bench:warm", 256).await?;
+        let guards = take(&bench.client, &bench.options, "bench:warm", 256).await?;
         give_back(guards).await?;
         bench.memory = resident()?;
         Ok(bench)
     }
 
     async fn cost(&mut self, count: usize, hold: Duration) -> Result<Cost> {
-        let guards = self.take("bench:guard", count).await?;
+        let guards = take(&self.client, &self.options, "bench:guard", count).await?;
         let bytes = resident()?.saturating_sub(self.memory);
         let (pexpires, cpu, started) = (self.pexpires(), processor_time()?, Instant::now());
         let pings = self.ping_for(hold).await?;
@@ -104,19 +101,6 @@ impl Bench {
         let pexpires = self.pexpires() - pexpires;
         give_back(guards).await?;
         Ok(Cost { guards: count, bytes, share, pings, pexpires })
-    }
-
-    async fn take(&self, name: &str, count: usize) -> Result<Vec<Guard>> {
-        let locks = (0..count).map(|n| {
-            let mutex = self.client.mutex_with(&format!("{name}:{n}"), self.options.clone());
-            async move { mutex?.lock().await }
-        });
-        let mut guards = Vec::with_capacity(count);
-        let mut granted = stream::iter(locks).buffer_unordered(UNDER_WAY);
-        while let Some(guard) = granted.next().await {
-            guards.push(guard?);
-        }
-        Ok(guards)
     }
 
     async fn ping_for(&self, hold: Duration) -> Result<Histogram<u64>> {
@@ -138,12 +122,6 @@ impl Bench {
     fn pexpires(&mut self) -> u64 {
         self.raw.info_commandstats().get("pexpire").copied().unwrap_or(0)
     }
-}
-
-/// Releases all of them; fails if one did not last until here.
-async fn give_back(guards: Vec<Guard>) -> Result<()> {
-    let releases = guards.into_iter().map(Guard::release);
-    Ok(stream::iter(releases).buffer_unordered(UNDER_WAY).try_collect().await?)
 }
 
 impl Cost {
@@ -214,14 +192,4 @@ fn resident() -> Result<u64> {
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).ok_or("no VmRSS")?;
     let kilobytes = line.split_whitespace().nth(1).ok_or("no number")?;
     Ok(kilobytes.parse::<u64>()? * 1024)
-}
-
-/// What this process has used of a processor, all threads together.
-fn processor_time() -> Result<Duration> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let fields: Vec<_> = stat.rsplit(')').next().ok_or("no fields")?.split_whitespace().collect();
-    let ticks: u64 = fields.get(11).ok_or("no utime")?.parse::<u64>()?
-        + fields.get(12).ok_or("no stime")?.parse::<u64>()?;
-    // The kernel counts in hundredths of a second here, whatever its own clock does.
-    Ok(Duration::from_millis(ticks * 10))
 }

@@ -4,27 +4,35 @@
 #![allow(dead_code, unused_imports)]
 
 mod bare;
+pub(crate) mod guards;
+mod ours;
 pub(crate) mod plot;
+pub(crate) mod polling;
 #[path = "../../tests/support/mod.rs"]
-mod support;
+pub(crate) mod support;
 pub(crate) mod turns;
 pub(crate) mod workers;
 
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
 
 pub(crate) use bare::Bare;
+pub(crate) use ours::Ours;
+pub(crate) use polling::Polling;
 pub(crate) use support::nodes::{Nodes, url as redlock_url};
 pub(crate) use support::proxy::Proxy;
 pub(crate) use support::{Raw, RedisServer, Setup};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The lease of every lock in a comparison; none is renewed by a contender, and none runs out within a measurement.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 /// Where to measure.
 #[derive(Args, Clone)]

@@ -105,6 +105,24 @@ pub(crate) fn waits(turns: &[Turn], window: &Range<u64>) -> Result<Spread> {
     Ok(Spread::of(&waits))
 }
 
+/// From the release of each hold to the next grant within the window. `turns` are in the order of their grants. Fails if two
+/// holds overlap.
+pub(crate) fn hand_overs(turns: &[Turn], window: &Range<u64>) -> Result<Option<Spread>> {
+    let holds: Vec<Held> = turns.iter().filter_map(|turn| turn.held).collect();
+    let mut times = Histogram::new(3)?;
+    for pair in holds.windows(2) {
+        let (before, after) = (pair[0], pair[1]);
+        let Some(took) = after.granted.checked_sub(before.released) else {
+            let overlap = before.released - after.granted;
+            return Err(format!("two holds overlap by {overlap} ns: {before:?}, {after:?}").into());
+        };
+        if window.contains(&after.granted) {
+            times.record(took)?;
+        }
+    }
+    Ok(if times.is_empty() { None } else { Some(Spread::of(&times)) })
+}
+
 /// Jain's index: 1 if all shares are equal, 1/n if one has everything.
 pub(crate) fn jain(shares: &[u64]) -> f64 {
     let sum: u64 = shares.iter().sum();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use hdrhistogram::Histogram;
 
 use super::Strategy;
-use crate::common::turns::{Held, Spread, Turn, jain, waits};
+use crate::common::turns::{Spread, Turn, hand_overs, jain, waits};
 use crate::common::{Result, micros};
 
 /// What is known besides the turns.
@@ -66,21 +66,4 @@ impl Figures {
             pings_alone: None,
         })
     }
-}
-
-/// Pairs each hold with the next one. `turns` are in the order of their grants.
-fn hand_overs(turns: &[Turn], window: &Range<u64>) -> Result<Option<Spread>> {
-    let holds: Vec<Held> = turns.iter().filter_map(|turn| turn.held).collect();
-    let mut times = Histogram::new(3)?;
-    for pair in holds.windows(2) {
-        let (before, after) = (pair[0], pair[1]);
-        let Some(took) = after.granted.checked_sub(before.released) else {
-            let overlap = before.released - after.granted;
-            return Err(format!("two holds overlap by {overlap} ns: {before:?}, {after:?}").into());
-        };
-        if window.contains(&after.granted) {
-            times.record(took)?;
-        }
-    }
-    Ok(if times.is_empty() { None } else { Some(Spread::of(&times)) })
 }

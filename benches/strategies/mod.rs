@@ -4,28 +4,19 @@ mod figures;
 mod increments;
 mod memory;
 mod notify;
-mod ours;
 mod pings;
-mod polling;
 mod race;
 mod redlock;
-
-use std::time::Duration;
 
 use clap::ValueEnum;
 
 use increments::Increments;
 use notify::Notify;
-use ours::Ours;
-use polling::Polling;
 use redlock::Redlock;
 
 pub(crate) use figures::Figures;
 pub(crate) use memory::{MemoryJob, measure as memory_per_waiter};
 pub(crate) use race::{Job, Race};
-
-/// The lease of every lock here; none is renewed by a contender, and none runs out within a measurement.
-pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Strategy {

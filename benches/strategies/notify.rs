@@ -12,8 +12,8 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::polling::Recipe;
 use crate::common::Result;
+use crate::common::polling::Recipe;
 use crate::common::turns::Contender;
 
 const COMPARE_DELETE_AND_PUBLISH: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end

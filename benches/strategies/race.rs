@@ -10,10 +10,10 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::figures::{Counted, Figures};
-use super::{Increments, Notify, Ours, Polling, Redlock, Strategy, pings};
+use super::{Increments, Notify, Redlock, Strategy, pings};
 use crate::common::turns::{Contender, Held, Turn, now};
 use crate::common::workers::{self, Workers};
-use crate::common::{Bare, Raw, Result, timed, url};
+use crate::common::{Bare, Ours, Polling, Raw, Result, timed, url};
 
 const PROCESSES: usize = 2;
 /// For how long waiters go on when the window is over, so that it does not see how they end.

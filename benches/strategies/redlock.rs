@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use rslock::{Lock, LockError, LockManager};
 
-use super::LEASE;
-use crate::common::Result;
 use crate::common::turns::Contender;
+use crate::common::{LEASE, Result};
 
 #[derive(Clone)]
 pub(crate) struct Redlock {

@@ -5,8 +5,8 @@ use std::time::Instant;
 use leasehold::{Client, DistMutex, Guard, MutexOptions};
 use tokio::time::timeout_at;
 
-use crate::common::Result;
-use crate::common::turns::Contender;
+use super::Result;
+use super::turns::Contender;
 
 #[derive(Clone)]
 pub(crate) struct Ours {

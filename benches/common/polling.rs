@@ -8,9 +8,8 @@ use fred::types::{Expiration, SetOptions};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::LEASE;
-use crate::common::turns::Contender;
-use crate::common::{Bare, Result};
+use super::turns::Contender;
+use super::{Bare, LEASE, Result};
 
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
@@ -47,22 +46,22 @@ impl Contender for Polling {
 
 /// What polling and notifying have in common.
 #[derive(Clone)]
-pub(super) struct Recipe {
-    pub(super) client: Fred,
-    pub(super) key: String,
+pub(crate) struct Recipe {
+    pub(crate) client: Fred,
+    pub(crate) key: String,
     script: String,
 }
 
 impl Recipe {
     /// `release` is the script that ends a hold; it answers 1 if there was one.
-    pub(super) async fn connect(url: &str, key: &str, release: &str) -> Result<Self> {
+    pub(crate) async fn connect(url: &str, key: &str, release: &str) -> Result<Self> {
         let client = Bare::connection(url).await?;
         let script = client.script_load(release).await?;
         Ok(Self { client, key: key.to_owned(), script })
     }
 
     /// Takes the lock if it is free.
-    pub(super) async fn attempt(&self) -> Result<Option<Uuid>> {
+    pub(crate) async fn attempt(&self) -> Result<Option<Uuid>> {
         let value = Uuid::new_v4();
         let expiry = Some(Expiration::PX(i64::try_from(LEASE.as_millis())?));
         let set: Option<String> =
@@ -70,7 +69,7 @@ impl Recipe {
         Ok(set.map(|_| value))
     }
 
-    pub(super) async fn release(&self, held: Uuid) -> Result<()> {
+    pub(crate) async fn release(&self, held: Uuid) -> Result<()> {
         let released: i64 = self.client.evalsha(&self.script, self.key.as_str(), held.to_string()).await?;
         if released == 1 { Ok(()) } else { Err("a lock was gone before its release".into()) }
     }

@@ -1,0 +1,220 @@
+//! Ways to take turns: this crate, and what can be done with each store's own means.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, CountingSemaphore, Guard};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout_at};
+use tokio_postgres::Statement;
+use uuid::Uuid;
+
+use super::site::Site;
+use crate::common::turns::Contender;
+use crate::common::{LEASE, Ours, Polling, Result};
+
+/// How often whoever polls asks.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// A way to take turns, each contender with connections of its own.
+pub(crate) trait Recipe: Contender {
+    const NAME: &str;
+
+    fn connect(site: &Site, name: &str) -> impl Future<Output = Result<Self>> + Send;
+}
+
+impl Recipe for Ours {
+    const NAME: &str = "leasehold";
+
+    async fn connect(site: &Site, name: &str) -> Result<Self> {
+        Self::connect(&site.url(), name, true).await
+    }
+}
+
+/// `SET NX PX`, and a script that compares and deletes.
+impl Recipe for Polling {
+    const NAME: &str = "SET NX, polled each 10 ms";
+
+    async fn connect(site: &Site, name: &str) -> Result<Self> {
+        Self::connect(&site.url(), name, INTERVAL).await
+    }
+}
+
+/// Permits of a semaphore of this crate.
+#[derive(Clone)]
+pub(crate) struct Permits(CountingSemaphore);
+
+impl Permits {
+    pub(crate) fn new(client: &Client, name: &str, limit: u32) -> Result<Self> {
+        Ok(Self(client.counting_semaphore(name, limit)?))
+    }
+}
+
+impl Contender for Permits {
+    type Held = Guard;
+
+    async fn acquire(&self, until: Instant) -> Result<Option<Guard>> {
+        match timeout_at(until.into(), self.0.acquire()).await {
+            Ok(guard) => Ok(Some(guard?)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    async fn release(&self, guard: Guard) -> Result<()> {
+        Ok(guard.release().await?)
+    }
+}
+
+/// PostgreSQL's advisory locks: a session waits in the server, and has the lock until it ends or unlocks it. No lease, no token.
+#[derive(Clone)]
+pub(crate) struct AdvisoryLock {
+    session: Arc<tokio_postgres::Client>,
+    lock: Statement,
+    unlock: Statement,
+    key: i64,
+}
+
+impl Recipe for AdvisoryLock {
+    const NAME: &str = "pg_advisory_lock";
+
+    async fn connect(site: &Site, name: &str) -> Result<Self> {
+        let session = Arc::new(site.postgres().await?);
+        let lock = session.prepare("SELECT pg_advisory_lock($1)").await?;
+        let unlock = session.prepare("SELECT pg_advisory_unlock($1)").await?;
+        let key = session.query_one("SELECT hashtextextended($1, 0)", &[&name]).await?.get(0);
+        Ok(Self { session, lock, unlock, key })
+    }
+}
+
+impl Contender for AdvisoryLock {
+    type Held = ();
+
+    /// Everybody releases, so it is granted in the end.
+    async fn acquire(&self, _: Instant) -> Result<Option<()>> {
+        self.session.query_one(&self.lock, &[&self.key]).await?;
+        Ok(Some(()))
+    }
+
+    async fn release(&self, (): ()) -> Result<()> {
+        let unlocked = self.session.query_one(&self.unlock, &[&self.key]).await?.get::<_, bool>(0);
+        if unlocked { Ok(()) } else { Err("a lock was gone before its release".into()) }
+    }
+}
+
+/// A row with its owner and the time at which it expires, asked for again until it is free, as many a job queue does.
+pub(crate) struct PolledRow<S> {
+    session: Arc<S>,
+    name: String,
+}
+
+impl<S> Clone for PolledRow<S> {
+    fn clone(&self) -> Self {
+        Self { session: Arc::clone(&self.session), name: self.name.clone() }
+    }
+}
+
+/// Statements that take and give up a row of a polled table, by the database's clock.
+pub(crate) trait Rows: Send + Sync + Sized + 'static {
+    fn connect(site: &Site) -> impl Future<Output = Result<Self>> + Send;
+    /// Whether the row was free.
+    fn take(self: &Arc<Self>, name: &str, owner: &str) -> impl Future<Output = Result<bool>> + Send;
+    /// Whether the row was this owner's.
+    fn give_up(self: &Arc<Self>, name: &str, owner: &str) -> impl Future<Output = Result<bool>> + Send;
+}
+
+impl<S: Rows> Recipe for PolledRow<S> {
+    const NAME: &str = "a row, polled each 10 ms";
+
+    async fn connect(site: &Site, name: &str) -> Result<Self> {
+        Ok(Self { session: Arc::new(S::connect(site).await?), name: name.to_owned() })
+    }
+}
+
+impl<S: Rows> Contender for PolledRow<S> {
+    type Held = String;
+
+    async fn acquire(&self, until: Instant) -> Result<Option<String>> {
+        let owner = Uuid::new_v4().to_string();
+        while Instant::now() < until {
+            if self.session.take(&self.name, &owner).await? {
+                return Ok(Some(owner));
+            }
+            sleep(INTERVAL).await;
+        }
+        Ok(None)
+    }
+
+    async fn release(&self, owner: String) -> Result<()> {
+        if self.session.give_up(&self.name, &owner).await? {
+            Ok(())
+        } else {
+            Err("a lock was gone before its release".into())
+        }
+    }
+}
+
+pub(crate) struct PostgresRows {
+    session: tokio_postgres::Client,
+    take: Statement,
+    give_up: Statement,
+}
+
+impl Rows for PostgresRows {
+    async fn connect(site: &Site) -> Result<Self> {
+        let session = site.postgres().await?;
+        let table =
+            "CREATE TABLE IF NOT EXISTS polled (name text PRIMARY KEY, owner text, expires timestamptz)";
+        // Two sessions that create it at once disturb each other.
+        let locked = format!("BEGIN; SELECT pg_advisory_xact_lock(1); {table}; COMMIT");
+        session.batch_execute(&locked).await?;
+        let seconds = LEASE.as_secs();
+        let take = format!(
+            "INSERT INTO polled VALUES ($1, $2, clock_timestamp() + interval '{seconds} s') ON CONFLICT (name) DO UPDATE \
+             SET owner = excluded.owner, expires = excluded.expires WHERE polled.expires < clock_timestamp()"
+        );
+        let take = session.prepare(&take).await?;
+        let give_up = session.prepare("DELETE FROM polled WHERE name = $1 AND owner = $2").await?;
+        Ok(Self { session, take, give_up })
+    }
+
+    async fn take(self: &Arc<Self>, name: &str, owner: &str) -> Result<bool> {
+        Ok(self.session.execute(&self.take, &[&name, &owner]).await? == 1)
+    }
+
+    async fn give_up(self: &Arc<Self>, name: &str, owner: &str) -> Result<bool> {
+        Ok(self.session.execute(&self.give_up, &[&name, &owner]).await? == 1)
+    }
+}
+
+pub(crate) struct SqliteRows(std::sync::Mutex<rusqlite::Connection>);
+
+impl SqliteRows {
+    async fn execute(self: &Arc<Self>, sql: &'static str, name: &str, owner: &str) -> Result<bool> {
+        let (rows, name, owner) = (Arc::clone(self), name.to_owned(), owner.to_owned());
+        let changed = spawn_blocking(move || -> Result<usize> {
+            let file = rows.0.lock().map_err(|_| "another request panicked")?;
+            Ok(file.prepare_cached(sql)?.execute([name, owner])?)
+        });
+        Ok(changed.await?? == 1)
+    }
+}
+
+impl Rows for SqliteRows {
+    async fn connect(site: &Site) -> Result<Self> {
+        let file = site.other_file()?;
+        file.execute_batch(
+            "CREATE TABLE IF NOT EXISTS polled (name TEXT PRIMARY KEY, owner TEXT, expires REAL)",
+        )?;
+        Ok(Self(file.into()))
+    }
+
+    async fn take(self: &Arc<Self>, name: &str, owner: &str) -> Result<bool> {
+        let take = "INSERT INTO polled VALUES (?1, ?2, unixepoch('subsec') + 30) ON CONFLICT (name) DO UPDATE \
+                    SET owner = excluded.owner, expires = excluded.expires WHERE polled.expires < unixepoch('subsec')";
+        self.execute(take, name, owner).await
+    }
+
+    async fn give_up(self: &Arc<Self>, name: &str, owner: &str) -> Result<bool> {
+        self.execute("DELETE FROM polled WHERE name = ?1 AND owner = ?2", name, owner).await
+    }
+}

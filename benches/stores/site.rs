@@ -1,0 +1,124 @@
+//! The stores: a server of its own for each, and the least that it could do, one commit.
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use fred::clients::Client as Fred;
+use fred::interfaces::KeysInterface;
+use tempfile::TempDir;
+use tokio_postgres::{NoTls, Statement};
+
+use super::postgres::PostgresServer;
+use crate::common::support::redis::{RedisServer, Setup};
+use crate::common::{Bare, Result};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Store {
+    Redis,
+    Sqlite,
+    Postgres,
+}
+
+impl Store {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Redis => "Redis",
+            Self::Sqlite => "SQLite",
+            Self::Postgres => "PostgreSQL",
+        }
+    }
+
+    /// `None` if this machine has no such server.
+    pub(crate) fn start(self) -> Option<Site> {
+        let server = match self {
+            Self::Redis => Server::Redis(RedisServer::start_with_or_skip("Redis", Setup::as_a_service())?),
+            Self::Sqlite => Server::Sqlite(tempfile::tempdir().expect("room for a directory")),
+            Self::Postgres => {
+                // Each client has several connections.
+                let settings = ["max_connections=1200"];
+                Server::Postgres(PostgresServer::start_with_or_skip("PostgreSQL", &settings, None)?)
+            }
+        };
+        Some(Site { server })
+    }
+}
+
+/// A running server, stopped when dropped.
+pub(crate) struct Site {
+    server: Server,
+}
+
+enum Server {
+    Redis(RedisServer),
+    Sqlite(TempDir),
+    Postgres(PostgresServer),
+}
+
+impl Site {
+    pub(crate) fn url(&self) -> String {
+        match &self.server {
+            Server::Redis(server) => server.url(),
+            Server::Sqlite(directory) => format!("sqlite:{}", directory.path().join("locks.db").display()),
+            Server::Postgres(server) => server.url(),
+        }
+    }
+
+    /// A file for recipes on SQLite, which this crate does not use.
+    pub(crate) fn other_file(&self) -> Result<rusqlite::Connection> {
+        let Server::Sqlite(directory) = &self.server else { return Err("SQLite only".into()) };
+        let file = rusqlite::Connection::open(directory.path().join("other.db"))?;
+        // As this crate's own.
+        file.pragma_update(None, "journal_mode", "WAL")?;
+        file.pragma_update(None, "synchronous", "NORMAL")?;
+        file.busy_timeout(std::time::Duration::from_secs(5))?;
+        Ok(file)
+    }
+
+    pub(crate) async fn postgres(&self) -> Result<tokio_postgres::Client> {
+        let (session, connection) = tokio_postgres::connect(&self.url(), NoTls).await?;
+        tokio::spawn(connection);
+        Ok(session)
+    }
+
+    pub(crate) async fn commits(&self) -> Result<Commits> {
+        Ok(match &self.server {
+            Server::Redis(server) => Commits::Redis(Bare::connection(&server.url()).await?),
+            Server::Sqlite(_) => {
+                let file = self.other_file()?;
+                file.execute_batch(COUNTER)?;
+                Commits::Sqlite(file)
+            }
+            Server::Postgres(_) => {
+                let session = self.postgres().await?;
+                session.batch_execute(COUNTER).await?;
+                let update = session.prepare(COUNT).await?;
+                Commits::Postgres(Arc::new(session), update)
+            }
+        })
+    }
+}
+
+const COUNTER: &str = "CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY, value INTEGER); \
+                       INSERT INTO counter VALUES (1, 0) ON CONFLICT DO NOTHING";
+const COUNT: &str = "UPDATE counter SET value = value + 1 WHERE id = 1";
+
+/// One small write that the store makes durable as it is configured: SET, or UPDATE of one row.
+pub(crate) enum Commits {
+    Redis(Fred),
+    Sqlite(rusqlite::Connection),
+    Postgres(Arc<tokio_postgres::Client>, Statement),
+}
+
+impl Commits {
+    pub(crate) async fn one(&mut self) -> Result<()> {
+        let changed = match self {
+            Self::Redis(client) => {
+                client.set::<(), _, _>("counter", 1, None, None, false).await?;
+                1
+            }
+            Self::Sqlite(file) => file.prepare_cached(COUNT)?.execute([])? as u64,
+            Self::Postgres(session, update) => session.execute(update, &[]).await?,
+        };
+        if changed == 1 { Ok(()) } else { Err("the counter is missing".into()) }
+    }
+}
