@@ -288,7 +288,7 @@ fn launch(
 ) -> Option<ChildProcess> {
     let mut args: Vec<OsString> = vec!["-D".into(), directory.join("data").into()];
     args.extend(["-p".into(), port.to_string().into(), "-k".into(), directory.into()]);
-    for setting in ["listen_addresses=127.0.0.1", "max_connections=200", "autovacuum=off"] {
+    for setting in ["listen_addresses=127.0.0.1", "max_connections=400", "autovacuum=off"] {
         args.extend(["-c".into(), setting.into()]);
     }
     args.extend(options.iter().map(OsString::from));

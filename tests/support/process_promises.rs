@@ -108,7 +108,8 @@ pub(crate) async fn holding_worker() {
     pending::<()>().await;
 }
 
-/// Takes the lock again and again, and notes in a log when each section begins and ends, by its token.
+/// Takes the lock again and again, and adds one to a register that a token fences. Notes in a log when each section begins and ends, by
+/// its token, and what it has written.
 pub(crate) async fn logging_worker() {
     let Some((directory, client)) = orders().await else { return };
     let log = OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("room");
@@ -116,12 +117,15 @@ pub(crate) async fn logging_worker() {
     let mut tasks = JoinSet::new();
     for _ in 0..2 {
         let (mutex, log) = (queued_mutex(&client), log.try_clone().expect("a descriptor is free"));
+        let register = Register::in_directory(&directory);
         tasks.spawn(async move {
             loop {
                 let guard = mutex.lock().await.expect("granted");
-                note(&log, "begin", guard.token());
+                note(&log, "begin", guard.token(), register.read());
+                let value = register.read() + 1;
                 sleep(ms(1)).await;
-                note(&log, "end", guard.token());
+                register.write(value, guard.token());
+                note(&log, "end", guard.token(), value);
                 guard.release().await.expect("held to the end");
             }
         });
@@ -130,9 +134,36 @@ pub(crate) async fn logging_worker() {
 }
 
 /// One line in one write, which is not mixed with others.
-fn note(mut log: &fs::File, what: &str, token: FencingToken) {
+fn note(mut log: &fs::File, what: &str, token: FencingToken, value: u64) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
-    log.write_all(format!("{what} {token} {now}\n").as_bytes()).expect("room");
+    log.write_all(format!("{what} {token} {now} {value}\n").as_bytes()).expect("room");
+}
+
+/// A number in a file, which rejects writes under a token that is not the newest.
+struct Register(PathBuf);
+
+impl Register {
+    fn in_directory(directory: &Path) -> Self {
+        Self(directory.join("register"))
+    }
+
+    fn contents(&self) -> (u64, u64) {
+        let text = fs::read_to_string(&self.0).unwrap_or_else(|_| "0 0".to_owned());
+        let (value, token) = text.split_once(' ').expect("a number and a token");
+        (value.parse().expect("a number"), token.parse().expect("a token"))
+    }
+
+    fn read(&self) -> u64 {
+        self.contents().0
+    }
+
+    /// As a whole or, if the process is killed, not at all.
+    fn write(&self, value: u64, token: FencingToken) {
+        assert!(token.get() > self.contents().1, "a write under an old token");
+        let new = self.0.with_extension(token.to_string());
+        fs::write(&new, format!("{value} {token}")).expect("room");
+        fs::rename(new, &self.0).expect("they are in the same directory");
+    }
 }
 
 fn read_number(path: &Path) -> usize {
@@ -240,6 +271,7 @@ struct Noted {
     is_begin: bool,
     token: u64,
     at: u64,
+    value: u64,
 }
 
 fn read_log(path: &Path) -> Vec<Noted> {
@@ -247,15 +279,22 @@ fn read_log(path: &Path) -> Vec<Noted> {
     let noted = text.lines().map(|line| {
         let words: Vec<_> = line.split(' ').collect();
         let number = |n: usize| words[n].parse().expect("a number");
-        Noted { is_begin: words[0] == "begin", token: number(1), at: number(2) }
+        Noted { is_begin: words[0] == "begin", token: number(1), at: number(2), value: number(3) }
     });
     noted.collect()
 }
 
-/// `LEASEHOLD_TEST_KILLS` sets how often, for long runs.
+/// A number that is set for long runs.
+fn setting(name: &str, usual: usize) -> usize {
+    std::env::var(name).map_or(usual, |number| number.parse().expect("a number"))
+}
+
+/// `LEASEHOLD_TEST_PROCESSES` and `LEASEHOLD_TEST_KILLS` set how many there are and how often one is killed, for long runs: 240 kills
+/// take five minutes.
 pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(store: &impl Shared) {
-    let kills = std::env::var("LEASEHOLD_TEST_KILLS").map_or(8, |kills| kills.parse().expect("a number"));
-    let mut workers: Vec<_> = (0..PROCESSES).map(|_| start("logging_worker", store)).collect();
+    let processes = setting("LEASEHOLD_TEST_PROCESSES", PROCESSES);
+    let kills = setting("LEASEHOLD_TEST_KILLS", 8);
+    let mut workers: Vec<_> = (0..processes).map(|_| start("logging_worker", store)).collect();
     for worker in &mut workers {
         assert_eq!(worker.line().await.as_deref(), Some("ready"));
     }
@@ -264,7 +303,7 @@ pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         // What a process leaves behind is gone within a lease, so that each gap is of one death.
         sleep(LEASE + ms(u64::from(random >> 16) % 500)).await;
-        let victim = (random >> 24) as usize % PROCESSES;
+        let victim = (random >> 24) as usize % processes;
         workers[victim].kill();
         workers[victim] = start("logging_worker", store);
     }
@@ -276,20 +315,33 @@ pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(
 
     let log = read_log(&store.directory().join("log"));
     assert!(log.len() > kills * 20, "only {} lines", log.len());
-    let (mut last, mut open, mut longest_gap) = (0, None, 0);
+    let longest_gap = longest_gap_of(&log);
+    let sections = log.iter().filter(|noted| !noted.is_begin).count();
+    println!("{processes} processes, {kills} kills, {sections} sections, longest gap {longest_gap:?}");
+    assert!(longest_gap < REPLACED, "nobody held the lock for {longest_gap:?}");
+}
+
+/// How long nobody held the lock at most. Every section must have been alone, with a greater token than the one before, and must have found
+/// in the register what that one had written.
+fn longest_gap_of(log: &[Noted]) -> Duration {
+    let (mut last, mut open, mut written, mut longest_gap) = (0, None, 0, 0);
     let mut previous = log[0].at;
-    for Noted { is_begin, token, at } in log {
+    for &Noted { is_begin, token, at, value } in log {
         if is_begin {
             assert!(token > last, "token {token} after {last}");
-            (last, open) = (token, Some(token));
+            // One that was killed may have written before.
+            let may_be_written = written..=written + u64::from(open.is_some());
+            assert!(may_be_written.contains(&value), "{value} was found, after {written}");
+            (last, open, written) = (token, Some(token), value);
             longest_gap = longest_gap.max(at.saturating_sub(previous));
         } else {
             assert_eq!(open.take(), Some(token), "the section of {token} was not alone");
+            assert_eq!(value, written + 1, "the section of {token} was not alone");
+            written = value;
         }
         previous = at;
     }
-    let longest_gap = Duration::from_millis(longest_gap);
-    assert!(longest_gap < REPLACED, "nobody held the lock for {longest_gap:?}");
+    Duration::from_millis(longest_gap)
 }
 
 /// A test for each promise, on the stores that `$store` makes: it is given what is left out if it returns `None`.
