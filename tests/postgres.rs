@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::future::join;
 use leasehold::backend::{
     Answer, Backend, BackendError, Claim, Detail, Event, Kind, LeaseRef, Released, Renew, Renewal, Request,
     Resource, Severity,
@@ -21,7 +22,7 @@ use server::{PASSWORD, Pooler, PostgresServer, USER};
 use support::{Load, eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use wire::{Fault, Wire};
 
 const NAME: &str = "machine:42";
@@ -600,38 +601,47 @@ async fn any_request_may_arrive_after_it_was_given_up() {
     with_every_request_failing(Fault::Late).await;
 }
 
+/// A client with one connection for changes, so that no other one is opened in between on a slow machine.
+async fn with_one_connection(wire: &Wire, reply_timeout: Duration) -> PostgresBackend {
+    let builder = PostgresBackend::builder_from_url(&wire.url()).expect("a URL");
+    let builder = builder.max_connections(2).reply_timeout(reply_timeout);
+    builder.connect().await.expect("the wire is whole")
+}
+
 /// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
     let Some(server) = PostgresServer::start_or_skip("late requests") else { return };
     let direct = server.backend().await;
-    for is_new in [false, true] {
+    // A record that is remembered is written at once. One that is not, because it is new here, is read before, and so is one that somebody
+    // else has changed, when writing it has failed.
+    for (case, nth) in [("remembered", 0), ("new", 1), ("changed", 2)] {
         let wire = Wire::start(server.port()).await;
-        let builder = PostgresBackend::builder_from_url(&wire.url()).expect("a URL").reply_timeout(ms(300));
-        let backend = builder.connect().await.expect("the wire is whole");
+        let backend = with_one_connection(&wire, ms(300)).await;
         let request = |name: &str| {
             let resource = Resource::named("lock:", name, Kind::Mutex);
             Request::new(LeaseRef::new(backend.lease_id(), resource), Claim::Sole, SECOND * 30)
         };
         // All statements are prepared, and if the record is to be there, it is.
-        for name in ["used", if is_new { "else" } else { "name" }] {
+        for name in ["used", if case == "new" { "else" } else { "name" }] {
             let used = request(name);
             backend.request(&used).await.expect("the wire is whole");
             backend.release(&used.lease).await.expect("the wire is whole");
         }
         let late = request("name");
-        if is_new {
-            server.execute("DELETE FROM leasehold").await;
+        match case {
+            "new" => drop(server.execute("DELETE FROM leasehold").await),
+            "changed" => drop(server.execute("UPDATE leasehold SET version = version + 1").await),
+            _ => {}
         }
-        // It reads, and then it writes.
-        let sprung = wire.trap(1, Fault::Late);
+        let sprung = wire.trap(nth, Fault::Late);
         let error = backend.request(&late).await.expect_err("no answer");
         sprung.await.expect("it was hit");
         assert!(matches!(error, BackendError::Unanswered { .. }), "{error:?}");
         assert_eq!(backend.release(&late.lease).await.expect("another connection"), Released::Absent);
         wire.deliver().await;
         let seen = direct.inspect(&late.lease.resource, Detail::Everybody).await.expect("it answers");
-        assert!(seen.holders.is_empty(), "new: {is_new}: {seen:?}");
+        assert!(seen.holders.is_empty(), "{case}: {seen:?}");
         backend.close().await;
     }
 }
@@ -641,9 +651,9 @@ async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
 async fn a_request_whose_connection_is_lost_before_it_writes_is_repeated() {
     let Some(server) = PostgresServer::start_or_skip("lost requests") else { return };
     let wire = Wire::start(server.port()).await;
-    let backend = PostgresBackend::connect(&wire.url()).await.expect("the wire is whole");
+    let backend = with_one_connection(&wire, SECOND * 2).await;
     for fault in [Fault::Lost, Fault::Unanswered] {
-        let resource = Resource::named("lock:", NAME, Kind::Mutex);
+        let resource = Resource::named("lock:", &format!("{fault:?}"), Kind::Mutex);
         let lease = LeaseRef::new(backend.lease_id(), resource);
         let sprung = wire.trap(0, fault);
         let answer = backend.request(&Request::new(lease.clone(), Claim::Sole, SECOND)).await;
@@ -820,7 +830,7 @@ async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
 async fn renewals_of_many_guards_are_few_transactions() {
     let Some(server) = PostgresServer::start_or_skip("renewals together") else { return };
     let wire = Wire::start(server.port()).await;
-    let backend = PostgresBackend::connect(&wire.url()).await.expect("it accepts clients");
+    let backend = with_one_connection(&wire, SECOND * 2).await;
     let mut renewals = Vec::new();
     for n in 0..256 {
         let lease = LeaseRef::new(backend.lease_id(), Resource::named("lock:", &format!("{n}"), Kind::Mutex));
@@ -835,6 +845,48 @@ async fn renewals_of_many_guards_are_few_transactions() {
     // Two times reading and writing; preparing the statements, and what goes on besides.
     let made = wire.requests() - before;
     assert!(made <= 12, "{made} requests for 256 renewals");
+}
+
+/// Unless somebody else has changed it, or writing it takes so long that its leases would not be counted correctly.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_this_client_has_written_last_is_not_read_again() {
+    let Some(server) = PostgresServer::start_or_skip("records that are remembered") else { return };
+    let wire = Wire::start(server.port()).await;
+    let (backend, direct) = (with_one_connection(&wire, SECOND * 2).await, server.backend().await);
+    let resource = Resource::named("lock:", NAME, Kind::Mutex);
+    let request = |backend: &PostgresBackend| {
+        Request::new(LeaseRef::new(backend.lease_id(), resource.clone()), Claim::Sole, SECOND * 30)
+    };
+    let pair = async || {
+        let (own, before) = (request(&backend), wire.requests());
+        let Ok(Answer::Granted(grant)) = backend.request(&own).await else { panic!("it is free") };
+        assert_eq!(backend.release(&own.lease).await.expect("the wire is whole"), Released::Held);
+        (grant.token, wire.requests() - before)
+    };
+    // All statements are prepared.
+    pair().await;
+    let (token, requests) = pair().await;
+    // On a very slow machine a record is read after all.
+    assert!((2..=4).contains(&requests), "{requests} requests");
+    let other = request(&direct);
+    assert!(matches!(direct.request(&other).await, Ok(Answer::Granted(grant)) if grant.token > token));
+    let refused = backend.request(&request(&backend)).await;
+    assert!(matches!(refused, Ok(Answer::Busy { .. })), "{refused:?}");
+    direct.release(&other.lease).await.expect("it answers");
+    pair().await;
+
+    let (slow, before) = (request(&backend), wire.requests());
+    wire.hold();
+    let (answer, ()) = join(backend.request(&slow), async {
+        eventually(SOON, || async { wire.requests() > before }).await;
+        // Longer than it may take to be written.
+        sleep(ms(50)).await;
+        wire.let_go();
+    })
+    .await;
+    assert!(matches!(answer, Ok(Answer::Granted(_))), "{answer:?}");
+    assert!(wire.requests() - before >= 3, "it was not read");
+    backend.close().await;
 }
 
 /// How many requests the clients make for each of some hand-overs.

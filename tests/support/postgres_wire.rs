@@ -54,7 +54,7 @@ pub(crate) struct Wire {
 #[derive(Debug)]
 struct Shared {
     server_port: u16,
-    /// How many requests were sent.
+    /// How many requests were sent, without heartbeats.
     requests: AtomicUsize,
     /// Which of them is hit, counted from 0, and how.
     trap: Mutex<Option<(usize, Fault)>>,
@@ -104,7 +104,7 @@ impl Wire {
         url_of(self.port)
     }
 
-    /// How many requests were sent so far.
+    /// How many requests were sent so far, without heartbeats.
     pub(crate) fn requests(&self) -> usize {
         self.shared.requests.load(Ordering::SeqCst)
     }
@@ -213,7 +213,9 @@ async fn pass_requests(
     let mut request = Vec::new();
     while let Some(message) = message(&mut client, !is_first).await {
         let ends = is_first || matches!(message[0], b'Q' | b'S' | b'p' | b'X');
-        let counts = !is_first && matches!(message[0], b'Q' | b'S');
+        // Those that only show that the connection is alive come at any time.
+        let is_heartbeat = message.ends_with(b"SELECT 1\0");
+        let counts = !is_first && matches!(message[0], b'Q' | b'S') && !is_heartbeat;
         is_first = false;
         request.extend(message);
         if !ends {

@@ -1,10 +1,13 @@
 //! Changing records: those that are quiet by reading and then writing what nobody else has changed, a crowded one under its lock.
 
+use std::collections::HashMap;
+use std::time::Instant;
+
 use futures::future::{join, join3};
 use tokio_postgres::Row;
 
 use super::failure::{Cure, Failure};
-use super::record::{Changed, Read};
+use super::record::{Changed, Read, Written};
 use super::schedule::{Done, Work};
 use super::session::{Parameter, Session};
 use super::statement::Sql;
@@ -23,8 +26,41 @@ enum Phase {
     Writing,
 }
 
-/// Reads the records in one exchange, and writes them in another one.
+/// Writes the records as they are remembered in one exchange, if all are. Those that somebody else has changed, or that are not remembered,
+/// are read in one exchange and written in another one.
 pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome {
+    if works.iter().any(|work| work.written.is_none()) {
+        return read_and_write(session, works).await;
+    }
+    let (mut outcome, mut changed, mut left) = (Vec::new(), Vec::new(), Vec::new());
+    for mut work in works {
+        match work.written.take().map(|written| written.read().change(&work)) {
+            Some(Ok(Some(record))) => changed.push((work, record)),
+            // That nothing changes, or is wrong, is true only of what is stored now.
+            Some(Ok(None) | Err(_)) | None => left.push(work),
+        }
+    }
+    let mut failure = None;
+    if !changed.is_empty() {
+        let (written, failed) = write(session, changed).await;
+        for (work, done) in written {
+            match done {
+                Done::Conflict => left.push(work),
+                done => outcome.push((work, done)),
+            }
+        }
+        failure = failed;
+    }
+    if failure.is_some() || left.is_empty() {
+        outcome.extend(left.into_iter().map(|work| (work, Done::Again)));
+        return (outcome, failure);
+    }
+    let (read, failure) = read_and_write(session, left).await;
+    outcome.extend(read);
+    (outcome, failure)
+}
+
+async fn read_and_write(session: &Session, works: Vec<Work>) -> Outcome {
     let rows = match session.within(read(session, &works)).await {
         Ok(rows) => rows,
         Err(failure) => return failed(works, failure, Phase::Reading),
@@ -40,16 +76,25 @@ pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome
     if changed.is_empty() {
         return (outcome, None);
     }
-    let (works, records): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
-    let (written, failure) = match write(session, &works, &records).await {
-        Ok(are_written) => {
-            let done = |is_written| if is_written { Done::Finished } else { Done::Conflict };
-            (works.into_iter().zip(are_written.into_iter().map(done)).collect(), None)
-        }
-        Err(failure) => failed(works, failure, Phase::Writing),
-    };
+    let (written, failure) = write(session, changed).await;
     outcome.extend(written);
     (outcome, failure)
+}
+
+/// Writes records that have been changed.
+async fn write(session: &Session, changed: Vec<(Work, Changed)>) -> Outcome {
+    let (works, records): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
+    match write_all(session, &works, &records).await {
+        Ok(written) => {
+            let done = |(mut work, written): (Work, Option<Written>)| {
+                let done = if written.is_some() { Done::Finished } else { Done::Conflict };
+                work.written = written;
+                (work, done)
+            };
+            (works.into_iter().zip(written).map(done).collect(), None)
+        }
+        Err(failure) => failed(works, failure, Phase::Writing),
+    }
 }
 
 /// A row for each of the works, in their order.
@@ -67,8 +112,12 @@ fn read_and_change(row: &Row, work: &Work) -> Result<Option<Changed>, Done> {
     read.change(work).map_err(|error| Done::Failed { error, unsure: false })
 }
 
-/// Whether each of the records was written.
-async fn write(session: &Session, works: &[Work], records: &[Changed]) -> Result<Vec<bool>, Failure> {
+/// Each of the records as it was written, or `None` if it was not.
+async fn write_all(
+    session: &Session,
+    works: &[Work],
+    records: &[Changed],
+) -> Result<Vec<Option<Written>>, Failure> {
     if let ([work], [record]) = (works, records) {
         return Ok(vec![session.within(write_one(session, work, record)).await?]);
     }
@@ -76,6 +125,7 @@ async fn write(session: &Session, works: &[Work], records: &[Changed]) -> Result
     let versions: Vec<_> = records.iter().map(|record| record.version).collect();
     let docs: Vec<_> = records.iter().map(|record| record.doc.as_str()).collect();
     let read_at = records.iter().map(|record| record.now).min();
+    let until = records.iter().map(|record| record.until).min();
     let messages = || {
         keys.iter().zip(records).flat_map(|(key, record)| {
             let messages = record.channels.iter().zip(&record.messages);
@@ -85,28 +135,33 @@ async fn write(session: &Session, works: &[Work], records: &[Changed]) -> Result
     let of_keys: Vec<_> = messages().map(|(key, ..)| key.as_ref()).collect();
     let channels: Vec<_> = messages().map(|(_, channel, _)| channel).collect();
     let texts: Vec<_> = messages().map(|(.., message)| message).collect();
-    let with: [Parameter<'_>; 7] = [&keys, &versions, &docs, &read_at, &of_keys, &channels, &texts];
+    let with: [Parameter<'_>; 8] = [&keys, &versions, &docs, &read_at, &of_keys, &channels, &texts, &until];
+    let asked = Instant::now();
     let rows = session.within(session.rows(Sql::Write, &with)).await?;
-    let mut written = std::collections::HashSet::new();
+    let mut written = HashMap::new();
     for row in &rows {
-        written.insert(row.try_get::<_, &str>(0)?);
+        written.insert(row.try_get::<_, &str>(0)?, row);
     }
-    Ok(keys.iter().map(|key| written.contains(key.as_ref())).collect())
+    let each = keys.iter().zip(&docs);
+    let each = each.map(|(key, doc)| written.get(key.as_ref()).map(|row| Written::of(row, 1, doc, asked)));
+    each.map(Option::transpose).collect()
 }
 
-/// Whether the record was written.
-async fn write_one(session: &Session, work: &Work, record: &Changed) -> Result<bool, Failure> {
-    let Changed { version, now, doc, channels, messages } = record;
-    let key = escape(&work.key);
-    let Some(version) = version else {
+/// The record as it was written, or `None` if it was not.
+async fn write_one(session: &Session, work: &Work, record: &Changed) -> Result<Option<Written>, Failure> {
+    let Changed { version, now, until, doc, channels, messages } = record;
+    let (key, asked) = (escape(&work.key), Instant::now());
+    let rows = match version {
         // Nobody waits for a record that does not exist, so nobody is to be told.
-        return Ok(session.change(Sql::Insert, &[&key, doc, now]).await? == 1);
+        None => session.rows(Sql::Insert, &[&key, doc, now]).await?,
+        Some(version) if messages.is_empty() => {
+            session.rows(Sql::Update, &[&key, version, doc, until]).await?
+        }
+        Some(version) => {
+            session.rows(Sql::UpdateAndTell, &[&key, version, doc, until, channels, messages]).await?
+        }
     };
-    if messages.is_empty() {
-        return Ok(session.change(Sql::Update, &[&key, version, doc]).await? == 1);
-    }
-    let rows = session.rows(Sql::UpdateAndTell, &[&key, version, doc, channels, messages]).await?;
-    Ok(!rows.is_empty())
+    rows.first().map(|row| Written::of(row, 0, doc, asked)).transpose()
 }
 
 /// Locks the record and reads it in one exchange, and writes it in another one, which ends the transaction.
@@ -152,13 +207,12 @@ async fn lock_and_read(session: &Session, work: &Work) -> Result<Read, Failure> 
         Some(row) => Some((row.try_get(0)?, row.try_get(1)?)),
         None => None,
     };
-    let floor: Option<i64> = clock.try_get(1)?;
-    Ok(Read { now: clock.try_get(0)?, stored, floor: floor.unwrap_or(0) })
+    Ok(Read::at(clock.try_get(0)?, stored, clock.try_get(1)?))
 }
 
 async fn write_and_commit(session: &Session, work: &Work, record: &Changed) -> Result<bool, Failure> {
     let (written, committed) = join(write_one(session, work, record), session.execute("COMMIT")).await;
-    let is_written = written?;
+    let is_written = written?.is_some();
     committed.map(|()| is_written)
 }
 

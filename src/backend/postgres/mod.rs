@@ -42,6 +42,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use futures::StreamExt;
 use futures::future::join;
 use futures::stream::BoxStream;
 use tokio::runtime::Handle;
@@ -153,7 +154,15 @@ impl LedgerStore for PostgresStore {
     }
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
-        self.listener.open(client, &self.runtime)
+        let lanes = Arc::clone(&self.lanes);
+        let events = self.listener.open(client, &self.runtime);
+        // What somebody else has granted is known before it is acted upon.
+        let noted = events.inspect(move |event| {
+            if let Event::Granted { lease, .. } = event {
+                lanes.schedule.forget(&lease.resource.key);
+            }
+        });
+        noted.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,4 +1,6 @@
-//! A record as it is read, changed and written.
+//! A record as it is read, or remembered, changed and written.
+
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Row;
 
@@ -7,10 +9,20 @@ use super::schedule::Work;
 use super::text::{escape, unescape};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
+/// For how long what was written is remembered: clocks differ by less than a millisecond after that.
+const REMEMBERED: Duration = Duration::from_secs(10);
+/// How long writing a record may take that was remembered and not read. Leases that begin with it are counted from the end of that time, so
+/// that none ends too early, also if this machine stood still: then it is too late, and the record is read.
+const TO_WRITE_MICROS: i64 = 20_000;
+
 /// A record at a time.
 pub(super) struct Read {
-    /// In microseconds, by the server's clock.
+    /// In microseconds, by the server's clock: not later than the current time,
     pub(super) now: i64,
+    /// and not earlier.
+    pub(super) late: i64,
+    /// It must not be written after that.
+    pub(super) until: i64,
     /// `None` if there is none.
     pub(super) stored: Option<(i64, String)>,
     /// What all numbers issued by records that were removed are below.
@@ -22,6 +34,7 @@ pub(super) struct Changed {
     /// Of the record that was read.
     pub(super) version: Option<i64>,
     pub(super) now: i64,
+    pub(super) until: i64,
     pub(super) doc: String,
     /// To whom, and what.
     pub(super) channels: Vec<String>,
@@ -34,20 +47,25 @@ impl Read {
         let version: Option<i64> = row.try_get(1)?;
         let doc: Option<String> = row.try_get(2)?;
         let floor: Option<i64> = row.try_get(3)?;
-        Ok(Self { now: row.try_get(0)?, stored: version.zip(doc), floor: floor.unwrap_or(0) })
+        Ok(Self::at(row.try_get(0)?, version.zip(doc), floor))
+    }
+
+    /// What was read at a time.
+    pub(super) fn at(now: i64, stored: Option<(i64, String)>, floor: Option<i64>) -> Self {
+        Self { now, late: now, until: i64::MAX, stored, floor: floor.unwrap_or(0) }
     }
 
     /// Carries out what was asked for. `None` if there is nothing to be written.
     pub(super) fn change(self, work: &Work) -> Result<Option<Changed>, BackendError> {
-        let Self { now, stored, floor } = self;
+        let Self { now, late, until, stored, floor } = self;
         let mut ledger = match &stored {
             Some((_, doc)) => unescape(doc).parse()?,
             None => Ledger::default(),
         };
         // Whoever was told of a lease counts it from when it asked, which was before the server's clock was read.
-        let micros = u64::try_from(now).unwrap_or(0);
-        let floor = u64::try_from(floor).unwrap_or(0).saturating_add(1);
-        let stamp = Stamp::new(micros, micros, micros.max(floor));
+        let micros = |time: i64| u64::try_from(time).unwrap_or(0);
+        let floor = micros(floor).saturating_add(1);
+        let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
         let told: Vec<_> = work.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
         let doc = escape(&ledger.to_string()).into_owned();
         let is_same = match &stored {
@@ -59,7 +77,41 @@ impl Read {
             return Ok(None);
         }
         let (channels, messages) = told.iter().filter_map(addressed).unzip();
-        Ok(Some(Changed { version: stored.map(|(version, _)| version), now, doc, channels, messages }))
+        Ok(Some(Changed { version: stored.map(|(version, _)| version), now, until, doc, channels, messages }))
+    }
+}
+
+/// A record that this client has written. As long as nobody else changes it, it need not be read again.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) version: i64,
+    doc: String,
+    /// The server's clock after it was written, and when this client asked for that, and heard of it.
+    now: i64,
+    asked: Instant,
+    heard: Instant,
+}
+
+impl Written {
+    /// From what is returned by a statement that writes: the version and the time, from this column on.
+    pub(super) fn of(row: &Row, column: usize, doc: &str, asked: Instant) -> Result<Self, Failure> {
+        let (version, now) = (row.try_get(column)?, row.try_get(column + 1)?);
+        Ok(Self { version, doc: doc.to_owned(), now, asked, heard: Instant::now() })
+    }
+
+    pub(super) fn is_recent(&self) -> bool {
+        self.asked.elapsed() < REMEMBERED
+    }
+
+    /// What would be read now if nobody else has changed it.
+    pub(super) fn read(&self) -> Read {
+        let later = |since: Instant| {
+            let elapsed = i64::try_from(since.elapsed().as_micros()).unwrap_or(i64::MAX);
+            self.now.saturating_add(elapsed)
+        };
+        let (now, until) = (later(self.heard), later(self.asked).saturating_add(TO_WRITE_MICROS));
+        let stored = Some((self.version, self.doc.clone()));
+        Read { now, late: until, until, stored, floor: 0 }
     }
 }
 

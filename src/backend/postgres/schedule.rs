@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::job::Task;
+use super::record::Written;
 use crate::backend::BackendError;
 use crate::sync::Mutex;
 
@@ -18,6 +19,8 @@ const TOGETHER: usize = 128;
 const CROWDED: Duration = Duration::from_secs(1);
 /// How many crowded keys are remembered before those are forgotten that are no longer crowded.
 const REMEMBERED: usize = 256;
+/// How many records are remembered that this client has written.
+const WRITTEN: usize = 4096;
 
 /// All changes asked for of one key until then, to be stored together.
 pub(super) struct Work {
@@ -27,6 +30,8 @@ pub(super) struct Work {
     pub(super) must_write: bool,
     /// How often it was tried before.
     pub(super) tries: u32,
+    /// The record as this client has written it last, if it may still be so.
+    pub(super) written: Option<Written>,
 }
 
 /// What one connection does next.
@@ -66,6 +71,7 @@ struct State {
     crowded: VecDeque<Arc<str>>,
     is_turn_of_crowded: bool,
     crowded_until: HashMap<Arc<str>, Instant>,
+    written: HashMap<Arc<str>, Written>,
     is_closed: bool,
 }
 
@@ -132,6 +138,11 @@ impl Schedule {
         self.changed.notify_one();
     }
 
+    /// Somebody else has changed this record.
+    pub(super) fn forget(&self, key: &str) {
+        self.state.lock().written.remove(key);
+    }
+
     /// Nothing is added any more. What is there is still done.
     pub(super) fn close(&self) {
         self.state.lock().is_closed = true;
@@ -186,11 +197,15 @@ impl State {
         let queue = self.keys.get_mut(&key)?;
         queue.is_taken = true;
         let tasks = mem::take(&mut queue.tasks).into();
-        Some(Work { key, tasks, must_write: queue.must_write, tries: queue.tries })
+        let written = self.written.remove(&key).filter(Written::is_recent);
+        Some(Work { key, tasks, must_write: queue.must_write, tries: queue.tries, written })
     }
 
     fn put_back(&mut self, work: Work, done: &Done) {
-        let Work { key, tasks, tries, .. } = work;
+        let Work { key, tasks, tries, written, .. } = work;
+        if let (Done::Finished, Some(written)) = (done, written) {
+            self.remember(&key, written);
+        }
         let Some(queue) = self.keys.get_mut(&key) else { return };
         queue.is_taken = false;
         match done {
@@ -210,6 +225,15 @@ impl State {
             self.make_ready(key);
         } else if !is_known {
             self.keys.remove(&key);
+        }
+    }
+
+    fn remember(&mut self, key: &Arc<str>, written: Written) {
+        if self.written.len() >= WRITTEN {
+            self.written.retain(|_, written| written.is_recent());
+        }
+        if self.written.len() < WRITTEN {
+            self.written.insert(Arc::clone(key), written);
         }
     }
 

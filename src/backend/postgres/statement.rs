@@ -23,15 +23,16 @@ pub(super) enum Sql {
     Lock,
     /// The time, and that number: read after a record was locked.
     Clock,
-    /// Writes a record ($1) that has not been changed since it was of this version ($2).
+    /// Writes a record ($1) that has not been changed since it was of this version ($2), unless it is later than a time ($4). Returns its
+    /// new version, and the time.
     Update,
-    /// The same, and sends messages ($5) on channels ($4) with it.
+    /// The same, and sends messages ($6) on channels ($5) with it.
     UpdateAndTell,
     /// Writes a record ($1) that did not exist at a time ($3) that is not long ago: since, there may have been one that was removed
-    /// again.
+    /// again. Returns the same.
     Insert,
-    /// Writes records ($1), of these versions ($2) or new, unless somebody else has changed them or is about to, and sends messages ($7)
-    /// on channels ($6) with those of them ($5) that it has written.
+    /// Writes records ($1), of these versions ($2) or new, unless somebody else has changed them or is about to, or it is later than a
+    /// time ($8), and sends messages ($7) on channels ($6) with those of them ($5) that it has written. Returns the keys of those, and the same.
     Write,
     /// Records that nobody has used since a time ($2), in the order of their keys, after a key ($1).
     Idle,
@@ -67,37 +68,49 @@ impl Sql {
             Self::Update => concat!(
                 "UPDATE leasehold SET doc = $3, version = greatest(version + 1, ",
                 now!(),
-                ") WHERE key = $1 AND version = $2"
+                ") WHERE key = $1 AND version = $2 AND ",
+                now!(),
+                " <= $4 RETURNING version, ",
+                now!()
             ),
             Self::UpdateAndTell => concat!(
                 "WITH written AS (UPDATE leasehold SET doc = $3, version = greatest(version + 1, ",
                 now!(),
-                ") WHERE key = $1 AND version = $2 RETURNING 1) \
-                 SELECT pg_notify(e.channel, e.message) FROM written, unnest($4, $5) AS e (channel, message)"
+                ") WHERE key = $1 AND version = $2 AND ",
+                now!(),
+                " <= $4 RETURNING version) \
+                 SELECT version, ",
+                now!(),
+                ", (SELECT count(pg_notify(e.channel, e.message)::text) FROM unnest($5, $6) AS e (channel, message)) FROM written"
             ),
             Self::Insert => concat!(
                 "INSERT INTO leasehold (key, version, doc) SELECT $1, ",
                 now!(),
                 ", $2 WHERE ",
                 now!(),
-                " < $3 + 60000000 ON CONFLICT (key) DO NOTHING"
+                " < $3 + 60000000 ON CONFLICT (key) DO NOTHING RETURNING version, ",
+                now!()
             ),
             Self::Write => concat!(
                 "WITH wanted AS (SELECT * FROM unnest($1, $2, $3) AS w (key, version, doc)), \
                  free AS (SELECT l.key FROM wanted AS w JOIN leasehold AS l ON l.key = w.key AND l.version = w.version \
-                 FOR UPDATE OF l SKIP LOCKED), \
+                 WHERE ",
+                now!(),
+                " <= $8 FOR UPDATE OF l SKIP LOCKED), \
                  updated AS (UPDATE leasehold AS l SET doc = w.doc, version = greatest(l.version + 1, ",
                 now!(),
-                ") FROM free AS f JOIN wanted AS w ON w.key = f.key WHERE l.key = f.key RETURNING l.key), \
+                ") FROM free AS f JOIN wanted AS w ON w.key = f.key WHERE l.key = f.key RETURNING l.key, l.version), \
                  inserted AS (INSERT INTO leasehold (key, version, doc) SELECT key, ",
                 now!(),
                 ", doc FROM wanted WHERE version IS NULL AND ",
                 now!(),
-                " < $4 + 60000000 ORDER BY key ON CONFLICT (key) DO NOTHING RETURNING key), \
-                 written AS (SELECT key FROM updated UNION ALL SELECT key FROM inserted), \
+                " < $4 + 60000000 ORDER BY key ON CONFLICT (key) DO NOTHING RETURNING key, version), \
+                 written AS (SELECT * FROM updated UNION ALL SELECT * FROM inserted), \
                  told AS (SELECT pg_notify(e.channel, e.message) FROM written AS w \
                  JOIN unnest($5, $6, $7) AS e (key, channel, message) ON e.key = w.key) \
-                 SELECT key, (SELECT count(*) FROM told) FROM written"
+                 SELECT key, version, ",
+                now!(),
+                ", (SELECT count(*) FROM told) FROM written"
             ),
             Self::Idle => {
                 "SELECT key, version, doc FROM leasehold WHERE key > $1 AND version < $2 ORDER BY key LIMIT 100"
@@ -122,8 +135,10 @@ impl Sql {
             Self::Read => &[Type::TEXT_ARRAY],
             Self::ReadOne | Self::Lock => &[Type::TEXT],
             Self::Clock => &[],
-            Self::Update => &[Type::TEXT, Type::INT8, Type::TEXT],
-            Self::UpdateAndTell => &[Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT_ARRAY, Type::TEXT_ARRAY],
+            Self::Update => &[Type::TEXT, Type::INT8, Type::TEXT, Type::INT8],
+            Self::UpdateAndTell => {
+                &[Type::TEXT, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT_ARRAY, Type::TEXT_ARRAY]
+            }
             Self::Insert => &[Type::TEXT, Type::TEXT, Type::INT8],
             Self::Write => &[
                 Type::TEXT_ARRAY,
@@ -133,6 +148,7 @@ impl Sql {
                 Type::TEXT_ARRAY,
                 Type::TEXT_ARRAY,
                 Type::TEXT_ARRAY,
+                Type::INT8,
             ],
             Self::Idle => &[Type::TEXT, Type::INT8],
             Self::Remove => &[Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT8],
