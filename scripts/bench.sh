@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every benchmark, one after another, and keeps what they print under target/bench and their plots under docs/plots.
 #
-# Needs cargo, valgrind, and a redis-server as scripts/test.sh does; every bench starts a server of its own. About 30 minutes, during
+# Needs cargo, valgrind, and the servers that scripts/test.sh installs; every bench starts its own. About 40 minutes, during
 # which the machine should do nothing else. Arguments, if any, name the benches to run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ mkdir -p target/bench docs/plots
 } | tee target/bench/machine.txt
 
 cargo bench -p leasehold-benches --no-run
-[[ $# -gt 0 ]] || set -- uncontended instructions contended semaphores guards marketplace clients redlock micro
+[[ $# -gt 0 ]] || set -- uncontended instructions contended semaphores guards marketplace clients redlock stores micro
 for name in "$@"; do
     printf '\n== %s\n' "$name"
     plots=(--plots "$PWD/docs/plots")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, MutexOptions};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 const CLIENTS: usize = 4;
 const NAMES: usize = 16;
@@ -103,7 +103,33 @@ impl Load {
     /// Waits for as many further locks.
     pub(crate) async fn go_on_for(&self, operations: usize) {
         let goal = self.operations() + operations;
-        super::eventually(Duration::from_secs(60), || async { self.operations() >= goal }).await;
+        let went_on = async {
+            while self.operations() < goal {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(Duration::from_secs(60), went_on).await.is_err() {
+            panic!("{} of {goal} locks were taken: {}", self.operations(), self.found().await);
+        }
+    }
+
+    /// What can be seen of the locks, and what has gone wrong so far.
+    async fn found(&self) -> String {
+        let mut found = format!("{:?}", self.seen.lock().expect("no panic").1);
+        for name in 0..NAMES {
+            let mutex = self.clients[0].mutex(&format!("load {name}")).expect("valid");
+            found += &match timeout(TTL, mutex.inspect()).await {
+                Ok(Ok(seen)) => format!(
+                    "\n{name}: {:?}, {} wait, first {:?}",
+                    seen.holders,
+                    seen.waiters.len(),
+                    seen.waiters.first()
+                ),
+                Ok(Err(error)) => format!("\n{name}: {error}"),
+                Err(_) => format!("\n{name}: no answer"),
+            };
+        }
+        found
     }
 
     /// Waits until every client has taken every lock again.

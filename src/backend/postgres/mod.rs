@@ -9,7 +9,7 @@
 //! | `statement` | the statements |
 //! | `job` | what a client is asked to change |
 //! | `schedule` | in which order, and what together |
-//! | `lane` | the connections for changes, which carry it out |
+//! | `worker` | the connections for changes, each with a task that carries it out |
 //! | `exchange`, `record` | changing records, optimistically or under a lock; a record as it is read, changed and written |
 //! | `listener` | the connection for notifications |
 //! | `sweep` | records that nobody has used for a day |
@@ -25,7 +25,6 @@ mod exchange;
 mod failure;
 mod health;
 mod job;
-mod lane;
 mod listener;
 mod pooler;
 mod record;
@@ -37,6 +36,7 @@ mod sweep;
 mod text;
 mod tls;
 mod url;
+mod worker;
 
 use std::fmt;
 use std::io;
@@ -56,9 +56,9 @@ use crate::error::Error;
 use builder::Settings;
 use health::Health;
 use job::{Change, Job, Task};
-use lane::Lanes;
 use listener::Listener;
 use session::Session;
+use worker::Workers;
 
 pub use builder::PostgresBuilder;
 pub use schema::SCHEMA;
@@ -74,7 +74,7 @@ pub struct PostgresStore {
     capabilities: Capabilities,
     settings: Arc<Settings>,
     health: Arc<Health>,
-    lanes: Arc<Lanes>,
+    workers: Arc<Workers>,
     listener: Arc<Listener>,
     runtime: Handle,
 }
@@ -113,13 +113,13 @@ impl PostgresStore {
     fn start(settings: Arc<Settings>) -> io::Result<Self> {
         let runtime = background::handle()?;
         let health = Arc::new(Health::new(settings.address.clone()));
-        let lanes = Lanes::new(Arc::clone(&settings), Arc::clone(&health), runtime.clone());
+        let workers = Workers::new(Arc::clone(&settings), Arc::clone(&health), runtime.clone());
         let listener = Listener::new(Arc::clone(&settings), Arc::clone(&health));
         let mut capabilities = Capabilities::new(settings.address.clone());
         // The whole queue is in the record.
         capabilities.constant_work = false;
-        let (lanes, listener) = (Arc::new(lanes), Arc::new(listener));
-        Ok(Self { capabilities, settings, health, lanes, listener, runtime })
+        let (workers, listener) = (Arc::new(workers), Arc::new(listener));
+        Ok(Self { capabilities, settings, health, workers, listener, runtime })
     }
 
     /// Returns when both connections have been opened.
@@ -141,9 +141,9 @@ impl LedgerStore for PostgresStore {
         let job: Arc<dyn Job> = Arc::new(job);
         let tasks = keys.iter().enumerate();
         let tasks = tasks.map(|(index, key)| (Arc::clone(key), Task { job: Arc::clone(&job), index }));
-        let is_open = self.lanes.schedule.add(tasks);
+        let is_open = self.workers.schedule.add(tasks);
         if is_open {
-            self.lanes.call();
+            self.workers.call();
         }
         async move {
             if !is_open {
@@ -154,12 +154,12 @@ impl LedgerStore for PostgresStore {
     }
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
-        let lanes = Arc::clone(&self.lanes);
+        let workers = Arc::clone(&self.workers);
         let events = self.listener.open(client, &self.runtime);
         // What somebody else has granted is known before it is acted upon.
         let noted = events.inspect(move |event| {
             if let Event::Granted { lease, .. } = event {
-                lanes.schedule.forget(&lease.resource.key);
+                workers.schedule.forget(&lease.resource.key);
             }
         });
         noted.boxed()
@@ -195,7 +195,7 @@ impl LedgerStore for PostgresStore {
 
     async fn close(&self) {
         self.stop();
-        self.lanes.ended().await;
+        self.workers.ended().await;
         self.health.close();
     }
 }
@@ -203,7 +203,7 @@ impl LedgerStore for PostgresStore {
 impl PostgresStore {
     /// Nothing new is begun, and the connections are closed when what has begun is done.
     fn stop(&self) {
-        self.lanes.schedule.close();
+        self.workers.schedule.close();
         self.listener.close();
     }
 }

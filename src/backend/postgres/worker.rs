@@ -24,7 +24,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 /// The connections of a client for changes.
-pub(super) struct Lanes {
+pub(super) struct Workers {
     settings: Arc<Settings>,
     health: Arc<Health>,
     pub(super) schedule: Schedule,
@@ -42,7 +42,7 @@ struct Count {
     is_called: bool,
 }
 
-impl Lanes {
+impl Workers {
     pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>, runtime: Handle) -> Self {
         let (schedule, count, ended) = Default::default();
         Self { settings, health, schedule, runtime, count, ended }
@@ -58,21 +58,21 @@ impl Lanes {
         count.is_called = true;
         let wait = if count.all == 0 { Duration::ZERO } else { HELD_UP };
         drop(count);
-        let lanes = Arc::clone(self);
+        let workers = Arc::clone(self);
         self.runtime.spawn(async move {
             if !wait.is_zero() {
                 sleep(wait).await;
             }
             let is_first = {
-                let mut count = lanes.count.lock();
+                let mut count = workers.count.lock();
                 count.is_called = false;
-                if !lanes.schedule.is_ready() {
+                if !workers.schedule.is_ready() {
                     return;
                 }
                 count.all += 1;
                 count.all == 1
             };
-            Lane::new(Arc::clone(&lanes), is_first).work().await;
+            Worker::new(Arc::clone(&workers), is_first).work().await;
         });
     }
 
@@ -95,8 +95,8 @@ impl Lanes {
 }
 
 /// One connection.
-struct Lane {
-    lanes: Arc<Lanes>,
+struct Worker {
+    workers: Arc<Workers>,
     is_first: bool,
     session: Option<Session>,
     /// How long to wait before the next attempt to connect, and since when.
@@ -104,9 +104,9 @@ struct Lane {
     next_sweep: Instant,
 }
 
-impl Lane {
-    fn new(lanes: Arc<Lanes>, is_first: bool) -> Self {
-        Self { lanes, is_first, session: None, pause: None, next_sweep: Instant::now() }
+impl Worker {
+    fn new(workers: Arc<Workers>, is_first: bool) -> Self {
+        Self { workers, is_first, session: None, pause: None, next_sweep: Instant::now() }
     }
 
     async fn work(mut self) {
@@ -118,27 +118,27 @@ impl Lane {
     /// What is to be done next; `None` if this connection is not needed any more.
     async fn next(&mut self) -> Option<Round> {
         self.wait_to_connect().await;
-        let lanes = Arc::clone(&self.lanes);
+        let workers = Arc::clone(&self.workers);
         loop {
-            if let Some(round) = lanes.schedule.take() {
-                if lanes.schedule.is_ready() {
-                    lanes.call();
+            if let Some(round) = workers.schedule.take() {
+                if workers.schedule.is_ready() {
+                    workers.call();
                 }
                 return Some(round);
             }
-            if lanes.schedule.is_over() {
+            if workers.schedule.is_over() {
                 return None;
             }
             if self.is_first {
                 self.sweep_if_due().await;
             }
-            let _idle = Idle::of(&lanes);
-            if lanes.schedule.is_ready() {
+            let _idle = Idle::of(&workers);
+            if workers.schedule.is_ready() {
                 continue;
             }
             if self.is_first {
-                lanes.schedule.changed().await;
-            } else if timeout(IDLE, lanes.schedule.changed()).await.is_err() {
+                workers.schedule.changed().await;
+            } else if timeout(IDLE, workers.schedule.changed()).await.is_err() {
                 return None;
             }
         }
@@ -166,21 +166,21 @@ impl Lane {
             }
         };
         for (work, done) in works {
-            self.lanes.schedule.finish(work, done);
+            self.workers.schedule.finish(work, done);
         }
     }
 
     async fn connect(&mut self) -> Result<&Session, Failure> {
         let session = match self.session.take().filter(|session| !session.is_closed()) {
             Some(session) => session,
-            None => Session::open(&self.lanes.settings).await?,
+            None => Session::open(&self.workers.settings).await?,
         };
         Ok(self.session.insert(session))
     }
 
     /// What follows from how it went.
     fn judge(&mut self, failure: Option<Failure>) {
-        let health = &self.lanes.health;
+        let health = &self.workers.health;
         match failure {
             None => {
                 health.succeeded(Purpose::Changes);
@@ -195,7 +195,7 @@ impl Lane {
                     self.pause = Some((pause, Instant::now()));
                     health.failed(Purpose::Changes, &failure.why);
                 }
-                tracing::debug!(store = %self.lanes.settings.address, %failure, "changes were not stored");
+                tracing::debug!(store = %self.workers.settings.address, %failure, "changes were not stored");
             }
         }
     }
@@ -208,7 +208,7 @@ impl Lane {
         let Some(session) = self.session.as_ref().filter(|session| !session.is_closed()) else { return };
         self.next_sweep = now + sweep::INTERVAL;
         if let Err(failure) = sweep::sweep(session).await {
-            tracing::debug!(store = %self.lanes.settings.address, %failure, "idle rows were not removed");
+            tracing::debug!(store = %self.workers.settings.address, %failure, "idle rows were not removed");
             if failure.is_broken {
                 self.session = None;
             }
@@ -216,24 +216,24 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for Worker {
     fn drop(&mut self) {
-        self.lanes.count.lock().all -= 1;
-        self.lanes.ended.notify_waiters();
+        self.workers.count.lock().all -= 1;
+        self.workers.ended.notify_waiters();
         // Something may have become ready after it was decided that this one is not needed.
-        if self.lanes.schedule.is_ready() {
-            self.lanes.call();
+        if self.workers.schedule.is_ready() {
+            self.workers.call();
         }
     }
 }
 
 /// Counts a connection that waits for something to do.
-struct Idle<'a>(&'a Lanes);
+struct Idle<'a>(&'a Workers);
 
 impl<'a> Idle<'a> {
-    fn of(lanes: &'a Lanes) -> Self {
-        lanes.count.lock().idle += 1;
-        Self(lanes)
+    fn of(workers: &'a Workers) -> Self {
+        workers.count.lock().idle += 1;
+        Self(workers)
     }
 }
 
