@@ -271,6 +271,21 @@ mod found {
     }
 
     #[test]
+    fn a_limit_lapses_with_the_place_of_whoever_died_waiting() {
+        let long = |handle| {
+            let claim = Permits { permits: 4, handle };
+            Request { client: 1, site: 0, claim, term: Long, waits: true }
+        };
+        let died_waiting = [ask(2, 0, 1), Ask(10, long(0)), Crash(1), Pass(7)];
+        agree_on::<Counting>(&died_waiting);
+        agree_on::<Fair>(&died_waiting);
+        let mut other_limit = died_waiting.to_vec();
+        other_limit.push(Ask(11, long(1)));
+        agree_on::<Counting>(&other_limit);
+        agree_on::<Fair>(&other_limit);
+    }
+
+    #[test]
     fn whoever_is_served_from_the_queue_learns_the_limit() {
         let resize = Resize { client: 1, site: 0, handle: 0, permits: 2, term: Short };
         agree_on::<Fair>(&[ask(0, 0, 3), ask(1, 0, 2), resize, Release(0)]);

@@ -133,7 +133,7 @@ const LOCK: &[&str] = &[lua!("lock/value"), lua!("lock/lock")];
 const NAMES: &[&str] = &[lua!("lock/names")];
 const HOLDS: &[&str] = &[lua!("lock/holds")];
 const GAPS: &[&str] = &[lua!("lock/is_gap_due"), lua!("lock/gap")];
-const SEMAPHORE: &[&str] = &[lua!("semaphore/semaphore")];
+const SEMAPHORE: &[&str] = &[lua!("semaphore/has_lapsed"), lua!("semaphore/semaphore")];
 
 /// Many operations in one call: functions that create what the operations need (`batch.lua`).
 pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
@@ -190,6 +190,7 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
         "local function semaphore_operations()",
         lua!("semaphore/token"),
         lua!("semaphore/state"),
+        lua!("semaphore/has_lapsed"),
         lua!("semaphore/semaphore"),
         lua!("semaphore/acquire"),
         lua!("semaphore/release"),
@@ -318,7 +319,7 @@ scripts! {
         [lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect")];
     INSPECT_PERMITS(3, None):
         [lua!("lib/time"), lua!("lib/living"), lua!("semaphore/token"), lua!("semaphore/state"),
-            lua!("semaphore/inspect")];
+            lua!("semaphore/has_lapsed"), lua!("semaphore/inspect")];
 }
 
 #[cfg(test)]

@@ -26,10 +26,7 @@ end
 for _, id in ipairs(call('ZRANGEBYSCORE', s.key, '-inf', now_text)) do
   used = used - hold(id)
 end
-if limit and now >= s.lapse and call('EXISTS', s.queue) == 0
-  and call('ZCOUNT', s.key, '(' .. now_text, '+inf') == 0 then
-  limit = nil
-end
+if limit and has_lapsed(s) then limit = nil end
 
 local waiters, holders = {}, {}
 if ARGV[1] == EVERYBODY then

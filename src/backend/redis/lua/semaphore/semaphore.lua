@@ -69,7 +69,7 @@ local function expire_leases(s, id)
     begin_writing(s)
     write_state(s)
   end
-  if s.limit and s.clock.ms >= s.lapse and call('EXISTS', s.key, s.queue) == 0 then s.limit = nil end
+  if s.limit and has_lapsed(s) then s.limit = nil end
   s.free = s.limit and s.limit - s.used or 0
   return id and call('HGET', s.holds, id)
 end
