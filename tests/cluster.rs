@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, FencingToken, MutexOptions};
 use support::{Cluster, Load, eventually, within};
@@ -124,20 +124,50 @@ async fn a_lock_is_kept_while_its_slot_moves_and_the_next_token_is_greater() -> 
     again.release().await
 }
 
+/// Two nodes that each say that a slot is at the other: what is left of a move that went wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_nobody_serves_holds_up_no_other() -> Result<(), Error> {
+    let Some(cluster) = Cluster::start_or_skip("a slot that nobody serves") else { return Ok(()) };
+    let client = connect(&cluster).await;
+    let slot = cluster.slot("lock:astray");
+    let owner = cluster.serving(0, slot);
+    cluster.assign(slot, (owner + 1) % 3, owner);
+
+    let astray = client.mutex("astray")?;
+    let error = astray.lock_timeout(SECOND).await.expect_err("nobody serves the slot");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("MOVED"), "{error}");
+    let waiting = (0..8).map(|_| {
+        let astray = client.mutex("astray").expect("a name");
+        tokio::spawn(async move { astray.lock().await?.release().await })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    for n in 0..300 {
+        let begun = Instant::now();
+        client.mutex(&format!("other {n}"))?.lock().await?.release().await?;
+        assert!(begun.elapsed() < SECOND, "other {n}: {:?}", begun.elapsed());
+    }
+    cluster.assign(slot, owner, owner);
+    for task in waiting {
+        within(SECOND * 10, task).await.expect("no panic").expect("the slot is served again");
+    }
+    astray.lock().await?.release().await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixty_four_tasks_lock_while_slots_move_and_primaries_die() {
     let Some(mut cluster) = Cluster::start_or_skip("migration and failover in a cluster under load") else {
         return;
     };
     let load = Load::start(&cluster.url(), 64).await;
-    load.go_on_for(2_000).await;
+    load.go_on_for_or(2_000, || cluster.views()).await;
     for n in 0..16 {
         let slot = cluster.slot(&format!("lock:load {n}"));
         let from = cluster.serving(0, slot);
         cluster.move_slot(slot, from, (from + 1) % 3);
-        load.go_on_for(50).await;
+        load.go_on_for_or(50, || cluster.views()).await;
     }
-    load.go_on_for(2_000).await;
+    load.go_on_for_or(2_000, || cluster.views()).await;
     let mut failovers = 0;
     for victim in 0..2 {
         // The second one hangs, and wakes up when it has been replaced.
@@ -153,7 +183,7 @@ async fn sixty_four_tasks_lock_while_slots_move_and_primaries_die() {
         })
         .await;
         failovers += 1;
-        load.go_on_for(2_000).await;
+        load.go_on_for_or(2_000, || cluster.views()).await;
         // A client that still uses a primary that was replaced may be granted what others hold.
         load.go_on_everywhere().await;
         if victim == 0 {
@@ -161,7 +191,7 @@ async fn sixty_four_tasks_lock_while_slots_move_and_primaries_die() {
         } else {
             cluster.nodes[victim].resume()
         }
-        load.go_on_for(500).await;
+        load.go_on_for_or(500, || cluster.views()).await;
     }
     let report = load.stop().await;
     eprintln!("cluster: 16 slots moved, {failovers} failovers: {report}");

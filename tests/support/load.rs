@@ -83,8 +83,8 @@ impl Load {
                     let mut seen = seen.lock().expect("no panic");
                     match outcome {
                         Ok(held) => seen.0.push(held),
-                        Err(Error::StoreUnavailable { .. }) => {
-                            *seen.1.entry("unavailable".to_owned()).or_default() += 1
+                        Err(Error::StoreUnavailable { source, .. }) => {
+                            *seen.1.entry(format!("unavailable: {source}")).or_default() += 1
                         }
                         Err(error) => *seen.1.entry(error.to_string()).or_default() += 1,
                     }
@@ -102,6 +102,11 @@ impl Load {
 
     /// Waits for as many further locks.
     pub(crate) async fn go_on_for(&self, operations: usize) {
+        self.go_on_for_or(operations, String::new).await;
+    }
+
+    /// The same; if it takes too long, `explain` says how the store is.
+    pub(crate) async fn go_on_for_or(&self, operations: usize, explain: impl Fn() -> String) {
         let goal = self.operations() + operations;
         let went_on = async {
             while self.operations() < goal {
@@ -109,7 +114,7 @@ impl Load {
             }
         };
         if timeout(Duration::from_secs(60), went_on).await.is_err() {
-            panic!("{} of {goal} locks were taken: {}", self.operations(), self.found().await);
+            panic!("{} of {goal} locks were taken: {}\n{}", self.operations(), self.found().await, explain());
         }
     }
 

@@ -132,20 +132,45 @@ impl Cluster {
         }
     }
 
-    /// Says that a slot has been moved.
+    /// Says that a slot has been moved, and waits until every node knows.
+    ///
+    /// A slot that changes hands faster than the nodes hear of each other may end where two nodes take each other for its
+    /// owner, for good: the target's configuration epoch has to be above the source's, which it may not have heard of yet. So
+    /// both are told again if they have changed their minds.
     pub(crate) fn finish_to_move(&self, slot: u16, from: usize, to: usize) {
-        let number = slot.to_string();
-        let to_id = id(&self.nodes[to]);
-        for node in [to, from] {
-            let set = self.nodes[node].raw().send(&["CLUSTER", "SETSLOT", &number, "NODE", &to_id]);
-            assert_eq!(set, Reply::ok());
-        }
+        self.assign(slot, to, to);
+        self.assign(slot, to, from);
+        wait_until("all nodes agree where the slot is", || {
+            for node in [to, from] {
+                if self.serving(node, slot) != to {
+                    self.assign(slot, to, node);
+                }
+            }
+            (0..self.nodes.len()).all(|node| self.serving(node, slot) == to)
+        });
+    }
+
+    /// Tells the node `told` that a slot is at another.
+    pub(crate) fn assign(&self, slot: u16, to: usize, told: usize) {
+        let to = id(&self.nodes[to]);
+        let set = self.nodes[told].raw().send(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to]);
+        assert_eq!(set, Reply::ok());
     }
 
     pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_to_move(slot, from, to);
         self.move_keys(slot, from, to);
         self.finish_to_move(slot, from, to);
+    }
+
+    /// What each node that answers says of all nodes.
+    pub(crate) fn views(&self) -> String {
+        let view = |node: &RedisServer| {
+            let answer = Raw::connect(node.port()).and_then(|mut raw| raw.try_send(&["CLUSTER", "NODES"]));
+            let view = answer.map_or_else(|error| error.to_string(), |view| view.text().unwrap_or_default());
+            format!("{}:\n{view}\n", node.port())
+        };
+        self.nodes.iter().map(view).collect()
     }
 
     /// Every key but the fences of slots.

@@ -115,6 +115,11 @@ impl CallError {
         Self::Answer(of_command.unwrap_or(text).to_owned())
     }
 
+    /// Whether the server says that another one serves the slot.
+    pub(super) fn is_redirection(&self) -> bool {
+        self.answers("MOVED ") || self.answers("ASK ")
+    }
+
     /// Whether the server has answered with an error that starts with this word.
     pub(super) fn answers(&self, word: &str) -> bool {
         matches!(self, Self::Answer(text) if text.starts_with(word))

@@ -22,6 +22,8 @@ use crate::sync::Mutex;
 
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);
+/// How many redirections one call follows. Two nodes that take each other for the owner of a slot could go on for ever.
+const MOST_REDIRECTIONS: usize = 5;
 
 /// Where calls go.
 pub(super) trait Place: fmt::Debug + Send + Sync {
@@ -142,10 +144,19 @@ impl Transport {
     ) -> Result<Value, CallError> {
         let deadline = Instant::now() + self.timeouts.reply;
         let mut answer = self.deliver_once(script, &arguments).await;
+        let mut redirections = 0;
         while let Err(CallError::Answer(text)) = &answer {
-            let Some(again) = self.place.redirected(text).await.filter(|_| Instant::now() < deadline) else {
-                break;
-            };
+            if redirections > 2 {
+                // The nodes disagree, and may soon have heard of each other.
+                sleep(RETRY).await;
+            }
+            let Some(again) = self.place.redirected(text).await else { break };
+            let is_elsewhere = answer.as_ref().is_err_and(CallError::is_redirection);
+            redirections = if is_elsewhere { redirections + 1 } else { 0 };
+            if redirections > MOST_REDIRECTIONS || Instant::now() >= deadline {
+                let last = format!("no node serves the slot, the last answer was {text}");
+                return if is_elsewhere { Err(CallError::NotSent(last)) } else { answer };
+            }
             answer = match again {
                 Ok(Again::There) => self.deliver_once(script, &arguments).await,
                 Ok(Again::Asking(link)) => link.eval_asking(script.variant(true), arguments()).await,

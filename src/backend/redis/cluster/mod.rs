@@ -2,7 +2,8 @@
 //!
 //! A call concerns one slot, and names all of its keys. So a node executes all of it or nothing: it answers MOVED if another node
 //! serves the slot, and while the slot is moved, ASK if that has all the keys, and TRYAGAIN if each has some. The first two are followed;
-//! after the third the call is repeated until the slot has been moved or the time is up. (Client libraries follow them as well,
+//! after the third the call is repeated until the slot has been moved or the time is up. Nodes that send a call back and forth
+//! have not heard of each other, or never will: after a few redirections the call fails, and is known not to have been executed. (Client libraries follow them as well,
 //! but not for scripts of every kind, and not all of them recover from an ASK.)
 //!
 //! What the nodes are is asked again when a node answers MOVED, when a call is not answered, and while one of them cannot be reached. An
