@@ -61,6 +61,8 @@ mod ledger_backend;
 mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "postgres")]
+mod records;
 #[cfg(feature = "_redis")]
 mod redis;
 #[cfg(feature = "_redis")]

@@ -9,6 +9,7 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use super::session::Way;
 use super::{PostgresBackend, PostgresStore};
+use crate::backend::records::ConnectionLimits;
 use crate::backend::tls::{Tls, TlsOptions, invalid};
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
@@ -183,6 +184,21 @@ impl Settings {
             self.tls = Some(Tls::new(&self.tls_options.take().unwrap_or_default(), &self.address)?);
         }
         Ok(self)
+    }
+}
+
+impl ConnectionLimits for Settings {
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn timeouts(&self) -> (Duration, Duration) {
+        (self.connect_timeout, self.reply_timeout)
+    }
+
+    fn max_workers(&self) -> usize {
+        // One is for notifications.
+        self.max_connections - 1
     }
 }
 

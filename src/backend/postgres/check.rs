@@ -1,7 +1,7 @@
 //! What the user of a server should know about it.
 
-use super::failure::Failure;
 use super::session::Session;
+use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
 const LOOK: &str = "SELECT current_setting('fsync'), current_setting('synchronous_commit'), \

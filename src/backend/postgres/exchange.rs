@@ -6,25 +6,14 @@ use std::time::Instant;
 use futures::future::{join, join3};
 use tokio_postgres::Row;
 
-use super::failure::{Cure, Failure};
 use super::record::{Changed, Read, Written};
-use super::schedule::{Done, Work};
 use super::session::{Parameter, Session};
 use super::statement::Sql;
 use super::text::escape;
+use crate::backend::records::{self, Done, Failure, Phase, failed};
 
-/// How often something is tried that others keep from being stored.
-const TRIES: u32 = 4;
-
-/// What became of each work, and what was wrong with the session, if anything was.
-pub(super) type Outcome = (Vec<(Work, Done)>, Option<Failure>);
-
-/// Where something failed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Reading,
-    Writing,
-}
+type Work = records::Work<Written>;
+type Outcome = records::Outcome<Written>;
 
 /// Writes the records as they are remembered in one exchange, if all are. Those that somebody else has changed, or that are not remembered,
 /// are read in one exchange and written in another one.
@@ -225,26 +214,4 @@ async fn roll_back(session: &Session, failure: Failure) -> Failure {
         Ok(()) => failure,
         Err(_) => Failure { is_broken: true, ..failure },
     }
-}
-
-fn failed(works: Vec<Work>, failure: Failure, phase: Phase) -> Outcome {
-    let are_several = works.len() > 1;
-    let done = |work: &Work| {
-        let is_certain = phase == Phase::Reading || failure.is_certain;
-        if is_certain && work.tries < TRIES {
-            match failure.cure {
-                Cure::Repeat => return Done::Conflict,
-                Cure::Reconnect => return Done::Again,
-                // It may be one of them only.
-                Cure::Fix if are_several && !failure.is_broken => return Done::Conflict,
-                Cure::Wait | Cure::Fix => {}
-            }
-        }
-        let error = if is_certain { failure.before_storing() } else { failure.while_storing() };
-        Done::Failed { error, unsure: !is_certain }
-    };
-    (
-        works.into_iter().map(|work| (done(&work), work)).map(|(done, work)| (work, done)).collect(),
-        Some(failure),
-    )
 }

@@ -1,75 +1,15 @@
 //! Errors of PostgreSQL in words, and what follows from them.
 
 use std::error::Error as _;
-use std::fmt;
-use std::time::Duration;
 
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-use crate::backend::BackendError;
+use crate::backend::records::{Cure, Failure};
 
 /// What a pooler in transaction mode does to a client.
 pub(super) const POOLER: &str = "its statements are spread over several sessions of the server, as by PgBouncer in transaction mode, \
      so notifications would be lost: connect to the server directly, or use a pool in session mode";
-
-/// What helps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cure {
-    /// To do the same again at once: somebody else was changing the same rows.
-    Repeat,
-    /// To do the same on another session.
-    Reconnect,
-    /// To try again later.
-    Wait,
-    /// Nothing but a change of settings, rights, or the server.
-    Fix,
-}
-
-/// Why something failed.
-#[derive(Clone, Debug)]
-pub(super) struct Failure {
-    pub(super) why: String,
-    pub(super) cure: Cure,
-    /// Whether the session has to be replaced.
-    pub(super) is_broken: bool,
-    /// Whether it is certain that nothing was stored.
-    pub(super) is_certain: bool,
-}
-
-impl Failure {
-    /// The server cannot be reached, or not used, at present. Nothing was sent.
-    pub(super) fn away(why: impl Into<String>) -> Self {
-        Self { why: why.into(), cure: Cure::Wait, is_broken: true, is_certain: true }
-    }
-
-    /// Trying again does not help. Nothing was sent.
-    pub(super) fn refused(why: impl Into<String>) -> Self {
-        Self { cure: Cure::Fix, ..Self::away(why) }
-    }
-
-    /// No answer within the time limit.
-    pub(super) fn silence(limit: Duration) -> Self {
-        Self { is_certain: false, ..Self::away(format!("no answer within {limit:?}")) }
-    }
-
-    /// The error for a request of which nothing was stored.
-    pub(super) fn before_storing(&self) -> BackendError {
-        let source = self.why.clone().into();
-        match self.cure {
-            Cure::Fix => BackendError::Refused { source },
-            Cure::Repeat | Cure::Reconnect | Cure::Wait => BackendError::NotSent { source },
-        }
-    }
-
-    /// The error for a request that was about to be stored.
-    pub(super) fn while_storing(&self) -> BackendError {
-        if self.is_certain {
-            return self.before_storing();
-        }
-        BackendError::Unanswered { source: self.why.clone().into() }
-    }
-}
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -77,12 +17,6 @@ impl From<Error> for Failure {
             Some(said) => said_by_server(said),
             None => Self { cure: Cure::Reconnect, is_certain: false, ..Self::away(chain(&error)) },
         }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
     }
 }
 

@@ -15,12 +15,11 @@ use uuid::Uuid;
 
 use super::builder::Settings;
 use super::check;
-use super::failure::Failure;
-use super::health::{Health, Purpose};
 use super::record::channel;
 use super::session::{Listening, Session};
 use super::text::unescape;
 use crate::backend::Event;
+use crate::backend::records::{Failure, Health, Purpose};
 use crate::sync::Mutex;
 
 /// How often a connection on which nothing arrives is tried.

@@ -7,15 +7,14 @@
 //! | `tls`, `session` | connecting; a session of the server, its settings and checks |
 //! | `pooler` | whether there is a pooler in between that would lose notifications |
 //! | `statement` | the statements |
-//! | `job` | what a client is asked to change |
-//! | `schedule` | in which order, and what together |
-//! | `worker` | the connections for changes, each with a task that carries it out |
 //! | `exchange`, `record` | changing records, optimistically or under a lock; a record as it is read, changed and written |
 //! | `listener` | the connection for notifications |
 //! | `sweep` | records that nobody has used for a day |
-//! | `health`, `check` | how the server can be reached; what its user should know about it |
+//! | `check` | what the server's user should know about it |
 //! | `failure` | errors of PostgreSQL in words, and what follows from them |
 //! | `text` | text that PostgreSQL can store |
+//!
+//! In which order changes are carried out, and by which connection, is in [`records`](super::records).
 //!
 //! All connections are carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
 
@@ -23,12 +22,9 @@ mod builder;
 mod check;
 mod exchange;
 mod failure;
-mod health;
-mod job;
 mod listener;
 mod pooler;
 mod record;
-mod schedule;
 mod schema;
 mod session;
 mod statement;
@@ -36,7 +32,6 @@ mod sweep;
 mod text;
 mod tls;
 mod url;
-mod worker;
 
 use std::fmt;
 use std::io;
@@ -50,15 +45,13 @@ use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
 use builder::Settings;
-use health::Health;
-use job::{Change, Job, Task};
 use listener::Listener;
 use session::Session;
-use worker::Workers;
 
 pub use builder::PostgresBuilder;
 pub use schema::SCHEMA;
@@ -74,7 +67,7 @@ pub struct PostgresStore {
     capabilities: Capabilities,
     settings: Arc<Settings>,
     health: Arc<Health>,
-    workers: Arc<Workers>,
+    workers: Arc<Workers<Session>>,
     listener: Arc<Listener>,
     runtime: Handle,
 }
@@ -137,20 +130,7 @@ impl LedgerStore for PostgresStore {
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
-        let (job, answered) = Change::new(keys.len(), change);
-        let job: Arc<dyn Job> = Arc::new(job);
-        let tasks = keys.iter().enumerate();
-        let tasks = tasks.map(|(index, key)| (Arc::clone(key), Task { job: Arc::clone(&job), index }));
-        let is_open = self.workers.schedule.add(tasks);
-        if is_open {
-            self.workers.call();
-        }
-        async move {
-            if !is_open {
-                return Err(BackendError::Closed);
-            }
-            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
-        }
+        self.workers.transact(keys, change)
     }
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {

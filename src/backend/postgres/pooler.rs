@@ -6,8 +6,9 @@ use futures::future::{join, ready};
 use uuid::Uuid;
 
 use super::builder::Settings;
-use super::failure::{Failure, POOLER};
+use super::failure::POOLER;
 use super::session::{Listening, Session};
+use crate::backend::records::Failure;
 
 const SESSION: &str = "SELECT pg_backend_pid()";
 

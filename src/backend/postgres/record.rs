@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::Row;
 
-use super::failure::Failure;
-use super::schedule::Work;
 use super::text::{escape, unescape};
+use crate::backend::records::{Failure, Remembered, Work};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// For how long what was written is remembered: clocks differ by less than a millisecond after that.
@@ -56,7 +55,7 @@ impl Read {
     }
 
     /// Carries out what was asked for. `None` if there is nothing to be written.
-    pub(super) fn change(self, work: &Work) -> Result<Option<Changed>, BackendError> {
+    pub(super) fn change(self, work: &Work<Written>) -> Result<Option<Changed>, BackendError> {
         let Self { now, late, until, stored, floor } = self;
         let mut ledger = match &stored {
             Some((_, doc)) => unescape(doc).parse()?,
@@ -99,10 +98,6 @@ impl Written {
         Ok(Self { version, doc: doc.to_owned(), now, asked, heard: Instant::now() })
     }
 
-    pub(super) fn is_recent(&self) -> bool {
-        self.asked.elapsed() < REMEMBERED
-    }
-
     /// What would be read now if nobody else has changed it.
     pub(super) fn read(&self) -> Read {
         let later = |since: Instant| {
@@ -112,6 +107,12 @@ impl Written {
         let (now, until) = (later(self.heard), later(self.asked).saturating_add(TO_WRITE_MICROS));
         let stored = Some((self.version, self.doc.clone()));
         Read { now, late: until, until, stored, floor: 0 }
+    }
+}
+
+impl Remembered for Written {
+    fn is_recent(&self) -> bool {
+        self.asked.elapsed() < REMEMBERED
     }
 }
 

@@ -3,7 +3,7 @@
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use super::failure::Failure;
+use crate::backend::records::Failure;
 
 /// The tables of this crate, as statements that create them if they do not exist. A client does the same unless it is told not to
 /// ([`PostgresBuilder::create`](super::PostgresBuilder::create)), in the first schema of its `search_path`. Who uses them needs the rights

@@ -10,15 +10,18 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Connection, Notification, Row};
+use tokio_postgres::{AsyncMessage, Client, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::builder::Settings;
-use super::failure::Failure;
+use super::exchange::{change_crowded, change_quiet};
 use super::pooler::{self, Pair};
+use super::record::Written;
 use super::schema;
 use super::statement::{Prepared, Sql};
+use super::sweep;
 use super::tls;
+use crate::backend::records::{Connection, Failure, Outcome, Round};
 use crate::sync::Mutex;
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
@@ -200,6 +203,32 @@ impl Session {
     }
 }
 
+impl Connection for Session {
+    type Settings = Settings;
+    type Written = Written;
+
+    const SWEEP_INTERVAL: Duration = sweep::INTERVAL;
+
+    async fn open(settings: &Settings) -> Result<Self, Failure> {
+        Self::open(settings).await
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
+    }
+
+    async fn carry_out(&mut self, round: Round<Written>) -> Outcome<Written> {
+        match round {
+            Round::Quiet(works) => change_quiet(self, works).await,
+            Round::Crowded(work) => change_crowded(self, work).await,
+        }
+    }
+
+    async fn sweep(&mut self) -> Result<(), Failure> {
+        sweep::sweep(self).await
+    }
+}
+
 /// What connecting returns, within the time limit for it.
 async fn in_time<T>(
     settings: &Settings,
@@ -222,7 +251,7 @@ fn session_settings(settings: &Settings) -> String {
 
 /// Has a task of the current runtime carry a connection, until the guard is dropped.
 pub(super) fn carry<S, T>(
-    mut connection: Connection<S, T>,
+    mut connection: tokio_postgres::Connection<S, T>,
     heard: Option<UnboundedSender<Notification>>,
 ) -> DropGuard
 where

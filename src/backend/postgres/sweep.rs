@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::failure::Failure;
 use super::session::Session;
 use super::statement::Sql;
 use super::text::unescape;
+use crate::backend::records::Failure;
 use crate::backend::{Ledger, Stamp};
 
 /// How often a client thinks of it. Of several, one does it.

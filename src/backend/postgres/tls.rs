@@ -14,8 +14,8 @@ use tokio_postgres::{Client, NoTls, Notification};
 use tokio_util::sync::DropGuard;
 
 use super::builder::Settings;
-use super::failure::Failure;
 use super::session::carry;
+use crate::backend::records::Failure;
 use crate::backend::tls::{Stream, Tls, explain};
 
 /// Opens a connection, which a task of the current runtime carries until the guard is dropped.

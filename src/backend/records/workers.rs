@@ -7,13 +7,11 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::builder::Settings;
-use super::exchange::{Outcome, change_crowded, change_quiet};
 use super::failure::Failure;
 use super::health::{Health, Purpose};
-use super::schedule::{Done, Round, Schedule, Work};
-use super::session::Session;
-use super::sweep;
+use super::outcome::Outcome;
+use super::schedule::{Done, Remembered, Round, Schedule};
+use crate::backend::{BackendError, Event, Ledger, Stamp};
 use crate::sync::Mutex;
 
 /// For how long something waits for a connection that is busy before another one is opened.
@@ -23,11 +21,46 @@ const IDLE: Duration = Duration::from_secs(30);
 /// The pause between attempts to connect: it grows from the first of these to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
+/// A connection to the server that carries out changes.
+pub(in crate::backend) trait Connection: Sized + Send + Sync + 'static {
+    /// What is needed to open one.
+    type Settings: ConnectionLimits;
+    /// A record as it was written.
+    type Written: Remembered;
+
+    /// How often idle records are looked for.
+    const SWEEP_INTERVAL: Duration;
+
+    fn open(settings: &Self::Settings) -> impl Future<Output = Result<Self, Failure>> + Send;
+
+    fn is_closed(&self) -> bool;
+
+    fn carry_out(
+        &mut self,
+        round: Round<Self::Written>,
+    ) -> impl Future<Output = Outcome<Self::Written>> + Send;
+
+    /// Removes records that nobody has used for a day.
+    fn sweep(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+/// What limits the connections of a client.
+pub(in crate::backend) trait ConnectionLimits: Send + Sync + 'static {
+    /// The server's address, without credentials.
+    fn address(&self) -> &str;
+
+    /// How long opening a connection takes at most, and a change on it.
+    fn timeouts(&self) -> (Duration, Duration);
+
+    /// How many connections there are for changes at most.
+    fn max_workers(&self) -> usize;
+}
+
 /// The connections of a client for changes.
-pub(super) struct Workers {
-    settings: Arc<Settings>,
+pub(in crate::backend) struct Workers<C: Connection> {
+    settings: Arc<C::Settings>,
     health: Arc<Health>,
-    pub(super) schedule: Schedule,
+    pub(in crate::backend) schedule: Schedule<C::Written>,
     runtime: Handle,
     count: Mutex<Count>,
     /// Told when one has ended.
@@ -42,17 +75,32 @@ struct Count {
     is_called: bool,
 }
 
-impl Workers {
-    pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>, runtime: Handle) -> Self {
+impl<C: Connection> Workers<C> {
+    pub(in crate::backend) fn new(settings: Arc<C::Settings>, health: Arc<Health>, runtime: Handle) -> Self {
         let (schedule, count, ended) = Default::default();
         Self { settings, health, schedule, runtime, count, ended }
     }
 
+    /// Has the records of these keys changed: see [`LedgerStore::transact`](crate::backend::LedgerStore::transact).
+    pub(in crate::backend) fn transact<T: Send + 'static>(
+        self: &Arc<Self>,
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
+        let answered = self.schedule.ask(keys, change);
+        if answered.is_some() {
+            self.call();
+        }
+        async {
+            let Some(answered) = answered else { return Err(BackendError::Closed) };
+            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
+        }
+    }
+
     /// Makes sure that what is ready is begun soon.
-    pub(super) fn call(self: &Arc<Self>) {
+    fn call(self: &Arc<Self>) {
         let mut count = self.count.lock();
-        // One is for notifications.
-        if count.idle > 0 || count.is_called || count.all + 1 >= self.settings.max_connections {
+        if count.idle > 0 || count.is_called || count.all >= self.settings.max_workers() {
             return;
         }
         count.is_called = true;
@@ -77,8 +125,9 @@ impl Workers {
     }
 
     /// Returns when all have ended, after the schedule was closed.
-    pub(super) async fn ended(&self) {
-        let limit = (self.settings.connect_timeout + self.settings.reply_timeout) * 2;
+    pub(in crate::backend) async fn ended(&self) {
+        let (connecting, changing) = self.settings.timeouts();
+        let limit = (connecting + changing) * 2;
         let all = async {
             loop {
                 let ended = self.ended.notified();
@@ -95,18 +144,18 @@ impl Workers {
 }
 
 /// One connection.
-struct Worker {
-    workers: Arc<Workers>,
+struct Worker<C: Connection> {
+    workers: Arc<Workers<C>>,
     is_first: bool,
-    session: Option<Session>,
+    connection: Option<C>,
     /// How long to wait before the next attempt to connect, and since when.
     pause: Option<(Duration, Instant)>,
     next_sweep: Instant,
 }
 
-impl Worker {
-    fn new(workers: Arc<Workers>, is_first: bool) -> Self {
-        Self { workers, is_first, session: None, pause: None, next_sweep: Instant::now() }
+impl<C: Connection> Worker<C> {
+    fn new(workers: Arc<Workers<C>>, is_first: bool) -> Self {
+        Self { workers, is_first, connection: None, pause: None, next_sweep: Instant::now() }
     }
 
     async fn work(mut self) {
@@ -116,7 +165,7 @@ impl Worker {
     }
 
     /// What is to be done next; `None` if this connection is not needed any more.
-    async fn next(&mut self) -> Option<Round> {
+    async fn next(&mut self) -> Option<Round<C::Written>> {
         self.wait_to_connect().await;
         let workers = Arc::clone(&self.workers);
         loop {
@@ -151,10 +200,10 @@ impl Worker {
         }
     }
 
-    async fn carry_out(&mut self, round: Round) {
+    async fn carry_out(&mut self, round: Round<C::Written>) {
         let works = match self.connect().await {
-            Ok(session) => {
-                let (works, failure) = exchange(session, round).await;
+            Ok(connection) => {
+                let (works, failure) = connection.carry_out(round).await;
                 self.judge(failure);
                 works
             }
@@ -162,7 +211,7 @@ impl Worker {
                 let error = failure.before_storing();
                 self.judge(Some(failure));
                 let done = || Done::Failed { error: error.again(), unsure: false };
-                works_of(round).into_iter().map(|work| (work, done())).collect()
+                round.into_works().into_iter().map(|work| (work, done())).collect()
             }
         };
         for (work, done) in works {
@@ -170,12 +219,12 @@ impl Worker {
         }
     }
 
-    async fn connect(&mut self) -> Result<&Session, Failure> {
-        let session = match self.session.take().filter(|session| !session.is_closed()) {
-            Some(session) => session,
-            None => Session::open(&self.workers.settings).await?,
+    async fn connect(&mut self) -> Result<&mut C, Failure> {
+        let connection = match self.connection.take().filter(|connection| !connection.is_closed()) {
+            Some(connection) => connection,
+            None => C::open(&self.workers.settings).await?,
         };
-        Ok(self.session.insert(session))
+        Ok(self.connection.insert(connection))
     }
 
     /// What follows from how it went.
@@ -188,14 +237,14 @@ impl Worker {
             }
             Some(failure) => {
                 if failure.is_broken {
-                    // A session that could be opened is replaced at once, and then there are pauses.
-                    let was_open = self.session.take().is_some();
+                    // A connection that could be opened is replaced at once, and then there are pauses.
+                    let was_open = self.connection.take().is_some();
                     let pause = self.pause.map_or(PAUSES.0, |(pause, _)| (pause * 2).min(PAUSES.1));
                     let pause = if was_open { Duration::ZERO } else { pause };
                     self.pause = Some((pause, Instant::now()));
                     health.failed(Purpose::Changes, &failure.why);
                 }
-                tracing::debug!(store = %self.workers.settings.address, %failure, "changes were not stored");
+                tracing::debug!(store = %self.workers.settings.address(), %failure, "changes were not stored");
             }
         }
     }
@@ -205,18 +254,19 @@ impl Worker {
         if self.next_sweep > now {
             return;
         }
-        let Some(session) = self.session.as_ref().filter(|session| !session.is_closed()) else { return };
-        self.next_sweep = now + sweep::INTERVAL;
-        if let Err(failure) = sweep::sweep(session).await {
-            tracing::debug!(store = %self.workers.settings.address, %failure, "idle rows were not removed");
+        let open = self.connection.as_mut().filter(|connection| !connection.is_closed());
+        let Some(connection) = open else { return };
+        self.next_sweep = now + C::SWEEP_INTERVAL;
+        if let Err(failure) = connection.sweep().await {
+            tracing::debug!(store = %self.workers.settings.address(), %failure, "idle records were not removed");
             if failure.is_broken {
-                self.session = None;
+                self.connection = None;
             }
         }
     }
 }
 
-impl Drop for Worker {
+impl<C: Connection> Drop for Worker<C> {
     fn drop(&mut self) {
         self.workers.count.lock().all -= 1;
         self.workers.ended.notify_waiters();
@@ -228,31 +278,17 @@ impl Drop for Worker {
 }
 
 /// Counts a connection that waits for something to do.
-struct Idle<'a>(&'a Workers);
+struct Idle<'a, C: Connection>(&'a Workers<C>);
 
-impl<'a> Idle<'a> {
-    fn of(workers: &'a Workers) -> Self {
+impl<'a, C: Connection> Idle<'a, C> {
+    fn of(workers: &'a Workers<C>) -> Self {
         workers.count.lock().idle += 1;
         Self(workers)
     }
 }
 
-impl Drop for Idle<'_> {
+impl<C: Connection> Drop for Idle<'_, C> {
     fn drop(&mut self) {
         self.0.count.lock().idle -= 1;
-    }
-}
-
-async fn exchange(session: &Session, round: Round) -> Outcome {
-    match round {
-        Round::Quiet(works) => change_quiet(session, works).await,
-        Round::Crowded(work) => change_crowded(session, work).await,
-    }
-}
-
-fn works_of(round: Round) -> Vec<Work> {
-    match round {
-        Round::Quiet(works) => works,
-        Round::Crowded(work) => vec![work],
     }
 }

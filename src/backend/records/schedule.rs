@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::job::Task;
-use super::record::Written;
-use crate::backend::BackendError;
+use super::job::{Answered, Change, Job, Task};
+use crate::backend::{BackendError, Event, Ledger, Stamp};
 use crate::sync::Mutex;
 
 /// How many keys are changed by one statement at most.
@@ -22,28 +21,43 @@ const REMEMBERED: usize = 256;
 /// How many records are remembered that this client has written.
 const WRITTEN: usize = 4096;
 
+/// A record as this client has written it last. As long as nobody else changes it, it need not be read again.
+pub(in crate::backend) trait Remembered: Send + 'static {
+    /// Whether it may still be used.
+    fn is_recent(&self) -> bool;
+}
+
 /// All changes asked for of one key until then, to be stored together.
-pub(super) struct Work {
-    pub(super) key: Arc<str>,
-    pub(super) tasks: Vec<Task>,
+pub(in crate::backend) struct Work<R> {
+    pub(in crate::backend) key: Arc<str>,
+    pub(in crate::backend) tasks: Vec<Task>,
     /// Whether the record is to be written even if it stays the same: an earlier attempt may still be on its way, and must then fail.
-    pub(super) must_write: bool,
+    pub(in crate::backend) must_write: bool,
     /// How often it was tried before.
-    pub(super) tries: u32,
+    pub(in crate::backend) tries: u32,
     /// The record as this client has written it last, if it may still be so.
-    pub(super) written: Option<Written>,
+    pub(in crate::backend) written: Option<R>,
 }
 
 /// What one connection does next.
-pub(super) enum Round {
+pub(in crate::backend) enum Round<R> {
     /// To read these records, and write those that nobody else has changed in the meantime.
-    Quiet(Vec<Work>),
+    Quiet(Vec<Work<R>>),
     /// To change this record under its lock.
-    Crowded(Work),
+    Crowded(Work<R>),
+}
+
+impl<R> Round<R> {
+    pub(in crate::backend) fn into_works(self) -> Vec<Work<R>> {
+        match self {
+            Self::Quiet(works) => works,
+            Self::Crowded(work) => vec![work],
+        }
+    }
 }
 
 /// What became of a work.
-pub(super) enum Done {
+pub(in crate::backend) enum Done {
     Finished,
     /// Not carried out, for this reason; it is not certain that nothing was stored, if `unsure`.
     Failed {
@@ -56,22 +70,20 @@ pub(super) enum Done {
     Again,
 }
 
-#[derive(Default)]
-pub(super) struct Schedule {
-    state: Mutex<State>,
+pub(in crate::backend) struct Schedule<R> {
+    state: Mutex<State<R>>,
     /// Told when there may be something to do, or nothing any more.
     changed: Notify,
 }
 
-#[derive(Default)]
-struct State {
+struct State<R> {
     keys: HashMap<Arc<str>, Queue>,
     /// Keys with something to do, that nobody is at.
     quiet: VecDeque<Arc<str>>,
     crowded: VecDeque<Arc<str>>,
     is_turn_of_crowded: bool,
     crowded_until: HashMap<Arc<str>, Instant>,
-    written: HashMap<Arc<str>, Written>,
+    written: HashMap<Arc<str>, R>,
     is_closed: bool,
 }
 
@@ -84,9 +96,42 @@ struct Queue {
     tries: u32,
 }
 
-impl Schedule {
+impl<R> Default for Schedule<R> {
+    fn default() -> Self {
+        Self { state: Mutex::default(), changed: Notify::new() }
+    }
+}
+
+impl<R> Default for State<R> {
+    fn default() -> Self {
+        Self {
+            keys: HashMap::new(),
+            quiet: VecDeque::new(),
+            crowded: VecDeque::new(),
+            is_turn_of_crowded: false,
+            crowded_until: HashMap::new(),
+            written: HashMap::new(),
+            is_closed: false,
+        }
+    }
+}
+
+impl<R: Remembered> Schedule<R> {
+    /// Adds a change of the records of these keys. `None` if it is closed.
+    pub(in crate::backend) fn ask<T: Send + 'static>(
+        &self,
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> Option<Answered<T>> {
+        let (job, answered) = Change::new(keys.len(), change);
+        let job: Arc<dyn Job> = Arc::new(job);
+        let tasks = keys.iter().enumerate();
+        let tasks = tasks.map(|(index, key)| (Arc::clone(key), Task { job: Arc::clone(&job), index }));
+        self.add(tasks).then_some(answered)
+    }
+
     /// Adds a task for each of the keys, in one step. `false` if it is closed.
-    pub(super) fn add(&self, tasks: impl Iterator<Item = (Arc<str>, Task)>) -> bool {
+    fn add(&self, tasks: impl Iterator<Item = (Arc<str>, Task)>) -> bool {
         let mut state = self.state.lock();
         if state.is_closed {
             return false;
@@ -104,7 +149,7 @@ impl Schedule {
     }
 
     /// What is to be done next: all quiet keys together, or one crowded one.
-    pub(super) fn take(&self) -> Option<Round> {
+    pub(in crate::backend) fn take(&self) -> Option<Round<R>> {
         let mut state = self.state.lock();
         let round = state.take()?;
         let is_more = state.is_ready();
@@ -116,17 +161,17 @@ impl Schedule {
     }
 
     /// Whether there is something that nobody is at.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(in crate::backend) fn is_ready(&self) -> bool {
         self.state.lock().is_ready()
     }
 
     /// Returns when there may be something to do.
-    pub(super) async fn changed(&self) {
+    pub(in crate::backend) async fn changed(&self) {
         self.changed.notified().await;
     }
 
     /// A connection is done with a work; what was asked for since may begin.
-    pub(super) fn finish(&self, work: Work, done: Done) {
+    pub(in crate::backend) fn finish(&self, work: Work<R>, done: Done) {
         let (outcome, tasks) = match &done {
             Done::Finished => (Ok(()), work.tasks.as_slice()),
             Done::Failed { error, .. } => (Err(error), work.tasks.as_slice()),
@@ -139,19 +184,19 @@ impl Schedule {
     }
 
     /// Somebody else has changed this record.
-    pub(super) fn forget(&self, key: &str) {
+    pub(in crate::backend) fn forget(&self, key: &str) {
         self.state.lock().written.remove(key);
     }
 
     /// Nothing is added any more. What is there is still done.
-    pub(super) fn close(&self) {
+    pub(in crate::backend) fn close(&self) {
         self.state.lock().is_closed = true;
         self.changed.notify_waiters();
         self.changed.notify_one();
     }
 
     /// Whether it is closed, and nothing is left to be begun. If so, the next one who waits is told.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::backend) fn is_over(&self) -> bool {
         let is_over = {
             let state = self.state.lock();
             state.is_closed && !state.is_ready()
@@ -163,14 +208,14 @@ impl Schedule {
     }
 
     /// Whoever still waits hears that the store is closed.
-    pub(super) fn abandon(&self) {
+    pub(in crate::backend) fn abandon(&self) {
         let keys = mem::take(&mut self.state.lock().keys);
         let tasks = keys.into_values().flat_map(|queue| queue.tasks);
         tasks.for_each(|task| task.finish(Err(BackendError::Closed)));
     }
 }
 
-impl State {
+impl<R: Remembered> State<R> {
     fn is_ready(&self) -> bool {
         !self.quiet.is_empty() || !self.crowded.is_empty()
     }
@@ -180,7 +225,7 @@ impl State {
         if is_crowded { self.crowded.push_back(key) } else { self.quiet.push_back(key) }
     }
 
-    fn take(&mut self) -> Option<Round> {
+    fn take(&mut self) -> Option<Round<R>> {
         // In turns: neither kind keeps the other waiting.
         self.is_turn_of_crowded = !self.is_turn_of_crowded || self.quiet.is_empty();
         if self.is_turn_of_crowded
@@ -193,15 +238,15 @@ impl State {
         (!works.is_empty()).then_some(Round::Quiet(works))
     }
 
-    fn begin(&mut self, key: Arc<str>) -> Option<Work> {
+    fn begin(&mut self, key: Arc<str>) -> Option<Work<R>> {
         let queue = self.keys.get_mut(&key)?;
         queue.is_taken = true;
         let tasks = mem::take(&mut queue.tasks).into();
-        let written = self.written.remove(&key).filter(Written::is_recent);
+        let written = self.written.remove(&key).filter(R::is_recent);
         Some(Work { key, tasks, must_write: queue.must_write, tries: queue.tries, written })
     }
 
-    fn put_back(&mut self, work: Work, done: &Done) {
+    fn put_back(&mut self, work: Work<R>, done: &Done) {
         let Work { key, tasks, tries, written, .. } = work;
         if let (Done::Finished, Some(written)) = (done, written) {
             self.remember(&key, written);
@@ -228,7 +273,7 @@ impl State {
         }
     }
 
-    fn remember(&mut self, key: &Arc<str>, written: Written) {
+    fn remember(&mut self, key: &Arc<str>, written: R) {
         if self.written.len() >= WRITTEN {
             self.written.retain(|_, written| written.is_recent());
         }
@@ -249,8 +294,12 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::postgres::job::Job;
-    use crate::backend::{Event, Ledger, Stamp};
+
+    impl Remembered for () {
+        fn is_recent(&self) -> bool {
+            true
+        }
+    }
 
     /// Notes what is finished.
     #[derive(Default)]
@@ -267,7 +316,7 @@ mod tests {
     }
 
     struct Site {
-        schedule: Schedule,
+        schedule: Schedule<()>,
         noting: Arc<Noting>,
         added: usize,
     }
@@ -287,16 +336,12 @@ mod tests {
         }
 
         /// The works of the next round: the keys, and the numbers of their tasks.
-        fn take(&self) -> Vec<Work> {
-            match self.schedule.take() {
-                Some(Round::Quiet(works)) => works,
-                Some(Round::Crowded(work)) => vec![work],
-                None => Vec::new(),
-            }
+        fn take(&self) -> Vec<Work<()>> {
+            self.schedule.take().map_or_else(Vec::new, Round::into_works)
         }
     }
 
-    fn shown(works: &[Work]) -> Vec<(&str, Vec<usize>)> {
+    fn shown(works: &[Work<()>]) -> Vec<(&str, Vec<usize>)> {
         works.iter().map(|work| (&*work.key, work.tasks.iter().map(|task| task.index).collect())).collect()
     }
 

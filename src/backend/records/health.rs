@@ -12,7 +12,7 @@ use crate::sync::Mutex;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(in crate::backend) enum Purpose {
     Changes,
     Notifications,
 }
@@ -27,7 +27,7 @@ impl fmt::Display for Purpose {
 }
 
 #[derive(Debug)]
-pub(super) struct Health {
+pub(in crate::backend) struct Health {
     address: String,
     links: Mutex<Links>,
     state: watch::Sender<StoreState>,
@@ -53,19 +53,19 @@ enum Link {
 
 impl Health {
     /// Of a server that nobody has connected to yet.
-    pub(super) fn new(address: String) -> Self {
+    pub(in crate::backend) fn new(address: String) -> Self {
         let unused = || Link::Unused(Instant::now());
         let links = Links { changes: unused(), notifications: unused(), is_closed: false };
         let state = watch::Sender::new(StoreState::of(vec![links.node(&address)]));
         Self { address, links: Mutex::new(links), state }
     }
 
-    pub(super) fn state(&self) -> StoreState {
+    pub(in crate::backend) fn state(&self) -> StoreState {
         self.state.borrow().clone()
     }
 
     /// The states from now on. If several follow each other quickly, only the last.
-    pub(super) fn changes(&self) -> BoxStream<'static, StoreState> {
+    pub(in crate::backend) fn changes(&self) -> BoxStream<'static, StoreState> {
         let changes = stream::unfold(self.state.subscribe(), |mut changes| async {
             changes.changed().await.ok()?;
             let state = changes.borrow_and_update().clone();
@@ -75,7 +75,7 @@ impl Health {
     }
 
     /// The server has answered.
-    pub(super) fn succeeded(&self, purpose: Purpose) {
+    pub(in crate::backend) fn succeeded(&self, purpose: Purpose) {
         let mut links = self.links.lock();
         let before = links.down().map(|(since, _)| since);
         *links.of(purpose) = Link::Up;
@@ -90,7 +90,7 @@ impl Health {
     }
 
     /// It has not, or cannot be used. An earlier "since" is kept.
-    pub(super) fn failed(&self, purpose: Purpose, reason: &str) {
+    pub(in crate::backend) fn failed(&self, purpose: Purpose, reason: &str) {
         let mut links = self.links.lock();
         if links.down().is_none() {
             tracing::warn!(store = %self.address, %purpose, reason, "the store is disconnected");
@@ -104,7 +104,7 @@ impl Health {
         self.publish(&links);
     }
 
-    pub(super) fn close(&self) {
+    pub(in crate::backend) fn close(&self) {
         let mut links = self.links.lock();
         links.is_closed = true;
         self.publish(&links);

@@ -8,7 +8,7 @@ use crate::backend::{BackendError, Event, Ledger, Stamp};
 use crate::sync::Mutex;
 
 /// Changes of some records, each of which is carried out and stored by itself.
-pub(super) trait Job: Send + Sync {
+pub(in crate::backend) trait Job: Send + Sync {
     /// Changes the record with this index. Its outcome is kept until the record has been stored. It is called again, with the record
     /// of that time, if it has not.
     fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event>;
@@ -19,25 +19,25 @@ pub(super) trait Job: Send + Sync {
 
 /// One record of a job.
 #[derive(Clone)]
-pub(super) struct Task {
-    pub(super) job: Arc<dyn Job>,
-    pub(super) index: usize,
+pub(in crate::backend) struct Task {
+    pub(in crate::backend) job: Arc<dyn Job>,
+    pub(in crate::backend) index: usize,
 }
 
 impl Task {
-    pub(super) fn run(&self, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event> {
+    pub(in crate::backend) fn run(&self, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event> {
         self.job.run(self.index, ledger, stamp)
     }
 
-    pub(super) fn finish(&self, stored: Result<(), BackendError>) {
+    pub(in crate::backend) fn finish(&self, stored: Result<(), BackendError>) {
         self.job.finish(self.index, stored);
     }
 }
 
-pub(super) type Answered<T> = oneshot::Receiver<Result<Vec<T>, BackendError>>;
+pub(in crate::backend) type Answered<T> = oneshot::Receiver<Result<Vec<T>, BackendError>>;
 
 /// A job that answers when all of its records are done.
-pub(super) struct Change<T, F>(Mutex<Progress<T, F>>);
+pub(in crate::backend) struct Change<T, F>(Mutex<Progress<T, F>>);
 
 struct Progress<T, F> {
     change: F,
@@ -50,7 +50,7 @@ struct Progress<T, F> {
 }
 
 impl<T, F> Change<T, F> {
-    pub(super) fn new(records: usize, change: F) -> (Self, Answered<T>) {
+    pub(in crate::backend) fn new(records: usize, change: F) -> (Self, Answered<T>) {
         let (answer, answered) = oneshot::channel();
         let outcomes = (0..records).map(|_| None).collect();
         let progress = Progress { change, outcomes, left: records, error: None, answer: Some(answer) };

@@ -1,0 +1,70 @@
+//! Why a server could not carry something out, and what follows from it.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::backend::BackendError;
+
+/// What helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backend) enum Cure {
+    /// To do the same again at once: somebody else was changing the same rows.
+    Repeat,
+    /// To do the same on another session.
+    Reconnect,
+    /// To try again later.
+    Wait,
+    /// Nothing but a change of settings, rights, or the server.
+    Fix,
+}
+
+/// Why something failed.
+#[derive(Clone, Debug)]
+pub(in crate::backend) struct Failure {
+    pub(in crate::backend) why: String,
+    pub(in crate::backend) cure: Cure,
+    /// Whether the session has to be replaced.
+    pub(in crate::backend) is_broken: bool,
+    /// Whether it is certain that nothing was stored.
+    pub(in crate::backend) is_certain: bool,
+}
+
+impl Failure {
+    /// The server cannot be reached, or not used, at present. Nothing was sent.
+    pub(in crate::backend) fn away(why: impl Into<String>) -> Self {
+        Self { why: why.into(), cure: Cure::Wait, is_broken: true, is_certain: true }
+    }
+
+    /// Trying again does not help. Nothing was sent.
+    pub(in crate::backend) fn refused(why: impl Into<String>) -> Self {
+        Self { cure: Cure::Fix, ..Self::away(why) }
+    }
+
+    /// No answer within the time limit.
+    pub(in crate::backend) fn silence(limit: Duration) -> Self {
+        Self { is_certain: false, ..Self::away(format!("no answer within {limit:?}")) }
+    }
+
+    /// The error for a request of which nothing was stored.
+    pub(in crate::backend) fn before_storing(&self) -> BackendError {
+        let source = self.why.clone().into();
+        match self.cure {
+            Cure::Fix => BackendError::Refused { source },
+            Cure::Repeat | Cure::Reconnect | Cure::Wait => BackendError::NotSent { source },
+        }
+    }
+
+    /// The error for a request that was about to be stored.
+    pub(in crate::backend) fn while_storing(&self) -> BackendError {
+        if self.is_certain {
+            return self.before_storing();
+        }
+        BackendError::Unanswered { source: self.why.clone().into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
