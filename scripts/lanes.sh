@@ -1,0 +1,147 @@
+# Builds test programs one configuration after another, and runs them meanwhile, several at a time: most tests wait most of the time.
+# To be sourced by bash 3.2 or later.
+#
+#   configuration "all features" --workspace --all-features --all-targets   # builds, with these arguments of `cargo test`
+#   programs [VAR=value ...] [program ...] [-- argument ...]                # runs these of its programs; all, if none is named
+#   documentation                                                           # runs its documentation tests
+#   run_everything                                                          # prints a line for each; fails if one of them does
+#
+# A program's output goes to a file in target/test-logs, and also to the screen if it fails.
+#
+# LEASEHOLD_TEST_LANES: how many programs run at a time, 2 by default.
+
+lanes=${LEASEHOLD_TEST_LANES:-2}
+logs=$PWD/target/test-logs
+
+configurations=()
+builds=()
+# For each step: the configuration that it belongs to, and what to run.
+step_configurations=()
+steps=()
+
+configuration() {
+    configurations+=("$1")
+    builds+=("${*:2}")
+}
+
+programs() {
+    step_configurations+=($((${#configurations[@]} - 1)))
+    steps+=("$*")
+}
+
+documentation() { programs DOCUMENTATION; }
+
+# Prints a line for each program that is to be run: its step, its directory, and its path.
+build_everything() {
+    local number step name
+    for number in "${!configurations[@]}"; do
+        name=${configurations[number]}
+        # shellcheck disable=SC2086 # several words are meant
+        if ! nice -n 15 cargo test --no-run --quiet --message-format=json-render-diagnostics ${builds[number]} >"$logs/built"; then
+            echo "broken $name"
+            continue
+        fi
+        sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml","target":{"kind":\["\([^"]*\)".*"test":true}.*"executable":"\([^"]*\)".*|\1 \2 \3|p' \
+            "$logs/built" >"$logs/programs"
+        for step in "${!steps[@]}"; do
+            [[ ${step_configurations[step]} -eq $number ]] || continue
+            if [[ ${steps[step]} == DOCUMENTATION ]]; then
+                document "$number" "$name"
+            else
+                choose "$step"
+            fi
+        done
+    done
+}
+
+document() { # configuration, name
+    local log=$logs/$1-documentation.log started=$SECONDS
+    # shellcheck disable=SC2086
+    if nice -n 15 cargo test --doc ${builds[$1]} >"$log" 2>&1; then
+        echo "passed $(summary "$log") in $((SECONDS - started)) s: documentation ($2)"
+    else
+        echo "failed $log documentation ($2)"
+    fi
+}
+
+# The programs of a step. Those that are named are integration tests.
+choose() { # step
+    local directory kind program name word wanted=" "
+    for word in ${steps[$1]}; do
+        [[ $word != -- ]] || break
+        [[ $word == *=* ]] || wanted+="$word "
+    done
+    while read -r directory kind program; do
+        name=$(basename "$program")
+        if [[ $wanted == " " || ($kind == test && $wanted == *" ${name%-*} "*) ]]; then
+            echo "run $1 $directory $program"
+        fi
+    done <"$logs/programs"
+}
+
+summary() { # log
+    awk '/^test result:/ { passed += $4 } END { printf "%d tests", passed }' "$1"
+}
+
+run_program() { # step, directory, program
+    local word variables=() arguments=() is_argument= name title started=$SECONDS log
+    for word in ${steps[$1]}; do
+        if [[ -n $is_argument ]]; then
+            arguments+=("$word")
+        elif [[ $word == -- ]]; then
+            is_argument=yes
+        elif [[ $word == *=* ]]; then
+            variables+=("$word")
+        fi
+    done
+    name=$(basename "$3")
+    name=${name%-*}
+    title="$name (${configurations[${step_configurations[$1]}]}${variables[*]:+, ${variables[*]}})"
+    log=$logs/$1-$(basename "$3").log
+    # As cargo starts it.
+    if (cd "$2" && exec env CARGO_MANIFEST_DIR="$2" ${variables[@]+"${variables[@]}"} "$3" ${arguments[@]+"${arguments[@]}"}) \
+        >"$log" 2>&1 </dev/null; then
+        printf 'ok      %s in %d s: %s\n' "$(summary "$log")" $((SECONDS - started)) "$title"
+    else
+        show_failure "$log" "$title"
+    fi
+}
+
+show_failure() { # log, title
+    echo "$2: $1" >>"$logs/failed"
+    # One at a time.
+    until mkdir "$logs/screen" 2>/dev/null; do sleep 0.1; done
+    printf 'FAILED  %s\n' "$2"
+    sed 's/^/    /' "$1"
+    rmdir "$logs/screen"
+}
+
+run_everything() {
+    local kind rest step directory program lane
+    rm -rf "$logs"
+    mkdir -p "$logs"
+    : >"$logs/failed"
+    # As many bytes as there are free lanes.
+    mkfifo "$logs/lanes"
+    exec 9<>"$logs/lanes"
+    for ((lane = 0; lane < lanes; lane++)); do printf . >&9; done
+    while read -r kind rest; do
+        case $kind in
+            run)
+                read -r step directory program <<<"$rest"
+                read -r -n 1 -u 9
+                { run_program "$step" "$directory" "$program" && printf . >&9; } &
+                ;;
+            passed) printf 'ok      %s\n' "$rest" ;;
+            failed) show_failure "${rest%% *}" "${rest#* }" ;;
+            broken) echo "$rest: it does not compile" | tee -a "$logs/failed" ;;
+        esac
+    done < <(build_everything)
+    wait
+    exec 9>&-
+    [[ ! -s $logs/failed ]] || {
+        printf '\nfailed:\n'
+        sed 's/^/    /' "$logs/failed"
+        return 1
+    }
+}
