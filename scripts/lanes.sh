@@ -6,6 +6,11 @@
 #   documentation                                                           # runs its documentation tests
 #   run_everything                                                          # prints a line for each; fails if one of them does
 #
+#
+#   open_lanes                                                              # the same for any commands
+#   in_lane log-name title command ...                                      # runs it as soon as a lane is free
+#   close_lanes                                                             # waits for all; fails if one of them has failed
+#
 # A program's output goes to a file in target/test-logs, and also to the screen if it fails.
 #
 # LEASEHOLD_TEST_LANES: how many programs run at a time, 2 by default.
@@ -57,7 +62,7 @@ build_everything() {
 document() { # configuration, name
     local log=$logs/$1-documentation.log started=$SECONDS
     # shellcheck disable=SC2086
-    if nice -n 15 cargo test --doc ${builds[$1]} >"$log" 2>&1; then
+    if nice -n 15 cargo test --doc ${builds[$1]/--all-targets/} >"$log" 2>&1; then
         echo "passed $(summary "$log") in $((SECONDS - started)) s: documentation ($2)"
     else
         echo "failed $log documentation ($2)"
@@ -79,12 +84,8 @@ choose() { # step
     done <"$logs/programs"
 }
 
-summary() { # log
-    awk '/^test result:/ { passed += $4 } END { printf "%d tests", passed }' "$1"
-}
-
 run_program() { # step, directory, program
-    local word variables=() arguments=() is_argument= name title started=$SECONDS log
+    local word variables=() arguments=() is_argument= name
     for word in ${steps[$1]}; do
         if [[ -n $is_argument ]]; then
             arguments+=("$word")
@@ -95,16 +96,64 @@ run_program() { # step, directory, program
         fi
     done
     name=$(basename "$3")
-    name=${name%-*}
-    title="$name (${configurations[${step_configurations[$1]}]}${variables[*]:+, ${variables[*]}})"
-    log=$logs/$1-$(basename "$3").log
     # As cargo starts it.
-    if (cd "$2" && exec env CARGO_MANIFEST_DIR="$2" ${variables[@]+"${variables[@]}"} "$3" ${arguments[@]+"${arguments[@]}"}) \
-        >"$log" 2>&1 </dev/null; then
-        printf 'ok      %s in %d s: %s\n' "$(summary "$log")" $((SECONDS - started)) "$title"
-    else
-        show_failure "$log" "$title"
-    fi
+    in_lane "$1-$name" "${name%-*} (${configurations[${step_configurations[$1]}]}${variables[*]:+, ${variables[*]}})" \
+        in_directory "$2" env CARGO_MANIFEST_DIR="$2" ${variables[@]+"${variables[@]}"} "$3" ${arguments[@]+"${arguments[@]}"}
+}
+
+in_directory() { (cd "$1" && exec "${@:2}"); }
+
+run_everything() {
+    local kind rest step directory program
+    open_lanes
+    while read -r kind rest; do
+        case $kind in
+            run)
+                read -r step directory program <<<"$rest"
+                run_program "$step" "$directory" "$program"
+                ;;
+            passed) printf 'ok      %s\n' "$rest" ;;
+            failed) show_failure "${rest%% *}" "${rest#* }" ;;
+            broken) echo "$rest: it does not compile" | tee -a "$logs/failed" ;;
+        esac
+    done < <(build_everything)
+    close_lanes
+}
+
+open_lanes() {
+    local lane
+    mkdir -p "$logs"
+    rm -rf "$logs/lanes" "$logs/screen"
+    : >"$logs/failed"
+    # A pipe with as many bytes as there are free lanes.
+    mkfifo "$logs/lanes"
+    exec 9<>"$logs/lanes"
+    for ((lane = 0; lane < lanes; lane++)); do printf . >&9; done
+}
+
+in_lane() { # name of the log, title, command ...
+    local log=$logs/$1.log title=$2 started
+    shift 2
+    read -r -n 1 -u 9
+    {
+        started=$SECONDS
+        if "$@" >"$log" 2>&1 </dev/null 9>&-; then
+            printf 'ok      %s in %d s: %s\n' "$(summary "$log")" $((SECONDS - started)) "$title"
+        else
+            show_failure "$log" "$title"
+        fi
+        printf . >&9
+    } &
+}
+
+close_lanes() {
+    wait
+    exec 9>&-
+    [[ ! -s $logs/failed ]] || {
+        printf '\nfailed:\n'
+        sed 's/^/    /' "$logs/failed"
+        return 1
+    }
 }
 
 show_failure() { # log, title
@@ -116,32 +165,6 @@ show_failure() { # log, title
     rmdir "$logs/screen"
 }
 
-run_everything() {
-    local kind rest step directory program lane
-    rm -rf "$logs"
-    mkdir -p "$logs"
-    : >"$logs/failed"
-    # As many bytes as there are free lanes.
-    mkfifo "$logs/lanes"
-    exec 9<>"$logs/lanes"
-    for ((lane = 0; lane < lanes; lane++)); do printf . >&9; done
-    while read -r kind rest; do
-        case $kind in
-            run)
-                read -r step directory program <<<"$rest"
-                read -r -n 1 -u 9
-                { run_program "$step" "$directory" "$program" && printf . >&9; } &
-                ;;
-            passed) printf 'ok      %s\n' "$rest" ;;
-            failed) show_failure "${rest%% *}" "${rest#* }" ;;
-            broken) echo "$rest: it does not compile" | tee -a "$logs/failed" ;;
-        esac
-    done < <(build_everything)
-    wait
-    exec 9>&-
-    [[ ! -s $logs/failed ]] || {
-        printf '\nfailed:\n'
-        sed 's/^/    /' "$logs/failed"
-        return 1
-    }
+summary() { # log
+    awk '/^test result:/ { passed += $4 } END { if (passed) printf "%d tests", passed; else printf "done" }' "$1"
 }
