@@ -19,17 +19,19 @@ use crate::semaphore::CountingSemaphore;
 
 /// A connection to a store, shared by everything that is created from it. Cheap to clone.
 ///
-/// Each client has one background task, no matter how many locks and waiters it has. It repeats the requests of waiters and
-/// sends releases. It runs on the tokio runtime of the first request, whose timer must be enabled (and its I/O, for Redis). If that
-/// runtime ends, the next call from another runtime starts the task again there.
+/// Each client has one background task, no matter how many locks and waiters it has. The task repeats the requests of
+/// waiters and sends releases. It runs on the tokio runtime of the first request, whose timer must be enabled (and its
+/// I/O, for Redis). If that runtime ends, the next call from another runtime starts the task again there.
 ///
-/// A client of a Redis server keeps three connections (in a cluster, the first and the last of them to every primary). Those for commands and for notifications are on the runtime on which it was
-/// connected; if that ends, the next call connects again from its own. The one for renewals is on a thread of this crate, which all
-/// clients of the process share, so leases are renewed even while the threads of the application are blocked. Releases that are
-/// pending when the runtime ends are sent from that thread. The leases of the memory store are renewed by the background task.
+/// A client of a Redis server keeps three connections (in a cluster, the first and the last of them to every primary).
+/// Those for commands and for notifications are on the runtime on which it was connected; if that runtime ends, the
+/// next call reconnects from its own. The connection for renewals is on the crate's own thread, which all clients of
+/// the process share, so leases are renewed even while the threads of the application are blocked. Releases that are
+/// pending when the runtime ends are sent from that thread. The leases of the memory store are renewed by the
+/// background task.
 ///
-/// A runtime that exists and is not driven (a current-thread runtime outside `block_on`) neither repeats requests nor sends
-/// releases, and calls from other runtimes wait for it.
+/// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
+/// nor sends releases, and calls from other runtimes wait for it.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
@@ -43,28 +45,30 @@ impl Client {
     ///
     /// | URL | store |
     /// |---|---|
-    /// | `memory:` | this process; every call creates a new, empty store |
-    /// | `sqlite:PATH[?options]` | the processes of this machine that share a file, with the feature `sqlite`: see `SqliteBackend` |
+    /// | `memory:` | the memory of this process; every call creates a new, empty store |
+    /// | `sqlite:PATH[?options]` | a file shared by the processes of this machine, with the feature `sqlite`: see `SqliteBackend` |
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
     /// | `valkey://...` | the same |
     /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
-    /// | `redis-sentinel://[[user:]password@]host[:port],.../service[/database]` | the primary that these sentinels name |
-    /// | `redis-cluster://[[user:]password@]host[:port],...` | a cluster, by some of its nodes |
+    /// | `redis-sentinel://[[user:]password@]host[:port],.../service[/database]` | the primary named by these sentinels |
+    /// | `redis-cluster://[[user:]password@]host[:port],...` | a cluster; it is enough to list some of its nodes |
     /// | `rediss://...`, `valkeys://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS, with the feature `rustls` or `native-tls` |
     /// | `redlock://[[user:]password@]host[:port],host[:port],...[/database][?options]` | a majority of independent servers: see `RedlockBackend` |
     ///
-    /// User name, password, host and path are percent-decoded. Sentinels are connected to without credentials; those in the URL are
-    /// for the servers that they watch.
+    /// User name, password, host and path are percent-decoded. The client connects to sentinels without credentials;
+    /// those in the URL are for the servers that the sentinels watch.
     ///
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
-    /// * [`Error::Unsupported`] if this build lacks the store's feature, which it names.
-    /// * [`Error::StoreUnavailable`] if the server, or a majority of several, cannot be reached within 2 s, with its address; or at once
-    ///   if its certificate is not accepted, it requires another one of the client, or only one of the two speaks TLS.
+    /// * [`Error::Unsupported`] if this build lacks the store's feature, which the error names.
+    /// * [`Error::StoreUnavailable`], with the server's address, if the server, or a majority of several, cannot be
+    ///   reached within 2 s; or at once if its certificate is rejected, it requires a different client certificate, or
+    ///   only one of the two speaks TLS.
     /// * For an SQLite file, see `SqliteBuilder::connect`.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, does not allow this user what is needed, is a replica, a node of a cluster
-    ///   (with a URL of a single server), or too old. See [`check`](Self::check) for what is traced as a warning.
+    /// * [`Error::StoreRefused`] if the server rejects the credentials, denies this user a needed permission, is a
+    ///   replica or a cluster node (with the URL of a single server), or is too old. See [`check`](Self::check) for
+    ///   what is logged as a warning.
     ///
     /// # Cancel safety
     ///
@@ -73,12 +77,13 @@ impl Client {
         Ok(Self::with_backend(by_url::connect(url).await?))
     }
 
-    /// Creates a client of the store that `url` names, which connects when it is needed and goes on trying: a service may start before
-    /// its store. Needs no runtime. A call while the store is away waits or fails as during an outage. [`state`](Self::state) says
-    /// whether it is connected.
+    /// Creates a client of the store that `url` names, which connects when needed and keeps trying: a service may start
+    /// before its store. Needs no runtime. A call while the store is unreachable waits or fails as during an outage.
+    /// [`state`](Self::state) says whether the client is connected.
     ///
-    /// What [`connect`](Self::connect) would refuse is refused when it is found: the state of a server that cannot carry locks stays
-    /// disconnected, for that reason, and calls fail with [`Error::StoreRefused`]. What this user may not do is found by the first call.
+    /// Whatever [`connect`](Self::connect) would refuse is refused when it is found: the state of a server that cannot
+    /// be used for locks stays disconnected, with that reason, and calls fail with [`Error::StoreRefused`]. Missing
+    /// permissions are found by the first call.
     ///
     /// # Errors
     ///
@@ -87,15 +92,15 @@ impl Client {
         Ok(Self::with_backend(by_url::connect_lazy(url)?))
     }
 
-    /// Creates a client of a new, empty store inside this process.
+    /// Creates a client of a new, empty store in the memory of this process.
     #[must_use]
     pub fn memory() -> Self {
         Self::with_backend(Arc::new(MemoryBackend::new()))
     }
 
-    /// Creates a client of any store that fulfils the [contract](crate::backend).
+    /// Creates a client of any store that meets the [contract](crate::backend).
     ///
-    /// The client takes over the backend: shutting the client down closes the backend, also for other clients that use it.
+    /// The client takes over the backend: shutting down the client closes the backend, even if other clients use it.
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
         Self { engine: Arc::new(Engine::new(backend)) }
@@ -106,8 +111,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes. (If the prefix is empty or starts
-    /// with `{`, also if prefix and name form a key that belongs to another lock, such as `{lock:a}:queue`.)
+    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes. (If the prefix is empty or starts with
+    /// `{`, also if prefix and name together form a key that belongs to another lock, such as `{lock:a}:queue`.)
     pub fn mutex(&self, name: &str) -> Result<DistMutex, Error> {
         self.mutex_with(name, MutexOptions::new())
     }
@@ -187,12 +192,13 @@ impl Client {
         FairSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
     }
 
-    /// How the store can be reached at present, as far as the client knows: it sends nothing. For a readiness check.
+    /// Whether the store can currently be reached, as far as the client knows: this call sends nothing. For readiness
+    /// checks.
     ///
-    /// The state of a server is the worst of the connections to it: a client that can request locks, but not renew them, is not
-    /// connected. Connections that have not been needed yet do not count. A client that has not reached its store yet
-    /// ([`connect_lazy`](Self::connect_lazy)) is disconnected. Each server that is not connected says why. A store is as the worst of its
-    /// servers; a Redlock is connected while a majority is.
+    /// The state of a server is the worst of the connections to it: a client that can request locks, but not renew
+    /// them, is not connected. Connections that have not been needed yet do not count. A client that has not reached
+    /// its store yet ([`connect_lazy`](Self::connect_lazy)) is disconnected. Each server that is not connected has a
+    /// reason. The state of a store is that of its worst server; a Redlock store is connected while a majority is.
     ///
     /// ```
     /// # fn example(client: &leasehold::Client) -> (u16, String) {
@@ -213,8 +219,8 @@ impl Client {
         state
     }
 
-    /// The states to come, of which the last is closed: the stream ends when the client is shut down. If several follow each other
-    /// quickly, only the last of them.
+    /// A stream of future states, of which the last is closed: the stream ends when the client is shut down. If several
+    /// states follow each other quickly, only the last of them is reported.
     ///
     /// To miss nothing, create the stream before looking at [`state`](Self::state).
     ///
@@ -238,8 +244,8 @@ impl Client {
         states.boxed()
     }
 
-    /// Sends a request to every server of the store (of a Redlock, to a majority), and returns how long the answers took. For a
-    /// health check.
+    /// Sends a request to every server of the store (for Redlock, to a majority), and returns how long the answers
+    /// took. For health checks.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -252,8 +258,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if they did not answer within `time_limit`. [`Error::StoreRefused`] if a server cannot be used by
-    /// this client. [`Error::Closed`] after a shutdown.
+    /// [`Error::StoreUnavailable`] if they do not answer within `time_limit`. [`Error::StoreRefused`] if this client
+    /// cannot use a server. [`Error::Closed`] after a shutdown.
     ///
     /// # Cancel safety
     ///
@@ -270,17 +276,17 @@ impl Client {
         Ok(begun.elapsed())
     }
 
-    /// Looks at the servers of the store for what its user should know, as [`connect`](Self::connect) does once.
+    /// Checks the servers of the store for what its user should know, as [`connect`](Self::connect) does once.
     ///
     /// | found on a Redis or Valkey server | [`Severity`](crate::backend::Severity) | at connect |
     /// |---|---|---|
-    /// | it is a replica; a node of a cluster, with a URL of a single server; older than 6.2 | `Refused` | an error |
+    /// | it is a replica, a cluster node (with the URL of a single server), or older than 6.2 | `Refused` | an error |
     /// | commands that this user may not run | `Refused` | an error |
-    /// | a `maxmemory-policy` that evicts keys; one of several servers that does not answer | `Warning` | traced at WARN |
-    /// | nothing is kept on disk, and no replicas are waited for | `Info` | traced at INFO |
+    /// | a `maxmemory-policy` that evicts keys; one of several servers does not answer | `Warning` | logged at WARN |
+    /// | nothing is kept on disk, and grants do not wait for replicas | `Info` | logged at INFO |
     ///
-    /// The last two are only found if the user may run `INFO` and `CONFIG GET`. Of an SQLite file, that it is on a network file system is a
-    /// `Warning`.
+    /// The last two are found only if the user may run `INFO` and `CONFIG GET`. For an SQLite file, being on a network
+    /// file system is a `Warning`.
     ///
     /// ```
     /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
@@ -311,13 +317,14 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; the remaining leases expire
-    /// on their own. The connections are closed in any case. A [`release`](crate::Guard::release) future that was polled, but
-    /// still exists and is not polled any more, delays the shutdown as well: drop it first.
+    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; the remaining leases expire on
+    /// their own. The connections are closed in any case. A [`release`](crate::Guard::release) future that was polled,
+    /// but still exists and is no longer polled, also delays the shutdown: drop it first.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the client is shut down, but some releases may be pending; call it again to continue.
+    /// If the future is dropped, the client is shut down, but some releases may still be pending; call `shutdown` again
+    /// to continue.
     pub async fn shutdown(&self) -> Result<(), Error> {
         self.engine.shutdown().await
     }

@@ -29,12 +29,13 @@ pub enum Error {
         name: String,
         /// How long the call waited.
         waited: Duration,
-        /// Whether the lock's key has no expiry: somebody else has left it behind, or holds it until the key is deleted.
+        /// Whether the lock's key has no expiry: another client has left it behind, or holds it until the key is
+        /// deleted.
         holder_never_expires: bool,
     },
 
-    /// The lease ended before its guard was released: somebody else may hold the resource by now. Stop, and
-    /// do not rely on anything written since the last renewal unless the resource checks tokens.
+    /// The lease ended before its guard was released: another client may hold the resource by now. Stop, and do not
+    /// rely on anything written since the last renewal unless the resource checks tokens.
     #[error("the lease on `{name}` (token {token}) was lost: {reason}{}", said(.detail))]
     #[non_exhaustive]
     Lost {
@@ -76,8 +77,8 @@ pub enum Error {
         source: BackendError,
     },
 
-    /// The store rejected the request: wrong type of key, missing permission, out of memory.
-    /// Trying again does not help until the cause is fixed.
+    /// The store rejected the request: wrong type of key, missing permission, out of memory. Retrying does not help
+    /// until the cause is fixed.
     #[error("{operation}{} at {store}: refused by the store: {source}", about(.name))]
     #[non_exhaustive]
     StoreRefused {
@@ -126,7 +127,7 @@ pub enum LossReason {
     StoreUnreachable,
     /// The store refused to renew it until it expired: a missing permission, or no memory left.
     StoreRefused,
-    /// Somebody called `force_release`.
+    /// It was released with `force_release`.
     Revoked,
     /// The maximum hold time was reached.
     HeldTooLong,
@@ -159,7 +160,8 @@ pub enum BackendError {
         /// The cause.
         source: BoxError,
     },
-    /// The store is known to be away, and the backend was told to fail at once instead of trying again. Nothing was sent.
+    /// The store is known to be unreachable, and the backend is configured to fail at once instead of retrying. Nothing
+    /// was sent.
     #[error("{source}")]
     FailedFast {
         /// The cause.
@@ -205,7 +207,7 @@ pub enum BackendError {
         /// What was requested, and what would be needed.
         reason: String,
     },
-    /// Fewer nodes of a store on several servers answered than are needed. It can be tried again.
+    /// Fewer nodes of a store on several servers answered than are needed. The request can be retried.
     #[error("no quorum: {needed} of {of} nodes are needed{}", each(.nodes))]
     NoQuorum {
         /// How many nodes are needed.
@@ -256,7 +258,7 @@ impl BackendError {
         }
     }
 
-    /// A semaphore is not released by force.
+    /// A semaphore cannot be released by force.
     pub(crate) fn many_holders() -> Self {
         Self::Unsupported { reason: "releasing a semaphore by force: it has many holders".to_owned() }
     }

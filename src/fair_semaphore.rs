@@ -11,17 +11,17 @@ use crate::lease::Engine;
 use crate::options::SemaphoreOptions;
 use crate::permits::Permits;
 
-/// A [`CountingSemaphore`](crate::CountingSemaphore) in which nobody overtakes anybody.
+/// A [`CountingSemaphore`](crate::CountingSemaphore) in which no request overtakes another.
 ///
 /// Cheap to clone. All clones, and all fair semaphores with the same prefix and name on the same store, share their permits.
 /// (A counting semaphore of the same name is a different semaphore, because its default prefix differs.)
 ///
-/// # Order of service
+/// # Order
 ///
-/// Strictly the order in which requests arrive at the store. A request for many permits is never starved: everything behind
-/// it waits until it is served, including requests that would fit, and `try_acquire` fails. The price is that permits may be
-/// idle in the meantime. An unreachable waiter is skipped and keeps its place; a dead one is removed within
-/// one TTL, and those behind it are served.
+/// Requests are served strictly in the order in which they arrive at the store. A request for many permits is never
+/// starved: everything behind it waits until it is served, including requests that would fit, and `try_acquire` fails.
+/// The price is that permits may be idle meanwhile. An unreachable waiter is skipped and keeps its place; a dead one is
+/// removed within one TTL, and those behind it are served.
 ///
 /// # The limit, tokens, clocks
 ///
@@ -171,8 +171,8 @@ impl FairSemaphore {
         self.permits.available().await
     }
 
-    /// Returns who holds permits, who waits for them, and the limit in force. This is a snapshot and may already be
-    /// out of date. The cost grows with the number of both; if you only need a number, use
+    /// Returns who holds permits, who waits for them, and the limit in force. This is a snapshot and may already be out
+    /// of date. The cost grows with the number of holders and waiters; if you only need a number, use
     /// [`available`](Self::available).
     ///
     /// # Errors
@@ -186,8 +186,8 @@ impl FairSemaphore {
         self.permits.inspect().await
     }
 
-    /// Changes the limit in force to `limit`, for everybody. Increasing it grants waiting requests at once. Decreasing it
-    /// revokes nothing: no new requests are granted until enough permits have been returned.
+    /// Changes the limit in force to `limit`, for all clients. Increasing it grants waiting requests at once.
+    /// Decreasing it revokes nothing: no new requests are granted until enough permits have been returned.
     ///
     /// # Errors
     ///

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that increases with every grant of one name.
 ///
-/// Tokens of different names are not comparable. A new token is the store's time in microseconds, or the next number after all
-/// those reserved before, whichever is greater, so tokens keep increasing after the store has lost its data. They fit into
-/// an `i64`, and into a JavaScript number until the year 2255.
+/// Tokens of different names are not comparable. A new token is the store's time in microseconds or the next number
+/// after all those already reserved, whichever is greater, so tokens keep increasing after the store has lost its data.
+/// They fit into an `i64`, and into a JavaScript number until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
@@ -75,7 +75,7 @@ impl Fence {
     ///
     /// # Errors
     ///
-    /// [`StaleToken`] if a newer token has been accepted: somebody else has acquired the lock since.
+    /// [`StaleToken`] if a newer token has been accepted: the lock has been acquired again since.
     pub fn admit(&self, token: FencingToken) -> Result<(), StaleToken> {
         let newest = self.newest.fetch_max(token.0, Ordering::AcqRel);
         if token.0 < newest {

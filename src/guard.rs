@@ -21,16 +21,16 @@ use crate::lease::{Engine, Hold};
 ///
 /// # Dropping
 ///
-/// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the client,
-/// if that is allowed; otherwise it is not renewed any more, and its release is queued, which a background task of the client
-/// sends. Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the store, for instance because
-/// the runtime is shutting down, the lease expires in the store on its own. To know when the resource is free, or whether the
-/// lease was held until the end, call [`release`](Self::release).
+/// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the
+/// client, if that is allowed; otherwise it is no longer renewed, and its release is queued for a background task of
+/// the client to send. Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the
+/// store, for instance because the runtime is shutting down, the lease expires in the store on its own. To know when
+/// the resource is free, or whether the lease was held until the end, call [`release`](Self::release).
 ///
 /// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
-/// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget`
-/// that removes permits from a semaphore permanently, because a permit only exists while somebody is responsible for
-/// it. To reduce their number, use `resize`.
+/// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget` that
+/// removes permits from a semaphore permanently, because a permit exists only while a holder is responsible for it. To
+/// reduce the number of permits, use `resize`.
 ///
 /// # Several guards of one lease
 ///
@@ -40,14 +40,15 @@ use crate::lease::{Engine, Hold};
 ///
 /// # Losing the lease
 ///
-/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, or it lost its data,
-/// the process was paused, somebody released the lease by force, or its maximum hold time is over. Then [`lost`](Self::lost)
-/// completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false.
+/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, or it lost
+/// its data, the process was paused, the lease was released by force, or its maximum hold time is over. Then
+/// [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false.
 ///
-/// If the store does not answer, or the maximum hold time is over, this happens before the store grants the resource to anybody
-/// else, provided that both clocks run at the same speed within 0.1 %. A process that is not running cannot be notified; to cover
-/// that case, let the resource check the [`token`](Self::token). Code that only blocks its thread does not lose a lease on Redis,
-/// because leases are renewed from a thread of this crate, but `lost` and `protect` notice nothing until they are polled again.
+/// If the store does not answer, or the maximum hold time is over, this happens before the store grants the resource to
+/// another client, provided that both clocks run at the same speed within 0.1%. A process that is not running cannot be
+/// notified; to cover that case, let the resource check the [`token`](Self::token). Code that only blocks its thread
+/// does not lose a lease on Redis, because leases are renewed from the crate's own thread, but `lost` and `protect`
+/// notice nothing until they are polled again.
 #[must_use = "dropping the guard releases it at once"]
 pub struct Guard {
     hold: Hold,
@@ -84,8 +85,8 @@ impl Guard {
         self.permits
     }
 
-    /// Moves `permits` into a separate guard, which can be released independently of this one. Returns `None` if `permits`
-    /// is 0 or would leave less than one permit here. No I/O.
+    /// Moves `permits` into a separate guard, which can be released independently of this one. Returns `None` if
+    /// `permits` is 0 or if no permit would be left here. No I/O.
     ///
     /// Both guards keep sharing the same lease: they have the same token, and are lost together.
     ///
@@ -115,8 +116,8 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
-    /// How long the lease can be trusted if it is not renewed any more; zero once it is lost. Each renewal
-    /// extends it. The value is slightly less than the time to live in the store. No I/O.
+    /// How long the lease can be trusted if it is not renewed again; zero once it is lost. Each renewal extends it. The
+    /// value is slightly less than the time to live in the store. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.hold.remaining(Instant::now())
@@ -150,9 +151,8 @@ impl Guard {
     /// # Ok(()) }
     /// ```
     ///
-    /// While [`release`](Self::release) waits for the store, the future stays pending. It then reports what the
-    /// release found out, which may be that the lease had been lost before. A dropped guard counts as released at
-    /// once.
+    /// While [`release`](Self::release) waits for the store, the future stays pending. It then reports what the release
+    /// found, which may be that the lease had already been lost. A dropped guard counts as released at once.
     ///
     /// # Cancel safety
     ///
@@ -189,15 +189,15 @@ impl Guard {
         Protected { loss: self.loss(), work: Some(work), guard: PhantomData }
     }
 
-    /// Releases the guard and waits until the store has confirmed it. `Ok` means that the lease was held until the
-    /// end, and that the next waiter, if any, now holds what became free. While other guards share the lease of a
-    /// lock, nothing becomes free and nothing is sent. If another task of this client is waiting for the same mutex,
-    /// or for a permit that can be passed on, it receives the lease without asking the store; `Ok` then means that
-    /// the lease was held until the end according to this client's clock.
+    /// Releases the guard and waits until the store has confirmed it. `Ok` means that the lease was held until the end,
+    /// and that the next waiter, if any, now holds what was released. While other guards share the lease of a lock,
+    /// nothing becomes free and nothing is sent. If another task of this client is waiting for the same mutex, or for a
+    /// permit that can be passed on, it receives the lease without asking the store; `Ok` then means that the lease was
+    /// held until the end according to this client's clock.
     ///
     /// # Errors
     ///
-    /// * [`Error::Lost`] if the lease had been lost before; there was nothing left to release.
+    /// * [`Error::Lost`] if the lease had already been lost; there was nothing left to release.
     /// * [`Error::StoreUnavailable`] if the store did not confirm the release. It is retried in the background for a
     ///   minute, or for the TTL if that is longer.
     /// * [`Error::StoreRefused`] if the store rejects the request. What this guard held becomes free when its lease expires.
@@ -238,7 +238,7 @@ impl Drop for Guard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a lease is lost or given back, and nothing else can end it")]
 pub enum LeaseEnd {
-    /// It was lost: somebody else may hold the resource by now.
+    /// It was lost: another client may hold the resource by now.
     Lost(LossReason),
     /// Its last guard was released or dropped.
     Released,
@@ -317,7 +317,7 @@ impl Future for End {
     }
 }
 
-/// Completes when the lease is lost, and never if it is released before.
+/// Completes when the lease is lost, and never if it is released first.
 #[pin_project]
 struct Loss {
     hold: Hold,

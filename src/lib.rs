@@ -15,25 +15,25 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Everything you acquire is a **lease**: the store releases it on its own if the holder dies, a background watchdog renews
-//! it while its [`Guard`] is alive, and it carries a [`FencingToken`]. See the README for the exact guarantees and their
-//! limits, and [`backend`] for what a store must provide.
+//! Everything you acquire is a **lease**: the store releases it on its own if the holder dies, it is renewed in the
+//! background while its [`Guard`] is alive, and it carries a [`FencingToken`]. See the README for the exact guarantees
+//! and their limits, and [`backend`] for what a store must provide.
 //!
 //! # Features
 //!
 //! | feature | default | |
 //! |---|---|---|
 //! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them, through [fred](https://docs.rs/fred) |
-//! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or beside it for `RedisBackend::from_redis_rs` and `RedisBuilder::through_redis_rs` |
+//! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or alongside it for `RedisBackend::from_redis_rs` and `RedisBuilder::through_redis_rs` |
 //! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, or have `sslmode=require`, and `TlsOptions` |
 //! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
 //! | `fred` | no | `RedisBackend::from_fred` and `builder_from_fred`, which take a client or a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
 //! | `postgres` | no | [`PostgresBackend`]: locks in a table of a PostgreSQL database |
 //! | `all-stores` | no | all of these stores |
-//! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
+//! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
-//! Without any of these stores, only the one in memory is available.
+//! Without any of these stores, only the memory store is available.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to backends that such a build does not have.

@@ -6,12 +6,12 @@ use crate::error::Error;
 /// The maximum length of a name, in bytes.
 pub const MAX_NAME_BYTES: usize = 512;
 
-/// The ends of the other keys of a lock. Those keys start with `{`, so only with a prefix that is empty or starts with `{`
-/// could they be the key of another lock.
+/// The suffixes of the other keys of a lock. Those keys start with `{`, so they could be the key of another lock only
+/// if its prefix is empty or starts with `{`.
 const RESERVED: [&str; 5] = [":queue", ":waiters", ":state", ":holds", ":fence"];
 
-/// The resource that `name` names. Its key is the prefix, then the name, nothing in between: two different names never share a key
-/// under one prefix.
+/// The resource called `name`. Its key is the prefix followed directly by the name: under one prefix, two different
+/// names never share a key.
 pub(crate) fn resource(prefix: &str, name: &str, kind: Kind) -> Result<Resource, Error> {
     if name.is_empty() {
         return Err(Error::invalid("name", "it is empty"));

@@ -57,9 +57,9 @@ impl MutexOptions {
         self
     }
 
-    /// How long after each confirmation the lease is renewed (up to a hundredth of that earlier, to be batched with
-    /// other leases of the client). It must be greater than zero and less than the TTL. With more than half of the
-    /// TTL, a single renewal that gets lost costs the lease. A period that would leave no time for a renewal at all
+    /// How long after each confirmation the lease is renewed (up to a hundredth of that earlier, so that it can be
+    /// batched with other leases of the client). It must be greater than zero and less than the TTL. If it is more than
+    /// half of the TTL, a single lost renewal costs the lease. A period that would leave no time for a renewal at all
     /// is reduced to nine tenths of the time for which the lease is trusted.
     ///
     /// Default: a third of the TTL.
@@ -68,9 +68,9 @@ impl MutexOptions {
         self
     }
 
-    /// The maximum time that one lease may last, from its grant. When it is over, the lease is released and the
-    /// `lost` of its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is
-    /// alive. Re-entering does not extend it. If the lease is passed on within the client, the time starts anew for the next
+    /// The maximum time that one lease may last, from its grant. After that, the lease is released and the `lost` of
+    /// its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is alive.
+    /// Re-entering does not extend it. If the lease is passed on within the client, the time starts anew for the next
     /// holder. 10 ms or more.
     ///
     /// Default: none.
@@ -79,8 +79,8 @@ impl MutexOptions {
         self
     }
 
-    /// What the store's keys start with, before the name; may be empty. Two locks exclude each other if
-    /// prefix and name together are the same. Tokens may be issued per prefix, so use the same one for a name everywhere.
+    /// What the store's keys start with, before the name; may be empty. Two locks exclude each other if prefix and name
+    /// together are the same. Tokens may be issued per prefix, so use the same prefix for a name everywhere.
     ///
     /// Default: `lock:`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -146,7 +146,7 @@ impl SemaphoreOptions {
         self
     }
 
-    /// How long after each confirmation the lease is renewed; bounds and effects are those of
+    /// How long after each confirmation the lease is renewed; bounds and effects are as for
     /// [`MutexOptions::renewal_period`].
     ///
     /// Default: a third of the TTL.
@@ -155,9 +155,9 @@ impl SemaphoreOptions {
         self
     }
 
-    /// The maximum time that one lease may last, from its grant. Then its permits are returned and the `lost` of its guards
-    /// completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If the lease is passed on within the client, the time starts
-    /// anew for the next holder. 10 ms or more.
+    /// The maximum time that one lease may last, from its grant. After that, its permits are returned and the `lost` of
+    /// its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If the lease is passed on within the
+    /// client, the time starts anew for the next holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -166,8 +166,8 @@ impl SemaphoreOptions {
     }
 
     /// What the store's keys start with, before the name; may be empty. Do not use the same prefix for both kinds of
-    /// semaphore: if they had a name in common they would share its permits, and neither order of service would be
-    /// kept. Do not use the same prefix for semaphores and locks either: one of them would get an error
+    /// semaphore: if they had a name in common they would share its permits, and neither would keep its order. Do not
+    /// use the same prefix for semaphores and locks either: one of them would get an error
     /// ([`StoreRefused`](crate::Error::StoreRefused)), on Redis for up to a day after the other was last used.
     ///
     /// Default: `semaphore:` for a [`CountingSemaphore`](crate::CountingSemaphore), `fair-semaphore:` for a
@@ -177,10 +177,10 @@ impl SemaphoreOptions {
         self
     }
 
-    /// Whether a task that returns a permit of a [`CountingSemaphore`](crate::CountingSemaphore) may pass it on to
-    /// the next task of the same client that waits for one permit, without asking the store: at most 15 times in a
-    /// row and for at most 30 ms, then others get their turn. This makes a semaphore that is contended by many tasks
-    /// of a process several times faster.
+    /// Whether a task that returns a permit of a [`CountingSemaphore`](crate::CountingSemaphore) may pass it on to the
+    /// next task of the same client that waits for one permit, without asking the store: at most 15 times in a row and
+    /// for at most 30 ms, then other clients get their turn. This makes a semaphore that is contended by many tasks of
+    /// a process several times faster.
     ///
     /// The price: a hold that received its permit this way has the next token after that of the previous hold. The
     /// token is unique, but not greater than those that the store has granted in the meantime, so tokens no longer

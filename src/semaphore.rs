@@ -16,12 +16,11 @@ use crate::permits::Permits;
 /// Cheap to clone. All clones, and all counting semaphores with the same prefix and name on the same store, share their
 /// permits. Each permit is held under a lease that is renewed while its [`Guard`] is alive, so a crash leaks nothing.
 ///
-/// # Order of service
+/// # Order
 ///
-/// Work-conserving: a permit is never idle while somebody is waiting who could use it. Among the waiters that fit,
-/// the oldest is served first; a request for many permits may be overtaken by smaller ones indefinitely. If that
-/// matters, use a [`FairSemaphore`](crate::FairSemaphore). A release hands its permits directly to those waiters and
-/// wakes nobody else.
+/// Work-conserving: a permit is never idle while a waiter could use it. Among the waiters that fit, the oldest is
+/// served first; smaller requests may overtake a request for many permits indefinitely. If that matters, use a
+/// [`FairSemaphore`](crate::FairSemaphore). A release hands its permits directly to those waiters and wakes no others.
 ///
 /// If many tasks of a process want single permits,
 /// [`SemaphoreOptions::local_handover`](crate::SemaphoreOptions::local_handover) lets them pass permits on to each
@@ -30,10 +29,10 @@ use crate::permits::Permits;
 /// # The limit
 ///
 /// Each handle is created with a limit. The first request puts its limit in force; a handle with a different one gets
-/// [`Error::LimitDiffers`], which names both. The limit stays in force while anybody holds or waits, and for one to
-/// two TTLs afterwards. [`resize`](Self::resize) changes it for everybody. Handles that have used the semaphore
-/// since its limit came into force follow the change; new handles must be created with the current limit. A handle
-/// and its clones follow together.
+/// [`Error::LimitDiffers`], which names both. The limit stays in force while there are holders or waiters, and for one
+/// to two TTLs afterwards. [`resize`](Self::resize) changes it for all clients. Handles that have used the semaphore
+/// since its limit came into force follow the change; new handles must be created with the current limit. A handle and
+/// its clones follow together.
 ///
 /// # Tokens
 ///
@@ -45,8 +44,8 @@ use crate::permits::Permits;
 ///
 /// # Clocks
 ///
-/// Only the store's clock matters. A client whose clock is wrong by hours neither takes a permit too many nor keeps one
-/// too long.
+/// Only the store's clock matters. A client whose clock is wrong by hours neither takes one permit too many nor keeps
+/// one too long.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -195,8 +194,8 @@ impl CountingSemaphore {
         self.permits.available().await
     }
 
-    /// Returns who holds permits, who waits for them, and the limit in force. This is a snapshot and may already be
-    /// out of date. The cost grows with the number of both; if you only need a number, use
+    /// Returns who holds permits, who waits for them, and the limit in force. This is a snapshot and may already be out
+    /// of date. The cost grows with the number of holders and waiters; if you only need a number, use
     /// [`available`](Self::available).
     ///
     /// # Errors
@@ -210,8 +209,8 @@ impl CountingSemaphore {
         self.permits.inspect().await
     }
 
-    /// Changes the limit in force to `limit`, for everybody. Increasing it grants waiting requests at once. Decreasing it
-    /// revokes nothing: no new requests are granted until enough permits have been returned.
+    /// Changes the limit in force to `limit`, for all clients. Increasing it grants waiting requests at once.
+    /// Decreasing it revokes nothing: no new requests are granted until enough permits have been returned.
     ///
     /// # Errors
     ///
@@ -221,7 +220,7 @@ impl CountingSemaphore {
     /// # Cancel safety
     ///
     /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the limit may or may not have been changed;
-    /// it is safe to call it again.
+    /// it is safe to repeat the call.
     pub async fn resize(&self, limit: u32) -> Result<(), Error> {
         self.permits.resize(limit).await
     }
