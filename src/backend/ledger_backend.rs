@@ -18,31 +18,32 @@ use super::{Backend, BackendError, Finding, LeaseId, LeaseIds, NodeState, Status
 use crate::closing::Closing;
 use crate::sync::Mutex;
 
-/// What a database has to provide so that [`LedgerBackend`] can use it as a store: atomic changes of one record, and, if
+/// What a database must provide so that [`LedgerBackend`] can use it as a store: atomic changes of one record and, if
 /// possible, messages to other clients.
 ///
-/// The record is a [`Ledger`], stored as its text or in any other form. For when it may be deleted, see [`Ledger::is_in_use`].
+/// The record is a [`Ledger`], stored as its text or in any other form. See [`Ledger::is_in_use`] for when it may be
+/// deleted.
 pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
-    /// Runs `change` on the record of each of these keys, or on a new one if there is none, and stores the results. `change` is told
-    /// which of the keys it is, by index, and the results are returned in the order of the keys. The keys are sorted, there are
-    /// no duplicates, and [`MAX_KEYS`](Self::MAX_KEYS) of them at most.
+    /// Runs `change` on the record of each of these keys, or on a new one if there is none, and stores the results.
+    /// `change` is passed the index of the key, and the results are returned in the order of the keys. The keys are
+    /// sorted, without duplicates, and at most [`MAX_KEYS`](Self::MAX_KEYS) in number.
     ///
-    /// The change of one record is one atomic step: if the record was changed by somebody else in the meantime, `change` is run
-    /// again on the new one. Changes of several records are independent of each other. A store should make them in one
-    /// transaction if that costs less, and may make them one after another. If it fails, any of them may have been stored, and
-    /// the caller repeats them. [`BackendError::WrongType`], for a record that cannot be read, says that of one of the
-    /// keys only: the caller then tries each key by itself.
+    /// The change of one record is one atomic step: if another client has changed the record in the meantime, `change`
+    /// is run again on the new one. Changes of several records are independent of each other. A store should make them
+    /// in one transaction if that costs less, and may make them one after another. If the call fails, any of them may
+    /// have been stored, and the caller repeats them. [`BackendError::WrongType`] means that a record cannot be read,
+    /// but only for one of the keys: the caller then tries each key by itself.
     ///
-    /// Besides its result, `change` returns events. Once the record is stored, they are to be delivered to the clients that made
-    /// the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one client to one key take
-    /// effect in the order in which they were called, even if a future is dropped.
+    /// Besides its result, `change` returns events. Once the record is stored, deliver them to the clients that created
+    /// the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one client to
+    /// one key take effect in the order in which they were called, even if a future is dropped.
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send;
 
-    /// How many keys are changed together at most: renewals of more leases are several transactions.
+    /// The maximum number of keys changed together: renewals of more leases take several transactions.
     const MAX_KEYS: usize = 128;
 
     /// The events for `client`: those that resulted from other clients' changes, or [`Event::Changed`] for a key, or
@@ -55,12 +56,12 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
     /// The store's address and what it supports.
     fn capabilities(&self) -> Capabilities;
 
-    /// How the store can be reached at present. A store without connections is always connected.
+    /// Whether the store can currently be reached. A store without connections is always connected.
     fn state(&self) -> StoreState {
         StoreState::of(vec![NodeState::new(self.capabilities().store, Status::Connected)])
     }
 
-    /// The states to come; if several follow each other quickly, only the last. Need not end.
+    /// A stream of future states; if several follow each other quickly, only the last is reported. It need not end.
     fn state_changes(&self) -> BoxStream<'static, StoreState> {
         stream::pending().boxed()
     }
@@ -70,7 +71,7 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// Looks for what the user of this store should know about it.
+    /// Checks for anything that the user of this store should know about it.
     fn check(&self) -> impl Future<Output = Result<Vec<Finding>, BackendError>> + Send {
         std::future::ready(Ok(Vec::new()))
     }
@@ -148,7 +149,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
         self.store.transact(keys, change).await
     }
 
-    /// Renews leases of several keys in one transaction. If the record of one of them cannot be read, each key by itself.
+    /// Renews leases of several keys in one transaction; if one of their records cannot be read, one key at a time.
     async fn renew_together(&self, renewals: Vec<OfKey>) -> Vec<Answered> {
         let answer = self.renew_at_once(&renewals).await;
         if renewals.len() == 1 || !matches!(answer, Err(BackendError::WrongType { .. })) {

@@ -21,7 +21,7 @@ use crate::sync::Mutex;
 
 /// Locks and semaphores for the tasks of one process, and a substitute for Redis in tests.
 ///
-/// Everything is forgotten when the last client of the store is gone. The tokens of a later store are greater nevertheless,
+/// Everything is forgotten when the last client of the store is gone. The tokens of a later store are still greater,
 /// because they follow the clock.
 pub type MemoryBackend = LedgerBackend<MemoryStore>;
 
@@ -35,7 +35,7 @@ pub struct MemoryStore {
 #[derive(Default)]
 struct Records {
     ledgers: HashMap<Arc<str>, Ledger>,
-    /// The greatest number issued so far: records that nobody uses are deleted, and their numbers with them.
+    /// The greatest number issued so far: unused records are deleted, and their numbers with them.
     newest: u64,
     listeners: HashMap<Uuid, UnboundedSender<Event>>,
     served: u64,
@@ -50,15 +50,15 @@ impl LedgerBackend<MemoryStore> {
         Self::on(MemoryStore { records: Arc::default(), start: Instant::now() })
     }
 
-    /// Another client of the same store, as another process would be to Redis.
+    /// Another client of the same store, like another process that uses the same Redis server.
     #[must_use]
     pub fn peer(&self) -> Self {
         Self::on(self.store().clone())
     }
 
-    /// Forgets everything but the newest token, as a server does that restarts without persistence. (A server's clock is ahead of
-    /// all its tokens by then, but a loop in one process may use up numbers faster than microseconds pass.) Waiters notice it
-    /// when they repeat their requests.
+    /// Forgets everything except the newest token, like a server that restarts without persistence. (A server's clock
+    /// is ahead of all its tokens by then, but a loop in one process may use up numbers faster than microseconds pass.)
+    /// Waiters notice it when they repeat their requests.
     pub fn flush(&self) {
         self.store().records.lock().ledgers.clear();
     }

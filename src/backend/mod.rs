@@ -1,49 +1,50 @@
-//! What a store must do to carry leases: the [`Backend`] trait and its contract.
+//! What a store must do to manage leases: the [`Backend`] trait and its contract.
 //!
-//! A store never waits for another client: it answers every call at once, and reports later grants as [events](Backend::events).
-//! The client keeps track of who waits. It repeats the request of every waiting lease at least every third of its TTL, and
-//! learns from the events when a lease is granted before that.
+//! A store never waits for another client: it answers every call at once, and reports later grants as
+//! [events](Backend::events). The client keeps track of its waiters. It repeats the request of every waiting lease at
+//! least every third of its TTL, and learns from the events when a lease is granted before that.
 //!
-//! A [`Resource`] is a key and the rules under which it is held ([`Kind`]); a request says what it [claims](Claim)
-//! of it. A mutex and a reentrant lock of one key are the same lock, with one queue of waiters.
+//! A [`Resource`] is a key and the rules under which it is held ([`Kind`]); a request says how much of it it
+//! [claims](Claim). A mutex and a reentrant lock of one key are the same lock, with one queue of waiters.
 //!
 //! A store on a database that can change one record atomically need not implement any of this: see [`LedgerStore`].
 //!
 //! # The contract
 //!
-//! Every point is a function in `conformance` (the feature of that name), which is run against every backend. What only some
-//! stores can guarantee in full is required as far as a store's [`Capabilities`] say.
+//! Every point is a function in `conformance` (with the feature of that name), which is run against every backend. What
+//! only some stores can guarantee in full is required only as far as a store's [`Capabilities`] say so.
 //!
-//! 1. Every acquisition has its own [`LeaseId`], made before anything is sent. Every operation on a lease is idempotent per
-//!    lease id, so it can be repeated when an answer is lost: a repeated request is answered with the grant it had, or keeps
-//!    its place.
-//! 2. `release` of a lease id removes it wherever it is: held, queued or unknown. The operations of one client on one lease are
-//!    executed in the order in which they were called, even if their futures were dropped: for instance a request that was
-//!    given up, and then its release.
-//! 3. A grant carries a fencing token, issued in the same atomic step and strictly greater than every earlier token for that
-//!    key, also after the key was idle, expired, or its store restarted. It reserves as many consecutive tokens as its request
-//!    says, for the holders to whom the lease may be passed on within a client.
+//! 1. Every acquisition has its own [`LeaseId`], created before anything is sent. Every operation on a lease is
+//!    idempotent per lease id, so it can be repeated when an answer is lost: a repeated request is answered with its
+//!    earlier grant, or keeps its place.
+//! 2. `release` of a lease id removes it wherever it is: held, queued or unknown. The operations of one client on one
+//!    lease are executed in the order in which they were called, even if their futures were dropped: for instance, a
+//!    request that was given up, and then its release.
+//! 3. A grant carries a fencing token, issued in the same atomic step and strictly greater than every earlier token for
+//!    that key, even after the key was idle or expired, or its store was restarted. It reserves as many consecutive
+//!    tokens as its request says, for the holders to which the lease may be passed on within a client.
 //! 4. Every place in the queue has a [`Ticket`] that is never used again. Both the answer [`Queued`](Answer::Queued) and the
 //!    event of the grant contain it: a client accepts that event only if it has the ticket of the last answer. Such a grant
 //!    ends when the place would have ended, a TTL after the last request for it, so a client never trusts a lease for
 //!    longer than the store keeps it.
 //! 5. Release and renewal affect their own lease only, never another holder's.
-//! 6. A renewal is answered with renewed, lost, or (as an error) unknown. Unknown neither extends nor ends the lease. Of leases
-//!    that are renewed together each has an answer of its own, and a failure of one does not affect the others.
+//! 6. A renewal is answered with renewed, lost, or (as an error) unknown. Unknown neither extends nor ends the lease.
+//!    Leases that are renewed together are answered individually, and a failure of one does not affect the others.
 //! 7. A place whose request is not repeated is gone within one TTL. All places of a client that died are gone within one
 //!    TTL in total, and block those behind them for no longer than that.
-//! 8. If the store says so, requests are served in order of arrival at the store. A counting semaphore keeps that order among the requests that
-//!    fit: a smaller request may overtake a larger one, so that no permit is idle while somebody could use it.
-//! 9. If the store says so, the work per hand-over does not grow with the number of waiters. (For a counting semaphore it grows
-//!    with the number of different sizes among them.)
+//! 8. If the store says so, requests are served in order of arrival at the store. A counting semaphore keeps that order
+//!    among the requests that fit: a smaller request may overtake a larger one, so that no permit is idle while a
+//!    waiter could use it.
+//! 9. If the store says so, the work per hand-over does not grow with the number of waiters. (For a counting semaphore
+//!    it grows with the number of different request sizes among them.)
 //! 10. The store's time, or the store's own leases, decide when a lease ends; the clients' clocks do not.
 //! 11. A lock's owner is admitted again at once, ahead of all waiters, under the same token; each hold is a separate lease,
 //!     and the lock is free when the last of them has ended.
 //! 12. Permits held never exceed the limit in force when they were granted. A release hands them to exactly those
-//!     waiters that now fit, and may return a part of a lease's permits.
-//! 13. The limit in force is the one stated by the first request; a request that states another one is refused, with both
-//!     limits. It stays in force while anybody holds or waits, and for one to two TTLs afterwards. `set_limit` changes it for
-//!     everybody at once, including those who know its version, and revokes nothing.
+//!     waiters that now fit, and may return only part of a lease's permits.
+//! 13. The limit in force is the one stated by the first request; a request that states a different one is refused, with
+//!     both limits. It stays in force while there are holders or waiters, and for one to two TTLs afterwards. `set_limit`
+//!     changes it for all clients at once, including those that know its version, and revokes nothing.
 
 use std::fmt;
 
@@ -92,27 +93,28 @@ pub use state::{Finding, NodeState, Severity, Status, StoreState};
 pub use tls::TlsOptions;
 pub use types::*;
 
-/// A store that carries leases. See the [module documentation](self) for the contract.
+/// A store that manages leases. See the [module documentation](self) for the contract.
 ///
 /// Every future may be dropped at any point. The outcome is then unknown, and the caller repeats the call or releases the lease.
 ///
-/// If [`Capabilities::own_thread`] is set, `renew` is called on a thread of this crate, and so are `release` and `release_permits`
-/// after the runtime of the application has ended. Everything else is called on the runtimes of the application.
+/// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, and so are `release` and
+/// `release_permits` after the runtime of the application has ended. Everything else is called on the runtimes of the
+/// application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Creates the id of a new acquisition. Ids are unguessable and never repeat, and neither does the number in them.
+    /// Creates the id of a new acquisition. Ids are unguessable and never repeat, nor does the number in them.
     fn lease_id(&self) -> LeaseId;
 
     /// Requests a resource, for the first time or again. Answers at once, without waiting for other clients.
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>>;
 
-    /// Extends held leases to a full TTL from now, as the store counts it: any number of them, of any kinds and TTLs. Every request
-    /// is answered once, with its index, in any order, and independently of the others.
+    /// Extends held leases to a full TTL from now, by the store's clock: any number of them, of any kinds and TTLs.
+    /// Every request is answered once, with its index, in any order, and independently of the others.
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered>;
 
     /// Ends one lease, whether it is held or queued, and grants what becomes free to the next waiters in the queue.
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>>;
 
-    /// Returns all permits of a lease but `keep`. Never gives a lease more permits than it has.
+    /// Returns all permits of a lease except `keep` of them. Never gives a lease more permits than it has.
     fn release_permits<'a>(
         &'a self,
         lease: &'a LeaseRef,
@@ -123,8 +125,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// available for semaphores. Not idempotent: it is never repeated.
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>>;
 
-    /// Changes the limit of a semaphore to `permits` for everybody. Permits that become free are granted at once; nothing is
-    /// revoked. The limit stays in force for one to two times `ttl` if nobody uses the semaphore.
+    /// Changes the limit of a semaphore to `permits` for all clients. Permits that become free are granted at once;
+    /// nothing is revoked. The limit stays in force for one to two times `ttl` if the semaphore is not used.
     fn set_limit<'a>(
         &'a self,
         resource: &'a Resource,
@@ -132,26 +134,26 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         ttl: std::time::Duration,
     ) -> BoxFuture<'a, Result<Limit, BackendError>>;
 
-    /// Returns who holds a resource and who waits for it, as far as `detail` says. Changes nothing.
+    /// Returns who holds a resource and who waits for it, in as much detail as `detail` says. Changes nothing.
     fn inspect<'a>(
         &'a self,
         resource: &'a Resource,
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>>;
 
-    /// The events for this client from now on. A later stream replaces an earlier one. The stream of a store without events is
-    /// pending for ever; it must not end.
+    /// The events for this client from now on. A later stream replaces an earlier one. The stream of a store without
+    /// events stays pending forever; it must not end.
     fn events(&self) -> BoxStream<'static, Event>;
 
     /// The store's address and what it supports.
     fn capabilities(&self) -> &Capabilities;
 
-    /// How the store can be reached at present. A store without connections is always connected.
+    /// Whether the store can currently be reached. A store without connections is always connected.
     fn state(&self) -> StoreState {
         StoreState::of(vec![NodeState::new(self.capabilities().store.clone(), Status::Connected)])
     }
 
-    /// The states to come; if several follow each other quickly, only the last. Need not end.
+    /// A stream of future states; if several follow each other quickly, only the last is reported. It need not end.
     fn state_changes(&self) -> BoxStream<'static, StoreState> {
         stream::pending().boxed()
     }
@@ -161,7 +163,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         ready(Ok(())).boxed()
     }
 
-    /// Looks for what the user of this store should know about it.
+    /// Checks for anything that the user of this store should know about it.
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         ready(Ok(Vec::new())).boxed()
     }

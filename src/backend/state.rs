@@ -1,9 +1,9 @@
-//! How a store can be reached, and what is noticeable about it.
+//! Whether a store can be reached, and findings about it.
 
 use std::fmt;
 use std::time::Instant;
 
-/// How a store can be reached at present.
+/// Whether a store can currently be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreState {
@@ -13,7 +13,7 @@ pub struct StoreState {
     pub nodes: Vec<NodeState>,
 }
 
-/// How one server of a store can be reached at present.
+/// Whether one server of a store can currently be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeState {
@@ -21,11 +21,11 @@ pub struct NodeState {
     pub address: String,
     /// The worst of the connections to it.
     pub status: Status,
-    /// Why it is not connected, in words, as far as that is known. Without credentials.
+    /// Why it is not connected, as far as known, as text without credentials.
     pub reason: Option<String>,
 }
 
-/// How a server can be reached at present.
+/// Whether a server can currently be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -36,7 +36,7 @@ pub enum Status {
         /// Since when.
         since: Instant,
     },
-    /// It is not connected. The client tries to connect again.
+    /// It is not connected. The client tries to reconnect.
     Disconnected {
         /// Since when.
         since: Instant,
@@ -109,7 +109,7 @@ impl fmt::Display for NodeState {
     }
 }
 
-/// Something about a store that its user should know.
+/// Something that the user of a store should know about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -125,7 +125,7 @@ pub struct Finding {
 pub enum Severity {
     /// It limits what the store promises after a restart or a failover.
     Info,
-    /// Leases may be lost although everybody behaves well.
+    /// Leases may be lost even though all clients behave correctly.
     Warning,
     /// It cannot work: connecting fails.
     Refused,

@@ -1,7 +1,7 @@
 //! Requests to a store, its answers, and its events.
 //!
-//! Stores outside this crate create answers and events too: structs that may gain a field have a constructor, and enums that a
-//! store has to match on are exhaustive on purpose.
+//! Stores outside this crate create answers and events too: structs that may gain a field have a constructor, and enums
+//! that a store must match on are deliberately exhaustive.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Resource {
     pub key: Arc<str>,
     /// The rules.
     pub kind: Kind,
-    /// How many bytes of the key are the prefix.
+    /// The length of the prefix in the key, in bytes.
     prefix_len: usize,
     /// Whether the key has a closing brace, so that part of it may be a hash tag.
     pub(crate) has_brace: bool,
@@ -40,7 +40,8 @@ impl Resource {
         Self::with_prefix_len(key, prefix_len, kind)
     }
 
-    /// The resource `name` with this prefix. A store may issue tokens per prefix, so use the same one for a name everywhere.
+    /// The resource `name` with this prefix. A store may issue tokens per prefix, so use the same prefix for a name
+    /// everywhere.
     #[must_use]
     pub fn named(prefix: &str, name: &str, kind: Kind) -> Self {
         Self::with_prefix_len(format!("{prefix}{name}").into(), prefix.len(), kind)
@@ -51,12 +52,12 @@ impl Resource {
         Self { key, kind, prefix_len, has_brace }
     }
 
-    /// The resource `key`, whose first bytes are the prefix; `None` if it has no such part.
+    /// The resource `key`, whose first bytes are the prefix; `None` if the key cannot be split there.
     pub(crate) fn split_at(key: &str, prefix_len: usize, kind: Kind) -> Option<Self> {
         key.is_char_boundary(prefix_len).then(|| Self::with_prefix_len(key.into(), prefix_len, kind))
     }
 
-    /// What precedes the name in the key.
+    /// The part of the key before the name.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.key[..self.prefix_len]
@@ -75,11 +76,11 @@ impl Resource {
 pub enum Kind {
     /// One lease at a time.
     Mutex,
-    /// One owner at a time, under any number of leases. The same lock as a mutex of the same key.
+    /// One owner at a time, under any number of leases. It is the same lock as a mutex with the same key.
     Reentrant,
     /// As many permits as the limit says; a request that fits may overtake those that do not.
     Counting,
-    /// As many permits as the limit says; nobody overtakes anybody.
+    /// As many permits as the limit says; no request overtakes another.
     Fair,
 }
 
@@ -142,7 +143,7 @@ pub enum Claim {
 }
 
 impl Claim {
-    /// How many permits are claimed; a lock counts as one.
+    /// How many permits are claimed; 1 for a lock.
     #[must_use]
     pub const fn permits(&self) -> u32 {
         match self {
@@ -172,15 +173,15 @@ impl Claim {
 
 /// The limit of a semaphore.
 ///
-/// A limit comes into force when a request first states it, and gets a version, which stays the same when the limit is changed. A
-/// new version begins when the limit has lapsed. Handles that know the version follow its changes; all others must state the
-/// limit that is in force.
+/// A limit comes into force when a request first states it, and gets a version, which stays the same when the limit is
+/// changed. A new version begins after the limit has lapsed. Handles that know the version follow its changes; all
+/// others must state the limit that is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Limit {
     /// How many permits there are.
     pub permits: u32,
-    /// The version in which it was in force, or 0 if no store has confirmed it.
+    /// The version under which it was in force, or 0 if no store has confirmed it.
     pub version: u64,
 }
 
@@ -212,7 +213,7 @@ pub struct Request {
     pub lease: LeaseRef,
     /// How much of it.
     pub claim: Claim,
-    /// How long the lease lasts without a renewal, and its place in the queue without a repetition.
+    /// How long the lease lasts without a renewal, and its place in the queue without a repeated request.
     pub ttl: Duration,
     /// Whether it joins the queue if it cannot be granted at once.
     pub waits: bool,
@@ -262,7 +263,7 @@ pub enum Answer {
     Granted(Grant),
     /// It has a place in the queue, which lasts for a full TTL from now.
     Queued(Queued),
-    /// It is not available, and the request does not wait. The store keeps no record of this lease.
+    /// The resource is not available, and the request does not wait. The store keeps no record of this lease.
     Busy {
         /// The limit in force, of a semaphore.
         limit: Option<Limit>,
@@ -285,11 +286,11 @@ impl Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
-    /// Greater than every earlier token for this key; an owner that is admitted again gets the same one.
+    /// Greater than every earlier token for this key; an owner that is admitted again gets the same token.
     pub token: FencingToken,
     /// The limit in force, of a semaphore.
     pub limit: Option<Limit>,
-    /// How long the lease still lasts if it was granted before this request; `None` for a full TTL from now.
+    /// How much longer the lease lasts, if it was granted before this request; `None` for a full TTL from now.
     pub remaining: Option<Duration>,
 }
 
@@ -312,14 +313,16 @@ impl Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Queued {
-    /// Which place. It stays the same when the request is repeated, until the place has ended; then there is a new one.
+    /// Which place. The ticket stays the same when the request is repeated, until the place has ended; then there is a
+    /// new one.
     pub ticket: Ticket,
-    /// When it is useful to repeat the request, if that is known: when the holder's lease ends, or when this store is to be
+    /// When it is useful to repeat the request, if known: when the holder's lease ends, or when this store should be
     /// polled. The client repeats it after a third of the TTL at the latest.
     pub ask_again_in: Option<Duration>,
     /// The limit in force, of a semaphore.
     pub limit: Option<Limit>,
-    /// Whether the holder's key has no expiry, so that nobody else gets the lock unless the holder releases it. Only told to users.
+    /// Whether the holder's key has no expiry, so that no other client gets the lock unless the holder releases it.
+    /// Only for reporting to users.
     pub holder_never_expires: bool,
 }
 
@@ -333,8 +336,8 @@ impl Queued {
 
 /// A message from a store that is not an answer.
 ///
-/// A client only gets events for its own leases. Correctness does not depend on their delivery, because every waiting request is
-/// repeated; and because an event may be old, none is trusted on its own.
+/// A client gets events for its own leases only. Correctness does not depend on their delivery, because every waiting
+/// request is repeated; and because an event may be old, none is trusted on its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -368,7 +371,7 @@ pub enum Event {
 pub struct Renew {
     /// The lease.
     pub lease: LeaseRef,
-    /// How long it is to last from now.
+    /// How long it should last from now.
     pub ttl: Duration,
 }
 
@@ -386,7 +389,7 @@ impl Renew {
 pub enum Renewal {
     /// The lease lasts a full TTL from now.
     Renewed,
-    /// The lease does not hold the key any more.
+    /// The lease no longer holds the key.
     Lost(LossReason),
 }
 
@@ -399,13 +402,13 @@ pub type Answered = (usize, Result<Renewal, BackendError>);
 pub enum Released {
     /// A hold, which has ended or has been reduced as requested.
     Held,
-    /// Nothing, but an earlier attempt of the same call, whose answer was lost, may have ended a hold.
+    /// Nothing, but an earlier attempt at the same call, whose answer was lost, may have ended a hold.
     Unknown,
     /// A place in the queue, which has been removed.
     Queued,
-    /// Nothing of this lease; another one holds the key.
+    /// No trace of this lease; another one holds the key.
     Taken,
-    /// Nothing of this lease. If the key is a lock, nobody holds it.
+    /// No trace of this lease. If the key is a lock, nobody holds it.
     Absent,
 }
 
@@ -415,7 +418,7 @@ pub enum Released {
 pub enum Detail {
     /// All holders and all waiters.
     Everybody,
-    /// The numbers only, at a cost that does not depend on how many holders and waiters there are.
+    /// Only the numbers, at a cost that does not depend on how many holders and waiters there are.
     Numbers,
 }
 
@@ -432,7 +435,8 @@ pub struct Inspection {
     pub limit: Option<u32>,
     /// How many permits are held; 1 for a lock that is held.
     pub in_use: u32,
-    /// What each node of a store on several servers says, in the order of its addresses; empty for a store of one.
+    /// What each node of a store on several servers says, in the order of their addresses; empty for a store on one
+    /// server.
     pub nodes: Vec<NodeInspection>,
 }
 
@@ -442,7 +446,7 @@ pub struct Inspection {
 pub struct NodeInspection {
     /// Its address, without password.
     pub store: String,
-    /// Its view, or why it gave none.
+    /// Its view, or why there is none.
     pub view: Result<Inspection, String>,
 }
 
@@ -494,7 +498,7 @@ impl Holder {
 }
 
 impl fmt::Debug for Holder {
-    /// Prints the id as [`LeaseId`] does, and nothing of the value of another library, which is a secret.
+    /// Prints the id as [`LeaseId`] does, and hides the value of another library, which is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let id = LeaseId::parse(&self.id);
         f.debug_struct("Holder")
@@ -539,7 +543,7 @@ pub struct Capabilities {
     pub wakes: Wakes,
     /// Whether requests are served in order of arrival. If not, that order is only an aim.
     pub ordered: bool,
-    /// Why the other kinds are not supported, for the error that rejects them.
+    /// Why other kinds are not supported, for the error that rejects them.
     pub unsupported: Option<String>,
     /// Shorter TTLs are rejected before anything is sent.
     pub min_ttl: Duration,
@@ -547,7 +551,7 @@ pub struct Capabilities {
     pub ttl_granularity: Duration,
     /// Whether tokens keep increasing after the store has lost its data.
     pub tokens_survive_memory_loss: bool,
-    /// Whether the work of a hand-over is independent of the number of waiters.
+    /// Whether the work per hand-over is independent of the number of waiters.
     pub constant_work: bool,
     /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose its lease.
     /// Turn this off for a store that must be used from the caller's runtime, or that uses its clock.
@@ -560,7 +564,7 @@ pub struct Capabilities {
 pub enum Wakes {
     /// The store sends an event.
     Pushed,
-    /// The store sends an event upon which the client repeats its request.
+    /// The store sends an event that makes the client repeat its request.
     Prompted,
     /// The client repeats its request at this interval.
     Polled(Duration),

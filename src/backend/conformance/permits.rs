@@ -6,7 +6,7 @@ use super::Harness;
 use super::site::Site;
 use crate::backend::{Answer, BackendError, Kind, Limit, Released};
 
-/// 12. Permits held never exceed the limit; a release hands them to exactly those that now fit.
+/// 12. Permits held never exceed the limit; a release hands them to exactly those waiters that now fit.
 pub async fn point_12_a_release_serves_exactly_those_that_fit(store: &dyn Harness, kind: Kind) {
     let site = Site { limit: Limit::stated(4), ..Site::new(store, kind, "permits").await };
     let holder = site.request_for(4);
@@ -30,7 +30,7 @@ pub async fn point_12_a_release_serves_exactly_those_that_fit(store: &dyn Harnes
     waiting.iter().for_each(JoinHandle::abort);
 }
 
-/// 13. The first request states the limit, others must agree, and those who know its version follow a change.
+/// 13. The first request states the limit, others must agree, and clients that know its version follow a change.
 pub async fn point_13_one_limit_is_in_force(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "limit").await;
     let stating = |site: &Site, limit| Site { limit, ..site.clone() };

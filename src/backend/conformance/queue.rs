@@ -78,7 +78,7 @@ pub async fn point_7_all_places_of_a_dead_client_are_gone_within_one_ttl(store: 
     assert!(died.elapsed() <= one.ttl + one.slack, "after {:?}", died.elapsed());
 }
 
-/// 8. Requests are served in order of arrival, whichever client they come from, if the store claims it. All are served in any case.
+/// 8. Requests are served in order of arrival, no matter which client they come from, if the store claims it. All are served in any case.
 pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness, kind: Kind) {
     const WAITERS: usize = 12;
     let (one, other) = Site::pair(store, kind, "order").await;

@@ -79,7 +79,7 @@ impl Site {
         self.request().waiting()
     }
 
-    /// The result of a release without effect while somebody else holds the resource.
+    /// The result of a release without effect while another client holds the resource.
     pub(super) const fn not_ours(&self) -> Released {
         if self.resource.kind.is_semaphore() { Released::Absent } else { Released::Taken }
     }

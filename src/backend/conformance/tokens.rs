@@ -1,4 +1,4 @@
-//! Tokens increase, whatever happens.
+//! Tokens increase, no matter what happens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Who logs in at the server.
+//! Credentials for the server.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::error::BoxError;
 
 /// A user and a password. `Debug` shows the user only.
 ///
-/// As a [`CredentialsProvider`] it provides itself.
+/// As a [`CredentialsProvider`], it provides itself.
 #[derive(Clone)]
 pub struct Credentials {
     pub(super) user: Option<String>,
@@ -64,20 +64,21 @@ impl fmt::Debug for Credentials {
 pub trait CredentialsProvider: Send + Sync {
     /// The credentials that are valid now.
     ///
-    /// This is called before every attempt to connect: for each of the client's connections, again whenever one was lost, and while
-    /// the server cannot be reached or rejects what was provided, up to five times a second for each. Calls may overlap. A provider
-    /// that has to ask somebody else should therefore remember the answer for as long as that is valid.
+    /// This is called before every attempt to connect: for each of the client's connections, again whenever one was
+    /// lost, and while the server cannot be reached or rejects what was provided, up to five times a second for each.
+    /// Calls may overlap. A provider that has to contact another service should therefore cache the answer for as long
+    /// as it is valid.
     ///
     /// It is also called on the thread that renews the leases of all clients of the process, so it must not block. The runtime has its
     /// timer and its I/O enabled.
     ///
-    /// A call that takes longer than three quarters of the [connect timeout](crate::RedisBuilder::connect_timeout) is given up: its future
-    /// is dropped, and this attempt to connect has failed.
+    /// A call that takes longer than three quarters of the [connect timeout](crate::RedisBuilder::connect_timeout) is
+    /// given up: its future is dropped, and this attempt to connect fails.
     ///
     /// # Errors
     ///
-    /// Any error: this attempt to connect has failed. The error's text becomes part of the text of errors of this crate and of its
-    /// log, so it should not contain secrets. The credentials themselves are never logged.
+    /// On any error, this attempt to connect fails. The error's text becomes part of this crate's error texts and logs,
+    /// so it should not contain secrets. The credentials themselves are never logged.
     fn credentials(&self) -> BoxFuture<'_, Result<Credentials, BoxError>>;
 }
 

@@ -1,28 +1,28 @@
-//! Redis and Valkey: one server, the primary that sentinels name, or a cluster.
+//! Redis and Valkey: one server, the primary named by sentinels, or a cluster.
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
 //! | `keys` | every key, its type and its expiry |
 //! | `lua/` | the protocol: one script per operation, which the server runs atomically |
-//! | `protocol` | what Rust and Lua have to agree on |
+//! | `protocol` | what Rust and Lua must agree on |
 //! | `script` | the scripts' text and digests |
-//! | `link` | what is needed of a client library: one established connection; errors by what is known about the execution |
+//! | `link` | what a client library must provide: one established connection; errors classified by what is known about the execution |
 //! | `fred`, `redis_rs` | links of fred, and of redis-rs |
 //! | `value` | arguments and answers |
 //! | `connection` | a connection: one link after another, until it is closed |
-//! | `servers` | what a store consists of: its connections and transports |
+//! | `servers` | the parts of a store: its connections and transports |
 //! | `route` | which server a connection leads to |
-//! | `sentinel` | which server is the primary at present |
+//! | `sentinel` | which server is currently the primary |
 //! | `cluster` | which node serves which slot; redirections |
-//! | `status`, `check` | the state of the store, from that of its connections; a look at the servers |
+//! | `status`, `check` | the state of the store, from that of its connections; checks of the servers |
 //! | `runtime` | whether a runtime can carry connections |
-//! | `callers` | the connections on the caller's runtime, made again when that has ended |
+//! | `callers` | the connections on the caller's runtime, which are reopened when that runtime has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
 //! | `queue`, `batch` | operations that wait for a call; many operations in one call |
 //! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
-//! | `opening` | links opened with credentials that are asked for each time, and why that failed |
+//! | `opening` | opening links, with credentials that are requested each time, and why that failed |
 //! | `credentials` | public: who logs in |
 //! | `tls` | when a link is opened over TLS, and what it means if it is not |
 //! | `url`, `target` | parsing URLs; where a store is, and who logs in |
@@ -104,11 +104,11 @@ use target::{Login, Server, Target, Topology};
 
 pub use credentials::{Credentials, CredentialsProvider};
 
-/// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary that sentinels name, or a cluster.
+/// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary named by sentinels, or a cluster.
 ///
-/// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on the runtime of
-/// the caller, and one for renewals on the crate's own thread. If the runtime of the first two ends, the next call connects again
-/// from its own runtime.
+/// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on
+/// the runtime of the caller, and one for renewals on the crate's own thread. If the runtime of the first two ends, the
+/// next call reconnects from its own runtime.
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
@@ -125,7 +125,7 @@ pub struct RedisBackend {
     replicas: Option<Arc<Replicas>>,
     fail_fast: bool,
     statuses: Arc<Statuses>,
-    /// Whether the servers have been looked at, and accepted. No request is sent before.
+    /// Whether the servers have been checked and accepted. No request is sent before that.
     looked: OnceCell<()>,
     closing: Closing,
 }
@@ -142,7 +142,7 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// |---|---|---|
 /// | [`connect_timeout`](Self::connect_timeout) | 2 s | an unreachable address should be reported soon |
 /// | [`reply_timeout`](Self::reply_timeout) | 2 s | a script takes microseconds; a later answer means that something is wrong |
-/// | [`poll_interval`](Self::poll_interval) | none | clients of this crate need not poll, and nobody else uses the locks |
+/// | [`poll_interval`](Self::poll_interval) | none | clients of this crate need not poll, and usually only they use the locks |
 /// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
 /// | [`wait_replicas`](Self::wait_replicas) | none | it takes time, and there may be no replicas |
 /// | [`fail_fast`](Self::fail_fast) | off | most outages are short |
@@ -165,7 +165,7 @@ pub struct RedisBuilder {
 /// Which client library connects.
 #[derive(Clone)]
 enum Library {
-    /// fred, with what it is to be configured with beyond the target.
+    /// fred, with its configuration beyond the target.
     #[cfg(feature = "redis")]
     Fred(Box<Config>),
     #[cfg(feature = "redis-rs")]
@@ -210,8 +210,8 @@ impl RedisBuilder {
         self
     }
 
-    /// How long one command may take before its outcome counts as unknown. For requests and renewals, a third of the TTL is the
-    /// limit in any case.
+    /// How long one command may take before its outcome counts as unknown. For requests and renewals, the limit is
+    /// never more than a third of the TTL.
     ///
     /// Default: 2 s.
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
@@ -222,16 +222,18 @@ impl RedisBuilder {
     /// Shares locks with clients of other libraries, which poll: this is the longest interval at which they retry. From 1 ms to
     /// 1 min. Set the same one for all clients of this crate that use these locks.
     ///
-    /// * Such clients delete the key without notifying anybody, so waiters check at least this often whether the lock has become
-    ///   free.
-    /// * Clients of this crate that wait for each other hand the lock over, and others would never find it free. So now and then
-    ///   a release leaves a *gap*: for a quarter longer than this interval, and 1 ms longer at least, the key stays free for others, even
-    ///   though clients of this crate wait. They ask again when the gap ends, and keep their places.
+    /// * Such clients delete the key without notifying waiters, so waiters check at least this often whether the lock
+    ///   has become free.
+    /// * Clients of this crate that wait for each other hand the lock over, and others would never find it free. So now
+    ///   and then a release leaves a *gap*: for a quarter longer than this interval, and at least 1 ms longer, the key
+    ///   stays free for others, even though clients of this crate wait. These repeat their requests when the gap ends,
+    ///   and keep their places.
     ///
-    /// Time is divided into periods of eight gaps, by the clock of the server. A gap follows the release of every lease that was
-    /// granted in an earlier period than the one in which it is released. So a lock is left free for an eighth of the time at
-    /// most, and that is what the option costs if no other client wants it. A client whose tasks pass a mutex on to each other releases
-    /// it to the store after 16 holds, or after 30 ms and the hold in progress, as always.
+    /// Time is divided into periods of eight gaps, by the clock of the server. A gap follows the release of every lease
+    /// that was granted in an earlier period than the one in which it is released. So a lock is left free for an eighth
+    /// of the time at most, which is what the option costs if no other client wants the lock. A client whose tasks pass
+    /// a mutex on to each other releases it to the store after 16 holds, or after 30 ms and the hold in progress, as
+    /// always.
     ///
     /// In a gap, `lock` waits for its end. `try_lock` gets the lock if nobody waits. Clients without this option respect gaps
     /// too, but leave none, and notice only after up to a third of their TTL that another library has released the lock. The option has
@@ -244,9 +246,9 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets this expiry on a lock key that has none, starting with the first request that finds it. Such keys are left behind by
-    /// clients that set the key and its expiry in two steps and die in between; nobody would ever get the lock again. From 1 ms
-    /// to 24 h. Only enable this if nobody locks without an expiry on purpose.
+    /// Sets this expiry on a lock key that has none, starting with the first request that finds it. Such keys are left
+    /// behind by clients that set the key and its expiry in two steps and die in between; no client would ever get the
+    /// lock again. From 1 ms to 24 h. Enable this only if no client deliberately locks without an expiry.
     ///
     /// Default: off.
     pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
@@ -254,25 +256,26 @@ impl RedisBuilder {
         self
     }
 
-    /// Waits after every grant until `replicas` replicas have acknowledged it, for at most `time_limit`. If too few do, the lease is
-    /// given back, and the call fails with [`Error::StoreRefused`], which says how many did. `time_limit` is from 1 ms to the
-    /// reply timeout.
+    /// Waits after every grant until `replicas` replicas have acknowledged it, for at most `time_limit`. If too few do,
+    /// the lease is released, and the call fails with [`Error::StoreRefused`], which says how many did. `time_limit` is
+    /// from 1 ms to the reply timeout.
     ///
-    /// A failover then loses a lock only if a server is promoted that has not acknowledged it; renewals are not waited for. Each
-    /// grant takes a round trip between the servers longer, and one that another client's release has made a round trip of this
-    /// client as well; many grants at a time share them.
+    /// A failover then loses a lock only if the promoted server has not acknowledged it; renewals do not wait for
+    /// replicas. Each grant takes an additional round trip between the servers, and a grant made by another client's
+    /// release also takes one of this client; simultaneous grants share these round trips.
     ///
-    /// Default: none. A failover may lose grants of the last moments.
+    /// Default: none. A failover may lose the latest grants.
     pub const fn wait_replicas(mut self, replicas: u32, time_limit: Duration) -> Self {
         self.quota = Some(Quota { replicas, time_limit });
         self
     }
 
-    /// Whether calls fail at once with [`Error::StoreUnavailable`] while the server is known to be away, that is, not connected, and so
-    /// do those that wait already. Releases and renewals go on as without this.
+    /// Whether calls, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the server
+    /// is known to be unreachable, that is, not connected. Releases and renewals are not affected.
     ///
-    /// Default: off. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and `lock_timeout` as long as
-    /// that or until its time is up; a restart or a failover in the meantime delays them and is no error.
+    /// Default: off. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and
+    /// `lock_timeout` for as long as `lock` or until its time is up; a restart or a failover in the meantime delays
+    /// them but is not an error.
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
         self
@@ -285,7 +288,7 @@ impl RedisBuilder {
         self
     }
 
-    /// Certificates for a URL that asks for TLS (`rediss://` and the like), which needs the feature `rustls` or `native-tls`.
+    /// Certificates for a TLS URL (`rediss://` and the like), which needs the feature `rustls` or `native-tls`.
     ///
     /// Default: the authorities that the system trusts, no client certificate.
     pub fn tls(mut self, options: TlsOptions) -> Self {
@@ -293,10 +296,11 @@ impl RedisBuilder {
         self
     }
 
-    /// Asks `provider` for the user and the password before every attempt to connect, instead of those in the URL. If the server
-    /// closes a connection, or answers that it is not authenticated any more, the client connects again with what is provided then,
-    /// and tries that until it succeeds; leases are kept meanwhile as during any other outage. Sentinels are not sent these credentials, but
-    /// those of [`sentinel_credentials`](Self::sentinel_credentials).
+    /// Asks `provider` for the user and the password before every attempt to connect, instead of using those in the
+    /// URL. If the server closes a connection, or answers that it is no longer authenticated, the client requests
+    /// credentials again and reconnects with them until it succeeds; meanwhile leases are kept as during any other
+    /// outage. Sentinels do not get these credentials, but those of
+    /// [`sentinel_credentials`](Self::sentinel_credentials).
     ///
     /// Default: what the URL says.
     pub fn credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
@@ -304,10 +308,10 @@ impl RedisBuilder {
         self
     }
 
-    /// Who logs in at the sentinels, for sentinels that have a password of their own: they are not sent the one in the URL, which is that of
-    /// the servers.
+    /// The credentials for sentinels that have a password of their own. They are not sent the password in the URL,
+    /// which is that of the servers.
     ///
-    /// Default: nobody.
+    /// Default: no login.
     pub fn sentinel_credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
         self.sentinel_login = Some(Login { provider: Some(Arc::new(provider)), ..Login::default() });
         self
@@ -324,7 +328,8 @@ impl RedisBuilder {
         self.target.to_string()
     }
 
-    /// Connects and subscribes, checks that messages are delivered, and looks at the server: one that cannot carry locks is refused.
+    /// Connects and subscribes, checks that messages are delivered, and checks the server: one that cannot be used for
+    /// locks is refused.
     ///
     /// # Errors
     ///
@@ -332,8 +337,8 @@ impl RedisBuilder {
     ///   for repaired keys below 1 ms or above 24 h.
     /// * [`Error::Unsupported`] for TLS, if this build lacks it.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, does not allow this user what is needed, is a replica, a node of a cluster
-    ///   (with a URL of a single server), or too old.
+    /// * [`Error::StoreRefused`] if the server rejects the credentials, denies this user a needed permission, is a
+    ///   replica or a cluster node (with the URL of a single server), or is too old.
     ///
     /// # Cancel safety
     ///
@@ -357,7 +362,7 @@ impl RedisBuilder {
         }
     }
 
-    /// Creates a backend that connects when it is needed, and goes on trying: a service may start before its server. Needs no
+    /// Creates a backend that connects when needed and keeps trying: a service may start before its server. Needs no
     /// runtime. See [`Client::connect_lazy`](crate::Client::connect_lazy).
     ///
     /// # Errors
@@ -415,7 +420,7 @@ impl RedisBuilder {
     }
 }
 
-/// Has all waiting requests repeated when the store goes, so that they fail, until `closed`.
+/// Makes all waiting requests repeat when the store becomes unreachable, so that they fail, until `closed`.
 async fn fail_waiting(
     mut changes: BoxStream<'static, StoreState>,
     notifications: Arc<Notifications>,
@@ -456,7 +461,7 @@ impl fmt::Debug for RedisBuilder {
 }
 
 impl RedisBackend {
-    /// Connects to a server, to the primary that sentinels name, or to a cluster, by a URL as for
+    /// Connects to a server, to the primary named by sentinels, or to a cluster, with a URL as for
     /// [`Client::connect`](crate::Client::connect).
     ///
     /// # Errors
@@ -470,7 +475,7 @@ impl RedisBackend {
         Self::builder(url)?.connect().await
     }
 
-    /// Settings for a connection to a server, to the primary that sentinels name, or to a cluster, by a URL as for
+    /// Settings for a connection to a server, to the primary named by sentinels, or to a cluster, with a URL as for
     /// [`Client::connect`](crate::Client::connect).
     ///
     /// # Errors
@@ -481,19 +486,19 @@ impl RedisBackend {
         Ok(Self::with_target(url::parse(url)?, Library::default()))
     }
 
-    /// Settings for a connection by a configuration of [fred](https://docs.rs/fred), the Redis client on which this crate is built:
-    /// server, credentials, database and TLS are taken from it. Protocol version, retries and timeouts are set by this crate,
-    /// because its guarantees depend on them.
+    /// Settings for a connection from a configuration of [fred](https://docs.rs/fred), the Redis client on which this
+    /// crate is built: server, credentials, database and TLS are taken from it. This crate sets protocol version,
+    /// retries and timeouts itself, because its guarantees depend on them.
     ///
-    /// The configuration must be that of the major version of fred on which this crate depends. A release of this crate may move to
-    /// another one: this function is exempt from semantic versioning.
+    /// The configuration must come from the major version of fred on which this crate depends. A release of this crate
+    /// may move to another version: this function is exempt from semantic versioning.
     #[cfg(feature = "fred")]
     pub fn builder_from_fred(config: Config) -> RedisBuilder {
         Self::with_target(fred::target(&config), Library::Fred(Box::new(config)))
     }
 
-    /// Connects as a client of fred is configured to: see [`builder_from_fred`](Self::builder_from_fred). The connections are this
-    /// backend's own; the client is not used.
+    /// Connects with the configuration of a fred client: see [`builder_from_fred`](Self::builder_from_fred). The
+    /// connections are this backend's own; the client is not used.
     ///
     /// # Errors
     ///
@@ -509,16 +514,17 @@ impl RedisBackend {
         Self::builder_from_fred(client.client_config()).connect().await
     }
 
-    /// Settings for connections through [redis-rs](https://docs.rs/redis), to the server of a client of that crate, with its user,
-    /// password and database. If it uses TLS, so does this, with the feature `rustls` or `native-tls` of this crate.
+    /// Settings for connections through [redis-rs](https://docs.rs/redis), to the server of a client of that crate,
+    /// with its user, password and database. If that client uses TLS, so do these connections, with this crate's
+    /// feature `rustls` or `native-tls`.
     ///
-    /// The client must be that of the major version of redis-rs on which this crate depends. A release of this crate may move to
-    /// another one: this function is exempt from semantic versioning.
+    /// The client must come from the major version of redis-rs on which this crate depends. A release of this crate may
+    /// move to another version: this function is exempt from semantic versioning.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the client has certificates of its own, which cannot be taken from it, or does not verify those of
-    /// the server: use a client without, and [`RedisBuilder::tls`].
+    /// [`Error::Unsupported`] if the client has its own certificates, which cannot be taken from it, or does not verify
+    /// those of the server: use a client without certificates, and [`RedisBuilder::tls`].
     #[cfg(feature = "redis-rs")]
     pub fn builder_from_redis_rs(client: &::redis::Client) -> Result<RedisBuilder, Error> {
         Ok(Self::with_target(redis_rs::target(client)?, Library::RedisRs))
@@ -555,7 +561,7 @@ impl RedisBackend {
         }
     }
 
-    /// One that is not connected. What has to run in any case is started on the crate's own thread.
+    /// A backend that is not connected. What must run in any case is started on the crate's own thread.
     fn new(
         settings: &RedisBuilder,
         library: Arc<dyn Connector>,
@@ -614,8 +620,8 @@ impl RedisBackend {
     /// Connects from the current runtime and from the crate's own, and looks at the servers. If it is dropped, `closing` is
     /// cancelled with the backend, which ends what was begun.
     ///
-    /// Boxed, so that connecting, which involves most of the client library, is compiled here and not again in every crate that calls
-    /// an `async fn` on top of this.
+    /// Boxed, so that connecting, which involves most of the client library, is compiled here and not again in every
+    /// crate that calls an `async fn` built on this.
     fn open(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         async move {
             let (own, closed) = (background_handle()?, self.closing.token());
@@ -629,14 +635,15 @@ impl RedisBackend {
         .boxed()
     }
 
-    /// Begins to connect from the crate's own thread; the connections of the caller are made by the first call.
+    /// Starts connecting from the crate's own thread; the first call opens the connections of the caller.
     fn start(&self) -> Result<(), BackendError> {
         let driver = self.renewing.start(&background_handle()?, self.closing.token());
         self.drivers.lock().extend(driver);
         Ok(())
     }
 
-    /// Looks at all servers once, before the first operation: refuses those that cannot carry locks, and traces the rest.
+    /// Checks all servers once, before the first operation: refuses those that cannot be used for locks, and logs other
+    /// findings.
     fn first_look(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         let look = async {
             let (refused, others): (Vec<_>, Vec<_>) =
@@ -657,7 +664,7 @@ impl RedisBackend {
         async move { self.looked.get_or_try_init(|| look).await.copied() }.boxed()
     }
 
-    /// Looks at all servers. One of several that does not answer is a finding.
+    /// Checks all servers. If one of several does not answer, that is a finding.
     async fn look(&self) -> Result<Vec<Finding>, BackendError> {
         let connections = self.callers.connections();
         let looks = join_all(connections.iter().map(|connection| self.look_at(connection))).await;
@@ -699,7 +706,7 @@ impl RedisBackend {
         }
     }
 
-    /// Sees to it that the connections of the caller work on the current runtime.
+    /// Makes sure that the connections of the caller work on the current runtime.
     async fn revive(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
@@ -712,7 +719,7 @@ impl RedisBackend {
 
     /// Closes all connections and waits until they are closed.
     async fn close_connections(&self) {
-        // First, so that the end of the connections is not taken for an outage.
+        // First, so that the end of the connections is not mistaken for an outage.
         self.statuses.close();
         self.closing.close();
         let mut drivers = self.callers.take_drivers();

@@ -1,13 +1,13 @@
 //! Redlock: one lock on a majority of several independent servers.
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
 //! | `url` | parsing URLs |
 //! | `node` | what a node has to do beyond the contract; nodes that are connected in the background |
 //! | `quorum` | the nodes of one client, and what its operations have in common |
 //! | `round` | one operation on all nodes at once |
 //! | `votes` | what follows from the nodes' answers (no I/O, no clock) |
-//! | `leases` | what this client knows of each of its leases on each node (no I/O) |
+//! | `leases` | what this client knows about each of its leases on each node (no I/O) |
 //! | `overtaken` | requests that a release may have overtaken (no I/O) |
 //! | `request` | requests, tokens, and what a minority has granted |
 //! | `renew`, `release`, `events`, `inspect` | the other operations |
@@ -48,9 +48,9 @@ use quorum::Quorum;
 
 /// How many tokens a grant reserves: one for each hold that its lease may have within a client.
 const TOKENS_PER_GRANT: u32 = 16;
-/// For how long a lease is released whose TTL is not known any more.
+/// How long to keep releasing a lease whose TTL is no longer known.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
-/// As many as fit into a set of bits, and far more than are of use.
+/// As many as fit into a set of bits, and far more than are useful.
 const MAX_NODES: usize = 31;
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,33 +61,37 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 
 /// Locks on a majority of N independent servers, by the Redlock algorithm: they stay available while a minority is down.
 ///
-/// **What it promises.** A request is sent to all nodes at once. It is granted if a majority grants it while there is time left, and its
-/// lease counts from before the request was sent; the nodes keep it for longer than the client trusts it by 1 % and 2 ms, because their
-/// clocks differ. If no majority grants it, whatever the nodes have granted is released, also on those that refused or did not answer. A
-/// lease is renewed, and released, by a majority; losing it on a minority does not end it. In a renewal, nodes that have lost their data
-/// or could not be reached before get the lease again. A node that is slow, or hangs, delays nothing: every decision is made as soon
-/// as a majority has made it.
+/// **What it promises.** A request is sent to all nodes at once. It is granted if a majority grants it while there is
+/// time left, and its lease is counted from before the request was sent; the nodes keep it 1% and 2 ms longer than the
+/// client trusts it, because their clocks differ. If no majority grants it, whatever the nodes have granted is
+/// released, including on those that refused or did not answer. A lease is renewed, and released, by a majority; losing
+/// it on a minority does not end it. In a renewal, nodes that have lost their data or could not be reached before get
+/// the lease again. A node that is slow, or hangs, delays nothing: every decision is made as soon as a majority has
+/// made it.
 ///
-/// **Fencing tokens.** Before a guard is handed out, a majority knows its token and issues greater ones only. Every two majorities have a
-/// node in common, so tokens grow, also where two clients believe that they hold the lock, which no store can rule out.
+/// **Fencing tokens.** Before a guard is handed out, a majority knows its token and issues only greater ones. Every two
+/// majorities have a node in common, so tokens increase even when two clients believe that they hold the lock, which no
+/// store can rule out.
 ///
 /// **What it does not promise.**
 ///
 /// * Exclusion depends on the nodes' clocks running at about the same speed. If the clock of a node jumps ahead, it ends its leases early,
 ///   and if that leaves an earlier holder without a majority, two clients hold the lock until the first one's next renewal. Only
 ///   fencing helps, and it does.
-/// * A node that crashes and returns without its data has forgotten its leases: the same follows. Nodes should write every change to disk
-///   (`appendfsync always`), or be kept from returning before the longest TTL has passed.
-/// * The order in which waiting requests are served is an aim: each node has a queue of its own. If two requests arrive at the nodes in
-///   different orders, neither has a majority; then clients with a minority give that up after a short random time and queue again.
-/// * A request that does not wait may be refused if another one is made at the same moment, although neither gets the lock.
+/// * A node that crashes and returns without its data has forgotten its leases, with the same result. Nodes should
+///   write every change to disk (`appendfsync always`), or be kept from returning before the longest TTL has passed.
+/// * Serving requests in order of arrival is only an aim, because each node has its own queue. If requests arrive at
+///   the nodes in different orders, none may have a majority; then clients with a minority give it up after a short
+///   random time and queue again.
+/// * A request that does not wait may be refused if another one is made at the same moment, even though neither gets
+///   the lock.
 /// * Holds of one owner of a reentrant lock have the same token as long as the nodes have the same holds. If a client enters while one of
 ///   the holds is only on some of the nodes, its token may be greater.
 /// * Replicas do not help: a node is one server without failover.
 ///
-/// Semaphores are not supported: majorities do not count permits.
+/// Semaphores are not supported: majorities cannot count permits.
 ///
-/// Any number of nodes from 1 to 31 works; an even number tolerates no more failures than one node less.
+/// Any number of nodes from 1 to 31 works; an even number tolerates no more failures than one node fewer.
 pub struct RedlockBackend {
     quorum: Arc<Quorum>,
 }

@@ -18,8 +18,8 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Synchronous {
-    /// Some time after it was answered. Nothing is lost when a process dies. When the machine does, the latest grants may be forgotten, but
-    /// their holders have ended with it, and tokens follow the clock.
+    /// Some time after it was answered. Nothing is lost when a process dies. When the machine dies, the latest grants
+    /// may be forgotten, but their holders have died with it, and tokens follow the clock.
     #[default]
     Normal,
     /// Before it is answered. Only needed if something outside this machine relies on a lease that is still held after a power cut.
@@ -40,7 +40,7 @@ pub struct SqliteBuilder {
     pub(super) settings: Settings,
 }
 
-/// What a client has been told.
+/// The settings of a client.
 #[derive(Clone)]
 pub(super) struct Settings {
     /// Absolute, so that nothing changes with the working directory.
@@ -87,14 +87,16 @@ impl SqliteBuilder {
         self
     }
 
-    /// How long a change waits while another program writes to the file, 1 ms to 1 h. Clients of this crate take some microseconds each.
+    /// How long a change waits while another program writes to the file, 1 ms to 1 h. Clients of this crate take a few
+    /// microseconds each.
     pub fn busy_timeout(mut self, timeout: Duration) -> Self {
         self.settings.busy_timeout = timeout;
         self
     }
 
-    /// How often a client that waits looks whether a message has been lost, 1 ms to 1 min. It costs a few microseconds each time. Hand-overs
-    /// do not wait for it, unless the processes cannot reach each other over the loopback interface, for instance in different containers.
+    /// How often a client that waits checks whether a message has been lost, 1 ms to 1 min. It costs a few microseconds
+    /// each time. Hand-overs do not wait for it, unless the processes cannot reach each other over the loopback
+    /// interface, for instance in different containers.
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.settings.poll_interval = interval;
         self
@@ -107,7 +109,7 @@ impl SqliteBuilder {
         self
     }
 
-    /// For tests: the time of day by which leases end. All clients of a file must have the same.
+    /// For tests: the time of day by which leases end. All clients of a file must use the same clock.
     #[cfg(feature = "conformance")]
     pub fn clock(mut self, clock: Arc<dyn Fn() -> SystemTime + Send + Sync>) -> Self {
         self.settings.clock = clock;
@@ -119,10 +121,11 @@ impl SqliteBuilder {
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if a setting is out of bounds.
-    /// * [`Error::StoreUnavailable`] if the file is locked by another program for longer than
-    ///   [`busy_timeout`](Self::busy_timeout), its directory does not exist, or reading or writing fails.
-    /// * [`Error::StoreRefused`] if it is a directory, not an SQLite database, cannot be written, belongs to a newer version of this crate,
-    ///   does not exist and is not to be created, or if the disk is full.
+    /// * [`Error::StoreUnavailable`] if another program locks the file for longer than
+    ///   [`busy_timeout`](Self::busy_timeout), or reading or writing fails.
+    /// * [`Error::StoreRefused`] if the path is a directory, or its directory does not exist; if the file is not an
+    ///   SQLite database, cannot be written, belongs to a newer version of this crate, or does not exist and
+    ///   [`create`](Self::create) is off; or if the disk is full.
     ///
     /// # Cancel safety
     ///
@@ -138,7 +141,7 @@ impl SqliteBuilder {
         Ok(backend)
     }
 
-    /// Opens the file when it is first used, and goes on trying. Needs no runtime.
+    /// Opens the file when it is first used, and keeps trying. Needs no runtime.
     ///
     /// # Errors
     ///

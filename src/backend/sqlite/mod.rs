@@ -16,21 +16,22 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `docs/sqlite.md` says what such a lock gives and what it does not, which rights it needs, and what is in the file.
+//! `docs/sqlite.md` describes what such a lock guarantees and what it does not, the permissions it needs, and the
+//! contents of the file.
 
-// | file | what is in it |
+// | file | content |
 // |---|---|
 // | `builder`, `url` | public: settings; parsing URLs |
 // | `schema` | the tables, their version, and whether they are there |
 // | `database` | the open file: its settings, its rows, waiting for other writers |
 // | `file` | which file it is, and what can be said about it without opening it |
 // | `transaction` | changes of records that are stored together |
-// | `worker` | the thread of a client, which carries out what is asked for |
-// | `job` | what it is asked for |
-// | `sweep` | rows that nobody has used for a day |
+// | `worker` | the thread of a client, which carries out its jobs |
+// | `job` | the jobs |
+// | `sweep` | removing rows that have not been used for a day |
 // | `inbox` | events for this client: datagrams, messages inside the process, and what polling finds |
-// | `health` | whether the file can be used at present |
-// | `failure` | errors of SQLite in words |
+// | `health` | whether the file can currently be used |
+// | `failure` | SQLite errors as text |
 
 mod builder;
 mod database;
@@ -72,8 +73,9 @@ pub use schema::SCHEMA;
 
 /// Leases in an SQLite file, for the processes of one machine.
 ///
-/// Each client has a thread of its own, which alone uses the file, and a UDP socket on the loopback interface, to which other clients send the
-/// grants that they make to it. See `docs/sqlite.md` for what this store gives and what it does not.
+/// Each client has its own thread, the only one of its threads that uses the file, and a UDP socket on the loopback
+/// interface, to which other clients send the grants that they make to it. See `docs/sqlite.md` for what this store
+/// guarantees and what it does not.
 pub type SqliteBackend = LedgerBackend<SqliteStore>;
 
 /// The file of a [`SqliteBackend`].
@@ -90,7 +92,7 @@ impl LedgerBackend<SqliteStore> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`SqliteBuilder::connect`].
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed; otherwise as for [`SqliteBuilder::connect`].
     ///
     /// # Cancel safety
     ///
@@ -99,7 +101,7 @@ impl LedgerBackend<SqliteStore> {
         Self::builder_from_url(url)?.connect().await
     }
 
-    /// A builder for the file at this path. A relative path is taken from the present working directory.
+    /// A builder for the file at this path. A relative path is resolved against the current working directory.
     pub fn builder(path: impl Into<std::path::PathBuf>) -> SqliteBuilder {
         SqliteBuilder::new(path.into())
     }

@@ -1,4 +1,4 @@
-//! What TLS is to be done with, and what its errors mean, whichever library does it.
+//! TLS options, and what TLS errors mean, independently of the library.
 
 use std::fmt;
 
@@ -18,13 +18,14 @@ mod library;
 pub(super) use library::Stream;
 pub(super) use library::Tls;
 
-/// Certificates for a store whose URL asks for TLS (`rediss://`, `valkeys://`, `postgres://...?sslmode=require`, and so on): see
-/// `RedisBuilder::tls` and `PostgresBuilder::tls`.
+/// Certificates for a store whose URL requires TLS (`rediss://`, `valkeys://`, `postgres://...?sslmode=require`, and so
+/// on): see `RedisBuilder::tls` and `PostgresBuilder::tls`.
 ///
-/// The server's certificate is always verified: it must be signed by a known authority, be valid at present, and be for the host
-/// that the URL names (in a cluster and with sentinels, also for the addresses that the servers name). There is no way to turn this off.
+/// The server's certificate is always verified: it must be signed by a known authority, be currently valid, and match
+/// the host that the URL names (in a cluster and with sentinels, also the addresses that the servers name). There is no
+/// way to turn this off.
 ///
-/// What is passed in is checked when the store is connected to, not before.
+/// What is passed in is checked when connecting to the store, not before.
 ///
 #[cfg_attr(feature = "_redis", doc = "```no_run")]
 #[cfg_attr(not(feature = "_redis"), doc = "```ignore")]
@@ -48,7 +49,7 @@ pub struct TlsOptions {
     pub(super) client: Option<ClientCertificate>,
 }
 
-/// What a client proves its identity with, in PEM.
+/// The client's certificate and key, in PEM.
 #[derive(Clone)]
 #[cfg_attr(not(any(feature = "rustls", feature = "native-tls")), allow(dead_code))]
 pub(super) struct ClientCertificate {
@@ -57,20 +58,20 @@ pub(super) struct ClientCertificate {
 }
 
 impl TlsOptions {
-    /// The authorities that the system trusts, no client certificate.
+    /// The system's trusted authorities, no client certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts an authority by its certificate in PEM, or several. The authorities that the system trusts are then not trusted any more.
+    /// Trusts one or more authorities, given their certificates in PEM. The system's trusted authorities are then no longer trusted.
     /// Can be called several times.
     pub fn ca_certificate_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.authorities.push(certificates.into());
         self
     }
 
-    /// Presents a certificate to servers that require one. `chain` is that certificate in PEM, followed by those of the authorities
-    /// between it and one that the server knows. `key` is its private key in PEM as PKCS #8 (`-----BEGIN PRIVATE KEY-----`), not
+    /// Presents a certificate to servers that require one. `chain` is that certificate in PEM, followed by those of any
+    /// intermediate authorities up to one that the server knows. `key` is its private key in PEM as PKCS #8 (`-----BEGIN PRIVATE KEY-----`), not
     /// encrypted.
     pub fn client_certificate_pem(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client = Some(ClientCertificate { chain: chain.into(), key: key.into() });
