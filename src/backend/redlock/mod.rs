@@ -115,8 +115,8 @@ impl RedlockBuilder {
         Self { nodes, node_timeout: Self::DEFAULT_NODE_TIMEOUT }
     }
 
-    /// How long a node may take to answer before it counts as failed. A fifth of the TTL is the limit in any case. It should be longer than
-    /// any usual round trip, and much shorter than the TTL. From 1 ms to 60 s.
+    /// How long a node may take to answer before it counts as failed. It is never more than a fifth of the TTL. It
+    /// should be longer than any usual round trip, and much shorter than the TTL. From 1 ms to 60 s.
     ///
     /// Default: 100 ms.
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
@@ -129,8 +129,8 @@ impl RedlockBuilder {
         self
     }
 
-    /// Connects to all nodes, until a majority is connected. The others have a moment (the node timeout) to follow, and are then connected in
-    /// the background as soon as they can be reached.
+    /// Connects to all nodes, until a majority is connected. The others then have the node timeout to connect; after
+    /// that, the client connects to them in the background as soon as they can be reached.
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl RedlockBuilder {
         Ok(backend)
     }
 
-    /// Creates a backend that connects to its nodes when it is needed, and goes on trying. Needs no runtime.
+    /// Creates a backend that connects to its nodes when needed and keeps trying. Needs no runtime.
     ///
     /// # Errors
     ///
@@ -294,7 +294,7 @@ impl Backend for RedlockBackend {
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
-            // A lock is not divisible: whoever keeps a permit keeps all of it.
+            // A lock is not divisible: keeping one permit keeps all of it.
             if keep > 0 { Ok(Released::Held) } else { self.quorum.release(lease).await }
         }
         .boxed()

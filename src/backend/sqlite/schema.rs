@@ -1,9 +1,9 @@
-//! The tables, their version, and whether they are there.
+//! The tables, their version, and whether they exist.
 
 use rusqlite::{Connection, OptionalExtension};
 
-/// The tables of this crate, as statements that create them if they do not exist. A client does the same unless it is told not to
-/// ([`SqliteBuilder::create`](super::SqliteBuilder::create)). They may be in a file with other tables.
+/// The tables of this crate, as statements that create them if they do not exist. A client does the same unless
+/// [`SqliteBuilder::create`](super::SqliteBuilder::create) is off. They may be in a file with other tables.
 pub const SCHEMA: &str = "\
 CREATE TABLE IF NOT EXISTS leasehold_meta (
     name TEXT NOT NULL PRIMARY KEY,
@@ -40,7 +40,7 @@ impl From<rusqlite::Error> for Wrong {
     }
 }
 
-/// Whether the tables are there and of this version.
+/// Whether the tables exist and have this version.
 pub(super) fn check(connection: &Connection) -> Result<(), Wrong> {
     let exists = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'leasehold_meta'";
     if connection.query_row(exists, [], |_| Ok(())).optional()?.is_none() {
