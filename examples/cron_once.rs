@@ -1,32 +1,32 @@
-//! Several schedulers know the same timetable, so that the job is run whichever of their machines fails. Only one
-//! of them runs it: for every tick exactly once, none twice and none skipped, even though their clocks differ
-//! and the scheduler running the job is killed in the middle of a tick.
+//! Several schedulers know the same timetable, so that the job is run no matter which of their machines fails. Only
+//! one of them runs it: exactly once for every tick, with none skipped, even though their clocks differ and the
+//! scheduler running the job is killed in the middle of a tick.
 //!
 //! ```text
 //! cargo run --release --example cron_once
 //! cargo run --release --example cron_once -- --url redis://127.0.0.1:6379 --schedulers 4 --ticks 12
 //! ```
 //!
-//! The first needs nothing installed: the schedulers are tasks, and the one running the job is dropped on
-//! the spot. With the URL of a server the schedulers are processes, and that one is killed (SIGKILL): it gets no chance
+//! The first command needs nothing installed: the schedulers are tasks, and the one running the job is dropped on the
+//! spot. With the URL of a server the schedulers are processes, and that one is killed (SIGKILL): it gets no chance
 //! to release anything.
 //!
 //! It takes two things to make this work:
 //!
 //! * A lock for leadership, held for as long as its holder lives. It decides *who* works. The others queue,
 //!   and the first of them takes over within one lease when the leader dies.
-//! * A record stored with the job's results, which knows the next tick to run. It decides *what is left to do*, and accepts
-//!   a result and the step to the next tick together, and only with the newest token. A leader that was paused and has
-//!   been replaced is rejected. A new leader continues where the last one stopped, whatever its own clock says, and
-//!   catches up on what was due in the meantime.
+//! * A record stored with the job's results, which knows the next tick to run. It decides *what is left to do*: it
+//!   accepts a result and the step to the next tick together, and only with the newest token. A leader that was
+//!   paused and has been replaced is rejected. A new leader continues where the last one stopped, no matter what its
+//!   own clock says, and catches up on what was due in the meantime.
 //!
-//! The lock alone would not be enough: a paused leader could run a tick at the same time as the next leader. Nor would a lock per tick, such
-//! as `try_lock` on `report:12:00` kept for a minute: a scheduler whose clock is behind finds that lock gone and runs
-//! the tick again. If the job acts on something that cannot share a step with the record, such as a mail server, no
-//! lock makes it exactly once; pass it the tick as an idempotency key.
+//! The lock alone would not be enough: a paused leader could run a tick at the same time as the next leader. Nor
+//! would a lock per tick, such as `try_lock` on `report:12:00` kept for a minute: a scheduler whose clock is behind
+//! finds that lock gone and runs the tick again. If the job acts on something that cannot share a step with the
+//! record, such as a mail server, no lock can make it exactly once; pass it the tick as an idempotency key.
 //!
-//! You will see a table of all ticks and last the line `cron_once: OK: ...`. The exit status is 1 if the job of any
-//! tick ran to its end twice, or not at all, or if nobody took over from the killed scheduler, and 2 if
+//! The output is a table of all ticks, followed by the line `cron_once: OK: ...`. The exit status is 1 if the job of
+//! any tick ran to completion twice, or not at all, or if no scheduler took over from the killed one, and 2 if
 //! something else went wrong.
 //!
 //! To see how a scheduler leads, read `cron_once/scheduler.rs`; what the record checks, `cron_once/record.rs`.
@@ -59,7 +59,8 @@ use crate::record::Tick;
 use crate::run::Outcome;
 use crate::scheduler::Scheduler;
 
-/// Lets several schedulers keep one timetable, kills the one that works, and counts how often each tick was run.
+/// Lets several schedulers follow one timetable, kills the one that runs the job, and counts how often each tick was
+/// run.
 #[derive(Parser, Clone, Debug)]
 struct Args {
     /// Where the lock is: `memory:`, or the URL of a store that processes share
@@ -118,7 +119,7 @@ async fn show(args: &Args) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Why the run does not show what it should.
+/// Why the run does not show what it should show.
 fn disproof(args: &Args, outcome: &Outcome) -> Option<String> {
     let Outcome { ticks, took_over } = outcome;
     let run_by = |number: &u64| ticks.get(number).map_or(&[][..], |tick| &tick.run_by);
@@ -129,7 +130,7 @@ fn disproof(args: &Args, outcome: &Outcome) -> Option<String> {
         _ if ticks.len() > args.ticks as usize => {
             Some("a tick was started that is not in the timetable".to_owned())
         }
-        None => Some("nobody took over from the leader that was supposed to be killed".to_owned()),
+        None => Some("no scheduler took over from the leader that was supposed to be killed".to_owned()),
         Some(_) => None,
     }
 }

@@ -1,6 +1,6 @@
 //! The story of tokens 33 and 34: a client holds the lock (token 33), checks its lease for the last time, and is
-//! paused before it writes. Its lease expires, another client gets the lock (token 34), writes, and is done. The first
-//! one wakes up and writes: it had no way of knowing. Without a fence that write overwrites the other one;
+//! paused before it writes. Its lease expires, another client gets the lock (token 34), writes, and is done. The
+//! first one wakes up and writes: it had no way of knowing. Without a fence, that write overwrites the other one;
 //! with a fence, the storage has seen 34 and rejects 33.
 //!
 //! ```text
@@ -8,18 +8,18 @@
 //! cargo run --release --example fenced_write -- --url redis://127.0.0.1:6379
 //! ```
 //!
-//! The first needs nothing installed: the writers are threads with runtimes of their own, and the lock is in memory.
-//! The first writer's thread is blocked for longer than its lease, so nothing on its runtime runs in the meantime. With the
-//! URL of a server the lock is in Redis, the writers are processes, and the first one is stopped (SIGSTOP) until the
-//! other one has finished, and then continued (SIGCONT); this needs a Unix system. The storage is a service of the
-//! process that you start. Nothing depends on timing: each step waits for the one before it.
+//! The first command needs nothing installed: the writers are threads with their own runtimes, and the lock is in
+//! memory. The first writer's thread is blocked for longer than its lease, so nothing on its runtime runs in the
+//! meantime. With the URL of a server the lock is in Redis, the writers are processes, and the first one is stopped
+//! (SIGSTOP) until the other one has finished, and then continued (SIGCONT); this needs a Unix system. The storage is
+//! a service of the process that you start. Nothing depends on timing: each step waits for the one before it.
 //!
-//! You will see what the storage saw, first without a fence and then with one. (Real tokens are the store's time in
+//! The output is what the storage saw, first without a fence and then with one. (Real tokens are the store's time in
 //! microseconds; what counts is which is greater. The table calls them 33, 34 and 35.) The last line is
 //! `fenced_write: OK: ...`. The exit status is 1 if the late write was not accepted without the fence, was not
 //! rejected with it, or if an update was lost despite the fence, and 2 if something else went wrong.
 //!
-//! To see how a writer works under its lock, read `fenced_write/writer.rs`; how a storage checks tokens,
+//! To see how a writer works under its lock, read `fenced_write/writer.rs`; how storage checks tokens,
 //! `fenced_write/storage.rs`.
 
 #[path = "fenced_write/body.rs"]
@@ -51,7 +51,7 @@ use crate::failure::Failure;
 use crate::story::Outcome;
 use crate::writer::Writer;
 
-/// Pauses a writer between its last check and its write, lets another one write, and shows what a fence is for.
+/// Pauses a writer between its last check and its write, lets another writer write, and shows what a fence is for.
 #[derive(Parser, Clone, Debug)]
 struct Args {
     /// Where the lock is: `memory:`, or the URL of a store that processes share

@@ -1,29 +1,30 @@
-//! `Guard::protect` stops the work when the lease is lost, whatever the reason.
+//! `Guard::protect` stops the work when the lease is lost, for any reason.
 //!
 //! ```text
 //! cargo run --release --example lost_lease
 //! cargo run --release --example lost_lease -- --url redis://127.0.0.1:6379
 //! ```
 //!
-//! Five holders, each a thread with a runtime and a client of its own, do endless work under a lock in small steps, and
-//! somebody waits for each of those locks. Then all of them lose their leases at the same time:
+//! Five holders, each a thread with its own runtime and client, do endless work under a lock in small steps, and each
+//! of those locks has a waiter. Then all of them lose their leases at the same time:
 //!
 //! | lost by | how | in memory | with another URL |
 //! |---|---|---|---|
-//! | force | somebody calls `force_release` | the same | the same |
+//! | force | another client calls `force_release` | the same | the same |
 //! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
 //! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key or row is deleted |
 //! | silence | the store stops answering | a backend that does not answer | a connection that swallows everything |
-//! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from a thread of the crate's own |
+//! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from the crate's own thread |
 //!
 //! The first command needs nothing installed. Apart from memory, the silent connection needs a `redis://`, `valkey://` or
 //! `postgres://` URL; for others that row is left out.
 //!
-//! You will see how soon the work ended in each case, and that no step of it ran afterwards. If the lease expires,
-//! no step overlaps with the next holder either. Force and forgetting are different: the store gives the lock away first,
-//! so the work may overlap with the next holder until it is notified, and only fencing tokens help. The
-//! last line is `lost_lease: OK: ...`. The exit status is 1 if any step ran after the work was stopped, or overlapped with the
-//! next holder where that must not happen, or if the end came later than promised, and 2 if something else went wrong.
+//! The output shows how soon the work ended in each case, and that no step of it ran afterwards. If the lease
+//! expires, no step overlaps with the next holder either. Force and forgetting are different: the store gives the
+//! lock away first, so the work may overlap with the next holder until it is notified, and only fencing tokens help.
+//! The last line is `lost_lease: OK: ...`. The exit status is 1 if any step ran after the work was stopped, or
+//! overlapped with the next holder where that must not happen, or if the end came later than promised, and 2 if
+//! something else went wrong.
 //!
 //! To see how work is protected, read `lost_lease/holder.rs`.
 
@@ -81,7 +82,7 @@ async fn main() -> ExitCode {
     })
 }
 
-/// Plays all cases at the same time.
+/// Runs all cases at the same time.
 async fn show(args: &Args) -> Result<ExitCode, Failure> {
     let cases = Case::ALL.into_iter().filter(|case| case.fits(&args.url));
     let outcomes = try_join_all(cases.map(|case| case.play(args))).await?;

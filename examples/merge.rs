@@ -9,14 +9,14 @@
 //! cargo run --release --features postgres --example merge -- --url postgres://user:password@127.0.0.1/database
 //! ```
 //!
-//! The first needs nothing installed: the workers are tasks, and the lock is in memory. With any other URL the workers are
-//! processes, and the lock is in Redis, in PostgreSQL, or in a file, which needs nothing installed either; they reach the record, which is kept by
-//! the process that you start, over loopback. `--crash` kills one of the processes (SIGKILL) while it holds the lock; the others continue within
-//! one lease.
+//! The first command needs nothing installed: the workers are tasks, and the lock is in memory. With any other URL
+//! the workers are processes, and the lock is in Redis, in PostgreSQL, or in a file, which needs nothing installed
+//! either. They reach the record, which is kept by the process that you start, over loopback. `--crash` kills one of
+//! the processes (SIGKILL) while it holds the lock; the others continue within one lease.
 //!
-//! You will see a table of two runs, first without the lock and then with it, and last the line
-//! `merge: locked kept 100/100, unlocked kept NN/100`. The exit status is 1 if the locked run lost an update,
-//! and 2 if something else went wrong.
+//! The output is a table of two runs, first without the lock and then with it, followed by the line
+//! `merge: locked kept 100/100, unlocked kept NN/100`. The exit status is 1 if the locked run lost an update, and 2
+//! if something else went wrong.
 //!
 //! To see how a lock is held, read `merge/worker.rs`; how a resource checks the tokens, `merge/storage.rs`.
 
@@ -86,7 +86,7 @@ async fn main() -> ExitCode {
     })
 }
 
-/// Does the work twice and tells the difference.
+/// Does the work twice and reports the difference.
 async fn compare(args: &Args) -> Result<ExitCode, Failure> {
     if args.crash && args.url == "memory:" {
         return Err(Failure::NothingToKill);

@@ -1,18 +1,19 @@
-//! A store of one's own: a directory of files, which processes of one machine share. Nothing needs to be installed.
+//! A custom store: a directory of files shared by the processes of one machine. Nothing needs to be installed.
 //!
 //! ```text
 //! cargo run --release --example own_store
 //! cargo run --release --example own_store -- --directory /tmp/leases --processes 8 --rounds 200
 //! ```
 //!
-//! Several processes add one to a number in a file, again and again: they read it, and write it back. Without a lock most of
-//! that would be lost. You will see how long it took, and last the line `own_store: OK: ...`; the exit status is 1 if the number
-//! is wrong.
+//! Several processes repeatedly add one to a number in a file: they read it, and write it back. Without a lock, most
+//! of these updates would be lost. The last line of the output is `own_store: OK: ...`, with the time taken; the exit
+//! status is 1 if the number is wrong.
 //!
-//! A store has to do little: [`LedgerStore`](leasehold::backend::LedgerStore) asks it to change one record as a whole. What the
-//! record says and how it changes is the [`Ledger`](leasehold::backend::Ledger)'s business, and
-//! [`LedgerBackend`](leasehold::backend::LedgerBackend) makes a full store of the two: queues, owners, permits, tokens. To write
-//! one for your database, read `own_store/directory.rs`, and run the contract's tests on it as at the end of this file.
+//! A store has to do little: [`LedgerStore`](leasehold::backend::LedgerStore) asks it to change one record as a
+//! whole. [`Ledger`](leasehold::backend::Ledger) defines what the record says and how it changes, and
+//! [`LedgerBackend`](leasehold::backend::LedgerBackend) makes a complete store of the two: queues, owners, permits,
+//! tokens. To write one for your database, read `own_store/directory.rs`, and run the contract's tests on your store
+//! as at the end of this file.
 
 #[path = "own_store/directory.rs"]
 mod directory;
@@ -31,7 +32,7 @@ use crate::directory::Directory;
 
 #[derive(Debug, Parser)]
 struct Options {
-    /// Where the leases are kept; a new directory that is removed at the end by default
+    /// Where the leases are kept; by default, a new directory that is removed at the end
     #[arg(long)]
     directory: Option<PathBuf>,
     /// How many processes share it
@@ -154,7 +155,7 @@ mod tests {
             directory::remove_unused(&directory).expect("the directory can be read");
             left = records(&directory);
         }
-        fs::remove_dir_all(directory).expect("nobody uses it any more");
+        fs::remove_dir_all(directory).expect("no process uses it now");
     }
     /// What is in the directory, without its lock files.
     fn records(directory: &Path) -> Vec<std::ffi::OsString> {

@@ -1,4 +1,4 @@
-//! A slow service handles 5 calls at a time. Several processes with several callers each share those 5 through a
+//! A slow service handles 5 calls at a time. Several processes, each with several callers, share those 5 through a
 //! `CountingSemaphore`, without knowing about each other.
 //!
 //! ```text
@@ -6,13 +6,14 @@
 //! cargo run --release --example rate_limit -- --url redis://127.0.0.1:6379 --processes 4 --callers 4
 //! ```
 //!
-//! The first needs nothing installed: the processes are tasks with a client each, and the permits are in memory.
-//! With the URL of a server they are real processes, and the permits are in Redis. The service runs on loopback in
-//! the process that you start and knows nothing about permits; it does its own counting of concurrent calls.
+//! The first command needs nothing installed: the processes are tasks with a client each, and the permits are in
+//! memory. With the URL of a server they are real processes, and the permits are in Redis. The service runs on
+//! loopback in the process that you start and knows nothing about permits; it counts concurrent calls itself.
 //!
-//! You will see a table of two runs, first without permits and then with them, and last the line
-//! `rate_limit: OK: ...`. The exit status is 1 if with permits there were ever more than 5 concurrent calls, or never
-//! as many as 5 (then permits were left idle), or if a call was lost, and 2 if something else went wrong.
+//! The output is a table of two runs, first without permits and then with them, followed by the line
+//! `rate_limit: OK: ...`. The exit status is 1 if, with permits, there were ever more than 5 concurrent calls, or
+//! never as many as 5 (which means that permits were left idle), or if a call was lost, and 2 if something else went
+//! wrong.
 //!
 //! To see how permits are held, read `rate_limit/job.rs`; how the service counts, `rate_limit/service.rs`.
 
@@ -41,13 +42,14 @@ use crate::failure::Failure;
 use crate::job::Job;
 use crate::run::Outcome;
 
-/// Calls a slow service from several processes, first without a limit and then with permits, and lets it count.
+/// Calls a slow service from several processes, first without a limit and then with permits, and lets it count the
+/// calls.
 #[derive(Parser, Clone, Debug)]
 struct Args {
     /// Where the permits are: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
-    /// How many processes; tasks in memory
+    /// How many processes (tasks, in memory)
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     processes: u32,
     /// How many callers each process has
@@ -74,7 +76,7 @@ async fn main() -> ExitCode {
     })
 }
 
-/// Makes all calls twice and tells the difference.
+/// Makes all calls twice and reports the difference.
 async fn compare(args: &Args) -> Result<ExitCode, Failure> {
     let at_will = run::go(args, false).await?;
     let limited = run::go(args, true).await?;
@@ -106,10 +108,8 @@ fn disproof(args: &Args, limited: &Outcome) -> Option<String> {
     let wanted = u64::from(processes) * u64::from(callers) * u64::from(calls);
     match limited.calls {
         calls if calls != wanted => Some(format!("{calls} calls were made instead of {wanted}")),
-        _ if most > limit => Some(format!("{most} calls were under way at once, {limit} were allowed")),
-        _ if most < limit => {
-            Some(format!("{most} calls at most were under way at once: permits were left idle"))
-        }
+        _ if most > limit => Some(format!("{most} concurrent calls, but only {limit} were allowed")),
+        _ if most < limit => Some(format!("at most {most} concurrent calls: permits were left idle")),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! A lock on a majority of five independent servers: what it survives, and what only fencing tokens do.
+//! A lock on a majority of five independent servers: what it survives, and what only fencing tokens can prevent.
 //!
 //! ```text
 //! cargo run --release --example redlock
@@ -6,12 +6,13 @@
 //!
 //! It starts five Redis servers of its own on free ports, so `redis-server` (or `valkey-server`) must be installed.
 //!
-//! 1. A client takes the lock and works. Two servers are killed: it keeps its lease, and goes on taking the lock. A third one is
-//!    killed: now there is no majority, and the error says so, with the reason of each server.
-//! 2. The clock of a server jumps ahead: it ends its part of a lease early. (The example ends that part itself: to the
-//!    clients it is the same.) A first client has the lock from A, B and C; C ends its part;
-//!    a second client, which reaches C, D and E, gets the lock. Both believe that they hold it, which no lock of this kind can rule out.
-//!    But the second one has the greater token, so its write stands, and the late write of the first one is refused.
+//! 1. A client takes the lock and works. Two servers are killed: it keeps its lease, and can still take the lock. A
+//!    third one is killed: now there is no majority, and the error says so, with the reason for each server.
+//! 2. The clock of a server jumps ahead: it ends its part of a lease early. (The example ends that part itself, which
+//!    is the same to the clients.) A first client has the lock from A, B and C; C ends its part; a second client,
+//!    which reaches C, D and E, gets the lock. Both believe that they hold it, which no lock of this kind can rule
+//!    out. But the second one has the greater token, so its write stands, and the late write of the first one is
+//!    refused.
 //!
 //! Each step is printed with its token. The last line is `redlock: OK: ...`. The exit status is 1 if anything did not happen as
 //! promised, and 2 if something else went wrong.
@@ -54,7 +55,7 @@ async fn main() -> ExitCode {
     match show(&Args::parse()).await {
         Ok(()) => {
             println!(
-                "redlock: OK: the lock outlived two servers, and the token of the second holder outlived the first one's"
+                "redlock: OK: the lock survived the loss of two servers, and the second holder's token outranked the first's"
             );
             ExitCode::SUCCESS
         }
@@ -84,7 +85,7 @@ fn mutex(client: &Client, args: &Args) -> Result<DistMutex, Error> {
     client.mutex_with(NAME, MutexOptions::new().ttl(args.lease()))
 }
 
-/// Two of five servers may die. With the third one the lock ends, and says so.
+/// Two of five servers may die. When the third one dies, the lock is lost, and the client reports it.
 async fn servers_that_die(args: &Args) -> Result<(), Failure> {
     println!("Five servers, of which three are killed:");
     let mut servers = Servers::start().await?;
@@ -122,7 +123,7 @@ async fn servers_that_die(args: &Args) -> Result<(), Failure> {
             step(
                 "client",
                 None,
-                &format!("is told after {after:.1} s: no quorum, {needed} of {of} nodes are needed"),
+                &format!("is notified after {after:.1} s: no quorum, {needed} of {of} nodes are needed"),
             );
             for node in nodes {
                 println!("{:32}{}: {}", "", node.store, node.error);
@@ -156,14 +157,14 @@ async fn clock_that_jumps(args: &Args) -> Result<(), Failure> {
         format!("client 2 has the token {} after {}", later.token(), earlier.token())
     })?;
     let written = storage.admit(later.token());
-    check(written.is_ok(), || "the second client's write was refused".to_owned())?;
+    check(written.is_ok(), || "the second client's write was rejected".to_owned())?;
     step("client 2", Some(later.token()), "writes: accepted");
     let late = storage.admit(earlier.token());
     check(late.is_err(), || "the first client's late write was accepted".to_owned())?;
     step(
         "client 1",
         Some(earlier.token()),
-        "writes, too late: REFUSED, because a greater token has been seen",
+        "writes, too late: REJECTED, because a greater token has been seen",
     );
     Ok(())
 }

@@ -91,7 +91,7 @@ pub(crate) struct Record {
     first: u64,
     period: u32,
     state: Mutex<State>,
-    /// Who begins this tick first is to be killed.
+    /// The first scheduler to begin this tick gets killed.
     fatal: u64,
     doomed: watch::Sender<Option<u32>>,
     bar: ProgressBar,

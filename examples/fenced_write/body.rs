@@ -59,12 +59,12 @@ fn start_thread(store: Store, writer: Writer) -> oneshot::Receiver<Result<(), Fa
         let work = async { writer.work(store.client().await?).await };
         let runtime = Builder::new_current_thread().enable_all().build();
         let ended = runtime.map_err(Failure::from).and_then(|runtime| runtime.block_on(work));
-        let _ = done.send(ended); // nobody listens any more only if the story has failed
+        let _ = done.send(ended); // the receiver is gone only if the story has failed
     });
     outcome
 }
 
-/// Stops a process, asks for leave to continue it, and continues it also if nobody can give leave any more.
+/// Stops a process, waits for permission to continue it, and also continues it if that can no longer come.
 const KEEPER: &str = "trap '' INT TERM; kill -s STOP $1 && echo stopped && read -r _; kill -s CONT $1";
 
 /// A process that is stopped. Continued when this is dropped, and also if this program is killed meanwhile.

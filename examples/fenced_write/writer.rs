@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::process;
 use crate::storage::Access;
 
-/// What one writer is told; its command line.
+/// The job of one writer; its command line.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Writer {
     /// Names the lock, so that runs at the same time do not meet.
@@ -51,7 +51,7 @@ impl Writer {
             let written = guard.protect(self.update(&guard)).await;
             match written.map_err(Failure::from).and_then(|written| written) {
                 Ok(()) => break,
-                // The lock has passed to somebody else: what was done under it is to be done again.
+                // The lock has passed to another writer: the work done under it must be repeated.
                 Err(Failure::Lock(Error::Lost { reason, .. })) => {
                     self.access(&guard).await?.told(&format!("lease lost, {reason}")).await?;
                 }
@@ -70,8 +70,8 @@ impl Writer {
         if !guard.is_held() {
             return Ok(()); // then `protect` returns the loss
         }
-        // That was the last check: `protect` makes one whenever this future waits, and it does not wait any more before
-        // the write is sent. From here on nothing but the storage can tell.
+        // That was the last check: `protect` makes one whenever this future waits, and it does not wait again before
+        // the write is sent. From here on, only the storage can tell.
         self.hold_up(guard)?;
         storage.write(&record).await
     }

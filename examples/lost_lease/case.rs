@@ -54,7 +54,7 @@ impl Case {
     pub(crate) fn fits(self, url: &str) -> bool {
         match self {
             Self::Silence => url == "memory:" || is_tcp(url),
-            // A server's leases are renewed from a thread of the crate's own, whatever the application's threads do.
+            // A server's leases are renewed from the crate's own thread, regardless of the application's threads.
             Self::Pause => url == "memory:",
             Self::Force | Self::MaxHold | Self::Forgetting => true,
         }
@@ -75,7 +75,7 @@ impl Case {
         match self {
             Self::Force | Self::MaxHold => (Duration::ZERO, "at once"),
             Self::Forgetting => (lease / 3, "at the next renewal"),
-            Self::Silence => (lease, "when the lease is over"),
+            Self::Silence => (lease, "when the lease expires"),
             Self::Pause => (Duration::ZERO, "when it resumes"),
         }
     }
@@ -174,12 +174,12 @@ impl Outcome {
         let (promise, _) = case.promise(args.lease());
         match () {
             () if !case.reasons().contains(&self.reason) => {
-                Some(format!("{name}: told that {}", self.reason))
+                Some(format!("{name}: reported that {}", self.reason))
             }
-            () if self.steps == 0 => Some(format!("{name}: the work never began")),
+            () if self.steps == 0 => Some(format!("{name}: the work never started")),
             () if self.after > 0 => Some(format!("{name}: {} steps after the end", self.after)),
             () if case.excludes() && self.beside > 0 => {
-                Some(format!("{name}: {} steps beside the next holder", self.beside))
+                Some(format!("{name}: {} steps overlapped with the next holder", self.beside))
             }
             () if self.ended_after > promise + SLACK => {
                 Some(format!("{name}: ended after {:?} instead of {promise:?}", self.ended_after))

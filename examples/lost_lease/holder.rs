@@ -117,7 +117,7 @@ async fn hold(
     }
 }
 
-/// Would go on for ever.
+/// Never ends by itself.
 async fn work(steps: &Steps) -> Infallible {
     loop {
         steps.one_more();

@@ -27,7 +27,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// The lock has passed to somebody else: what was done under it is to be done again.
+    /// The lock has passed to another worker: the work done under it must be repeated.
     pub(crate) const fn lease_is_gone(&self) -> bool {
         matches!(self, Self::Stale(_) | Self::Lock(leasehold::Error::Lost { .. }))
     }

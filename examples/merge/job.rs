@@ -16,7 +16,7 @@ use crate::run;
 use crate::storage::Storage;
 use crate::worker::Worker;
 
-/// What one process is to do; its command line.
+/// The job of one process; its command line.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Job {
     #[arg(long)]
@@ -81,7 +81,7 @@ async fn listen(url: &str, job: &Job, events: &UnboundedSender<Event>) -> Result
             process.child.start_kill()?; // SIGKILL: it gets no chance to release anything
             killed = true;
         }
-        let _ = events.send(event); // nobody counts any more only if the run has failed
+        let _ = events.send(event); // the receiver is gone only if the run has failed
     }
     match process.ended().await? {
         status if status.success() || killed => Ok(()),

@@ -87,7 +87,7 @@ impl Answer for Fenced {
     }
 }
 
-/// A line between the processes: the token or `-`, and then the text, if it is to be written.
+/// A line between the processes: the token or `-`, and then the text, if it is a write.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     token: Option<FencingToken>,

@@ -55,7 +55,7 @@ impl Worker {
             Err(failure) => return Err(failure),
         }
         match guard.release().await {
-            // Lost, but only after the write: had anybody read before it, the storage would have refused it.
+            // Lost, but only after the write: had another worker read before it, the storage would have refused it.
             Ok(()) | Err(Error::Lost { .. }) => Ok(true),
             Err(error) => Err(error.into()),
         }
@@ -76,7 +76,7 @@ impl Worker {
     }
 
     fn report(&self, event: Event) {
-        // Nobody listens any more only if the run has failed, and then this worker is about to be ended too.
+        // The receiver is gone only if the run has failed, and then this worker is about to be stopped too.
         let _ = self.events.send(event);
     }
 }

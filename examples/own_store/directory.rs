@@ -12,11 +12,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use leasehold::backend::{BackendError, Capabilities, Event, Ledger, LedgerStore, Stamp, Wakes};
 use tokio::sync::oneshot;
 
-/// How often a waiting client checks whether it has been served: nobody can tell it.
+/// How often a waiting client checks whether it has been served: nothing notifies it.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Keys share this many lock files, so that no key leaves one behind.
 const LOCK_FILES: u32 = 64;
-/// How long nothing is asked for before what nobody uses any more is removed.
+/// How long the store must be idle before unused records are removed.
 const IDLE: Duration = Duration::from_secs(60);
 /// File names may have 255 bytes, and each byte of a key takes two.
 const MAX_KEY: usize = 120;
@@ -37,7 +37,8 @@ impl Directory {
     /// Opens the directory, which is created if it does not exist.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         fs::create_dir_all(path)?;
-        // File operations block, and must be carried out in the order in which they were asked for: a thread does both.
+        // File operations block, and must be carried out in the order in which they were requested: a thread does
+        // both.
         let (jobs, received) = channel::<Job>();
         let path = Arc::from(path);
         let directory = Arc::clone(&path);
@@ -79,7 +80,7 @@ impl LedgerStore for Directory {
     }
 }
 
-/// Carries out what is asked for, until the store is dropped.
+/// Carries out requests until the store is dropped.
 fn work(directory: &Path, jobs: &Receiver<Job>) {
     loop {
         match jobs.recv_timeout(IDLE) {
@@ -91,7 +92,7 @@ fn work(directory: &Path, jobs: &Receiver<Job>) {
     }
 }
 
-/// Removes records whose leases and limits ended by themselves: no release did it.
+/// Removes records whose leases and limits have expired, which no release has done.
 pub(crate) fn remove_unused(directory: &Path) -> io::Result<()> {
     let mut outcome = Ok(());
     for record in fs::read_dir(directory)? {
@@ -119,7 +120,7 @@ fn transaction<T>(
     let _locked = lock(directory, key).map_err(not_done)?;
     let mut ledger = read(&record)?;
     let stamp = now();
-    // What it tells to other clients stays unsaid: they poll.
+    // Events for other clients are dropped: those clients poll.
     let (outcome, _) = change(&mut ledger, stamp);
     // A record that is not in use may go if all numbers that it issued are below the clock, which later ones start from.
     if ledger.is_in_use(stamp) || ledger.last_number() >= stamp.floor {
@@ -158,7 +159,7 @@ fn write(record: &Path, ledger: &Ledger) -> io::Result<()> {
     fs::rename(&new, record)
 }
 
-/// A time that all processes share, and numbers that grow even if all files are lost.
+/// A time that all processes share, and numbers that increase even if all files are lost.
 fn now() -> Stamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);

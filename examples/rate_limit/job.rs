@@ -11,7 +11,7 @@ use crate::loopback::Connection;
 use crate::process;
 use crate::service::DONE;
 
-/// What one process is to do; its command line.
+/// The job of one process; its command line.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Job {
     /// Names the semaphore, so that runs at the same time do not meet.
@@ -62,7 +62,7 @@ impl Job {
             let permit = semaphore.acquire().await?;
             // Without its lease this call would be one too many: then `protect` ends it.
             permit.protect(call(&mut service)).await??;
-            // Dropping the permit would do as well, and tell nobody if it was lost in the end.
+            // Dropping the permit would work too, but would not report whether it had been lost.
             permit.release().await?;
         }
         Ok(())

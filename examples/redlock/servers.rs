@@ -78,9 +78,9 @@ impl Servers {
         self.url_reaching(&NAMES)
     }
 
-    /// The URL for a client that does not reach the others: there, nobody listens.
+    /// The URL for a client that does not reach the others: nothing listens there.
     pub(crate) fn url_reaching(&self, reached: &[char]) -> String {
-        // Nobody listens on the ports from 1 on, and each address may be there only once.
+        // Nothing listens on ports 1 and up, and each address may appear only once.
         let port = |(n, server): (usize, &Server)| {
             if reached.contains(&NAMES[n]) { server.port } else { u16::try_from(n + 1).unwrap_or(1) }
         };
