@@ -1,14 +1,13 @@
 //! fred and redis-rs as the Redis client under this crate, side by side.
 //!
-//! `cargo bench -p leasehold-benches --bench clients`
-//! starts a `redis-server` of its own (or uses `--port`), and does the same through both, in interleaved blocks or rounds, because a
-//! shared machine drifts:
+//! `cargo bench -p leasehold-benches --bench clients` starts its own `redis-server` (or uses `--port`), and runs the
+//! same measurements through both, in interleaved blocks or rounds, because a shared machine drifts:
 //!
 //! * one task, in the main task and in a spawned one: the time of lock + release;
-//! * 64 and 1024 tasks, each with a lock of its own: pairs per second;
-//! * 2 and 100 tasks that want the same lock, half of them on either of two clients, every hand-over through the server: turns
-//!   per second;
-//! * 100 tasks that share a counting semaphore of 10, half of them on either of two clients: turns per second.
+//! * 64 and 1024 tasks, each with its own lock: pairs per second;
+//! * 2 and 100 tasks that want the same lock, half of them on each of two clients, every hand-over through the server:
+//!   turns per second;
+//! * 100 tasks that share a counting semaphore of 10, half of them on each of two clients: turns per second.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +23,7 @@ use tokio::task::JoinSet;
 mod common;
 use common::{Place, Result, median, micros, table, timed, url};
 
-/// Pairs measured of one kind before the next kind has its turn.
+/// Pairs of one kind measured before the next kind's turn.
 const BLOCK: usize = 50;
 const NAMES: [&str; 2] = ["fred", "redis-rs"];
 
@@ -40,7 +39,7 @@ struct Options {
     round: u64,
 }
 
-/// What one task does again and again.
+/// What one task does repeatedly.
 type Turn = Arc<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 #[tokio::main]
@@ -78,7 +77,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Two clients on one of the libraries.
+/// Two clients that use one of the libraries.
 struct Clients {
     library: &'static str,
     clients: [Client; 2],

@@ -1,27 +1,30 @@
 //! The cost of a contended lock: this crate and the usual recipes side by side, in one run.
 //!
-//! `cargo bench -p leasehold-benches --bench contended`
-//! starts a `redis-server` of its own (or uses `--port`) and, for each strategy, length of
-//! section and number of waiters, two worker processes that share the waiters. Each waiter asks, holds for the section,
-//! releases and at once asks again, until the time is over. What happens in the first moments, while everybody comes to wait,
-//! is not counted, nor, where whoever waits is served, the time of about one turn of all; then, within the window:
+//! `cargo bench -p leasehold-benches --bench contended` starts its own `redis-server` (or uses `--port`) and, for each
+//! strategy, section length and number of waiters, two worker processes among which the waiters are divided. Each
+//! waiter requests the lock, holds it for the section, releases it and requests it again at once, until the time is
+//! over. The first moments, while the waiters queue up, are not counted, nor, for strategies in which every waiter is
+//! served, the time of about one turn of all waiters. Then, within the window:
 //!
 //! * hand-overs per second: grants seen by the workers;
-//! * hand-over: from the call of a release to the next grant seen, in whichever process. Workers note the machine's time of
-//!   each grant and each release, and all of them are merged. If two holds overlap, the run fails;
-//! * wait: from asking to the grant. Who has waited for more than the median when the window ends counts with that;
-//! * commands per acquisition: what the clients sent, from the server's statistics. Commands that scripts run do not count.
-//!   For this crate also operations, several of which may share a command: each begins with one EXISTS within the script;
-//! * Jain: Jain's fairness index of the number of grants of each waiter, 1 if all have the same;
+//! * hand-over: from the call of a release to the next grant seen, in either process. Workers record the machine's time
+//!   of each grant and each release, and all records are merged. If two holds overlap, the run fails;
+//! * wait: from the request to the grant. A waiter that is still waiting when the window ends counts with its wait so
+//!   far if that exceeds the median;
+//! * commands per acquisition: what the clients sent, from the server's statistics. Commands that scripts run do not
+//!   count. For this crate, operations are also counted, several of which may share a command: each begins with one
+//!   EXISTS within the script;
+//! * Jain: Jain's fairness index of the number of grants per waiter, 1 if all have the same number;
 //! * PING: median time of a PING from the parent, every 5 ms on a connection of its own;
-//! * PINGs alone: right after this crate's turns in strict order, PINGs one after another while nothing else runs, as many as
-//!   usually take as long as a wait. Their spread is what this machine adds to anything that is done in order.
+//! * PINGs alone: right after this crate's turns in strict order, PINGs one after another while nothing else runs, as
+//!   many as usually take as long as a wait. Their spread is what this machine adds to anything done in order.
 //!
 //! WATCH/MULTI increments are over when they succeed, so they have no hand-over; their counter is checked instead.
 //!
-//! The second part measures once more, in turns, what is compared with what. The third does the same as the first with sections
-//! of 2 ms and some time between turns. The fourth holds a lock in a fresh process, has tasks of one client wait for it, and
-//! divides the growth of the resident memory by their number; beside it, what tasks cost there that wait for nothing.
+//! The second part measures the compared pairs once more, in alternation. The third does the same as the first with
+//! sections of 2 ms and some time between turns. The fourth holds a lock in a fresh process, has tasks of one client
+//! wait for it, and divides the growth of the resident memory by their number; for comparison, it shows what tasks that
+//! wait for nothing cost.
 
 use std::time::Duration;
 
@@ -37,13 +40,13 @@ use common::turns::Spread;
 use common::{Place, Result, median, table};
 use strategies::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
 
-/// Turns that each waiter should have, where whoever waits is served.
+/// Turns that each waiter should have, for strategies in which every waiter is served.
 const TURNS: u32 = 12;
-/// How often what is compared has its turn.
+/// How often each compared strategy has its turn.
 const ROUNDS: usize = 3;
-/// Below so many, that they are whole numbers shows in Jain's index.
+/// Below this many turns, the fact that they are whole numbers shows in Jain's index.
 const TURNS_FOR_JAIN: usize = 8;
-/// A guess at what a hand-over takes besides the section: one through the server, on a busy machine.
+/// An estimate of how long a hand-over takes in addition to the section: one through the server, on a busy machine.
 const HAND_OVER: Duration = Duration::from_micros(150);
 
 #[derive(Parser)]
@@ -64,10 +67,10 @@ struct Options {
     /// Lengths of section, in ms.
     #[arg(long, value_delimiter = ',', default_value = "0,1")]
     sections: Vec<u64>,
-    /// For how long is counted, in ms.
+    /// How long to count, in ms.
     #[arg(long, default_value_t = 3000)]
     window: u64,
-    /// The longest window, in ms: where whoever waits is served, a window lasts until each has had several turns.
+    /// The longest window, in ms: if every waiter is served, a window lasts until each has had several turns.
     #[arg(long, default_value_t = 30_000)]
     longest_window: u64,
     /// The longest time between two turns in the part with think time, in ms.
@@ -77,9 +80,9 @@ struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Everybody asks again at once.
+    /// Each waiter requests again at once.
     Closed,
-    /// What is compared with what, in turns, with numbers of waiters of its own.
+    /// The compared pairs, in alternation, with their own numbers of waiters.
     Turns,
     /// 16 waiters, sections of 2 ms, and some time between turns.
     Think,
@@ -87,7 +90,7 @@ enum Part {
     Memory,
 }
 
-/// What this process is if it is not the bench itself.
+/// What this process is if it is not the benchmark itself.
 #[derive(Subcommand)]
 enum Worker {
     #[command(hide = true)]
@@ -246,7 +249,7 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-/// For each section, what is seen against the number of waiters.
+/// For each section, results by number of waiters.
 fn plots(options: &Options, cells: &[Cell]) -> Result<()> {
     let mut sections: Vec<_> = cells.iter().map(|cell| cell.race.section).collect();
     sections.dedup();
@@ -284,14 +287,14 @@ fn series<'a>(
     Series { name: strategy.name().to_owned(), points }
 }
 
-/// What a figure is measured against.
+/// What a figure is compared with.
 #[derive(Clone, Copy)]
 enum Bar {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// What is aimed at, and how far that is reached.
+/// The targets, and to what extent they are met.
 struct Claims {
     table: Table,
 }
@@ -350,8 +353,8 @@ impl Claims {
         }
     }
 
-    /// Hand-overs per second with empty sections: both in each of some rounds, because a shared machine drifts, and the median
-    /// of the ratios within each round.
+    /// Hand-overs per second with empty sections: both in each of several rounds, because a shared machine drifts, and
+    /// the median of the ratios within each round.
     async fn in_turns(&mut self, options: &Options, port: u16) -> Result<()> {
         use Strategy::{CohortsOff, Leasehold, Notify, Watch};
         let name = |(strategy, waiters): (Strategy, usize)| format!("{} at {waiters}", strategy.name());

@@ -1,16 +1,16 @@
-//! What held leases cost: memory and processor time of 10 000 and 100 000 guards of one client, renewed all the while.
+//! What held leases cost: memory and processor time of 10 000 and 100 000 guards of one client, with continuous
+//! renewals.
 //!
-//! `cargo bench -p leasehold-benches --bench guards`
-//! starts a `redis-server` of its own (or uses `--port`), takes that many locks, and watches for
-//! a minute (`--hold`), six thirds of a lease of 30 s. Each lease is renewed about once in a third. The first row, without
-//! guards, is what this machine and the pinging do by themselves.
+//! `cargo bench -p leasehold-benches --bench guards` starts its own `redis-server` (or uses `--port`), takes that many
+//! locks, and measures for a minute (`--hold`), six thirds of a lease of 30 s. Each lease is renewed about once per
+//! third. The first row, without guards, is what this machine and the PINGs cost by themselves.
 //!
-//! * bytes per guard: growth of this process's resident memory since the client took and gave back its first 256 locks,
-//!   shared things included;
-//! * % of a core: processor time of this process, the pinging included;
-//! * PING: round trips on another connection of this process meanwhile, one after the other, each 5 ms after the last;
-//! * PEXPIRE per guard: how often the server ran it meanwhile, by its own count. A renewal is one, and one more for the fence
-//!   at the first renewal in an hour. A lease that was lost fails the run when its guard is released.
+//! * bytes per guard: growth of this process's resident memory since the client took and released its first 256 locks,
+//!   including shared data;
+//! * % of a core: processor time of this process, including the PINGs;
+//! * PING: round trips on another connection of this process meanwhile, one after another, each 5 ms after the last;
+//! * PEXPIRE per guard: how often the server ran it meanwhile, by its own count. A renewal takes one, and one more for
+//!   the fence at the first renewal in an hour. If a lease was lost, the run fails when its guard is released.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ struct Bench {
     memory: u64,
 }
 
-/// What so many guards cost.
+/// The cost of this many guards.
 struct Cost {
     guards: usize,
     /// Of all of them.

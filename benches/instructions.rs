@@ -1,12 +1,11 @@
 //! How many instructions a lock and its release take, in the client and in the server.
 //!
-//! `cargo bench -p leasehold-benches --bench instructions`
-//! needs valgrind, and runs the program that is counted under callgrind, twice, for different numbers of pairs: the difference
-//! between the two leaves out everything that happens once. Every task has a lock of its own. Instructions are not time, but unlike
-//! time they are nearly the same in every run and on every machine.
+//! `cargo bench -p leasehold-benches --bench instructions` needs valgrind, and runs the counted program under callgrind
+//! twice, for different numbers of pairs: the difference leaves out everything that happens only once. Every task has
+//! its own lock. Instructions are not time, but unlike time they are nearly the same in every run and on every machine.
 //!
-//! * client: 1024 tasks on a runtime with one worker thread, in a process of their own; everything in that process counts,
-//!   that is also fred and tokio;
+//! * client: 1024 tasks on a runtime with one worker thread, in a separate process; everything in that process counts,
+//!   including fred and tokio;
 //! * server: 256 tasks of a client that is not counted; four calls are in flight, so a call has 64 operations on average.
 
 use std::fs;

@@ -1,25 +1,25 @@
-//! The marketplace: what a lock is worth beside optimistic transactions, on a market with sellers and buyers.
+//! The marketplace: what a lock is worth compared with optimistic transactions, on a market with sellers and buyers.
 //!
-//! `cargo bench -p leasehold-benches --bench marketplace`
-//! starts a `redis-server` of its own (or uses `--port`). Sellers list their items one
-//! after the other, as fast as they can; each buyer looks for any of the items on sale (`ZRANDMEMBER`), tries to buy it at
-//! the price it saw, and looks again if it did not get it. Nobody pauses between attempts. A listing takes the item out of
-//! the seller's inventory and puts it on the market; a purchase takes it off the market, moves the money, and puts it into
-//! the buyer's inventory. Three methods to make such a move atomic, in turn on the same server, for every number of traders:
+//! `cargo bench -p leasehold-benches --bench marketplace` starts its own `redis-server` (or uses `--port`). Sellers
+//! list their items one after another, as fast as they can; each buyer looks for any of the items on sale
+//! (`ZRANDMEMBER`), tries to buy it at the price it saw, and looks again if it did not get it. There are no pauses
+//! between attempts. A listing takes the item out of the seller's inventory and puts it on the market; a purchase takes
+//! it off the market, moves the money, and puts it into the buyer's inventory. Three methods to make such a move
+//! atomic, in turn on the same server, for every number of traders:
 //!
-//! * **WATCH/MULTI**: WATCH and the checks in one flight, then the move in MULTI and EXEC; again if EXEC is refused. A buyer
-//!   watches the market and its funds, a seller its inventory. Every trader has a connection of its own.
+//! * **WATCH/MULTI**: WATCH and the checks in one flight, then the move in MULTI and EXEC, repeated if EXEC is refused.
+//!   A buyer watches the market and its funds, a seller its inventory. Every trader has its own connection.
 //! * **one lock**: a mutex on the whole market around the checks (one flight) and the move (another).
-//! * **lock per item**: the same with a mutex on the item. A buyer that finds it locked looks for another one. Purchases
-//!   of different items meet in the funds of a seller only, which `HINCRBY` changes in one step.
+//! * **lock per item**: the same with a mutex on the item. A buyer that finds it locked looks for another one.
+//!   Purchases of different items share only the funds of a seller, which `HINCRBY` changes in one step.
 //!
-//! With locks, the traders are spread over `--clients` (2) clients of this crate, as over so many processes, each with
-//! one more connection that its traders share for their work.
+//! With locks, the traders are spread over `--clients` (2) clients of this crate, as if over that many processes, each
+//! with one more connection that its traders share for their work.
 //!
-//! Per round of `--seconds` (10): items listed and bought; attempts refused (EXEC refused, item locked, sold or changed) and
-//! attempts that found nothing on sale; mean and 99th percentile of the time from wanting to list or buy until it is done,
-//! with all attempts in between. A wait that the end of the round cuts short counts with the time it lasted, so that
-//! traders who never get their turn are not left out.
+//! Per round of `--seconds` (10): items listed and bought; attempts refused (EXEC refused, item locked, sold or
+//! changed) and attempts that found nothing on sale; mean and 99th percentile of the time from wanting to list or buy
+//! until it is done, including all attempts. A wait that is cut short by the end of the round counts with the time it
+//! lasted, so that traders that never get their turn are not left out.
 //!
 //! After each round everything is counted: money, items (each in exactly one place), listings and purchases. A round that
 //! does not add up ends the run with exit code 1.
@@ -71,7 +71,7 @@ struct Round {
     length: Duration,
 }
 
-/// What came of one round, or of one trader in it.
+/// The result of one round, or of one trader in it.
 struct Tally {
     done: u64,
     refused: u64,

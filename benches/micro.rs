@@ -4,12 +4,12 @@
 //! measures with criterion. Each figure is the time of one iteration, on a current-thread
 //! runtime, with a client that has nothing else to do:
 //!
-//! * `uncontended/*`: acquiring what nobody else wants, and releasing it. After `lock + drop` the release still goes on in
-//!   the background, and the next `lock` waits for it, so that the figure holds both.
-//! * `held/*`: what can be asked of a guard, and `protect` around work that is ready at once, or that yields once; beside
-//!   the latter, the same work without `protect`.
+//! * `uncontended/*`: acquiring something uncontended, and releasing it. After `lock + drop`, the release continues in
+//!   the background, and the next `lock` waits for it, so the figure includes both.
+//! * `held/*`: the methods of a guard, and `protect` around work that is ready at once or that yields once; for
+//!   comparison with the latter, the same work without `protect`.
 //! * `handover/*`: two tasks that take turns, or a number of waiters behind a held lock: from the first release until
-//!   everybody has had the lock, waiters queued beforehand and not measured. The throughput is hand-overs per second.
+//!   all have had the lock, where queueing the waiters is not measured. The throughput is in hand-overs per second.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ fn hand_over(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// How long it takes until each of so many tasks has had the lock so many times, all of them waiting at the start.
+/// How long it takes until each task has had the lock the given number of times, with all of them waiting at the start.
 async fn let_through(mutex: &DistMutex, tasks: usize, turns: u64) -> Duration {
     let holder = held(mutex.lock()).await;
     let (mut waiting, begun) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));

@@ -1,8 +1,7 @@
 //! What a lock on five nodes costs against one on a single server.
 //!
-//! `cargo bench -p leasehold-benches --bench redlock`
-//! starts six servers of its own, and measures the time of lock + release by one task, in small interleaved blocks, because a shared
-//! machine drifts:
+//! `cargo bench -p leasehold-benches --bench redlock` starts its own six servers, and measures the time of lock +
+//! release by one task, in small interleaved blocks, because a shared machine drifts:
 //!
 //! * `redis://`, one server;
 //! * `redlock://`, five servers;
@@ -10,8 +9,8 @@
 //! * `redlock://`, the same with one of the five behind a proxy that delays its answers by a hundred times what a pair takes on
 //!   one server.
 //!
-//! Everything runs twice: on a runtime with one thread, and on one with worker threads. All servers are on this machine, so five of them
-//! also compete for its processors, which the nodes of a real Redlock do not.
+//! Everything runs twice: on a runtime with one thread, and on one with worker threads. All servers are on this
+//! machine, so five of them also compete for its processors, unlike the nodes of a real deployment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,12 +25,12 @@ use tokio::runtime::Builder;
 mod common;
 use common::{Nodes, Place, Proxy, RedisServer, Result, Setup, micros, redlock_url, table, timed, url};
 
-/// Pairs measured of one kind before the next kind has its turn.
+/// Pairs of one kind measured before the next kind's turn.
 const BLOCK: usize = 50;
 const NODES: usize = 5;
 const KINDS: [&str; 4] =
     ["one server", "five nodes", "five nodes, one of them slow", "five nodes, through redis-rs"];
-/// How much slower that one is.
+/// How much slower the slow node is.
 const SLOWER: u32 = 100;
 
 #[derive(Parser)]

@@ -1,22 +1,23 @@
-//! The cost of a contended semaphore: this crate's two kinds beside the naive recipe, in one run; the counting one also
-//! with hand-over inside a client.
+//! The cost of a contended semaphore: this crate's two kinds and the naive recipe, in one run; the counting kind also
+//! with hand-over within a client.
 //!
-//! `cargo bench -p leasehold-benches --bench semaphores`
-//! starts a `redis-server` of its own (or uses `--port`). Tasks of two clients in one process
-//! share a limit of 10. Each asks for a permit, lets the others run once, returns the permit and at once asks again, until the
-//! time is over. All kinds have their turns in each of some rounds, because a shared machine drifts; the medians of the rounds are
-//! reported, and the medians of the ratios within each round. What happens in the first moments is not counted;
-//! then, within the window:
+//! `cargo bench -p leasehold-benches --bench semaphores` starts its own `redis-server` (or uses `--port`). Tasks of two
+//! clients in one process share a limit of 10. Each requests a permit, lets the others run once, returns the permit and
+//! requests again at once, until the time is over. All kinds run in each of several rounds, because a shared machine
+//! drifts; the medians of the rounds are reported, and the medians of the ratios within each round. The first moments
+//! are not counted; then, within the window:
 //!
 //! * acquisitions per second: grants seen;
-//! * wait: from asking to the grant. Who has waited for more than the median when the window ends counts with that;
+//! * wait: from the request to the grant. A task that is still waiting when the window ends counts with its wait so far
+//!   if that exceeds the median;
 //! * commands per acquisition: what the clients sent, from the server's statistics; what scripts run does not count;
-//! * most at once: permits held, from a grant seen to the call of its release. More than the limit fails the run, but for the
-//!   naive recipe.
+//! * most at once: permits held, from a grant seen to the call of its release. More than the limit fails the run,
+//!   except for the naive recipe.
 //!
-//! The naive recipe keeps holders in a sorted set by the time of their clients. To acquire is to remove who has run out, add
-//! itself, and look at its own rank: as commands of their own, again after a pause if the rank is too high. It is measured
-//! with pauses of 1, 5 and 10 ms; the one with most acquisitions is compared with.
+//! The naive recipe keeps holders in a sorted set, scored by the time of their clients. To acquire, a client removes
+//! expired holders, adds itself, and checks its own rank, in separate commands, and tries again after a pause if the
+//! rank is too high. It is measured with pauses of 1, 5 and 10 ms; the comparison uses the one with the most
+//! acquisitions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,9 +41,9 @@ use common::{Bare, Place, Raw, Result, median, table, url};
 
 /// Clients that share the tasks.
 const CLIENTS: usize = 2;
-/// For how long tasks go on when the window is over, so that it does not see how they end.
+/// How long tasks continue after the window, so that their end is not measured.
 const MARGIN: Duration = Duration::from_millis(100);
-/// When the naive recipe takes a holder for dead, in ms.
+/// When the naive recipe considers a holder dead, in ms.
 const TIMEOUT_MS: u64 = 30_000;
 
 #[derive(Parser)]
@@ -256,7 +257,7 @@ impl Crowd {
     }
 }
 
-/// How many permits are held, and were at most.
+/// How many permits are held, and the maximum so far.
 #[derive(Default)]
 struct Occupancy {
     now: AtomicUsize,

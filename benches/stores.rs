@@ -1,16 +1,19 @@
-//! What a lock costs on each store, beside the least that the store could do, and beside what can be done with its own means.
+//! What a lock costs on each store, compared with the least that the store could do and with the store's own
+//! primitives.
 //!
-//! `cargo bench -p leasehold-benches --bench stores`
-//! starts a server of its own for each store that this machine has (SQLite needs none), and measures:
+//! `cargo bench -p leasehold-benches --bench stores` starts its own server for each store that is installed on this
+//! machine (SQLite needs none), and measures:
 //!
-//! * commit: one small write that the store makes as durable as it is configured, by one task: `SET`, or an `UPDATE` of one row. All
-//!   else is also given in commits (x), because it is the machine's disk that decides how long one takes;
-//! * lock + release: of a free lock, by one task, in small blocks interleaved with commits, because a shared machine drifts. Two commits
-//!   are the least;
-//! * hand-over: from the call of a release to the next grant, with 2, 16 and 100 clients, each with connections of its own and one
-//!   waiter, that release at once and ask again; and how many there are in a second. If two holds overlap, the run fails;
+//! * commit: one small write, as durable as the store is configured to make it, by one task: `SET`, or an `UPDATE` of
+//!   one row. All other figures are also given in commits (x), because the machine's disk decides how long a commit
+//!   takes;
+//! * lock + release: of a free lock, by one task, in small blocks interleaved with commits, because a shared machine
+//!   drifts. Two commits are the minimum;
+//! * hand-over: from the call of a release to the next grant, with 2, 16 and 100 clients, each with its own connections
+//!   and one waiter, that release and request again at once; and the number of hand-overs per second. If two holds
+//!   overlap, the run fails;
 //! * 100 tasks of one client: the same within a client;
-//! * semaphore: permits granted in a second, of a counting semaphore of 10, to 100 tasks of one client;
+//! * semaphore: permits granted per second, of a counting semaphore of 10, to 100 tasks of one client;
 //! * guards: what 1000 guards of 30 s cost this process while they are renewed for a minute, in % of a core.
 //!
 //! All clients are in this process, which shares the machine's processors with the server.
@@ -44,7 +47,7 @@ use races::{Raced, Times, among_clients, race};
 use recipes::{AdvisoryLock, Permits, PolledRow, PostgresRows, Recipe, SqliteRows};
 use site::{Site, Store};
 
-/// Pairs measured before as many commits have their turn.
+/// Pairs measured before the same number of commits.
 const BLOCK: usize = 20;
 /// Tasks of one client.
 const TASKS: usize = 100;
@@ -116,7 +119,7 @@ struct Measured {
     guards: f64,
 }
 
-/// What was measured of one recipe. The first of a store is this crate.
+/// What was measured for one recipe. The first one for a store is this crate.
 struct Lock {
     recipe: &'static str,
     /// In us.
@@ -287,7 +290,7 @@ fn many(measured: &[Measured]) -> Table {
     table
 }
 
-/// What is aimed at, and how far that is reached.
+/// The targets, and to what extent they are met.
 fn aims(options: &Options, measured: &[Measured]) -> Table {
     let mut table = table(["aim", "measured", "bar", ""]);
     let mut add = |what: String, measured: Option<f64>, (sign, bar): (&str, f64)| {

@@ -1,18 +1,17 @@
 //! The cost of an uncontended lock, as ratios within one run.
 //!
-//! `cargo bench -p leasehold-benches --bench uncontended`
-//! starts a `redis-server` of its own, in a session of its own (or uses `--port`), and measures, beside the bare
-//! recipe (`SET NX PX` + a compare-and-delete script) through a fred client with the same settings on the same server, and
-//! beside the crate `rslock`, which is that recipe on the `redis` crate:
+//! `cargo bench -p leasehold-benches --bench uncontended` starts its own `redis-server`, in a separate session (or uses
+//! `--port`), and measures this crate against the bare recipe (`SET NX PX` + a compare-and-delete script) through a
+//! fred client with the same settings on the same server, and against the crate `rslock`, which is that recipe on the
+//! `redis` crate:
 //!
-//! * one task: the time of lock + release, and of lock + drop, in small interleaved blocks, because a shared machine drifts;
-//!   once in the runtime's main task, once in a spawned one.
-//!   The time of lock + drop is what the caller sees: `drop` returns before the release has reached the server. Each block
-//!   drops different locks, and all their releases are waited for, unmeasured, before the next block begins;
-//! * 64 and 1024 tasks, each with a lock of its own: pairs per second, in interleaved rounds; the medians of the rounds, and
+//! * one task: the time of lock + release, and of lock + drop, in small interleaved blocks, because a shared machine
+//!   drifts; x of lock + drop is what the caller sees: `drop` returns before the release has reached the server. Each
+//!   block drops different locks, and waits for all their releases, unmeasured, before the next block begins;
+//! * 64 and 1024 tasks, each with its own lock: pairs per second, in interleaved rounds; the medians of the rounds, and
 //!   the medians of the ratios within each round.
 //!
-//! All tasks share one connection of each library, and all run on one tokio runtime in this process, as does the rest.
+//! All tasks share one connection per library, and everything runs on one tokio runtime in this process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,9 +28,9 @@ mod common;
 use common::plot::{Axis, bars};
 use common::{Bare, Place, Result, median, micros, table, timed, url};
 
-/// Pairs measured of one kind before the next kind has its turn.
+/// Pairs of one kind measured before the next kind's turn.
 const BLOCK: usize = 50;
-/// As long as everybody else's.
+/// As long as for the others.
 const LEASE: Duration = Duration::from_secs(30);
 const TASKS: [usize; 2] = [64, 1024];
 
@@ -307,7 +306,7 @@ fn draw_rates(place: &Place, all: &[Rates]) -> Result<()> {
     bars(&file, "Many tasks, each with a lock that nobody else wants", y, &labels, &series)
 }
 
-/// What is aimed at.
+/// The targets.
 fn targets(main: &Times, spawned: &Times, all: &[Rates]) -> Table {
     let mut table = table(["leasehold", "ratio", "bar", ""]);
     let at_most =
@@ -338,7 +337,7 @@ async fn lock_and_drop(mutex: &DistMutex) -> Result<()> {
     Ok(())
 }
 
-/// What was dropped is released before anything else is measured.
+/// Dropped locks are released before anything else is measured.
 async fn released(mutexes: &[DistMutex]) -> Result<()> {
     for mutex in mutexes {
         pair(mutex).await?;

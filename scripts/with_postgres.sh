@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a PostgreSQL server of its own, runs a command in whose arguments `URL` stands for the server's URL, and stops the server.
+# Starts a temporary PostgreSQL server, runs a command with `URL` in its arguments replaced by the server's URL, and stops the server.
 #
 #   scripts/with_postgres.sh cargo run --features postgres --example merge -- --url URL
 set -euo pipefail
@@ -14,7 +14,7 @@ bin=${LEASEHOLD_POSTGRES_BIN:-$(compgen -G '/usr/lib/postgresql/*/bin' | sort -V
 bin=${bin:-$(dirname "$(command -v initdb || echo /missing/initdb)")}
 [[ -x $bin/initdb ]] || die "PostgreSQL is missing: see scripts/test.sh"
 
-# The server refuses to be run by root.
+# The server refuses to run as root.
 as_owner=()
 dir=$(mktemp -d)
 if [[ $EUID -eq 0 ]]; then
@@ -34,7 +34,7 @@ for _ in 1 2 3 4 5; do
     port=$((20000 + RANDOM % 10000))
     "${as_owner[@]}" "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 2>"$dir/log" &
     server=$!
-    # Another program may have the port: then it ends at once.
+    # Another program may use the port: then the server ends at once.
     while kill -0 "$server" 2>/dev/null; do
         if "$bin/pg_isready" -q -h 127.0.0.1 -p "$port" && grep -q ready "$dir/data/postmaster.pid"; then
             url="postgres://leasehold@127.0.0.1:$port/postgres"

@@ -1,4 +1,4 @@
-//! Many guards of one client, and what this process spends on them.
+//! Many guards of one client, and what they cost this process.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the benches share: a server, the bare recipe, worker processes, tables, plots.
+//! What the benchmarks share: a server, the bare recipe, worker processes, tables, plots.
 
 // Every bench includes all of it and uses a part.
 #![allow(dead_code, unused_imports)]
@@ -31,13 +31,13 @@ pub(crate) use support::{Raw, RedisServer, Setup};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The lease of every lock in a comparison; none is renewed by a contender, and none runs out within a measurement.
+/// The lease of every lock in a comparison; no contender renews it, and none expires within a measurement.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 /// Where to measure.
 #[derive(Args, Clone)]
 pub(crate) struct Place {
-    /// A server to use instead of starting one; nothing else should use it meanwhile.
+    /// A server to use instead of starting one; nothing else should use it during the run.
     #[arg(long)]
     port: Option<u16>,
     /// Given by `cargo bench`; without it, as under `cargo test`, one short round shows that everything works.
@@ -63,7 +63,7 @@ impl Place {
         if self.bench { full } else { short }
     }
 
-    /// Where a plot is to be written, if plots are wanted.
+    /// Where to write a plot, if plots are wanted.
     pub(crate) fn plot(&self, name: &str) -> Result<Option<PathBuf>> {
         let Some(dir) = &self.plots else { return Ok(None) };
         fs::create_dir_all(dir)?;

@@ -1,4 +1,4 @@
-//! Turns that many waiters take: what takes them, what is noted of each, and what that shows.
+//! Turns taken by many waiters: what takes them, what is recorded for each, and what that shows.
 
 use std::ops::Range;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use super::{Result, micros};
 
-/// Something to wait for, and to give back. Its clones are what the waiters of a process use: they share a connection, or a
+/// Something to wait for, and to release. Its clones are what the waiters of a process use: they share a connection, or a
 /// pool of them.
 pub(crate) trait Contender: Clone + Send + Sync + 'static {
     /// What a waiter has between the grant and the release.

@@ -1,9 +1,9 @@
-//! The market as it lies in Redis, and whether everything on it adds up.
+//! The market as stored in Redis, and whether everything in it adds up.
 //!
 //! | key | type | holds |
 //! |---|---|---|
 //! | `on-sale` | sorted set | `item.seller` by price |
-//! | `inventory:<user>` | set | the items a seller has not listed, or that a buyer has bought |
+//! | `inventory:<user>` | set | the items that a seller has not listed, or that a buyer has bought |
 //! | `funds:<user>` | hash | the field `funds` |
 
 use fred::clients::Client as Fred;

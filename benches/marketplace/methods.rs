@@ -1,4 +1,4 @@
-//! Three ways to keep traders out of each other's method.
+//! Three ways to keep traders out of each other's way.
 
 use fred::clients::{Client as Fred, Pipeline};
 use fred::interfaces::{KeysInterface, TransactionInterface};

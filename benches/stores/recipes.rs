@@ -1,4 +1,4 @@
-//! Ways to take turns: this crate, and what can be done with each store's own means.
+//! Ways to take turns: this crate, and each store's own primitives.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The stores: a server of its own for each, and the least that it could do, one commit.
+//! The stores: a separate server for each, and the least that it could do, one commit.
 
 use std::sync::Arc;
 

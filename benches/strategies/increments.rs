@@ -1,7 +1,8 @@
-//! Optimistic increments: no lock, but a counter that is watched, read, and set if nobody else has set it meanwhile.
+//! Optimistic increments: no lock, but a counter that is watched, read, and set if no other client has set it
+//! meanwhile.
 //!
-//! A watch belongs to a connection, so each increment has one to itself until it succeeds. There is a connection for each
-//! waiter of a process, but [`MOST`] at most; then waiters queue for them.
+//! A watch belongs to a connection, so each increment has a connection to itself until it succeeds. There is one
+//! connection for each waiter of a process, up to [`MOST`]; beyond that, waiters queue for them.
 
 use std::sync::Arc;
 use std::time::Instant;

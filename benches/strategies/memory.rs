@@ -1,4 +1,4 @@
-//! What a waiter costs in memory: a process of its own in which many tasks wait for one lock.
+//! What a waiter costs in memory: a separate process in which many tasks wait for one lock.
 
 use std::fs;
 use std::future::pending;

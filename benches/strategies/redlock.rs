@@ -1,4 +1,4 @@
-//! The crate `rslock`, on one server, asked again until the lock is granted.
+//! The crate `rslock`, on one server, retried until the lock is granted.
 
 use std::time::{Duration, Instant};
 

@@ -1,15 +1,15 @@
-"""Runs fleets of workers that lock the same key with different libraries, and tells what each library does when its lease goes.
+"""Runs fleets of workers that lock the same key with different libraries, and reports what each library does when it loses its lease.
 
-A worker of a fleet locks, reads a counter, holds the lock for a while, writes the counter plus one, notes from when to when it
-did so, and unlocks, until the time is over. Afterwards the counter has to be the number of sections, and no two of them may
-overlap. All libraries follow the recipe of the Redis documentation, but three of them make the key from a prefix of their own,
-which the others are given.
+A worker of a fleet locks, reads a counter, holds the lock for a while, writes the counter plus one, records when this section
+began and ended, and unlocks, until the time is over. Afterwards the counter must equal the number of sections, and no two of
+them may overlap. All libraries follow the recipe in the Redis documentation, but three of them add a prefix of their own to the
+key, which the others are given.
 
-What a library does when its lease goes is found out by one worker, in two cases: its key is deleted, or it is stopped for
-longer than its lease. In both, somebody else takes the lock. Then the worker tells what the library has reported unasked,
-what it answers when asked whether it holds the lock, and what it does when told to unlock.
+One worker per library shows what the library does when it loses its lease, in two cases: its key is deleted, or it is stopped
+for longer than its lease. In both, another client takes the lock. Then the worker reports what the library has reported on its
+own, what it answers when asked whether it holds the lock, and what it does when it unlocks.
 
-Exits with status 1 if the counter is wrong, sections overlap, a worker fails, or the lock of somebody else is released.
+Exits with status 1 if the counter is wrong, sections overlap, a worker fails, or another client's lock is released.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import redis
 HERE = Path(__file__).parent
 NAME = "machine:42"
 
-# Per prefix the foreign workers, eight of them.
+# For each prefix, the workers of other libraries, eight of them.
 ANY_KEY = ["redis-py", "redlock-py", "redlock 4", "redlock 5", "rslock"]
 FLEETS = {
     "lock:": [*ANY_KEY, "redis-py", "rslock", "python-redis-lock"],
@@ -125,7 +125,7 @@ def fleet(prefix, foreign, client, port, directory):
 
 
 def take(value, key, client):
-    """Takes the lock as somebody else would who follows the recipe."""
+    """Takes the lock as another client that follows the recipe would."""
     end = time.monotonic() + 10
     while not client.set(key, value, nx=True, px=60_000):
         if time.monotonic() > end:
@@ -147,7 +147,7 @@ def lease(library, fault, client, port):
     if fault == "deleted":
         client.delete(key)
         taken = take("somebody else", key, client)
-        # Whoever renews has the time to find out.
+        # Libraries that renew have time to find out.
         time.sleep(5 * lease_ms / 1000)
     else:
         process.send_signal(signal.SIGSTOP)
@@ -165,7 +165,7 @@ def lease(library, fault, client, port):
     reported, is_held, release = (answer.splitlines() + [""] * 3)[:3]
     intact = client.get(key) == b"somebody else"
     if not intact:
-        problems.append(f"{library}, {fault}: the lock of somebody else was released")
+        problems.append(f"{library}, {fault}: the lock of another client was released")
     print(f"  {library:18} {fault:8} reported: {reported} | asked: {is_held} | unlock: {release[:110]}"
           f"{'' if intact else ' | THE LOCK OF SOMEBODY ELSE IS GONE'}")
 
@@ -178,7 +178,7 @@ def main():
             for prefix, foreign in FLEETS.items():
                 fleet(prefix, foreign, client, port, directory)
         if options.only != "fleets":
-            print("\nleases that go: the key is deleted, or the worker is stopped for longer than its lease")
+            print("\nlost leases: the key is deleted, or the worker is stopped for longer than its lease")
             for library in dict.fromkeys(["leasehold", *sum(FLEETS.values(), [])]):
                 for fault in ("deleted", "stopped"):
                     lease(library, fault, client, port)

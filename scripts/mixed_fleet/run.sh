@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tries this crate beside other libraries that lock on Redis: installs them, in directories under target/, and runs run.py.
+# Tests this crate alongside other libraries that lock on Redis: installs them in directories under target/, and runs run.py.
 #
 # Needs cargo, python3 with venv, node with npm, and a redis-server (or the program that LEASEHOLD_REDIS_SERVER names). The
 # arguments are those of run.py: scripts/mixed_fleet/run.sh --help

@@ -14,10 +14,10 @@ const { values: given } = parseArgs({ options: Object.fromEntries(names.map((nam
 const [port, seconds, holdMs, retryMs, leaseMs] = names.slice(4).map((name) => Number(given[name] ?? 0));
 const key = given.prefix + given.name;
 const client = new Redis({ port });
-// What the library reported without being asked.
+// What the library reported on its own.
 const reported = [];
 
-// Of both major versions of redlock. They give up after ten attempts, to lock as well as to unlock.
+// For both major versions of redlock. They give up after ten attempts, both to lock and to unlock.
 const retries = retryMs ? { retryDelay: retryMs, retryJitter: 0 } : {};
 
 const libraries = {
@@ -57,7 +57,7 @@ const libraries = {
   },
 };
 
-// Until it has the lock.
+// Until it holds the lock.
 async function acquire(lock) {
   for (;;) {
     try {

@@ -20,7 +20,7 @@ options = parser.parse_args()
 client = redis.Redis(port=options.port, socket_timeout=None)
 key = options.prefix + options.name
 lease = options.lease_ms / 1000
-# What the library reported without being asked, such as an exception in a thread of its own.
+# What the library reported on its own, such as an exception in one of its threads.
 reported = []
 threading.excepthook = lambda failure: reported.append(f"{failure.exc_type.__name__} in a thread")
 

@@ -159,7 +159,7 @@ async fn redis(port: u16) -> Result<Fred> {
     Ok(client)
 }
 
-/// Increments a counter in two steps, which is right only if nobody else does so meanwhile.
+/// Increments a counter in two steps, which is correct only if no other worker does so meanwhile.
 async fn section(redis: &Fred, hold_ms: u64, log: &mut String) -> Result<()> {
     let start = now_us()?;
     let count: Option<u64> = redis.get("counter").await?;
