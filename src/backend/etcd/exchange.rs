@@ -105,7 +105,7 @@ impl Exchange<'_> {
 
     /// Asks how long the holds of other clients last, and the places if all are to be known. Returns whether there are any.
     async fn find_ends(&self, now: &mut View, are_all_asked: bool) -> Result<bool, Stop> {
-        let (is_first, leases) = (self.is_first(now), &self.shared.leases);
+        let (ahead, leases) = (self.places_ahead(now), &self.shared.leases);
         let unknown = now.entries.iter_mut().filter(|(_, stored)| {
             let is_hold = matches!(stored.value.what, What::Hold(_));
             (are_all_asked || is_hold) && leases.remaining(stored.etcd_lease).is_none()
@@ -120,7 +120,7 @@ impl Exchange<'_> {
             } else if are_all_asked {
                 (seconds + Duration::from_secs(1)).min(ttl)
             } else {
-                look_again_in(seconds, is_first)
+                look_again_in(seconds, ahead)
             });
             Ok(())
         });
@@ -130,10 +130,13 @@ impl Exchange<'_> {
         Ok(are_there)
     }
 
-    /// Whether the first place is one of this client.
-    fn is_first(&self, now: &View) -> bool {
+    /// How many places are before the first one of this client.
+    fn places_ahead(&self, now: &View) -> u32 {
         let places = now.entries.iter().filter_map(|(lease, stored)| Some((stored.ticket()?, *lease)));
-        places.min().is_some_and(|(_, first)| self.shared.leases.is_own(first))
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable();
+        let ahead = places.iter().take_while(|(_, lease)| !self.shared.leases.is_own(*lease)).count();
+        u32::try_from(ahead).unwrap_or(u32::MAX)
     }
 
     /// Makes places, and looks.
@@ -230,15 +233,11 @@ impl Exchange<'_> {
     }
 }
 
-/// When to look again for a hold that lasts for so many whole seconds, rounded down. etcd ends a lease up to half a second late.
-fn look_again_in(seconds: Duration, is_first: bool) -> Duration {
+/// When to look again whether a hold has ended that lasts for so many whole seconds, rounded down. etcd ends a lease up to half a second
+/// late. The first one in the queue looks most often: whoever is behind it only has to notice if that one has died, too.
+fn look_again_in(seconds: Duration, ahead: u32) -> Duration {
     const SOON: Duration = Duration::from_millis(100);
-    match (is_first, seconds.is_zero()) {
-        (true, true) => SOON,
-        (true, false) => seconds + SOON,
-        // The first one in the queue is the first to notice.
-        (false, _) => seconds + Duration::from_secs(2),
-    }
+    seconds + SOON * ahead.saturating_add(1).min(100)
 }
 
 pub(super) const fn is_lease_missing(failure: &Failure) -> bool {
