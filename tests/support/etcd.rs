@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -96,14 +96,19 @@ impl EtcdServer {
     /// What `etcdctl` prints for these arguments.
     #[track_caller]
     pub(crate) fn ctl(&self, args: &[&str]) -> String {
-        let output = Command::new(self.programs.join("etcdctl"))
+        let output = self.try_ctl(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The same, if it may fail.
+    pub(crate) fn try_ctl(&self, args: &[&str]) -> Output {
+        Command::new(self.programs.join("etcdctl"))
             .env("ETCDCTL_API", "3")
             .arg(format!("--endpoints=127.0.0.1:{}", self.port()))
             .args(args)
             .output()
-            .expect("etcdctl starts");
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+            .expect("etcdctl starts")
     }
 
     /// The keys that begin like this.

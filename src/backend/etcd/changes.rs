@@ -80,7 +80,10 @@ impl Changes {
             changes.limit_for = Some(seconds(after.lapses()));
         }
         let permits = |ledger: &Ledger| ledger.limit().map(|limit| limit.permits);
-        changes.could_admit = !after.is_full() || is_owner_admitted || permits(before) != permits(after);
+        // Nobody who came before is overtaken; and whoever comes later than a hold that begins here is known to do so.
+        let is_any_begun = !changes.begun.is_empty();
+        changes.could_admit =
+            !after.is_full() || is_any_begun || is_owner_admitted || permits(before) != permits(after);
         changes
     }
 

@@ -17,9 +17,6 @@ use crate::backend::records::Failure;
 use crate::backend::tls::explain;
 use crate::sync::Mutex;
 
-/// How often a connection is tried on which nothing arrives. A server takes it amiss if that is more often than every five seconds.
-const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(6);
-
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
@@ -42,11 +39,7 @@ pub(super) async fn connect(settings: &Settings, endpoint: &str) -> Result<Chann
     let invalid = |_| Failure::refused(format!("`{endpoint}` is no address"));
     let origin: Uri = format!("{scheme}://{endpoint}").parse().map_err(invalid)?;
     let uri: Uri = format!("http://{endpoint}").parse().map_err(invalid)?;
-    let endpoint = Endpoint::from(uri)
-        .origin(origin)
-        .http2_keep_alive_interval(HEARTBEAT)
-        .keep_alive_timeout(settings.reply_timeout);
-    let opened = endpoint.connect_with_connector(Once::new(socket)).await;
+    let opened = Endpoint::from(uri).origin(origin).connect_with_connector(Once::new(socket)).await;
     opened.map_err(|error| Failure::away(failure::connecting(&error)))
 }
 

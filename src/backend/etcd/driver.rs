@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::changes::Changes;
 use super::connection::Connection;
@@ -21,11 +22,13 @@ use crate::backend::records::{Done, Failure, Phase, Purpose, Work, failed};
 /// How often a client thinks of records that nobody uses.
 const SWEEP: Duration = Duration::from_secs(60 * 60);
 
+/// How often a connection is tried, so that it is known if it is dead.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
 /// Carries out everything until the client is closed.
 pub(super) async fn drive(shared: Arc<Shared>) {
+    let beating = AbortOnDropHandle::new(tokio::spawn(beat(Arc::clone(&shared))));
     let mut tasks = JoinSet::new();
-    let mut sweep = interval(SWEEP);
-    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         while let Some(round) = shared.schedule.take() {
             tasks.spawn(carry_out(Arc::clone(&shared), round.into_works()));
@@ -40,12 +43,29 @@ pub(super) async fn drive(shared: Arc<Shared>) {
         tokio::select! {
             () = shared.schedule.changed() => {}
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
-            _ = sweep.tick() => drop(tasks.spawn(sweep::sweep(Arc::clone(&shared)))),
         }
     }
+    drop(beating);
     shared.schedule.abandon();
     shared.link.close().await;
     shared.health.close();
+}
+
+/// Once a connection is needed: tries it now and then, and thinks of records that nobody uses.
+async fn beat(shared: Arc<Shared>) {
+    shared.link.used().await;
+    let mut next_sweep = Instant::now();
+    loop {
+        if next_sweep <= Instant::now() {
+            sweep::sweep(&shared).await;
+            next_sweep = Instant::now() + SWEEP;
+        }
+        sleep(HEARTBEAT).await;
+        while ping(Arc::clone(&shared)).await.is_err() {
+            // There are pauses between attempts to connect, but it may be refused in another way.
+            sleep(HEARTBEAT / 20).await;
+        }
+    }
 }
 
 async fn carry_out(shared: Arc<Shared>, works: Vec<Work<View>>) {
@@ -137,8 +157,7 @@ async fn change(shared: &Shared, connection: &Arc<Connection>, mut work: Work<Vi
 pub(super) async fn ping(shared: Arc<Shared>) -> Result<(), BackendError> {
     let answered = async {
         let connection = shared.link.open().await?;
-        let keys = shared.keys.of("");
-        let answered = connection.range(keys.read()).await;
+        let answered = connection.range(shared.keys.nothing()).await;
         if let Err(failure) = &answered
             && failure.is_broken
         {

@@ -55,6 +55,11 @@ impl Keys {
         KeysOf(all)
     }
 
+    /// Reads what does not exist, as names are not empty.
+    pub(super) fn nothing(&self) -> RangeRequest {
+        self.of("").read()
+    }
+
     pub(super) fn mailbox(&self, client: Uuid) -> Vec<u8> {
         format!("{}m/{client}", self.prefix).into_bytes()
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::SetOnce;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +17,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 pub(super) struct Link {
     settings: Arc<Settings>,
     closing: CancellationToken,
+    used: SetOnce<()>,
     state: tokio::sync::Mutex<State>,
 }
 
@@ -36,12 +38,15 @@ struct Failed {
 
 impl Link {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
-        Self { settings, closing: CancellationToken::new(), state: tokio::sync::Mutex::default() }
+        let (closing, used, state) = Default::default();
+        Self { settings, closing, used, state }
     }
 
     /// The connection, which is opened if there is none. Whoever waits for the same attempt shares its outcome.
     pub(super) async fn open(&self) -> Result<Arc<Connection>, Failure> {
         let asked = Instant::now();
+        // An error means that it was used before.
+        let _ = self.used.set(());
         let mut state = self.state.lock().await;
         if let Some(connection) = state.connection.take_if(|connection| connection.is_broken()) {
             drop(connection);
@@ -95,6 +100,11 @@ impl Link {
         if let Some(connection) = self.state.lock().await.connection.take() {
             connection.give_up();
         }
+    }
+
+    /// Returns once a connection has been needed.
+    pub(super) async fn used(&self) {
+        self.used.wait().await;
     }
 
     pub(super) fn is_closed(&self) -> bool {

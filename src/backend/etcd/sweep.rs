@@ -19,11 +19,11 @@ const DAY: u32 = 24 * 60 * 60;
 const PAGE: i64 = 512;
 
 /// Removes what nobody uses, unless somebody has done so within the last day.
-pub(super) async fn sweep(shared: Arc<Shared>) {
+pub(super) async fn sweep(shared: &Shared) {
     let swept = async {
         let connection = shared.link.open().await?;
-        if let Some(until) = take_turn(&shared, &connection).await? {
-            remove_idle(&shared, &connection, until).await?;
+        if let Some(until) = take_turn(shared, &connection).await? {
+            remove_idle(shared, &connection, until).await?;
         }
         Ok::<_, Failure>(())
     };
