@@ -37,11 +37,12 @@ pub(crate) struct EtcdServer {
     process: ChildProcess,
 }
 
-/// For clients, and for other members.
+/// For clients, for other members, and to ask how it is, without TLS.
 #[derive(Clone, Copy, Debug)]
 struct Ports {
     client: u16,
     peer: u16,
+    health: u16,
 }
 
 impl EtcdServer {
@@ -55,12 +56,44 @@ impl EtcdServer {
     /// The same with more options, such as `--quota-backend-bytes=1000000`.
     #[track_caller]
     pub(crate) fn start_with_or_skip(left_out: &str, options: &[&str]) -> Option<Self> {
-        let programs = programs_or_notice(left_out)?;
+        Self::start_in(new_directory(), left_out, |ports| {
+            let options = options.iter().map(|option| (*option).to_owned());
+            alone(ports).into_iter().chain(options).collect()
+        })
+    }
+
+    /// One that speaks TLS, with this certificate and its key, in PEM.
+    #[track_caller]
+    pub(crate) fn start_with_tls_or_skip(left_out: &str, certificate: &str, key: &str) -> Option<Self> {
         let directory = new_directory();
-        let options: Vec<_> = options.iter().map(|option| (*option).to_owned()).collect();
+        let (certificate_file, key_file) =
+            (directory.path().join("server.pem"), directory.path().join("server.key"));
+        fs::write(&certificate_file, certificate).expect("room");
+        fs::write(&key_file, key).expect("room");
+        Self::start_in(directory, left_out, |ports| {
+            let client = format!("=https://127.0.0.1:{}", ports.client);
+            let plain = alone(ports).into_iter().filter(|option| !option.contains("client-urls"));
+            let more = [
+                format!("--listen-client-urls{client}"),
+                format!("--advertise-client-urls{client}"),
+                format!("--cert-file={}", certificate_file.display()),
+                format!("--key-file={}", key_file.display()),
+                format!("--listen-metrics-urls=http://127.0.0.1:{}", ports.health),
+            ];
+            plain.chain(more).collect()
+        })
+    }
+
+    #[track_caller]
+    fn start_in(directory: TempDir, left_out: &str, options: impl Fn(Ports) -> Vec<String>) -> Option<Self> {
+        let programs = programs_or_notice(left_out)?;
         for _ in 0..PORTS {
-            let ports = Ports { client: free_port(), peer: free_port() };
-            let all = [alone(ports), options.clone()].concat();
+            let client = free_port();
+            let mut ports = Ports { client, peer: free_port(), health: client };
+            if options(ports).iter().any(|option| option.contains("metrics")) {
+                ports.health = free_port();
+            }
+            let all = options(ports);
             if let Some(process) = launch(&programs, directory.path(), ports, &all) {
                 return Some(Self { programs, directory, ports, options: all, process });
             }
@@ -189,7 +222,10 @@ impl EtcdCluster {
     pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
         let programs = programs_or_notice(left_out)?;
         for _ in 0..PORTS {
-            let ports = [(); 3].map(|()| Ports { client: free_port(), peer: free_port() });
+            let ports = [(); 3].map(|()| {
+                let client = free_port();
+                Ports { client, peer: free_port(), health: client }
+            });
             let names: Vec<_> =
                 (0..).zip(&ports).map(|(n, ports)| format!("m{n}=http://127.0.0.1:{}", ports.peer)).collect();
             let options =
@@ -268,7 +304,7 @@ fn launch(programs: &Path, directory: &Path, ports: Ports, options: &[String]) -
 fn wait_until_ready(process: &mut ChildProcess, ports: Ports, directory: &Path) -> bool {
     let end = Instant::now() + START;
     while process.is_alive() {
-        if is_healthy(ports.client) {
+        if is_healthy(ports.health) {
             return true;
         }
         assert!(Instant::now() < end, "no answer within {START:?}; the log:\n{}", log(directory));

@@ -158,7 +158,7 @@ impl Exchange<'_> {
             Ok(answer) => answer,
             Err(failure) => {
                 if is_lease_missing(&failure) {
-                    taken.iter().for_each(|taken| self.shared.leases.forget(taken.lease.id));
+                    self.shared.leases.forget_all(&taken);
                     return self.look().await;
                 }
                 if !failure.is_certain {
@@ -219,7 +219,8 @@ impl Exchange<'_> {
     }
 
     async fn finish(&mut self, now: Option<View>) -> Result<(), Stop> {
-        let is_there = |lease: &LeaseId| now.as_ref().is_some_and(|now| now.entries.contains_key(lease));
+        // If it is not known what is there, that is found out next time.
+        let is_there = |lease: &LeaseId| now.as_ref().is_none_or(|now| now.entries.contains_key(lease));
         let gone = self.shared.take_doubtful(&self.work.key, is_there);
         for (lease, etcd_lease) in gone {
             // Whatever is still on its way for it then fails.

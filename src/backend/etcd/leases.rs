@@ -115,9 +115,13 @@ impl Leases {
         }
     }
 
-    /// It is not used any more, and ends by itself.
-    pub(super) fn forget(&self, id: i64) {
-        self.state.lock().alive.remove(&id);
+    /// One of these has ended early, and so may those have that are not used at present: the store may have lost its data.
+    pub(super) fn forget_all(&self, ended: &[Taken]) {
+        let mut state = self.state.lock();
+        let unused = std::mem::take(&mut state.unused).into_values().flatten();
+        for id in unused.chain(ended.iter().map(|taken| taken.lease.id)) {
+            state.alive.remove(&id);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The messages of etcd's v3 API that are needed here, with the field numbers of its `rpc.proto`, `kv.proto` and `auth.proto`.
 //!
 //! They are written by hand, so that building the crate takes no `protoc`. Fields that are not used are left out: they are skipped when
-//! a message is read.
+//! a message is read. The benches include this file, and use a little more of it.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -39,10 +39,22 @@ pub(super) struct RangeRequest {
     pub(super) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(super) limit: i64,
-    #[prost(bool, tag = "8")]
-    pub(super) keys_only: bool,
+    #[prost(enumeration = "SortOrder", tag = "5")]
+    pub(super) sort_order: i32,
+    #[prost(enumeration = "CompareTarget", tag = "6")]
+    pub(super) sort_target: i32,
     #[prost(int64, tag = "11")]
     pub(super) max_mod_revision: i64,
+    #[prost(int64, tag = "13")]
+    pub(super) max_create_revision: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(super) enum SortOrder {
+    None = 0,
+    Ascend = 1,
+    Descend = 2,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -225,7 +237,7 @@ pub(super) struct LeaseTimeToLiveResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchRequest {
-    #[prost(oneof = "WatchWish", tags = "1")]
+    #[prost(oneof = "WatchWish", tags = "1, 2")]
     pub(super) wish: Option<WatchWish>,
 }
 
@@ -233,6 +245,15 @@ pub(super) struct WatchRequest {
 pub(super) enum WatchWish {
     #[prost(message, tag = "1")]
     Create(WatchCreateRequest),
+    #[allow(dead_code, reason = "only the benches end a watch")]
+    #[prost(message, tag = "2")]
+    Cancel(WatchCancelRequest),
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct WatchCancelRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) watch_id: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -249,6 +270,8 @@ pub(super) struct WatchCreateRequest {
 pub(super) struct WatchResponse {
     #[prost(message, optional, tag = "1")]
     pub(super) header: Option<Header>,
+    #[prost(int64, tag = "2")]
+    pub(super) watch_id: i64,
     #[prost(bool, tag = "3")]
     pub(super) created: bool,
     #[prost(bool, tag = "4")]

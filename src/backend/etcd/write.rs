@@ -73,7 +73,7 @@ impl Exchange<'_> {
                 Ok(answer) => answer,
                 Err(failure) => {
                     return if is_first && is_lease_missing(&failure) {
-                        taken.iter().for_each(|taken| self.shared.leases.forget(taken.lease.id));
+                        self.shared.leases.forget_all(taken);
                         Ok(Written::LeaseEnded)
                     } else {
                         Err(Stop::Writing(Failure { is_certain: is_first && failure.is_certain, ..failure }))
