@@ -2,33 +2,49 @@
 #![cfg(feature = "conformance")]
 
 use std::sync::Arc;
+#[cfg(feature = "etcd")]
+use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
 use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
+#[cfg(feature = "etcd")]
+#[path = "support/etcd.rs"]
+mod etcd;
 #[cfg(feature = "sqlite")]
 #[path = "support/sqlite.rs"]
 mod file;
 #[cfg(feature = "postgres")]
 #[path = "support/postgres.rs"]
 mod postgres;
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres"))]
 mod support;
 
-/// One test per numbered point, for all kinds named, on one store.
+/// One test per numbered point, for all kinds named, on one store: one kind after the other, as that may erase its data.
 macro_rules! every_point {
     ($store:path, $kinds:expr => $($point:ident),* $(,)?) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $point() {
             let Some(store) = $store(stringify!($point)).await else { return };
-            for kind in $kinds {
-                conformance::$point(&store, kind).await;
-            }
+            let checks = futures::stream::iter($kinds).map(|kind| conformance::$point(&store, kind));
+            checks.buffered(store.kinds_at_once()).collect::<Vec<()>>().await;
         })*
     };
+}
+
+/// How many kinds may be checked at the same time.
+trait AtOnce {
+    fn kinds_at_once(&self) -> usize;
+}
+
+impl<H: Harness> AtOnce for H {
+    fn kinds_at_once(&self) -> usize {
+        // Only a store without memory loss can be checked in that way, and only one with long leases needs it.
+        if self.ttl().as_secs() > 0 { KINDS.len() } else { 1 }
+    }
 }
 
 macro_rules! contract {
@@ -145,6 +161,41 @@ mod on_postgres {
     }
 
     contract!(postgres);
+}
+
+#[cfg(feature = "etcd")]
+mod on_etcd {
+    use super::etcd::EtcdServer;
+    use super::*;
+
+    async fn etcd(point: &str) -> Option<EtcdServer> {
+        EtcdServer::start_or_skip(&format!("the etcd backend keeps {point}"))
+    }
+
+    impl Harness for EtcdServer {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            unreachable!("it does not claim that tokens survive this")
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+
+        fn ttl(&self) -> Duration {
+            Duration::from_secs(2)
+        }
+
+        /// A lease ends up to half a second late, and then somebody has to notice.
+        fn slack(&self) -> Duration {
+            Duration::from_secs(2)
+        }
+    }
+
+    contract!(etcd);
 }
 
 #[cfg(feature = "_redis")]

@@ -8,6 +8,8 @@ use fred::interfaces::KeysInterface;
 use tempfile::TempDir;
 use tokio_postgres::{NoTls, Statement};
 
+use super::etcd::Etcd;
+use super::etcd_server::EtcdServer;
 use super::postgres::PostgresServer;
 use crate::common::support::redis::{RedisServer, Setup};
 use crate::common::{Bare, Result};
@@ -17,6 +19,7 @@ pub(crate) enum Store {
     Redis,
     Sqlite,
     Postgres,
+    Etcd,
 }
 
 impl Store {
@@ -25,6 +28,7 @@ impl Store {
             Self::Redis => "Redis",
             Self::Sqlite => "SQLite",
             Self::Postgres => "PostgreSQL",
+            Self::Etcd => "etcd",
         }
     }
 
@@ -38,6 +42,7 @@ impl Store {
                 let settings = ["max_connections=1200"];
                 Server::Postgres(PostgresServer::start_with_or_skip("PostgreSQL", &settings, None)?)
             }
+            Self::Etcd => Server::Etcd(EtcdServer::start_or_skip("etcd")?),
         };
         Some(Site { server })
     }
@@ -52,6 +57,7 @@ enum Server {
     Redis(RedisServer),
     Sqlite(TempDir),
     Postgres(PostgresServer),
+    Etcd(EtcdServer),
 }
 
 impl Site {
@@ -60,6 +66,7 @@ impl Site {
             Server::Redis(server) => server.url(),
             Server::Sqlite(directory) => format!("sqlite:{}", directory.path().join("locks.db").display()),
             Server::Postgres(server) => server.url(),
+            Server::Etcd(server) => server.url(),
         }
     }
 
@@ -94,6 +101,7 @@ impl Site {
                 let update = session.prepare(COUNT).await?;
                 Commits::Postgres(Arc::new(session), update)
             }
+            Server::Etcd(server) => Commits::Etcd(Etcd::connect(&server.url()).await?),
         })
     }
 }
@@ -107,6 +115,7 @@ pub(crate) enum Commits {
     Redis(Fred),
     Sqlite(rusqlite::Connection),
     Postgres(Arc<tokio_postgres::Client>, Statement),
+    Etcd(Etcd),
 }
 
 impl Commits {
@@ -118,6 +127,10 @@ impl Commits {
             }
             Self::Sqlite(file) => file.prepare_cached(COUNT)?.execute([])? as u64,
             Self::Postgres(session, update) => session.execute(update, &[]).await?,
+            Self::Etcd(etcd) => {
+                etcd.put(b"counter", b"1").await?;
+                1
+            }
         };
         if changed == 1 { Ok(()) } else { Err("the counter is missing".into()) }
     }

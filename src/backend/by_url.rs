@@ -1,7 +1,7 @@
 //! Which store a URL names.
 
 use std::sync::Arc;
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use std::time::Duration;
 
 use super::{Backend, MemoryBackend};
@@ -14,6 +14,7 @@ pub(super) const REDIS_SCHEMES: &str = "`redis://`, `rediss://`, `redis+unix://`
 /// A kind of store, whether or not this build has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
+    Etcd,
     Memory,
     Postgres,
     Redis,
@@ -24,6 +25,8 @@ enum Store {
 /// Connects to the store that `url` names.
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
+        #[cfg(feature = "etcd")]
+        Store::Etcd => Ok(Arc::new(super::EtcdBackend::connect(url).await?)),
         Store::Memory => Ok(Arc::new(MemoryBackend::new())),
         #[cfg(feature = "postgres")]
         Store::Postgres => Ok(Arc::new(super::PostgresBackend::connect(url).await?)),
@@ -41,6 +44,8 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
 /// A client of the store that `url` names, which connects when it is needed.
 pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
+        #[cfg(feature = "etcd")]
+        Store::Etcd => Ok(Arc::new(super::EtcdBackend::builder_from_url(url)?.connect_lazy()?)),
         Store::Memory => Ok(Arc::new(MemoryBackend::new())),
         #[cfg(feature = "postgres")]
         Store::Postgres => Ok(Arc::new(super::PostgresBackend::builder_from_url(url)?.connect_lazy()?)),
@@ -68,6 +73,7 @@ impl Store {
             ));
         };
         match scheme {
+            "etcd" | "etcds" => Ok(Self::Etcd),
             "memory" if rest.is_empty() => Ok(Self::Memory),
             "memory" => Err(Error::invalid("url", "nothing may follow `memory:`")),
             "postgres" | "postgresql" => Ok(Self::Postgres),
@@ -77,7 +83,7 @@ impl Store {
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
                 let known = format!(
-                    "`memory:`, `sqlite:`, `postgres://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
+                    "`memory:`, `sqlite:`, `postgres://`, `etcd://`, `etcds://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
                 );
                 Err(Error::invalid("url", format!("its scheme is none of {known}")))
             }
@@ -87,6 +93,7 @@ impl Store {
     /// The feature that this kind of store needs.
     const fn feature(self) -> &'static str {
         match self {
+            Self::Etcd => "etcd",
             Self::Memory => "",
             Self::Postgres => "postgres",
             Self::Redis | Self::Redlock => "redis",
@@ -104,14 +111,14 @@ impl Store {
 // What the URLs of several stores have in common: `?option=value&...`
 
 /// The options in a query, each with its value.
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let options = query.split('&').filter(|option| !option.is_empty());
     options.map(|option| option.split_once('=').unwrap_or((option, "")))
 }
 
 /// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
     let duration = match value.strip_suffix("ms") {
         Some(millis) => millis.parse().ok().map(Duration::from_millis),
@@ -121,7 +128,7 @@ pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
 }
 
 /// The error of an option that is none of those `known`.
-#[cfg(any(feature = "_redis", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "sqlite"))]
 pub(super) fn unknown_option(name: &str, known: &str) -> Error {
     Error::invalid("url", format!("unknown option `{name}`; there are {known}"))
 }
@@ -134,6 +141,8 @@ mod tests {
     fn a_scheme_says_which_store() {
         for (url, store) in [
             ("memory:", Store::Memory),
+            ("etcd://h", Store::Etcd),
+            ("etcds://h", Store::Etcd),
             ("redis://h", Store::Redis),
             ("valkeys-cluster://h", Store::Redis),
             ("redlock://h", Store::Redlock),

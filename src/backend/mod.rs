@@ -55,6 +55,8 @@ use futures::{FutureExt, StreamExt};
 pub(crate) mod by_url;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 mod event_text;
 mod lease_id;
 mod ledger;
@@ -62,7 +64,7 @@ mod ledger_backend;
 mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "etcd", feature = "postgres"))]
 mod records;
 #[cfg(feature = "_redis")]
 mod redis;
@@ -71,13 +73,15 @@ mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod state;
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres"))]
 mod tls;
 mod types;
 
 #[cfg(feature = "_redis")]
 pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
 pub use crate::error::{BackendError, BoxError, NodeFailure};
+#[cfg(feature = "etcd")]
+pub use etcd::{EtcdBackend, EtcdBuilder};
 pub use lease_id::{LeaseId, LeaseIds};
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
@@ -89,7 +93,7 @@ pub use redlock::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteBackend, SqliteBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres"))]
 pub use tls::TlsOptions;
 pub use types::*;
 

@@ -68,6 +68,11 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) async fn start(url: &str, tasks: usize) -> Self {
+        Self::start_with_ttl(url, tasks, TTL).await
+    }
+
+    /// The same with leases that last for so long.
+    pub(crate) async fn start_with_ttl(url: &str, tasks: usize, ttl: Duration) -> Self {
         let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::<Seen>::default()));
         let mut clients = Vec::new();
         for _ in 0..CLIENTS {
@@ -79,7 +84,7 @@ impl Load {
                 let mut round = n;
                 while !stop.load(Ordering::Relaxed) {
                     round += 7;
-                    let outcome = lock_once(&client, n % CLIENTS, round % NAMES).await;
+                    let outcome = lock_once(&client, ttl, n % CLIENTS, round % NAMES).await;
                     let mut seen = seen.lock().expect("no panic");
                     match outcome {
                         Ok(held) => seen.0.push(held),
@@ -161,8 +166,8 @@ impl Load {
     }
 }
 
-async fn lock_once(client: &Client, number: usize, name: usize) -> Result<Held, Error> {
-    let options = MutexOptions::new().ttl(TTL);
+async fn lock_once(client: &Client, ttl: Duration, number: usize, name: usize) -> Result<Held, Error> {
+    let options = MutexOptions::new().ttl(ttl);
     let guard = client.mutex_with(&format!("load {name}"), options)?.lock().await?;
     let (from, token) = (Instant::now(), guard.token().get());
     let lost = tokio::select! {

@@ -15,10 +15,6 @@ use crate::support::{Worker, eventually, one_place_each, options, say, within, w
 
 const NAME: &str = "machine:42";
 const SECOND: Duration = Duration::from_secs(1);
-/// The lease of every worker.
-const LEASE: Duration = SECOND;
-/// A holder that has died is replaced within this time: its lease, and a second.
-const REPLACED: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(5);
 const ROUNDS: usize = 3;
 
@@ -26,13 +22,13 @@ const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-fn brief_mutex(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, options().ttl(LEASE)).expect("valid")
+fn brief_mutex(client: &Client, lease: Duration) -> DistMutex {
+    client.mutex_with(NAME, options().ttl(lease)).expect("valid")
 }
 
 /// With a place of its own in the queue for every waiter.
-fn queued_mutex(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, one_place_each().ttl(LEASE)).expect("valid")
+fn queued_mutex(client: &Client, lease: Duration) -> DistMutex {
+    client.mutex_with(NAME, one_place_each().ttl(lease)).expect("valid")
 }
 
 fn waiter(mutex: &DistMutex) -> JoinHandle<(Guard, Instant)> {
@@ -60,30 +56,50 @@ pub(crate) trait Shared: Sync {
     fn url(&self) -> String;
 
     fn directory(&self) -> &Path;
+
+    /// The lease of every worker.
+    fn lease(&self) -> Duration {
+        SECOND
+    }
+
+    /// A holder that has died is replaced within this time: its lease, and a second.
+    fn replaced(&self) -> Duration {
+        self.lease() + SECOND
+    }
 }
 
 async fn client(store: &impl Shared) -> Client {
     Client::connect(&store.url()).await.expect("the store can be used")
 }
 
-/// The directory that a worker has been told, and a client of the store.
-async fn orders() -> Option<(PathBuf, Client)> {
+/// What a worker has been told.
+struct Orders {
+    directory: PathBuf,
+    lease: Duration,
+    client: Client,
+}
+
+async fn orders() -> Option<Orders> {
     let args = worker_args()?;
-    let (directory, url) = args.split_once(' ').expect("a directory and a URL");
-    Some((directory.into(), Client::connect(url).await.expect("the store can be used")))
+    let (directory, rest) = args.split_once(' ').expect("a directory");
+    let (lease, url) = rest.split_once(' ').expect("a lease and a URL");
+    let lease = ms(lease.parse().expect("a number"));
+    let client = Client::connect(url).await.expect("the store can be used");
+    Some(Orders { directory: directory.into(), lease, client })
 }
 
 fn start(worker: &str, store: &impl Shared) -> Worker {
-    Worker::start(worker, &format!("{} {}", store.directory().display(), store.url()))
+    let (directory, lease) = (store.directory().display(), store.lease().as_millis());
+    Worker::start(worker, &format!("{directory} {lease} {}", store.url()))
 }
 
 /// Increments a number in a file under the lock, in several tasks.
 pub(crate) async fn counting_worker() {
-    let Some((directory, client)) = orders().await else { return };
+    let Some(Orders { directory, lease, client }) = orders().await else { return };
     let counter = directory.join("counter");
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
-        let (mutex, counter) = (brief_mutex(&client), counter.clone());
+        let (mutex, counter) = (brief_mutex(&client, lease), counter.clone());
         tasks.spawn(async move {
             for _ in 0..TURNS {
                 let guard = mutex.lock().await.expect("granted");
@@ -100,8 +116,8 @@ pub(crate) async fn counting_worker() {
 
 /// Waits for the lock, holds it until it is lost, and says so.
 pub(crate) async fn holding_worker() {
-    let Some((_directory, client)) = orders().await else { return };
-    let guard = brief_mutex(&client).lock().await.expect("granted");
+    let Some(Orders { lease, client, .. }) = orders().await else { return };
+    let guard = brief_mutex(&client, lease).lock().await.expect("granted");
     say(&format!("held {}", guard.token()));
     let reason = guard.lost().await;
     say(&format!("lost: {reason:?}"));
@@ -111,12 +127,12 @@ pub(crate) async fn holding_worker() {
 /// Takes the lock again and again, and adds one to a register that a token fences. Notes in a log when each section begins and ends, by
 /// its token, and what it has written.
 pub(crate) async fn logging_worker() {
-    let Some((directory, client)) = orders().await else { return };
+    let Some(Orders { directory, lease, client }) = orders().await else { return };
     let log = OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("room");
     say("ready");
     let mut tasks = JoinSet::new();
     for _ in 0..2 {
-        let (mutex, log) = (queued_mutex(&client), log.try_clone().expect("a descriptor is free"));
+        let (mutex, log) = (queued_mutex(&client, lease), log.try_clone().expect("a descriptor is free"));
         let register = Register::in_directory(&directory);
         tasks.spawn(async move {
             loop {
@@ -201,7 +217,7 @@ pub(crate) async fn a_killed_holder_is_replaced_within_its_lease_and_a_second(st
         let killed = Instant::now();
         worker.kill();
         let (next, granted) = within(SOON, waiter).await.expect("no panic");
-        assert!(granted - killed <= REPLACED, "round {round}: after {:?}", granted - killed);
+        assert!(granted - killed <= store.replaced(), "round {round}: after {:?}", granted - killed);
         assert!(next.token() > token, "round {round}");
         next.release().await.expect("held to the end");
     }
@@ -216,7 +232,7 @@ enum Place {
 
 /// A waiter that is killed, with another one behind it, and perhaps one before it.
 async fn kill_waiter(store: &impl Shared, client: &Client, place: Place) -> Duration {
-    let mutex = queued_mutex(client);
+    let mutex = queued_mutex(client, store.lease());
     let holder = mutex.lock().await.expect("free");
     let before = (place == Place::Middle).then(|| waiter(&mutex));
     let ahead = usize::from(before.is_some());
@@ -243,7 +259,10 @@ pub(crate) async fn a_killed_waiter_blocks_nobody_for_longer_than_a_lease(store:
     for place in [Place::Head, Place::Middle] {
         for round in 0..ROUNDS {
             let blocked = kill_waiter(store, &client, place).await;
-            assert!(blocked <= REPLACED, "round {round}: a dead waiter blocked the others for {blocked:?}");
+            assert!(
+                blocked <= store.replaced(),
+                "round {round}: a dead waiter blocked the others for {blocked:?}"
+            );
         }
     }
     client.shutdown().await.expect("released");
@@ -256,7 +275,7 @@ pub(crate) async fn a_holder_that_is_paused_for_longer_than_its_lease_is_replace
     let mut worker = start("holding_worker", store);
     let token = held(&mut worker).await;
     worker.pause();
-    let next = within(SOON, brief_mutex(&client).lock()).await.expect("granted");
+    let next = within(SOON, brief_mutex(&client, store.lease()).lock()).await.expect("granted");
     assert!(next.token() > token);
     worker.resume();
     let line = worker.line().await.expect("it goes on");
@@ -302,7 +321,7 @@ pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(
     for _ in 0..kills {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         // What a process leaves behind is gone within a lease, so that each gap is of one death.
-        sleep(LEASE + ms(u64::from(random >> 16) % 500)).await;
+        sleep(store.lease() + ms(u64::from(random >> 16) % 500)).await;
         let victim = (random >> 24) as usize % processes;
         workers[victim].kill();
         workers[victim] = start("logging_worker", store);
@@ -318,7 +337,7 @@ pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(
     let longest_gap = longest_gap_of(&log);
     let sections = log.iter().filter(|noted| !noted.is_begin).count();
     println!("{processes} processes, {kills} kills, {sections} sections, longest gap {longest_gap:?}");
-    assert!(longest_gap < REPLACED, "nobody held the lock for {longest_gap:?}");
+    assert!(longest_gap < store.replaced(), "nobody held the lock for {longest_gap:?}");
 }
 
 /// How long nobody held the lock at most. Every section must have been alone, with a greater token than the one before, and must have found

@@ -3,6 +3,11 @@
 
 #[cfg(any(feature = "rustls", feature = "native-tls"))]
 mod certificates;
+#[cfg(all(feature = "etcd", any(feature = "rustls", feature = "native-tls")))]
+mod etcd;
+#[cfg(all(feature = "etcd", any(feature = "rustls", feature = "native-tls")))]
+#[path = "../support/etcd.rs"]
+mod etcd_server;
 #[cfg(any(feature = "fred", feature = "redis-rs"))]
 mod existing_clients;
 #[cfg(all(feature = "postgres", any(feature = "rustls", feature = "native-tls")))]

@@ -13,10 +13,16 @@ mod health;
 mod job;
 mod outcome;
 mod schedule;
+#[cfg(feature = "postgres")]
 mod workers;
 
 pub(super) use failure::{Cure, Failure};
 pub(super) use health::{Health, Purpose};
-pub(super) use outcome::{Outcome, Phase, failed};
-pub(super) use schedule::{Done, Remembered, Round, Work};
+#[cfg(feature = "postgres")]
+pub(super) use outcome::Outcome;
+pub(super) use outcome::{Phase, failed};
+#[cfg(feature = "postgres")]
+pub(super) use schedule::Round;
+pub(super) use schedule::{Done, Remembered, Schedule, Work};
+#[cfg(feature = "postgres")]
 pub(super) use workers::{Connection, ConnectionLimits, Workers};

@@ -161,6 +161,7 @@ impl<R: Remembered> Schedule<R> {
     }
 
     /// Whether there is something that nobody is at.
+    #[cfg(feature = "postgres")]
     pub(in crate::backend) fn is_ready(&self) -> bool {
         self.state.lock().is_ready()
     }

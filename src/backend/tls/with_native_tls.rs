@@ -1,6 +1,6 @@
 //! TLS by the system's library.
 
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
 use std::io;
 
 use native_tls::{Certificate, Identity, TlsConnector};
@@ -13,11 +13,24 @@ use crate::error::Error;
 pub(in crate::backend) struct Tls(TlsConnector);
 
 /// What an encrypted connection is.
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
 pub(in crate::backend) type Stream<S> = tokio_native_tls::TlsStream<S>;
 
 impl Tls {
     pub(in crate::backend) fn new(options: &TlsOptions, _: &str) -> Result<Self, Error> {
+        Self::build(options, |_| {})
+    }
+
+    /// The same, for connections that speak HTTP/2.
+    #[cfg(feature = "etcd")]
+    pub(in crate::backend) fn for_http2(options: &TlsOptions, _: &str) -> Result<Self, Error> {
+        Self::build(options, |builder| drop(builder.request_alpns(&["h2"])))
+    }
+
+    fn build(
+        options: &TlsOptions,
+        adapt: impl FnOnce(&mut native_tls::TlsConnectorBuilder),
+    ) -> Result<Self, Error> {
         let mut builder = TlsConnector::builder();
         builder.disable_built_in_roots(!options.authorities.is_empty());
         for pem in &options.authorities {
@@ -35,6 +48,7 @@ impl Tls {
                 .map_err(|error| invalid(format!("the client certificate and its key: {error}")))?;
             builder.identity(identity);
         }
+        adapt(&mut builder);
         let what = if options.client.is_some() { "the client certificate and its key: " } else { "" };
         builder.build().map(Self).map_err(|error| invalid(format!("{what}{error}")))
     }
@@ -46,7 +60,7 @@ impl Tls {
     }
 
     /// Does the handshake with the server, whose certificate has to be for `host`.
-    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
     pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,

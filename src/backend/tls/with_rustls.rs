@@ -1,6 +1,6 @@
 //! TLS by rustls.
 
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
 use std::io;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::error::Error;
 pub(in crate::backend) struct Tls(Arc<ClientConfig>);
 
 /// What an encrypted connection is.
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
 pub(in crate::backend) type Stream<S> = tokio_rustls::client::TlsStream<S>;
 
 impl Tls {
@@ -37,6 +37,14 @@ impl Tls {
         Ok(Self(config.into()))
     }
 
+    /// The same, for connections that speak HTTP/2.
+    #[cfg(feature = "etcd")]
+    pub(in crate::backend) fn for_http2(options: &TlsOptions, store: &str) -> Result<Self, Error> {
+        let mut tls = Self::new(options, store)?;
+        Arc::make_mut(&mut tls.0).alpn_protocols = vec![b"h2".to_vec()];
+        Ok(tls)
+    }
+
     #[cfg(feature = "redis")]
     pub(in crate::backend) fn add_to(&self, config: &mut ::fred::types::config::Config) {
         let connector = tokio_rustls::TlsConnector::from(Arc::clone(&self.0));
@@ -44,7 +52,7 @@ impl Tls {
     }
 
     /// Does the handshake with the server, whose certificate has to be for `host`.
-    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
     pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,

@@ -1,7 +1,7 @@
 //! Neither library was chosen at build time.
 
 use std::convert::Infallible;
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
 use std::io;
 
 use super::TlsOptions;
@@ -12,7 +12,7 @@ use crate::error::Error;
 pub(in crate::backend) struct Tls(Infallible);
 
 /// What an encrypted connection is.
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
 pub(in crate::backend) type Stream<S> = S;
 
 impl Tls {
@@ -22,12 +22,17 @@ impl Tls {
         Err(Error::Unsupported { store: store.to_owned(), reason: reason.to_owned() })
     }
 
+    #[cfg(feature = "etcd")]
+    pub(in crate::backend) fn for_http2(options: &TlsOptions, store: &str) -> Result<Self, Error> {
+        Self::new(options, store)
+    }
+
     #[cfg(feature = "redis")]
     pub(in crate::backend) const fn add_to(&self, _: &mut ::fred::types::config::Config) {
         match self.0 {}
     }
 
-    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis-rs"))]
     pub(in crate::backend) async fn connect<S>(&self, _: &str, _: S) -> io::Result<Stream<S>> {
         match self.0 {}
     }

@@ -1,0 +1,146 @@
+//! What has to be stored for what was asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::leases::{EtcdLease, Leases};
+use super::value::{Value, What};
+use super::view::{View, seconds};
+use crate::backend::ledger::{Entry, Ledger, Standing};
+use crate::backend::records::Work;
+use crate::backend::{BackendError, Event, LeaseId};
+
+/// The differences that a work makes.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// New places. They are made first, and then it is looked again: so nobody who joins is left asleep.
+    pub(super) joins: Vec<(LeaseId, Value)>,
+    /// Holds and places that end.
+    pub(super) ended: Vec<LeaseId>,
+    /// Those that stay under their etcd leases: places that are granted, holds that are reduced.
+    pub(super) updated: Vec<(LeaseId, Value)>,
+    /// Holds that begin, and those that go on under another TTL.
+    pub(super) begun: Vec<(LeaseId, Value)>,
+    /// Those that go on for another TTL.
+    pub(super) renewed: Vec<EtcdLease>,
+    /// For how many seconds the limit stays in force at least.
+    pub(super) limit_for: Option<u32>,
+    pub(super) head: String,
+    pub(super) is_head_new: bool,
+    /// Whether a place that nobody knows of yet could be granted, too.
+    pub(super) could_admit: bool,
+    pub(super) told: Vec<Event>,
+    /// Whether an answer depended on when holds or places end.
+    pub(super) do_ends_matter: bool,
+}
+
+impl Changes {
+    /// Carries out what was asked for. `joined` are the places that were made for that.
+    pub(super) fn of(
+        view: &View,
+        work: &Work<View>,
+        joined: &BTreeSet<LeaseId>,
+        leases: &Leases,
+    ) -> Result<Self, BackendError> {
+        let before = view.ledger(leases, joined)?;
+        let (after, told) = run(work, view, &before);
+        if joined.is_empty() {
+            return Ok(Self::between(view, &before, &after, told));
+        }
+        // A place does not make up for what its request lacks: what is refused without it is refused with it.
+        let known: BTreeSet<_> = after.entries().map(|entry| entry.lease).collect();
+        let refused = joined - &known;
+        if refused.len() == joined.len() {
+            return Ok(Self::between(view, &before, &after, told));
+        }
+        let before = view.ledger(leases, &refused)?;
+        let (after, told) = run(work, view, &before);
+        Ok(Self::between(view, &before, &after, told))
+    }
+
+    fn between(view: &View, before: &Ledger, after: &Ledger, told: Vec<Event>) -> Self {
+        let head = after.head();
+        let mut changes = Self {
+            is_head_new: head != before.head(),
+            head,
+            do_ends_matter: after.do_ends_matter(),
+            told,
+            ..Self::default()
+        };
+        let known: BTreeMap<_, _> = before.entries().map(|entry| (entry.lease, entry)).collect();
+        let mut left: BTreeSet<_> = view.entries.keys().copied().collect();
+        let mut is_owner_admitted = false;
+        for entry in after.entries() {
+            left.remove(&entry.lease);
+            let known = known.get(&entry.lease);
+            is_owner_admitted |= entry.owner.is_some() && known.is_none_or(|known| is_granted(known, &entry));
+            changes.note(view, after, known, entry);
+        }
+        changes.ended = left.into_iter().collect();
+        if after.limit().is_some() && after.lapses() > before.lapses() {
+            changes.limit_for = Some(seconds(after.lapses()));
+        }
+        let permits = |ledger: &Ledger| ledger.limit().map(|limit| limit.permits);
+        // Nobody who came before is overtaken; and whoever comes later than a hold that begins here is known to do so.
+        let is_any_begun = !changes.begun.is_empty();
+        changes.could_admit =
+            !after.is_full() || is_any_begun || is_owner_admitted || permits(before) != permits(after);
+        changes
+    }
+
+    /// Notes how a hold or a place differs from what it was.
+    fn note(&mut self, view: &View, ledger: &Ledger, before: Option<&Entry>, entry: Entry) {
+        let stored = view.entries.get(&entry.lease);
+        let is_renewed = before.is_none_or(|before| before.ends != entry.ends);
+        let ttl = match stored {
+            Some(stored) if !is_renewed => stored.value.ttl,
+            _ => seconds(entry.ends),
+        };
+        let what = match entry.standing {
+            Standing::Held(token) => What::Hold(token),
+            Standing::Waiting { tokens, .. } => match stored.map(|stored| stored.value.what) {
+                Some(What::Place { index, .. }) => What::Place { tokens, index },
+                // The number is set when it is made.
+                _ => What::Place { tokens, index: 0 },
+            },
+        };
+        let is_place = matches!(what, What::Place { .. });
+        let is_same =
+            before.is_some_and(|before| before.permits == entry.permits && before.standing == entry.standing);
+        let Entry { lease, permits, owner, .. } = entry;
+        let value = Value { kind: ledger.kind(), ttl, permits, what, owner };
+        match stored {
+            None if is_place => self.joins.push((lease, value)),
+            None => self.begun.push((lease, value)),
+            Some(stored) if is_renewed && stored.value.ttl != ttl => self.begun.push((lease, value)),
+            Some(stored) => {
+                if is_renewed {
+                    self.renewed.push(EtcdLease { id: stored.etcd_lease, ttl });
+                }
+                if !is_same {
+                    self.updated.push((lease, value));
+                }
+            }
+        }
+    }
+
+    /// Whether holds and places change, and with them the record.
+    pub(super) fn is_to_be_written(&self) -> bool {
+        let Self { joins, ended, updated, begun, told, is_head_new, .. } = self;
+        *is_head_new
+            || !(joins.is_empty()
+                && ended.is_empty()
+                && updated.is_empty()
+                && begun.is_empty()
+                && told.is_empty())
+    }
+}
+
+fn run(work: &Work<View>, view: &View, before: &Ledger) -> (Ledger, Vec<Event>) {
+    let (mut ledger, stamp) = (before.clone(), view.stamp());
+    let told = work.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
+    (ledger, told)
+}
+
+fn is_granted(before: &Entry, after: &Entry) -> bool {
+    matches!((before.standing, after.standing), (Standing::Waiting { .. }, Standing::Held(_)))
+}

@@ -1,0 +1,180 @@
+//! Carries out what is asked for: any number of resources at once on the one connection, each by itself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::changes::Changes;
+use super::connection::Connection;
+use super::exchange::{Exchange, Stop};
+use super::shared::Shared;
+use super::sweep;
+use super::transaction::{look_at, ranges, revision_of};
+use super::view::View;
+use crate::backend::BackendError;
+use crate::backend::records::{Done, Failure, Phase, Purpose, Work, failed};
+
+/// How often a client thinks of records that nobody uses.
+const SWEEP: Duration = Duration::from_secs(60 * 60);
+
+/// How often a connection is tried, so that it is known if it is dead.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Carries out everything until the client is closed.
+pub(super) async fn drive(shared: Arc<Shared>) {
+    let beating = AbortOnDropHandle::new(tokio::spawn(beat(Arc::clone(&shared))));
+    let mut tasks = JoinSet::new();
+    loop {
+        while let Some(round) = shared.schedule.take() {
+            tasks.spawn(carry_out(Arc::clone(&shared), round.into_works()));
+        }
+        if shared.schedule.is_over() {
+            // Something may have to be done again.
+            match tasks.join_next().await {
+                Some(_) => continue,
+                None => break,
+            }
+        }
+        tokio::select! {
+            () = shared.schedule.changed() => {}
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+        }
+    }
+    drop(beating);
+    shared.schedule.abandon();
+    shared.link.close().await;
+    shared.health.close();
+}
+
+/// Once a connection is needed: tries it now and then, and thinks of records that nobody uses.
+async fn beat(shared: Arc<Shared>) {
+    shared.link.used().await;
+    let mut next_sweep = Instant::now();
+    loop {
+        if next_sweep <= Instant::now() {
+            sweep::sweep(&shared).await;
+            next_sweep = Instant::now() + SWEEP;
+        }
+        sleep(HEARTBEAT).await;
+        while ping(Arc::clone(&shared)).await.is_err() {
+            // There are pauses between attempts to connect, but it may be refused in another way.
+            sleep(HEARTBEAT / 20).await;
+        }
+    }
+}
+
+async fn carry_out(shared: Arc<Shared>, works: Vec<Work<View>>) {
+    let connection = match shared.link.open().await {
+        Ok(connection) => connection,
+        Err(failure) => {
+            shared.health.failed(Purpose::Changes, &failure.why);
+            let error = failure.before_storing();
+            for work in works {
+                shared.schedule.finish(work, Done::Failed { error: error.again(), unsure: false });
+            }
+            return;
+        }
+    };
+    let works = look_together(&shared, &connection, works).await;
+    let done = works.into_iter().map(|work| change(&shared, &connection, work));
+    if join_all(done).await.into_iter().any(|is_done| is_done) {
+        shared.health.succeeded(Purpose::Changes);
+    }
+}
+
+/// Reads those records together that have to be read.
+async fn look_together(
+    shared: &Shared,
+    connection: &Arc<Connection>,
+    mut works: Vec<Work<View>>,
+) -> Vec<Work<View>> {
+    if let [_] = works.as_slice() {
+        return works;
+    }
+    let mut keys = Vec::new();
+    for (n, work) in works.iter_mut().enumerate() {
+        if work.written.as_ref().is_none_or(|view| has_to_look(shared, work, view)) {
+            work.written = None;
+            keys.push((n, shared.keys.of(&work.key)));
+        }
+    }
+    let looked = async {
+        let answer = connection.look(look_at(keys.iter().map(|(_, keys)| keys))).await?;
+        let revision = revision_of(&answer)?;
+        let views = keys.iter().zip(ranges(answer.responses));
+        let views = views.map(|((n, keys), kvs)| Ok((*n, View::read(keys, kvs?, revision).ok())));
+        views.collect::<Result<Vec<_>, Failure>>()
+    };
+    match looked.await {
+        Ok(views) => views.into_iter().for_each(|(n, view)| works[n].written = view),
+        // Each of them finds out by itself.
+        Err(failure) => tracing::debug!(%failure, "records were not read together"),
+    }
+    works
+}
+
+/// Whether what is remembered does not do.
+fn has_to_look(shared: &Shared, work: &Work<View>, view: &View) -> bool {
+    let changes = Changes::of(view, work, &BTreeSet::new(), &shared.leases);
+    changes.is_ok_and(|changes| !changes.is_to_be_written() || !changes.renewed.is_empty())
+}
+
+/// Carries out one work. Returns whether the server has answered.
+async fn change(shared: &Shared, connection: &Arc<Connection>, mut work: Work<View>) -> bool {
+    let joined = BTreeSet::new();
+    let keys = shared.keys.of(&work.key);
+    let carried_out = Exchange { shared, connection, keys, work: &mut work, joined }.carry_out().await;
+    let (failure, phase) = match carried_out {
+        Ok(()) => {
+            shared.schedule.finish(work, Done::Finished);
+            return true;
+        }
+        Err(Stop::Unreadable(error)) => {
+            shared.schedule.finish(work, Done::Failed { error, unsure: false });
+            return true;
+        }
+        Err(Stop::Reading(failure)) => (failure, Phase::Reading),
+        Err(Stop::Writing(failure)) => (failure, Phase::Writing),
+    };
+    tracing::debug!(store = %shared.settings.address, %failure, "changes were not stored");
+    let is_answer = !failure.is_broken;
+    if failure.is_broken && connection.give_up() {
+        shared.health.failed(Purpose::Changes, &failure.why);
+    }
+    let (works, _) = failed(vec![work], failure, phase);
+    for (work, done) in works {
+        shared.schedule.finish(work, done);
+    }
+    is_answer
+}
+
+/// Asks the server for something that need not exist.
+pub(super) async fn ping(shared: Arc<Shared>) -> Result<(), BackendError> {
+    let answered = async {
+        let connection = shared.link.open().await?;
+        let answered = connection.range(shared.keys.nothing()).await;
+        if let Err(failure) = &answered
+            && failure.is_broken
+        {
+            connection.give_up();
+        }
+        answered
+    };
+    match answered.await {
+        Ok(_) => {
+            shared.health.succeeded(Purpose::Changes);
+            Ok(())
+        }
+        Err(failure) => {
+            if failure.is_broken {
+                shared.health.failed(Purpose::Changes, &failure.why);
+            }
+            Err(failure.before_storing())
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Changing one resource: what that takes is worked out from what is known, stored if that is still so, and worked out again if not.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{join, join_all};
+
+use super::changes::Changes;
+use super::connection::Connection;
+use super::keys::KeysOf;
+use super::leases::{EtcdLease, Taken};
+use super::proto::TxnRequest;
+use super::shared::Shared;
+use super::transaction::MOST;
+use super::value::{Value, What};
+use super::view::View;
+use super::write::Written;
+use crate::backend::records::{Cure, Failure, Work};
+use crate::backend::{BackendError, LeaseId};
+
+/// How often a change is worked out for one work. Others may come first again and again, but whoever waits has its place by then.
+const TRIES: usize = 32;
+
+/// Why a work was not finished.
+pub(super) enum Stop {
+    /// What is stored cannot be read.
+    Unreadable(BackendError),
+    /// It failed before anything was stored, or only what is stored again without harm.
+    Reading(Failure),
+    /// It failed while something was being stored.
+    Writing(Failure),
+}
+
+/// One work, on one connection.
+pub(super) struct Exchange<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) connection: &'a Arc<Connection>,
+    pub(super) keys: KeysOf,
+    pub(super) work: &'a mut Work<View>,
+    /// The places that were made for this work.
+    pub(super) joined: BTreeSet<LeaseId>,
+}
+
+impl Exchange<'_> {
+    pub(super) async fn carry_out(&mut self) -> Result<(), Stop> {
+        let mut view = self.work.written.take();
+        for _ in 0..TRIES {
+            let now = match view.take() {
+                Some(view) => view,
+                None => self.look().await?,
+            };
+            let (now, changes) = self.work_out(now).await?;
+            if !changes.joins.is_empty() {
+                view = Some(self.join(changes.joins).await?);
+                continue;
+            }
+            let is_to_be_written = changes.is_to_be_written() || self.work.must_write;
+            let needs_fresh = !is_to_be_written || !changes.renewed.is_empty();
+            if needs_fresh && !now.is_fresh {
+                // That nothing changes, or that something can be renewed, is true only of what is stored now.
+                continue;
+            }
+            if !self.renew(&changes.renewed).await? {
+                continue;
+            }
+            let limit = self.keep_limit(&now, changes.limit_for).await?;
+            if !is_to_be_written && limit.is_none() {
+                return self.finish(Some(now)).await;
+            }
+            match self.write(now, changes, limit).await? {
+                Written::Stored(now) => return self.finish(Some(now)).await,
+                Written::Enough => return self.finish(None).await,
+                Written::Beaten(now) => view = Some(now),
+                Written::LeaseEnded => {}
+            }
+        }
+        let why = "others change it all the time".to_owned();
+        Err(Stop::Reading(Failure { why, cure: Cure::Repeat, is_broken: false, is_certain: true }))
+    }
+
+    async fn look(&self) -> Result<View, Stop> {
+        let answer = self.connection.range(self.keys.read()).await.map_err(Stop::Reading)?;
+        let revision = answer.header.map_or(0, |header| header.revision);
+        View::read(&self.keys, answer.kvs, revision).map_err(Stop::Unreadable)
+    }
+
+    /// Works out what is to be stored; again with when holds and places of others end, if an answer depends on that.
+    async fn work_out(&self, mut now: View) -> Result<(View, Changes), Stop> {
+        let of = |now: &View| {
+            Changes::of(now, self.work, &self.joined, &self.shared.leases).map_err(Stop::Unreadable)
+        };
+        let changes = of(&now)?;
+        // Whoever has just joined looks again soon.
+        let is_asked = changes.do_ends_matter && self.joined.is_empty();
+        if !is_asked || !now.is_fresh || changes.is_to_be_written() {
+            return Ok((now, changes));
+        }
+        if !self.find_ends(&mut now, changes.renewed.is_empty()).await? {
+            return Ok((now, changes));
+        }
+        let changes = of(&now)?;
+        Ok((now, changes))
+    }
+
+    /// Asks how long the holds of other clients last, and the places if all are to be known. Returns whether there are any.
+    async fn find_ends(&self, now: &mut View, are_all_asked: bool) -> Result<bool, Stop> {
+        let (ahead, leases) = (self.places_ahead(now), &self.shared.leases);
+        let unknown = now.entries.iter_mut().filter(|(_, stored)| {
+            let is_hold = matches!(stored.value.what, What::Hold(_));
+            (are_all_asked || is_hold) && leases.remaining(stored.etcd_lease).is_none()
+        });
+        let asked = unknown.map(|(lease, stored)| async {
+            let left = self.connection.time_to_live(stored.etcd_lease).await?;
+            // In whole seconds, rounded down.
+            let seconds = Duration::from_secs(u64::try_from(left.ttl).unwrap_or(0));
+            let ttl = Duration::from_secs(stored.value.ttl.into());
+            stored.left = Some(if leases.is_own(*lease) {
+                seconds
+            } else if are_all_asked {
+                (seconds + Duration::from_secs(1)).min(ttl)
+            } else {
+                look_again_in(seconds, ahead)
+            });
+            Ok(())
+        });
+        let asked = join_all(asked).await;
+        let are_there = !asked.is_empty();
+        asked.into_iter().collect::<Result<(), _>>().map_err(Stop::Reading)?;
+        Ok(are_there)
+    }
+
+    /// How many places are before the first one of this client.
+    fn places_ahead(&self, now: &View) -> u32 {
+        let places = now.entries.iter().filter_map(|(lease, stored)| Some((stored.ticket()?, *lease)));
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable();
+        let ahead = places.iter().take_while(|(_, lease)| !self.shared.leases.is_own(*lease)).count();
+        u32::try_from(ahead).unwrap_or(u32::MAX)
+    }
+
+    /// Makes places, and looks.
+    async fn join(&mut self, joins: Vec<(LeaseId, Value)>) -> Result<View, Stop> {
+        let joins = &joins[..joins.len().min(MOST)];
+        let ttls = joins.iter().map(|(_, value)| value.ttl);
+        let taken = self.shared.leases.take(self.connection, ttls).await.map_err(Stop::Reading)?;
+        let ops = (0..).zip(joins).zip(&taken).map(|((n, (lease, value)), taken)| {
+            let mut value = value.clone();
+            if let What::Place { index, .. } = &mut value.what {
+                *index = n;
+            }
+            self.keys.join(*lease, value.to_text(), taken.lease.id)
+        });
+        let success = ops.chain([self.keys.look()]).collect();
+        let request = TxnRequest { success, ..TxnRequest::default() };
+        let (joined, kept) = join(self.connection.change(request), self.keep_old(&taken)).await;
+        let answer = match joined.and_then(|answer| kept.map(|()| answer)) {
+            Ok(answer) => answer,
+            Err(failure) => {
+                if is_lease_missing(&failure) {
+                    self.shared.leases.forget_all(&taken);
+                    return self.look().await;
+                }
+                if !failure.is_certain {
+                    let places = joins.iter().zip(&taken);
+                    let places = places.map(|((lease, _), taken)| (*lease, taken.lease.id));
+                    self.shared.doubt(&self.work.key, places);
+                }
+                return Err(Stop::Writing(failure));
+            }
+        };
+        let view = self.keys.seen(answer).map_err(Stop::Writing)?.map_err(Stop::Unreadable)?;
+        for ((lease, _), taken) in joins.iter().zip(&taken) {
+            match view.entries.get(lease) {
+                Some(stored) if stored.etcd_lease == taken.lease.id => {
+                    self.joined.insert(*lease);
+                }
+                // It had been made before, under another etcd lease.
+                _ => self.shared.leases.give_back(taken.lease),
+            }
+        }
+        Ok(view)
+    }
+
+    /// Keeps those alive that were granted for an earlier use.
+    pub(super) async fn keep_old(&self, taken: &[Taken]) -> Result<(), Failure> {
+        let old: Vec<_> = taken.iter().filter(|taken| taken.is_old).map(|taken| taken.lease).collect();
+        let kept = self.shared.leases.keep_alive(self.connection, &old).await;
+        // What they are for may have been stored.
+        let alive = kept.map_err(|failure| Failure { is_certain: false, ..failure })?;
+        if alive.iter().all(|is_alive| *is_alive) {
+            return Ok(());
+        }
+        Err(Failure { is_broken: false, is_certain: false, ..Failure::away("an etcd lease has ended early") })
+    }
+
+    /// Renews holds and places. `false` if one has ended.
+    async fn renew(&self, renewed: &[EtcdLease]) -> Result<bool, Stop> {
+        let alive = self.shared.leases.keep_alive(self.connection, renewed).await.map_err(Stop::Reading)?;
+        Ok(alive.iter().all(|is_alive| *is_alive))
+    }
+
+    /// Keeps the limit in force for so many seconds at least. Returns an etcd lease if it is to be attached to another one.
+    async fn keep_limit(&self, now: &View, seconds: Option<u32>) -> Result<Option<EtcdLease>, Stop> {
+        let Some(seconds) = seconds else { return Ok(None) };
+        let leases = &self.shared.leases;
+        if let Some(limit) = now.limit.filter(|limit| limit.ttl >= seconds) {
+            // It is to last for one more TTL after the next renewal.
+            let enough = Duration::from_secs(limit.ttl.into()) * 3 / 4;
+            if leases.remaining(limit.id).is_some_and(|left| left > enough) {
+                return Ok(None);
+            }
+            let alive = leases.keep_alive(self.connection, &[limit]).await.map_err(Stop::Reading)?;
+            if alive == [true] {
+                return Ok(None);
+            }
+        }
+        leases.grant(self.connection, seconds).await.map(Some).map_err(Stop::Reading)
+    }
+
+    async fn finish(&mut self, now: Option<View>) -> Result<(), Stop> {
+        // If it is not known what is there, that is found out next time.
+        let is_there = |lease: &LeaseId| now.as_ref().is_none_or(|now| now.entries.contains_key(lease));
+        let gone = self.shared.take_doubtful(&self.work.key, is_there);
+        for (lease, etcd_lease) in gone {
+            // Whatever is still on its way for it then fails.
+            if let Err(failure) = self.connection.revoke(etcd_lease).await {
+                tracing::debug!(key = &*self.work.key, ?lease, %failure, "an etcd lease was not revoked");
+                self.shared.doubt(&self.work.key, [(lease, etcd_lease)].into_iter());
+            }
+        }
+        self.work.written = now.map(|now| now.remembered());
+        Ok(())
+    }
+}
+
+/// When to look again whether a hold has ended that lasts for so many whole seconds, rounded down. etcd ends a lease up to half a second
+/// late. The first one in the queue looks most often: whoever is behind it only has to notice if that one has died, too.
+fn look_again_in(seconds: Duration, ahead: u32) -> Duration {
+    const SOON: Duration = Duration::from_millis(100);
+    seconds + SOON * ahead.saturating_add(1).min(100)
+}
+
+pub(super) const fn is_lease_missing(failure: &Failure) -> bool {
+    failure.is_certain && matches!(failure.cure, Cure::Repeat)
+}

@@ -1,0 +1,108 @@
+//! Errors of etcd and of the way to it in words, and what follows from them.
+
+use std::error::Error as _;
+
+use tonic::{Code, Status};
+
+use crate::backend::records::{Cure, Failure};
+
+/// A lease that a transaction attaches a key to has ended. Nothing was stored.
+pub(super) const NO_LEASE: &str = "requested lease not found";
+
+/// What a call failed with.
+pub(super) fn of(status: &Status) -> Failure {
+    let why = said(status);
+    // The outcome of a proposal is unknown unless etcd says why it was not made.
+    let failure = |cure, is_broken, is_certain| Failure { why: why.clone(), cure, is_broken, is_certain };
+    let is = |words: &str| status.message().contains(words);
+    match status.code() {
+        // A new connection logs in again.
+        Code::Unauthenticated => failure(Cure::Reconnect, true, true),
+        _ if is("invalid auth token") || is("revision of auth store is old") => {
+            failure(Cure::Reconnect, true, true)
+        }
+        // Another member may have one, or the one that there will be.
+        _ if is("no leader") => failure(Cure::Wait, true, true),
+        _ if is("too many requests") => failure(Cure::Wait, false, true),
+        Code::NotFound if is(NO_LEASE) => failure(Cure::Repeat, false, true),
+        Code::PermissionDenied
+        | Code::InvalidArgument
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::NotFound
+        | Code::OutOfRange
+        | Code::Unimplemented => failure(Cure::Fix, false, true),
+        Code::DeadlineExceeded => failure(Cure::Wait, true, false),
+        _ if is("timed out") => failure(Cure::Wait, true, false),
+        _ => failure(Cure::Reconnect, true, false),
+    }
+}
+
+/// What a call failed with that only reads.
+pub(super) fn of_reading(status: &Status) -> Failure {
+    Failure { is_certain: true, ..of(status) }
+}
+
+/// Why a connection could not be opened.
+pub(super) fn connecting(error: &tonic::transport::Error) -> String {
+    let mut text = String::new();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(&format!("{colon}{said}"));
+        }
+        cause = error.source();
+    }
+    if text.is_empty() { error.to_string() } else { text }
+}
+
+fn said(status: &Status) -> String {
+    let mut text = status.message().trim_start_matches("etcdserver: ").to_owned();
+    if status.code() == Code::ResourceExhausted && text.contains("space exceeded") {
+        text.push_str(
+            ": the alarm NOSPACE is on; compact and defragment the store or raise its quota, then `etcdctl alarm disarm`",
+        );
+    }
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(&format!(": {said}"));
+        }
+        cause = error.source();
+    }
+    if text.is_empty() { format!("{:?}", status.code()) } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_etcd_says_decides_whether_something_may_have_been_stored() {
+        for (code, message, cure, is_broken, is_certain) in [
+            (Code::Unavailable, "etcdserver: no leader", Cure::Wait, true, true),
+            (Code::Unavailable, "etcdserver: request timed out", Cure::Wait, true, false),
+            (Code::Unavailable, "etcdserver: leader changed", Cure::Reconnect, true, false),
+            (Code::Unknown, "transport error", Cure::Reconnect, true, false),
+            (Code::NotFound, "etcdserver: requested lease not found", Cure::Repeat, false, true),
+            (Code::ResourceExhausted, "etcdserver: too many requests", Cure::Wait, false, true),
+            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Cure::Fix, false, true),
+            (Code::PermissionDenied, "etcdserver: permission denied", Cure::Fix, false, true),
+            (Code::Unauthenticated, "etcdserver: invalid auth token", Cure::Reconnect, true, true),
+            (Code::InvalidArgument, "etcdserver: revision of auth store is old", Cure::Reconnect, true, true),
+        ] {
+            let failure = of(&Status::new(code, message));
+            assert_eq!(
+                (failure.cure, failure.is_broken, failure.is_certain),
+                (cure, is_broken, is_certain),
+                "{message}"
+            );
+            assert!(!failure.why.contains("etcdserver: "), "{failure}");
+        }
+        let full = of(&Status::new(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"));
+        assert!(full.why.contains("alarm disarm"), "{full}");
+    }
+}

@@ -1,0 +1,161 @@
+//! The keys of etcd.
+//!
+//! | key | what is there |
+//! |---|---|
+//! | `PREFIX k/KEY/record` | the kind, the limit, and the last number issued |
+//! | `PREFIX k/KEY/lease/LEASE` | a hold or a place, attached to an etcd lease of its own |
+//! | `PREFIX k/KEY/limit` | exists as long as the limit of a semaphore is in force without anybody who uses it |
+//! | `PREFIX m/CLIENT` | the latest message to a client |
+//! | `PREFIX turn`, `PREFIX swept` | when idle records were removed last, and at which revision |
+
+use uuid::Uuid;
+
+use super::proto::{KeyValue, RangeRequest};
+use crate::backend::LeaseId;
+
+const RECORD: &[u8] = b"record";
+const LEASE: &[u8] = b"lease/";
+const LIMIT: &[u8] = b"limit";
+
+/// All keys of a client begin with the same prefix.
+#[derive(Debug)]
+pub(super) struct Keys {
+    prefix: String,
+}
+
+/// The keys of one resource.
+#[derive(Clone, Debug)]
+pub(super) struct KeysOf(Vec<u8>);
+
+/// What a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Record,
+    Limit,
+    Lease(LeaseId),
+    Foreign,
+}
+
+impl Keys {
+    pub(super) const fn new(prefix: String) -> Self {
+        Self { prefix }
+    }
+
+    pub(super) fn of(&self, key: &str) -> KeysOf {
+        let mut all = format!("{}k/", self.prefix).into_bytes();
+        // So that no key is the beginning of another one.
+        for byte in key.bytes() {
+            match byte {
+                b'/' => all.extend(b"%2F"),
+                b'%' => all.extend(b"%25"),
+                other => all.push(other),
+            }
+        }
+        all.push(b'/');
+        KeysOf(all)
+    }
+
+    /// Reads what does not exist, as names are not empty.
+    pub(super) fn nothing(&self) -> RangeRequest {
+        self.of("").read()
+    }
+
+    pub(super) fn mailbox(&self, client: Uuid) -> Vec<u8> {
+        format!("{}m/{client}", self.prefix).into_bytes()
+    }
+
+    /// Exists for a day after idle records were removed.
+    pub(super) fn turn(&self) -> Vec<u8> {
+        format!("{}turn", self.prefix).into_bytes()
+    }
+
+    /// The revision at which that was.
+    pub(super) fn swept(&self) -> Vec<u8> {
+        format!("{}swept", self.prefix).into_bytes()
+    }
+
+    /// The range of all resources.
+    pub(super) fn all(&self) -> (Vec<u8>, Vec<u8>) {
+        let begin = format!("{}k/", self.prefix).into_bytes();
+        let end = after(begin.clone());
+        (begin, end)
+    }
+}
+
+impl KeysOf {
+    /// Those of the resource that a record is of.
+    pub(super) fn of_record(key: &[u8]) -> Option<Self> {
+        key.strip_suffix(RECORD).filter(|all| all.ends_with(b"/")).map(|all| Self(all.to_vec()))
+    }
+
+    pub(super) fn record(&self) -> Vec<u8> {
+        [&self.0, RECORD].concat()
+    }
+
+    pub(super) fn limit(&self) -> Vec<u8> {
+        [&self.0, LIMIT].concat()
+    }
+
+    pub(super) fn lease(&self, lease: LeaseId) -> Vec<u8> {
+        [&self.0, LEASE, lease.to_string().as_bytes()].concat()
+    }
+
+    /// The range of all holds and places.
+    pub(super) fn leases(&self) -> (Vec<u8>, Vec<u8>) {
+        let begin = [&self.0, LEASE].concat();
+        let end = after(begin.clone());
+        (begin, end)
+    }
+
+    /// Reads everything of this resource.
+    pub(super) fn read(&self) -> RangeRequest {
+        RangeRequest { key: self.0.clone(), range_end: after(self.0.clone()), ..RangeRequest::default() }
+    }
+
+    pub(super) fn part(&self, kv: &KeyValue) -> Part {
+        match kv.key.strip_prefix(self.0.as_slice()) {
+            Some(RECORD) => Part::Record,
+            Some(LIMIT) => Part::Limit,
+            Some(other) => {
+                let lease = other.strip_prefix(LEASE).and_then(|lease| std::str::from_utf8(lease).ok());
+                lease.and_then(LeaseId::parse).map_or(Part::Foreign, Part::Lease)
+            }
+            None => Part::Foreign,
+        }
+    }
+}
+
+/// The end of the range of all keys that begin like this.
+fn after(mut begin: Vec<u8>) -> Vec<u8> {
+    // It ends with a slash.
+    if let Some(last) = begin.last_mut() {
+        *last += 1;
+    }
+    begin
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::LeaseIds;
+
+    #[test]
+    fn no_resource_has_keys_in_the_range_of_another_one() {
+        let keys = Keys::new("leasehold/".to_owned());
+        let names = ["", "a", "a/b", "a/lease", "a%2Fb", "a/record", "a/lease/x", "%", "é\n"];
+        for name in names {
+            let (of, read) = (keys.of(name), keys.of(name).read());
+            for other in names {
+                let lease = LeaseIds::new().next();
+                let theirs = keys.of(other);
+                for key in [theirs.record(), theirs.limit(), theirs.lease(lease)] {
+                    let is_within = read.key <= key && key < read.range_end;
+                    assert_eq!(is_within, name == other, "{name} {other}");
+                }
+                let part = of.part(&KeyValue { key: theirs.lease(lease), ..KeyValue::default() });
+                assert_eq!(part == Part::Lease(lease), name == other);
+            }
+            assert_eq!(KeysOf::of_record(&of.record()).map(|of| of.0), Some(of.0));
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Messages to this client: the grants that others make to it, each put into its mailbox by the transaction that makes it. One watch, which
+//! always stands, sees every one of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::{self, BoxStream};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+use uuid::Uuid;
+
+use super::connection::Connection;
+use super::proto::{
+    EventType, Header, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse, WatchWish,
+};
+use super::shared::Shared;
+use crate::backend::Event;
+use crate::backend::records::{Failure, Purpose};
+use crate::sync::Mutex;
+
+/// The pause between attempts to watch.
+const PAUSE: Duration = Duration::from_millis(200);
+
+pub(super) struct Mailbox {
+    shared: Arc<Shared>,
+    inbox: Mutex<Inbox>,
+    closing: CancellationToken,
+}
+
+#[derive(Default)]
+struct Inbox {
+    is_started: bool,
+    tell: Option<UnboundedSender<Event>>,
+}
+
+/// Up to where the mailbox has been seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    cluster: u64,
+    /// The revision to go on with; 0 if there is none.
+    next: i64,
+}
+
+impl Mailbox {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, inbox: Mutex::default(), closing: CancellationToken::new() }
+    }
+
+    /// The messages from now on to the client of this name, which never changes. A later stream replaces an earlier one.
+    pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
+        let (tell, told) = unbounded();
+        let mut inbox = self.inbox.lock();
+        inbox.tell = Some(tell);
+        if !std::mem::replace(&mut inbox.is_started, true) {
+            self.shared.leases.are_of(client);
+            let mailbox = Arc::clone(self);
+            runtime.spawn(async move {
+                let closing = mailbox.closing.clone();
+                closing.run_until_cancelled(mailbox.watch(client)).await;
+            });
+        } else {
+            // The engine that listens now has not heard what was told to the one before.
+            self.tell_through(&inbox, Event::Resync);
+        }
+        drop(inbox);
+        told.chain(stream::pending()).boxed()
+    }
+
+    pub(super) fn close(&self) {
+        self.closing.cancel();
+    }
+
+    async fn watch(&self, client: Uuid) {
+        let mut seen = Seen::default();
+        loop {
+            let Err(failure) = self.watch_once(client, &mut seen).await;
+            if self.shared.link.is_closed() {
+                return;
+            }
+            self.shared.health.failed(Purpose::Notifications, &failure.why);
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Watches on one connection until it is lost.
+    async fn watch_once(&self, client: Uuid, seen: &mut Seen) -> Result<std::convert::Infallible, Failure> {
+        let connection = self.shared.link.open().await?;
+        let watched = async {
+            let mut changes = self.begin(&connection, client, seen).await?;
+            self.shared.health.succeeded(Purpose::Notifications);
+            loop {
+                match connection.next(&mut changes).await? {
+                    Some(response) => self.hear(response, client, seen)?,
+                    None => return Err(Failure::away("the watch has ended")),
+                }
+            }
+        };
+        let ended = tokio::select! {
+            ended = watched => ended,
+            () = connection.broken() => Err(Failure::away("the connection was lost")),
+        };
+        if let Err(failure) = &ended
+            && failure.is_broken
+        {
+            connection.give_up();
+        }
+        ended
+    }
+
+    /// Goes on where an earlier watch has ended. If that is not possible, messages may have been lost.
+    async fn begin(
+        &self,
+        connection: &Arc<Connection>,
+        client: Uuid,
+        seen: &mut Seen,
+    ) -> Result<Streaming<WatchResponse>, Failure> {
+        loop {
+            let create = WatchCreateRequest {
+                key: self.shared.keys.mailbox(client),
+                range_end: Vec::new(),
+                start_revision: seen.next,
+            };
+            let create = WatchRequest { wish: Some(WatchWish::Create(create)) };
+            // The watch ends with the stream of requests.
+            let requests = stream::iter([create]).chain(stream::pending());
+            let begun = async {
+                let mut changes = connection.watch_stream(requests).await?;
+                let response = connection.next(&mut changes).await?;
+                Ok((changes, response.ok_or_else(|| Failure::away("the watch has ended"))?))
+            };
+            let (changes, response) = connection.within(begun).await?;
+            let header = response.header.unwrap_or_default();
+            let is_possible = seen.next == 0 || seen.is_before(&header);
+            if is_possible && response.created && !response.canceled {
+                if seen.next == 0 {
+                    *seen = Seen { cluster: header.cluster_id, next: header.revision + 1 };
+                    self.tell(Event::Resync);
+                }
+                return Ok(changes);
+            }
+            if seen.next == 0 {
+                return Err(canceled(&response));
+            }
+            // It was compacted, or the cluster has lost its data: the next attempt begins with what happens from now on.
+            *seen = Seen::default();
+        }
+    }
+
+    fn hear(&self, response: WatchResponse, client: Uuid, seen: &mut Seen) -> Result<(), Failure> {
+        if response.canceled {
+            if response.compact_revision > 0 {
+                *seen = Seen::default();
+            }
+            return Err(canceled(&response));
+        }
+        for WatchEvent { kind, kv } in response.events {
+            let Some(kv) = kv else { continue };
+            seen.next = seen.next.max(kv.mod_revision + 1);
+            if kind == i32::from(EventType::Put) {
+                self.read(&kv.value, client);
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on what is in a mailbox: messages, each with its length before it.
+    fn read(&self, text: &[u8], client: Uuid) {
+        let Some(events) = std::str::from_utf8(text).ok().and_then(events) else {
+            tracing::debug!(store = %self.shared.settings.address, "a mailbox has something else in it");
+            return;
+        };
+        for event in events {
+            let is_ours = match &event {
+                Event::Granted { lease, .. } => lease.id.client() == client,
+                Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client() == client,
+                Event::Changed(_) | Event::Resync => true,
+            };
+            // Whoever may write this prefix can put anything there.
+            if is_ours {
+                self.tell(event);
+            }
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        if let Event::Granted { lease, .. } = &event {
+            // What somebody else has granted is known before it is acted upon.
+            self.shared.schedule.forget(&lease.resource.key);
+        }
+        self.tell_through(&self.inbox.lock(), event);
+    }
+
+    fn tell_through(&self, inbox: &Inbox, event: Event) {
+        if let Some(tell) = &inbox.tell {
+            // An error means that the stream has been dropped: nobody listens at the moment.
+            drop(tell.unbounded_send(event));
+        }
+    }
+}
+
+impl Seen {
+    /// Whether a cluster in this state can have what is to be seen next.
+    const fn is_before(&self, header: &Header) -> bool {
+        self.cluster == header.cluster_id && self.next <= header.revision + 1
+    }
+}
+
+fn canceled(response: &WatchResponse) -> Failure {
+    let reason = response.cancel_reason.trim_start_matches("etcdserver: ");
+    let reason = if reason.is_empty() { "for no reason" } else { reason };
+    Failure::away(format!("the watch was canceled: {reason}"))
+}
+
+fn events(mut text: &str) -> Option<Vec<Event>> {
+    let mut events = Vec::new();
+    while !text.is_empty() {
+        let (length, rest) = text.split_once(' ')?;
+        let length = length.parse().ok()?;
+        events.push(rest.get(..length)?.parse().ok()?);
+        text = rest.get(length..)?;
+    }
+    Some(events)
+}

@@ -1,0 +1,215 @@
+//! etcd: one server, or a cluster.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `proto` | the messages of etcd's API |
+//! | `connect`, `connection`, `link` | opening a connection; calls and streams on it; failover among members |
+//! | `keep_alive` | the stream on which all leases are kept alive |
+//! | `leases` | the etcd leases of a client |
+//! | `keys`, `value` | the keys; a hold or a place as it is stored |
+//! | `view` | what is known of a resource |
+//! | `changes` | what has to be stored for what was asked for |
+//! | `exchange`, `write`, `transaction` | storing it |
+//! | `driver`, `shared` | carrying out everything that a client is asked for; what its tasks share |
+//! | `mailbox` | messages from other clients |
+//! | `sweep` | records that nobody has used for a day |
+//! | `check`, `failure` | what the user of a cluster should know about it; errors of etcd in words |
+//!
+//! The connection is carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
+
+mod builder;
+mod changes;
+mod check;
+mod connect;
+mod connection;
+mod driver;
+mod exchange;
+mod failure;
+mod keep_alive;
+mod keys;
+mod leases;
+mod link;
+mod mailbox;
+mod proto;
+mod shared;
+mod sweep;
+mod transaction;
+mod url;
+mod value;
+mod view;
+mod write;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use super::ledger::{Ledger, Stamp};
+use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::{BackendError, Capabilities, Event, Finding, StoreState};
+use crate::background;
+use crate::error::Error;
+use crate::sync::Mutex;
+use builder::Settings;
+use mailbox::Mailbox;
+use shared::Shared;
+
+pub use builder::EtcdBuilder;
+
+/// The shortest lease that a cluster grants whose settings are the default ones.
+const MIN_TTL: Duration = Duration::from_secs(2);
+
+/// Leases in an etcd cluster.
+///
+/// Each client has one connection, to one member. See `docs/etcd.md` for what this store gives and what it does not.
+pub type EtcdBackend = LedgerBackend<EtcdStore>;
+
+/// The keys of an [`EtcdBackend`].
+pub struct EtcdStore {
+    capabilities: Capabilities,
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    runtime: Handle,
+    driver: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl LedgerBackend<EtcdStore> {
+    /// Connects to the cluster whose members a URL names: `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, or the
+    /// same with `etcds://`, over TLS.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`EtcdBuilder::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes whatever was opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder_from_url(url)?.connect().await
+    }
+
+    /// A builder for the cluster with these members, each `host:port`. One of them is enough, but if it fails, no other one is known.
+    pub fn builder(endpoints: impl IntoIterator<Item = impl Into<String>>) -> EtcdBuilder {
+        EtcdBuilder::new(endpoints.into_iter().map(Into::into).collect())
+    }
+
+    /// A builder with the members, the user and the options of a URL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if it cannot be parsed.
+    pub fn builder_from_url(url: &str) -> Result<EtcdBuilder, Error> {
+        EtcdBuilder::from_url(url)
+    }
+}
+
+impl EtcdStore {
+    /// Prepares everything; the connection is opened when it is needed.
+    fn start(settings: Arc<Settings>) -> io::Result<Self> {
+        let runtime = background::handle()?;
+        let mut capabilities = Capabilities::new(settings.address.clone());
+        capabilities.min_ttl = MIN_TTL;
+        capabilities.ttl_granularity = Duration::from_secs(1);
+        // A new cluster counts revisions from one.
+        capabilities.tokens_survive_memory_loss = false;
+        // The whole queue is read.
+        capabilities.constant_work = false;
+        let shared = Arc::new(Shared::new(settings));
+        let mailbox = Arc::new(Mailbox::new(Arc::clone(&shared)));
+        let driver = Mutex::new(Some(runtime.spawn(driver::drive(Arc::clone(&shared)))));
+        Ok(Self { capabilities, shared, mailbox, runtime, driver })
+    }
+
+    /// Returns when the connection has been opened.
+    async fn connected(&self) -> Result<(), BackendError> {
+        super::LedgerStore::ping(self).await
+    }
+
+    /// Runs something on the crate's own thread.
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, BackendError>> + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let done = self.runtime.spawn(work).await;
+        done.unwrap_or_else(|error| Err(BackendError::Unanswered { source: error.into() }))
+    }
+}
+
+impl LedgerStore for EtcdStore {
+    fn transact<T: Send + 'static>(
+        &self,
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
+        let answered = self.shared.schedule.ask(keys, change);
+        async {
+            let Some(answered) = answered else { return Err(BackendError::Closed) };
+            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
+        }
+    }
+
+    fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
+        self.mailbox.open(client, &self.runtime)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn state(&self) -> StoreState {
+        self.shared.health.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.shared.health.changes()
+    }
+
+    /// Reads what does not exist.
+    async fn ping(&self) -> Result<(), BackendError> {
+        self.run(driver::ping(Arc::clone(&self.shared))).await
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>, BackendError> {
+        let shared = Arc::clone(&self.shared);
+        let found = async move {
+            let connection = shared.link.open().await?;
+            check::findings(&connection).await
+        };
+        self.run(async { found.await.map_err(|failure| failure.before_storing()) }).await
+    }
+
+    async fn close(&self) {
+        self.stop();
+        let driver = self.driver.lock().take();
+        if let Some(driver) = driver {
+            // It fails only if the thread has ended, and then nothing is left to be closed.
+            let _ = driver.await;
+        }
+    }
+}
+
+impl EtcdStore {
+    /// Nothing new is begun, and the connection is closed when what has begun is done.
+    fn stop(&self) {
+        self.shared.schedule.close();
+        self.mailbox.close();
+    }
+}
+
+impl Drop for EtcdStore {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for EtcdStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdStore").field("address", &self.capabilities.store).finish_non_exhaustive()
+    }
+}

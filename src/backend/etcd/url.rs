@@ -1,0 +1,159 @@
+//! `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, and the same with `etcds://`, over TLS.
+
+use percent_encoding::percent_decode_str;
+
+use super::EtcdBuilder;
+use super::builder::Login;
+use crate::backend::by_url::{duration, options, unknown_option};
+use crate::error::Error;
+
+const PORT: u16 = 2379;
+const OPTIONS: &str = "`prefix`, `connect_timeout` and `reply_timeout`";
+const SHAPE: &str = "it is not of the form `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, with special \
+     characters percent-encoded";
+
+/// Parses the URL. Errors never repeat it, because it may contain a password.
+pub(super) fn parse(url: &str) -> Result<EtcdBuilder, Error> {
+    let (is_encrypted, rest) = match (url.strip_prefix("etcd://"), url.strip_prefix("etcds://")) {
+        (Some(rest), _) => (false, rest),
+        (_, Some(rest)) => (true, rest),
+        _ => return Err(invalid("it does not begin with `etcd://` or `etcds://`")),
+    };
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    // Whatever follows a `?` in a password.
+    if query.contains('@') {
+        return Err(invalid(SHAPE));
+    }
+    let (login, hosts) = match place.rsplit_once('@') {
+        Some((login, hosts)) => (Some(read_login(login)?), hosts),
+        None => (None, place),
+    };
+    let hosts = hosts.strip_suffix('/').unwrap_or(hosts);
+    if hosts.is_empty() {
+        return Err(invalid("it names no host"));
+    }
+    let endpoints: Result<Vec<_>, _> = hosts.split(',').map(endpoint).collect();
+    let mut builder = EtcdBuilder::new(endpoints?);
+    builder.settings.login = login;
+    builder.settings.is_encrypted = is_encrypted;
+    options(query).try_fold(builder, |builder, (name, value)| set(builder, name, value))
+}
+
+fn read_login(login: &str) -> Result<Login, Error> {
+    let (user, password) = login
+        .split_once(':')
+        .ok_or_else(|| invalid("it names a user without a password: `user:password@`"))?;
+    if [user, password].iter().any(|part| part.contains([':', '@', '/'])) {
+        return Err(invalid(SHAPE));
+    }
+    Ok(Login { user: decode(user)?, password: decode(password)? })
+}
+
+fn endpoint(host: &str) -> Result<String, Error> {
+    let is_complete = is_endpoint(host);
+    let with_port = format!("{host}:{PORT}");
+    if is_complete {
+        Ok(host.to_owned())
+    } else if is_endpoint(&with_port) {
+        Ok(with_port)
+    } else {
+        Err(invalid(SHAPE))
+    }
+}
+
+/// Whether this is `host:port`, or `[address]:port`.
+pub(super) fn is_endpoint(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).is_some_and(|address| {
+        !address.is_empty() && address.chars().all(|c| c.is_ascii_hexdigit() || c == ':' || c == '.')
+    });
+    let is_name =
+        !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_'));
+    (is_address || is_name) && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+fn decode(text: &str) -> Result<String, Error> {
+    let decoded = percent_decode_str(text).decode_utf8().map_err(|_| invalid(SHAPE))?;
+    Ok(decoded.into_owned())
+}
+
+fn set(builder: EtcdBuilder, name: &str, value: &str) -> Result<EtcdBuilder, Error> {
+    Ok(match name {
+        "prefix" => builder.prefix(decode(value)?),
+        "connect_timeout" => builder.connect_timeout(duration(name, value)?),
+        "reply_timeout" => builder.reply_timeout(duration(name, value)?),
+        _ => return Err(unknown_option(name, OPTIONS)),
+    })
+}
+
+fn invalid(reason: &str) -> Error {
+    Error::invalid("url", reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_url_is_read_and_shown_without_credentials() {
+        for (url, endpoints) in [
+            ("etcd://h", "h:2379"),
+            ("etcd://h/", "h:2379"),
+            ("etcds://u:hunter2@a:1,b,[::1]:3,[::2]", "a:1,b:2379,[::1]:3,[::2]:2379"),
+            ("etcd://u:hunt%2Fer2@h:6000?prefix=a", "h:6000"),
+        ] {
+            let builder = parse(url).unwrap();
+            assert_eq!(builder.settings.endpoints.join(","), endpoints, "{url}");
+            assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
+        }
+        let login = parse("etcd://us%40er:hunt%2Fer2@h").unwrap().settings.login.unwrap();
+        assert_eq!((&*login.user, &*login.password), ("us@er", "hunt/er2"));
+    }
+
+    #[test]
+    fn every_option_is_set() {
+        let settings =
+            parse("etcd://h?prefix=%2Flocks%2F&connect_timeout=500ms&reply_timeout=3s").unwrap().settings;
+        assert_eq!(settings.prefix, "/locks/");
+        assert_eq!(settings.connect_timeout, Duration::from_millis(500));
+        assert_eq!(settings.reply_timeout, Duration::from_secs(3));
+        assert!(!settings.is_encrypted && parse("etcds://h").unwrap().settings.is_encrypted);
+    }
+
+    #[test]
+    fn bad_urls_are_refused_without_repeating_a_password() {
+        for (url, reason) in [
+            ("etcd:", "does not begin with"),
+            ("etcd://", "names no host"),
+            ("etcd://u:hunter2@", "names no host"),
+            ("etcd://hunter2@h", "without a password"),
+            ("etcd://u:hunter2@h:port", "is not of the form"),
+            ("etcd://u:hunt?er2@h", "is not of the form"),
+            ("etcd://u:hunt/er2@h", "is not of the form"),
+            ("etcd://u:hunter2@h/x", "is not of the form"),
+            ("etcd://u:hunter2@h:1,", "is not of the form"),
+            ("etcd://u:%ff@h", "is not of the form"),
+            ("etcd://u:hunter2@h?color=red", "unknown option `color`; there are"),
+            ("etcd://h?reply_timeout=5", "such as `50ms`"),
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(reason), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunt"), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn settings_out_of_bounds_are_refused() {
+        for url in ["etcd://h?connect_timeout=0ms", "etcd://h?reply_timeout=3601s", "etcd://h?prefix="] {
+            let error = parse(url).unwrap().connect_lazy().unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{url}: {error:?}");
+        }
+        for endpoints in [vec![], vec!["h".to_owned()], vec!["http://h:1".to_owned()]] {
+            let error = EtcdBuilder::new(endpoints).connect_lazy().unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "endpoints", .. }), "{error:?}");
+        }
+    }
+}

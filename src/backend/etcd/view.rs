@@ -1,0 +1,179 @@
+//! What is known of one resource: as it was read, or as this client has left it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::keys::{KeysOf, Part};
+use super::leases::{EtcdLease, Leases};
+use super::proto::KeyValue;
+use super::value::{Value, What};
+use crate::backend::ledger::{Entry, Ledger, Stamp, Standing};
+use crate::backend::records::Remembered;
+use crate::backend::{BackendError, Kind, LeaseId, Ticket};
+
+/// For how long something is remembered. Whatever is done with it is compared with what is stored, so it need not be true any more.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// There is no clock: etcd says which holds and places there are, and times are counted from here.
+const NOW: u64 = 1 << 40;
+/// Tokens are at least this many times the revision. A transaction issues fewer numbers than that only rarely, and then the next numbers are
+/// those after the last one.
+const NUMBERS_PER_REVISION: u64 = 16;
+/// Tickets are this many times the revision that made the place, and its number among those that were made by one transaction.
+const PLACES_PER_REVISION: u64 = 128;
+/// When a waiter should look again for the first time.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    /// Whether it has just been read. If not, others may have changed it.
+    pub(super) is_fresh: bool,
+    seen: Instant,
+    /// All places that were made until then are known.
+    pub(super) revision: i64,
+    pub(super) record: Option<Record>,
+    /// What keeps the limit in force.
+    pub(super) limit: Option<EtcdLease>,
+    pub(super) entries: BTreeMap<LeaseId, Stored>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub(super) mod_revision: i64,
+    pub(super) text: String,
+}
+
+/// A hold or a place.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    pub(super) etcd_lease: i64,
+    pub(super) created: i64,
+    pub(super) value: Value,
+    /// How long it still lasts, if it is another client's and that was asked for.
+    pub(super) left: Option<Duration>,
+}
+
+impl Remembered for View {
+    fn is_recent(&self) -> bool {
+        self.seen.elapsed() < REMEMBERED
+    }
+}
+
+impl View {
+    /// From all that is stored, as of this revision.
+    pub(super) fn read(keys: &KeysOf, kvs: Vec<KeyValue>, revision: i64) -> Result<Self, BackendError> {
+        let mut view = Self::empty(revision);
+        for kv in kvs {
+            let text = || String::from_utf8(kv.value.clone()).map_err(|_| unreadable("record"));
+            match keys.part(&kv) {
+                Part::Record => {
+                    view.record = Some(Record { mod_revision: kv.mod_revision, text: text()? });
+                }
+                Part::Limit => {
+                    let ttl = text()?.parse().map_err(|_| unreadable("limit"))?;
+                    view.limit = Some(EtcdLease { id: kv.lease, ttl });
+                }
+                Part::Lease(lease) => {
+                    let value = Value::read(&kv.value).ok_or_else(|| unreadable("lease"))?;
+                    let (etcd_lease, created) = (kv.lease, kv.create_revision);
+                    view.entries.insert(lease, Stored { etcd_lease, created, value, left: None });
+                }
+                Part::Foreign => return Err(unreadable("key")),
+            }
+        }
+        // So that it is known here whether it can be read.
+        view.head()?;
+        Ok(view)
+    }
+
+    /// The same, from now on to be compared with what is stored.
+    pub(super) fn remembered(&self) -> Self {
+        Self { is_fresh: false, seen: Instant::now(), ..self.clone() }
+    }
+
+    fn empty(revision: i64) -> Self {
+        let (record, limit, entries) = Default::default();
+        Self { is_fresh: true, seen: Instant::now(), revision, record, limit, entries }
+    }
+
+    /// The record without holds and places.
+    pub(super) fn head(&self) -> Result<Ledger, BackendError> {
+        if let Some(record) = &self.record {
+            return record.text.parse();
+        }
+        // Somebody has removed the record only: what the holds and places say is enough to go on.
+        let kind = self.entries.values().next().map_or(Kind::Mutex, |stored| stored.value.kind);
+        let tokens = self.entries.values().filter_map(|stored| match stored.value.what {
+            What::Hold(token) => Some(token.get()),
+            What::Place { .. } => None,
+        });
+        let last = tokens.max().unwrap_or(0).saturating_add(NUMBERS_PER_REVISION);
+        format!("leasehold/1 {} {last} 0 0 0", kind.as_str()).parse()
+    }
+
+    /// The whole, but for these places.
+    pub(super) fn ledger(
+        &self,
+        leases: &Leases,
+        without: &BTreeSet<LeaseId>,
+    ) -> Result<Ledger, BackendError> {
+        let is_meant = |(lease, _): &(&LeaseId, &Stored)| !without.contains(lease);
+        let entries = self.entries.iter().filter(is_meant);
+        let entries = entries.map(|(lease, stored)| stored.entry(*lease, leases));
+        let lapses = if self.limit.is_some() { NOW + 1 } else { 0 };
+        Ok(self.head()?.with(entries, lapses))
+    }
+
+    /// Whether the record says nothing that the revision does not say: whoever finds none issues greater numbers.
+    pub(super) fn is_forgettable(&self) -> bool {
+        self.head().is_ok_and(|head| head.last_number() < self.stamp().floor)
+    }
+
+    pub(super) fn stamp(&self) -> Stamp {
+        let revision = u64::try_from(self.revision).unwrap_or(0);
+        Stamp::new(NOW, NOW, revision * NUMBERS_PER_REVISION)
+    }
+}
+
+impl Stored {
+    fn entry(&self, lease: LeaseId, leases: &Leases) -> Entry {
+        let Value { ttl, permits, what, owner, .. } = &self.value;
+        let ttl = Duration::from_secs((*ttl).into());
+        // One of this client of which nothing is known may end at any moment.
+        let unknown = || if leases.is_own(lease) { Duration::ZERO } else { ttl.min(FIRST_LOOK) };
+        let left = leases.remaining(self.etcd_lease).or(self.left).unwrap_or_else(unknown);
+        Entry {
+            lease,
+            permits: *permits,
+            owner: owner.clone(),
+            ends: ends(left),
+            standing: match what {
+                What::Hold(token) => Standing::Held(*token),
+                What::Place { tokens, .. } => {
+                    Standing::Waiting { ticket: self.ticket().unwrap_or(Ticket::new(0)), tokens: *tokens }
+                }
+            },
+        }
+    }
+
+    /// Its ticket, if it is a place.
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        let What::Place { index, .. } = self.value.what else { return None };
+        let created = u64::try_from(self.created).unwrap_or(0);
+        Some(Ticket::new(created * PLACES_PER_REVISION + u64::from(index) % PLACES_PER_REVISION))
+    }
+}
+
+/// When something ends that lasts for so long: never a whole number of seconds from now, so that it differs from that of a lease that
+/// begins now.
+fn ends(left: Duration) -> u64 {
+    NOW + (u64::try_from(left.as_micros()).unwrap_or(u64::MAX / 2) | 1)
+}
+
+/// The seconds from now to then, rounded up.
+pub(super) fn seconds(ends: u64) -> u32 {
+    u32::try_from(ends.saturating_sub(NOW).div_ceil(1_000_000)).unwrap_or(u32::MAX)
+}
+
+fn unreadable(what: &str) -> BackendError {
+    BackendError::WrongType { source: format!("it is no {what} of this crate").into() }
+}

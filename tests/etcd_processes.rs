@@ -1,0 +1,32 @@
+//! What a lock in an etcd cluster promises real processes.
+#![cfg(feature = "etcd")]
+
+#[path = "support/etcd.rs"]
+mod etcd;
+#[macro_use]
+#[path = "support/process_promises.rs"]
+mod process_promises;
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use etcd::EtcdServer;
+use process_promises::Shared;
+
+impl Shared for EtcdServer {
+    fn url(&self) -> String {
+        Self::url(self)
+    }
+
+    fn directory(&self) -> &Path {
+        Self::directory(self)
+    }
+
+    /// The shortest one.
+    fn lease(&self) -> Duration {
+        Duration::from_secs(2)
+    }
+}
+
+process_promises!(EtcdServer::start_or_skip);

@@ -1,0 +1,54 @@
+//! etcd over TLS.
+
+use leasehold::{Client, Error, EtcdBackend, TlsOptions};
+
+use crate::certificates::{Authority, Signed};
+use crate::etcd_server::EtcdServer;
+
+fn start(left_out: &str, Signed { certificate, key }: &Signed) -> Option<EtcdServer> {
+    EtcdServer::start_with_tls_or_skip(left_out, certificate, key)
+}
+
+fn url(server: &EtcdServer) -> String {
+    format!("etcds://localhost:{}", server.port())
+}
+
+async fn connect(url: &str, authority: &Authority) -> Result<EtcdBackend, Error> {
+    let tls = TlsOptions::new().ca_certificate_pem(authority.pem());
+    EtcdBackend::builder_from_url(url)?.tls(tls).connect().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_taken_over_tls_and_never_without_if_it_is_required() {
+    let authority = Authority::new("ours");
+    let Some(server) = start("etcd over TLS", &authority.sign(&["localhost"])) else { return };
+    // Whoever passes certificates wants TLS.
+    for url in [url(&server), url(&server).replace("etcds", "etcd")] {
+        let backend = connect(&url, &authority).await.expect("encrypted");
+        let client = Client::with_backend(std::sync::Arc::new(backend));
+        client.mutex("x").expect("valid").lock().await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("released");
+    }
+    // The server wants it.
+    let error = Client::connect(&url(&server).replace("etcds", "etcd")).await.expect_err("not encrypted");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    // The client wants it.
+    let Some(plain) = EtcdServer::start_or_skip("etcd without TLS") else { return };
+    let error = connect(&url(&plain), &authority).await.expect_err("no TLS");
+    assert!(error.to_string().contains("TLS: the server answers in plain text"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_that_are_not_to_be_trusted_are_told_apart() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    for (certificate, why) in [
+        (other.sign(&["localhost"]), "TLS: the server's certificate is not signed by a known authority"),
+        (authority.sign(&["elsewhere"]), "TLS: the server's certificate is for another host name"),
+        (authority.sign_expired(&["localhost"]), "TLS: the server's certificate has expired"),
+    ] {
+        let Some(server) = start("certificates of etcd", &certificate) else { return };
+        let error = connect(&url(&server), &authority).await.expect_err(why);
+        assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
