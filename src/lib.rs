@@ -60,7 +60,7 @@ mod reentrant;
 mod semaphore;
 mod sync;
 
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres"))]
+#[cfg(any(feature = "_records", feature = "_redis"))]
 pub use backend::TlsOptions;
 pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
 #[cfg(feature = "_redis")]

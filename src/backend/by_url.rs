@@ -1,7 +1,7 @@
 //! Which store a URL names.
 
 use std::sync::Arc;
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
 use std::time::Duration;
 
 use super::{Backend, MemoryBackend};
@@ -111,14 +111,14 @@ impl Store {
 // What the URLs of several stores have in common: `?option=value&...`
 
 /// The options in a query, each with its value.
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
 pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let options = query.split('&').filter(|option| !option.is_empty());
     options.map(|option| option.split_once('=').unwrap_or((option, "")))
 }
 
 /// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
 pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
     let duration = match value.strip_suffix("ms") {
         Some(millis) => millis.parse().ok().map(Duration::from_millis),

@@ -18,13 +18,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::types::*;
 use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
+
+mod noted;
+#[cfg(feature = "_apart")]
+mod parts;
+
+use noted::Noted;
+#[cfg(feature = "_apart")]
+pub(super) use parts::{Entry, Standing};
 
 /// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
 /// serves the queue, so the others need not all come at that moment. In microseconds.
@@ -77,7 +84,7 @@ pub struct Ledger {
     /// No hold and no place ends before this.
     next_end: u64,
     served: u64,
-    ends_matter: Flag,
+    noted: Noted,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,29 +117,8 @@ impl Default for Ledger {
             permits_held: 0,
             next_end: u64::MAX,
             served: 0,
-            ends_matter: Flag::default(),
+            noted: Noted::default(),
         }
-    }
-}
-
-/// Whether an answer depends on when holds and places end, which is expensive to find out for some stores.
-#[derive(Debug, Default)]
-struct Flag(AtomicBool);
-
-impl Flag {
-    fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    #[cfg(feature = "etcd")]
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl Clone for Flag {
-    fn clone(&self) -> Self {
-        Self(AtomicBool::new(self.0.load(Ordering::Relaxed)))
     }
 }
 
@@ -153,6 +139,7 @@ impl Ledger {
         told: &mut Vec<Event>,
     ) -> Result<Answer, BackendError> {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
+        self.noted.request(request);
         self.open(&request.lease.resource, stamp)?;
         self.prune(stamp);
         // Extend its place before anybody is served.
@@ -313,7 +300,7 @@ impl Ledger {
         if detail == Detail::Numbers {
             return Ok(Inspection::new(Vec::new(), Vec::new(), limit, in_use));
         }
-        self.ends_matter.set();
+        self.noted.ends_of_all();
         let left = |ends: u64| Duration::from_micros(ends.saturating_sub(stamp.now));
         let mut holders: Vec<_> = holds()
             .map(|(lease, hold)| {
@@ -492,7 +479,7 @@ impl Ledger {
     }
 
     fn queued(&self, ticket: Ticket, stamp: Stamp) -> Answer {
-        self.ends_matter.set();
+        self.noted.ends_of_holds();
         let ends = self.holds.values().map(|hold| hold.ends).min();
         let before = self.queue.range(..ticket).take(STAGGERED).count() as u64;
         let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
@@ -587,89 +574,6 @@ impl Hold {
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// A hold or a place, for stores that keep each of them beside the record, and know by themselves whether it has ended.
-#[cfg(feature = "etcd")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) lease: LeaseId,
-    pub(super) permits: u32,
-    pub(super) owner: Option<Arc<str>>,
-    pub(super) ends: u64,
-    pub(super) standing: Standing,
-}
-
-/// What an entry is.
-#[cfg(feature = "etcd")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// A hold under this token.
-    Held(FencingToken),
-    /// A place, whose grant will reserve this many tokens.
-    Waiting { ticket: Ticket, tokens: u32 },
-}
-
-#[cfg(feature = "etcd")]
-impl Ledger {
-    /// The text form without holds, places, and the time when the limit lapses.
-    pub(super) fn head(&self) -> String {
-        let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
-        format!("{FORM} {} {} {permits} {version} 0", self.kind.as_str(), self.last)
-    }
-
-    /// The same with these holds and places, and a limit that lapses then.
-    pub(super) fn with(self, entries: impl Iterator<Item = Entry>, lapses: u64) -> Self {
-        let mut ledger = Self { lapses, ..self };
-        for Entry { lease, permits, owner, ends, standing } in entries {
-            match standing {
-                Standing::Held(token) => {
-                    ledger.holds.insert(lease, Hold { permits, token, ends, owner });
-                }
-                Standing::Waiting { ticket, tokens } => {
-                    ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, owner });
-                }
-            }
-        }
-        ledger.derive();
-        ledger
-    }
-
-    /// The holds and the places.
-    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
-        let holds = self.holds.iter().map(|(lease, hold)| {
-            let Hold { permits, token, ends, owner } = hold.clone();
-            Entry { lease: *lease, permits, owner, ends, standing: Standing::Held(token) }
-        });
-        let places = self.queue.iter().map(|(ticket, place)| {
-            let Place { lease, permits, tokens, ends, owner } = place.clone();
-            Entry { lease, permits, owner, ends, standing: Standing::Waiting { ticket: *ticket, tokens } }
-        });
-        holds.chain(places)
-    }
-
-    pub(super) const fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    pub(super) const fn limit(&self) -> Option<Limit> {
-        self.limit
-    }
-
-    /// When the limit lapses if nobody holds or waits.
-    pub(super) const fn lapses(&self) -> u64 {
-        self.lapses
-    }
-
-    /// Whether it is certain that no request of another owner can be granted.
-    pub(super) fn is_full(&self) -> bool {
-        self.free() == 0 && !self.holds.is_empty()
-    }
-
-    /// Whether an answer depended on when holds or places end.
-    pub(super) fn do_ends_matter(&self) -> bool {
-        self.ends_matter.is_set()
-    }
 }
 
 // The text form: one line for the whole, one for each hold, one for each place. An owner comes last, because it may contain spaces.

@@ -64,7 +64,7 @@ mod ledger_backend;
 mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(any(feature = "etcd", feature = "postgres"))]
+#[cfg(feature = "_records")]
 mod records;
 #[cfg(feature = "_redis")]
 mod redis;
@@ -73,7 +73,7 @@ mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod state;
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres"))]
+#[cfg(any(feature = "_records", feature = "_redis"))]
 mod tls;
 mod types;
 
@@ -93,7 +93,7 @@ pub use redlock::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteBackend, SqliteBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres"))]
+#[cfg(any(feature = "_records", feature = "_redis"))]
 pub use tls::TlsOptions;
 pub use types::*;
 

@@ -62,7 +62,7 @@ impl Changes {
         let mut changes = Self {
             is_head_new: head != before.head(),
             head,
-            do_ends_matter: after.do_ends_matter(),
+            do_ends_matter: after.do_ends_of_holds_matter(),
             told,
             ..Self::default()
         };

@@ -12,6 +12,9 @@ use crate::backend::LeaseId;
 use crate::backend::records::{Health, Schedule};
 use crate::sync::Mutex;
 
+/// Places, each with the etcd lease that it was attached to.
+type Attached = Vec<(LeaseId, i64)>;
+
 pub(super) struct Shared {
     pub(super) settings: Arc<Settings>,
     pub(super) health: Health,
@@ -20,7 +23,7 @@ pub(super) struct Shared {
     pub(super) leases: Leases,
     pub(super) schedule: Schedule<View>,
     /// Places of which it is not certain whether they were made, or may still be, with the etcd leases that they were attached to.
-    doubtful: Mutex<HashMap<Arc<str>, Vec<(LeaseId, i64)>>>,
+    doubtful: Mutex<HashMap<Arc<str>, Attached>>,
 }
 
 impl Shared {

@@ -8,21 +8,21 @@
 //! | `outcome`, `failure` | what became of it; why it failed, and what follows from that |
 //! | `health` | how the server can be reached |
 
+#![cfg_attr(
+    not(all(feature = "etcd", feature = "mysql", feature = "postgres", feature = "zookeeper")),
+    allow(dead_code, unused_imports, reason = "each store uses a part of it")
+)]
+
 mod failure;
 mod health;
 mod job;
 mod outcome;
 mod schedule;
-#[cfg(feature = "postgres")]
 mod workers;
 
 pub(super) use failure::{Cure, Failure};
 pub(super) use health::{Health, Purpose};
-#[cfg(feature = "postgres")]
-pub(super) use outcome::Outcome;
-pub(super) use outcome::{Phase, failed};
-#[cfg(feature = "postgres")]
-pub(super) use schedule::Round;
-pub(super) use schedule::{Done, Remembered, Schedule, Work};
-#[cfg(feature = "postgres")]
+pub(super) use job::Task;
+pub(super) use outcome::{Outcome, Phase, failed};
+pub(super) use schedule::{Done, Remembered, Round, Schedule, Work};
 pub(super) use workers::{Connection, ConnectionLimits, Workers};

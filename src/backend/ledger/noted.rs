@@ -1,0 +1,91 @@
+//! What a store should know about the operations of a change if the record is not all that it stores.
+
+#[cfg(not(feature = "_apart"))]
+pub(super) use nothing::Noted;
+#[cfg(feature = "_apart")]
+pub(super) use noting::Noted;
+
+#[cfg(feature = "_apart")]
+mod noting {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use crate::backend::ledger::Ledger;
+    use crate::backend::types::Request;
+
+    /// What has been noted. A record that stays in memory would note requests forever, so they are noted on demand only.
+    #[derive(Debug, Default)]
+    pub(in crate::backend::ledger) struct Noted {
+        is_noting: bool,
+        requests: Vec<Request>,
+        ends_of_holds: AtomicBool,
+        ends_of_all: AtomicBool,
+    }
+
+    impl Noted {
+        pub(in crate::backend::ledger) fn request(&mut self, request: &Request) {
+            if self.is_noting {
+                self.requests.push(request.clone());
+            }
+        }
+
+        /// The answer depends on when holds end.
+        pub(in crate::backend::ledger) fn ends_of_holds(&self) {
+            self.ends_of_holds.store(true, Ordering::Relaxed);
+        }
+
+        /// The answer depends on when holds and places end.
+        pub(in crate::backend::ledger) fn ends_of_all(&self) {
+            self.ends_of_holds();
+            self.ends_of_all.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A copy of a record begins with nothing noted.
+    impl Clone for Noted {
+        fn clone(&self) -> Self {
+            Self::default()
+        }
+    }
+
+    #[cfg_attr(
+        not(all(feature = "etcd", feature = "mysql", feature = "zookeeper")),
+        allow(dead_code, reason = "each store uses a part of it")
+    )]
+    impl Ledger {
+        /// From now on, requests are noted.
+        pub(in crate::backend) const fn note_requests(&mut self) {
+            self.noted.is_noting = true;
+        }
+
+        /// The requests since then, in order, whether they were granted, queued or refused.
+        pub(in crate::backend) fn noted_requests(&self) -> &[Request] {
+            &self.noted.requests
+        }
+
+        /// Whether an answer depended on when holds end.
+        pub(in crate::backend) fn do_ends_of_holds_matter(&self) -> bool {
+            self.noted.ends_of_holds.load(Ordering::Relaxed)
+        }
+
+        /// Whether an answer depended on when every hold and every place ends.
+        pub(in crate::backend) fn do_all_ends_matter(&self) -> bool {
+            self.noted.ends_of_all.load(Ordering::Relaxed)
+        }
+    }
+}
+
+#[cfg(not(feature = "_apart"))]
+mod nothing {
+    use crate::backend::types::Request;
+
+    #[derive(Clone, Debug, Default)]
+    pub(in crate::backend::ledger) struct Noted {}
+
+    impl Noted {
+        pub(in crate::backend::ledger) const fn request(&mut self, _: &Request) {}
+
+        pub(in crate::backend::ledger) const fn ends_of_holds(&self) {}
+
+        pub(in crate::backend::ledger) const fn ends_of_all(&self) {}
+    }
+}
