@@ -29,6 +29,7 @@
 //! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
 //! | `fred` | no | `RedisBackend::from_fred` and `builder_from_fred`, which take a client or a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
+//! | `mysql` | no | [`MysqlBackend`]: locks in a table of a MySQL or MariaDB database |
 //! | `postgres` | no | [`PostgresBackend`]: locks in a table of a PostgreSQL database |
 //! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
@@ -59,11 +60,13 @@ mod reentrant;
 mod semaphore;
 mod sync;
 
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "mysql", feature = "postgres"))]
 pub use backend::TlsOptions;
 pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
 #[cfg(feature = "_redis")]
 pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
+#[cfg(feature = "mysql")]
+pub use backend::{MysqlBackend, MysqlBuilder, MysqlPush, mysql};
 #[cfg(feature = "postgres")]
 pub use backend::{PostgresBackend, PostgresBuilder, postgres};
 #[cfg(feature = "_redis")]

@@ -1,7 +1,7 @@
 //! Which store a URL names.
 
 use std::sync::Arc;
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "mysql", feature = "postgres", feature = "sqlite"))]
 use std::time::Duration;
 
 use super::{Backend, MemoryBackend};
@@ -15,6 +15,7 @@ pub(super) const REDIS_SCHEMES: &str = "`redis://`, `rediss://`, `redis+unix://`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
     Memory,
+    Mysql,
     Postgres,
     Redis,
     Redlock,
@@ -25,6 +26,8 @@ enum Store {
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        #[cfg(feature = "mysql")]
+        Store::Mysql => Ok(Arc::new(super::MysqlBackend::connect(url).await?)),
         #[cfg(feature = "postgres")]
         Store::Postgres => Ok(Arc::new(super::PostgresBackend::connect(url).await?)),
         #[cfg(feature = "_redis")]
@@ -42,6 +45,8 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
 pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        #[cfg(feature = "mysql")]
+        Store::Mysql => Ok(Arc::new(super::MysqlBackend::builder_from_url(url)?.connect_lazy()?)),
         #[cfg(feature = "postgres")]
         Store::Postgres => Ok(Arc::new(super::PostgresBackend::builder_from_url(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
@@ -70,6 +75,7 @@ impl Store {
         match scheme {
             "memory" if rest.is_empty() => Ok(Self::Memory),
             "memory" => Err(Error::invalid("url", "nothing may follow `memory:`")),
+            "mysql" | "mariadb" => Ok(Self::Mysql),
             "postgres" | "postgresql" => Ok(Self::Postgres),
             "redlock" | "redlocks" => Ok(Self::Redlock),
             "sqlite" => Ok(Self::Sqlite),
@@ -77,7 +83,7 @@ impl Store {
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
                 let known = format!(
-                    "`memory:`, `sqlite:`, `postgres://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
+                    "`memory:`, `sqlite:`, `mysql://`, `mariadb://`, `postgres://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
                 );
                 Err(Error::invalid("url", format!("its scheme is none of {known}")))
             }
@@ -88,6 +94,7 @@ impl Store {
     const fn feature(self) -> &'static str {
         match self {
             Self::Memory => "",
+            Self::Mysql => "mysql",
             Self::Postgres => "postgres",
             Self::Redis | Self::Redlock => "redis",
             Self::Sqlite => "sqlite",
@@ -104,14 +111,14 @@ impl Store {
 // What the URLs of several stores have in common: `?option=value&...`
 
 /// The options in a query, each with its value.
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let options = query.split('&').filter(|option| !option.is_empty());
     options.map(|option| option.split_once('=').unwrap_or((option, "")))
 }
 
 /// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
     let duration = match value.strip_suffix("ms") {
         Some(millis) => millis.parse().ok().map(Duration::from_millis),
@@ -139,6 +146,8 @@ mod tests {
             ("redlock://h", Store::Redlock),
             ("redlocks://h", Store::Redlock),
             ("sqlite:/a", Store::Sqlite),
+            ("mysql://h/d", Store::Mysql),
+            ("mariadb://h/d", Store::Mysql),
             ("postgres://h", Store::Postgres),
             ("postgresql://h", Store::Postgres),
         ] {

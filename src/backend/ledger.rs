@@ -76,6 +76,9 @@ pub struct Ledger {
     /// No hold and no place ends before this.
     next_end: u64,
     served: u64,
+    /// The latest place that was told to whoever asked for it.
+    #[cfg(feature = "mysql")]
+    told: Option<(LeaseRef, Ticket)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +111,8 @@ impl Default for Ledger {
             permits_held: 0,
             next_end: u64::MAX,
             served: 0,
+            #[cfg(feature = "mysql")]
+            told: None,
         }
     }
 }
@@ -151,6 +156,7 @@ impl Ledger {
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if let Some(ticket) = self.places.get(&lease).copied().filter(|_| request.waits) {
+            self.note_told(request, ticket);
             return Ok(self.queued(ticket, stamp));
         }
         self.withdraw(lease);
@@ -163,6 +169,7 @@ impl Ledger {
             return Ok(Answer::Busy { limit: self.limit });
         }
         let ticket = self.join(request, stamp);
+        self.note_told(request, ticket);
         Ok(self.queued(ticket, stamp))
     }
 
@@ -329,6 +336,30 @@ impl Ledger {
         self.last
     }
 
+    /// The leases that hold, with what they were granted, and whose they are.
+    #[cfg(feature = "mysql")]
+    pub(super) fn holding(&self) -> impl Iterator<Item = (LeaseId, Grant, Option<&Arc<str>>)> {
+        let grant = |hold: &Hold| Grant::new(hold.token, self.limit);
+        self.holds.iter().map(move |(lease, hold)| (*lease, grant(hold), hold.owner.as_ref()))
+    }
+
+    /// The places in the queue, in order, and whose they are. Some may have ended.
+    #[cfg(feature = "mysql")]
+    pub(super) fn places(&self) -> impl Iterator<Item = (LeaseId, Ticket, Option<&Arc<str>>)> {
+        self.queue.iter().map(|(ticket, place)| (place.lease, *ticket, place.owner.as_ref()))
+    }
+
+    #[cfg(feature = "mysql")]
+    pub(super) const fn is_semaphore(&self) -> bool {
+        self.kind.is_semaphore()
+    }
+
+    /// The latest place that was told to whoever asked for it, once.
+    #[cfg(feature = "mysql")]
+    pub(super) fn take_told(&mut self) -> Option<(LeaseRef, Ticket)> {
+        self.told.take()
+    }
+
     /// How many places have been served since this record was created or parsed.
     pub(super) const fn served(&self) -> u64 {
         self.served
@@ -472,6 +503,15 @@ impl Ledger {
         let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
         Answer::Queued(Queued::new(ticket, ends.map(|ends| Duration::from_micros(wait(ends))), self.limit))
     }
+
+    #[cfg(feature = "mysql")]
+    fn note_told(&mut self, request: &Request, ticket: Ticket) {
+        self.told = Some((request.lease.clone(), ticket));
+    }
+
+    #[cfg(not(feature = "mysql"))]
+    #[allow(clippy::unused_self, reason = "only some stores look for grants themselves")]
+    const fn note_told(&mut self, _: &Request, _: Ticket) {}
 
     fn join(&mut self, request: &Request, stamp: Stamp) -> Ticket {
         let ticket = Ticket::new(self.issue(1, stamp));

@@ -59,9 +59,11 @@ mod lease_id;
 mod ledger;
 mod ledger_backend;
 mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod records;
 #[cfg(feature = "_redis")]
 mod redis;
@@ -70,7 +72,7 @@ mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod state;
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "mysql", feature = "postgres"))]
 mod tls;
 mod types;
 
@@ -81,6 +83,8 @@ pub use lease_id::{LeaseId, LeaseIds};
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
+#[cfg(feature = "mysql")]
+pub use mysql::{MysqlBackend, MysqlBuilder, MysqlPush};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresBackend, PostgresBuilder};
 #[cfg(feature = "_redis")]
@@ -88,7 +92,7 @@ pub use redlock::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteBackend, SqliteBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "mysql", feature = "postgres"))]
 pub use tls::TlsOptions;
 pub use types::*;
 
