@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::record::{Changed, Clock, Next, Read, Stored, Written};
-use super::session::Session;
+use super::session::{Answer, Session};
 use super::statement;
 use crate::backend::records::{self, Done, Failure, Phase, failed};
 
@@ -81,45 +81,45 @@ async fn read(session: &mut Session, works: &[Work]) -> Result<(Clock, HashMap<V
     Ok((Clock::of(clock)?, records.collect::<Result<_, _>>()?))
 }
 
-/// Writes records that have been changed.
+/// Writes records that have been changed. A single one is a transaction by itself.
 async fn write(session: &mut Session, changed: Vec<(Work, Changed)>) -> Outcome {
-    match write_all(session, &changed).await {
-        Ok(written) => {
-            let done = changed.into_iter().zip(written);
-            let done = done.map(|((work, record), written)| finished(session, work, record, written));
+    let each = changed.iter().map(|(work, record)| statement::write(&work.key, record));
+    let mut statements: Vec<_> = each.collect();
+    let are_several = changed.len() > 1;
+    if are_several {
+        statements.insert(0, "BEGIN".to_owned());
+        statements.push("COMMIT".to_owned());
+    }
+    let asked = Instant::now();
+    match session.run_in_time(&statements).await {
+        Ok(answers) => {
+            let answers = answers.iter().skip(usize::from(are_several));
+            let done = changed.into_iter().zip(answers);
+            let done = done.map(|((work, record), answer)| finished(session, work, record, answer, asked));
             (done.collect(), None)
         }
         Err(failure) => {
-            let are_several = changed.len() > 1;
             let failure = if are_several { roll_back(session, failure).await } else { failure };
             failed(changed.into_iter().map(|(work, _)| work).collect(), failure, Phase::Writing)
         }
     }
 }
 
-fn finished(session: &Session, mut work: Work, record: Changed, written: Option<Written>) -> (Work, Done) {
-    let Some(written) = written else { return (work, Done::Conflict) };
-    session.watch.note(&work.key, Some(written.version), record.view);
-    work.written = Some(written);
-    (work, Done::Finished)
-}
-
-/// Each of the records as it was written, or `None` if it was not. A single one is a transaction by itself.
-async fn write_all(
-    session: &mut Session,
-    changed: &[(Work, Changed)],
-) -> Result<Vec<Option<Written>>, Failure> {
-    let each = changed.iter().map(|(work, record)| statement::write(&work.key, record));
-    let mut statements: Vec<_> = each.collect();
-    let before = usize::from(statements.len() > 1);
-    if before > 0 {
-        statements.insert(0, "BEGIN".to_owned());
-        statements.push("COMMIT".to_owned());
+/// What a statement that was to write a record has done.
+fn finished(
+    session: &Session,
+    mut work: Work,
+    record: Changed,
+    answer: &Answer,
+    asked: Instant,
+) -> (Work, Done) {
+    if answer.changed == 0 {
+        return (work, Done::Conflict);
     }
-    let asked = Instant::now();
-    let answers = session.run_in_time(&statements).await?;
-    let each = changed.iter().zip(&answers[before..]);
-    each.map(|((_, record), answer)| Written::of(answer, record.doc.clone(), asked)).collect()
+    work.written = Written::of(answer, record.doc, asked);
+    let version = work.written.as_ref().map(|written| written.version);
+    session.watch.note(&work.key, version, record.view);
+    (work, Done::Finished)
 }
 
 /// Locks the record and reads it in one exchange, and writes it in another one, which ends the transaction.
@@ -156,13 +156,12 @@ async fn write_and_commit(session: &mut Session, work: Work, record: Changed) ->
     let [commit, idle] = statement::end("COMMIT");
     let statements = [statement::write(&work.key, &record), commit, idle];
     let asked = Instant::now();
-    let written = match session.run_in_time(&statements).await {
-        Ok(answers) => Written::of(&answers[0], record.doc.clone(), asked),
-        Err(failure) => Err(roll_back(session, failure).await),
-    };
-    match written {
-        Ok(written) => (vec![finished(session, work, record, written)], None),
-        Err(failure) => failed(vec![work], failure, Phase::Writing),
+    match session.run_in_time(&statements).await {
+        Ok(answers) => (vec![finished(session, work, record, &answers[0], asked)], None),
+        Err(failure) => {
+            let failure = roll_back(session, failure).await;
+            failed(vec![work], failure, Phase::Writing)
+        }
     }
 }
 

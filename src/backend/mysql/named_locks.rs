@@ -113,6 +113,10 @@ impl NamedLocks {
         self.is_on
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.take_later.front().map(|(at, _)| *at)
     }

@@ -132,12 +132,11 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// From the answer to a statement that writes: `None` if it has not.
-    pub(super) fn of(answer: &Answer, doc: String, asked: Instant) -> Result<Option<Self>, Failure> {
-        if answer.changed == 0 {
-            return Ok(None);
-        }
-        Ok(Some(Self { version: answer.id()?, doc, asked, heard: Instant::now() }))
+    /// From the answer to a statement that has written it. `None` if that does not say which version it is: a trigger of somebody's may
+    /// have gone between.
+    pub(super) fn of(answer: &Answer, doc: String, asked: Instant) -> Option<Self> {
+        let version = answer.id.and_then(|id| i64::try_from(id).ok())?;
+        Some(Self { version, doc, asked, heard: Instant::now() })
     }
 
     /// What would be read now if nobody else has changed it.

@@ -41,13 +41,6 @@ pub(super) struct Answer {
     pub(super) id: Option<u64>,
 }
 
-impl Answer {
-    pub(super) fn id(&self) -> Result<i64, Failure> {
-        let id = self.id.and_then(|id| i64::try_from(id).ok());
-        id.ok_or_else(|| Failure::away("it does not say what it has written"))
-    }
-}
-
 impl Session {
     /// Opens a session and makes sure that it can be used.
     pub(super) async fn open(settings: &Settings) -> Result<Self, Failure> {
@@ -83,7 +76,10 @@ impl Session {
             "SELECT VERSION(), CAST(@@GLOBAL.read_only AS CHAR)".to_owned(),
             schema::EXIST.to_owned(),
         ];
-        let answers = self.run(&statements).await?;
+        let answers = self.run(&statements).await.map_err(|failure| {
+            let has_no_innodb = failure.why.contains("innodb_lock_wait_timeout");
+            if has_no_innodb { Failure::refused("it has no InnoDB, which is needed") } else { failure }
+        })?;
         let [.., server, tables] = &answers[..] else { return Err(missing()) };
         let Some(server) = server.rows.first() else { return Err(missing()) };
         check_version(&value::<String>(server, 0)?)?;

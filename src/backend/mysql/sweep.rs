@@ -18,7 +18,7 @@ const IDLE_MICROS: i64 = 24 * INTERVAL_MICROS;
 pub(super) async fn sweep(session: &mut Session) -> Result<(), Failure> {
     let begun = session.run_in_time(&[statement::begin_sweep(INTERVAL_MICROS)]).await?;
     let Some(begun) = begun.first().filter(|begun| begun.changed > 0) else { return Ok(()) };
-    let now = begun.id()?;
+    let Some(now) = begun.id.and_then(|id| i64::try_from(id).ok()) else { return Ok(()) };
     // The version of a record is the time when it was written.
     let before = now - IDLE_MICROS;
     let mut after = Vec::new();

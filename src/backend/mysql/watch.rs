@@ -173,6 +173,11 @@ impl Watch {
         }
     }
 
+    /// Whether named locks are held, or are to be.
+    pub(super) fn has_locks(&self) -> bool {
+        !self.state.lock().locks.is_empty()
+    }
+
     /// There is a session that can hold named locks, which has none yet.
     pub(super) fn use_locks(&self) {
         let mut state = self.state.lock();

@@ -22,8 +22,10 @@ use crate::backend::records::{Failure, Health, Purpose};
 use crate::backend::{Event, LeaseId};
 use crate::sync::Mutex;
 
-/// How often a connection is tried on which nothing else is to be done.
+/// How often a connection is tried on which nothing else is to be done,
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// and how often if it holds named locks, which end with it.
+const HEARTBEAT_WITH_LOCKS: Duration = Duration::from_secs(2);
 /// The pause between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -116,7 +118,8 @@ impl Watcher {
     async fn carry(&self, session: &mut Session) -> Failure {
         loop {
             self.waiters.call();
-            let todo = self.watch.next(HEARTBEAT).await;
+            let heartbeat = if self.watch.has_locks() { HEARTBEAT_WITH_LOCKS } else { HEARTBEAT };
+            let todo = self.watch.next(heartbeat).await;
             if let Err(failure) = self.carry_out(session, &todo).await {
                 return failure;
             }
