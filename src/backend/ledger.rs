@@ -76,9 +76,9 @@ pub struct Ledger {
     /// No hold and no place ends before this.
     next_end: u64,
     served: u64,
-    /// The latest place that was told to whoever asked for it.
+    /// The lease of the latest request.
     #[cfg(feature = "mysql")]
-    told: Option<(LeaseRef, Ticket)>,
+    asked: Option<LeaseRef>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Default for Ledger {
             next_end: u64::MAX,
             served: 0,
             #[cfg(feature = "mysql")]
-            told: None,
+            asked: None,
         }
     }
 }
@@ -128,6 +128,19 @@ impl Ledger {
     /// If the key is in use as a semaphore and a lock is requested, or the other way round; if the limit stated is not the one in
     /// force; or if more permits are requested than the limit.
     pub fn request(
+        &mut self,
+        request: &Request,
+        stamp: Stamp,
+        told: &mut Vec<Event>,
+    ) -> Result<Answer, BackendError> {
+        #[cfg(feature = "mysql")]
+        {
+            self.asked = Some(request.lease.clone());
+        }
+        self.answer(request, stamp, told)
+    }
+
+    fn answer(
         &mut self,
         request: &Request,
         stamp: Stamp,
@@ -156,7 +169,6 @@ impl Ledger {
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if let Some(ticket) = self.places.get(&lease).copied().filter(|_| request.waits) {
-            self.note_told(request, ticket);
             return Ok(self.queued(ticket, stamp));
         }
         self.withdraw(lease);
@@ -169,7 +181,6 @@ impl Ledger {
             return Ok(Answer::Busy { limit: self.limit });
         }
         let ticket = self.join(request, stamp);
-        self.note_told(request, ticket);
         Ok(self.queued(ticket, stamp))
     }
 
@@ -354,10 +365,10 @@ impl Ledger {
         self.kind.is_semaphore()
     }
 
-    /// The latest place that was told to whoever asked for it, once.
+    /// The lease of the latest request, once.
     #[cfg(feature = "mysql")]
-    pub(super) fn take_told(&mut self) -> Option<(LeaseRef, Ticket)> {
-        self.told.take()
+    pub(super) const fn take_asked(&mut self) -> Option<LeaseRef> {
+        self.asked.take()
     }
 
     /// How many places have been served since this record was created or parsed.
@@ -503,15 +514,6 @@ impl Ledger {
         let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
         Answer::Queued(Queued::new(ticket, ends.map(|ends| Duration::from_micros(wait(ends))), self.limit))
     }
-
-    #[cfg(feature = "mysql")]
-    fn note_told(&mut self, request: &Request, ticket: Ticket) {
-        self.told = Some((request.lease.clone(), ticket));
-    }
-
-    #[cfg(not(feature = "mysql"))]
-    #[allow(clippy::unused_self, reason = "only some stores look for grants themselves")]
-    const fn note_told(&mut self, _: &Request, _: Ticket) {}
 
     fn join(&mut self, request: &Request, stamp: Stamp) -> Ticket {
         let ticket = Ticket::new(self.issue(1, stamp));

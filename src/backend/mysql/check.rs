@@ -11,19 +11,23 @@ const LOOK: &str =
 const TIME_STANDS_STILL: &str = "SELECT SYSDATE(6) = IF(SLEEP(0.002) = 0, SYSDATE(6), 0)";
 
 pub(super) async fn findings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
-    let statements = [LOOK, TIME_STANDS_STILL].map(str::to_owned);
-    let answers = session.run_in_time(&statements).await?;
-    let [variables, time] = &answers[..] else { return Err(Failure::away("an answer is missing")) };
-    let mut findings = Vec::new();
-    for row in &variables.rows {
-        let (name, set): (String, String) = (value(row, 0)?, value(row, 1)?);
-        findings.extend(finding(&name, &set));
-    }
-    if let Some(row) = time.rows.first()
+    let mut findings = settings(session).await?;
+    let answers = session.run_in_time(&[TIME_STANDS_STILL.to_owned()]).await?;
+    if let Some(row) = answers.first().and_then(|time| time.rows.first())
         && value::<i64>(row, 0)? != 0
     {
         let text = "the server was started with `sysdate-is-now`: a lease may be counted from up to a second before it was stored";
         findings.push(Finding::new(Severity::Info, text));
+    }
+    Ok(findings)
+}
+
+async fn settings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
+    let answers = session.run_in_time(&[LOOK.to_owned()]).await?;
+    let mut findings = Vec::new();
+    for row in answers.iter().flat_map(|variables| &variables.rows) {
+        let (name, set): (String, String) = (value(row, 0)?, value(row, 1)?);
+        findings.extend(finding(&name, &set));
     }
     Ok(findings)
 }
@@ -48,7 +52,7 @@ fn finding(name: &str, set: &str) -> Option<Finding> {
 
 /// Traces what limits what the store promises.
 pub(super) async fn warn(session: &mut Session, store: &str) -> Result<(), Failure> {
-    for finding in findings(session).await? {
+    for finding in settings(session).await? {
         if finding.severity >= Severity::Warning {
             tracing::warn!(store, "{finding}");
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use mysql_async::Row;
 
 use super::session::{Answer, value};
-use super::view::View;
+use super::view::{OwnChange, View};
 use crate::backend::records::{Failure, Remembered, Work};
 use crate::backend::{BackendError, Ledger, Stamp};
 
@@ -101,13 +101,14 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let mut places = Vec::new();
+        let (held_before, mut asked) = (ledger.holding().map(|(lease, ..)| lease).collect(), Vec::new());
         for task in &work.tasks {
             // Whoever is meant finds it in the record.
             drop(task.run(&mut ledger, stamp));
-            places.extend(ledger.take_told());
+            asked.extend(ledger.take_asked());
         }
-        let (view, doc) = (View::of(&ledger, client, places), ledger.to_string());
+        let view = View { own: Some(OwnChange { held_before, asked }), ..View::of(&ledger, client) };
+        let doc = ledger.to_string();
         let is_same = match &stored {
             Some(stored) => stored.doc == doc.as_bytes(),
             // A record that never issued a number says nothing.

@@ -151,13 +151,15 @@ impl Connection for Session {
     }
 
     async fn carry_out(&mut self, round: Round<Written>) -> Outcome<Written> {
-        if let Err(failure) = self.try_it().await {
-            return failed(round.into_works(), failure, Phase::Reading);
+        let outcome = match (self.try_it().await, round) {
+            (Err(failure), round) => failed(round.into_works(), failure, Phase::Reading),
+            (Ok(()), Round::Quiet(works)) => exchange::change_quiet(self, works).await,
+            (Ok(()), Round::Crowded(work)) => exchange::change_crowded(self, work).await,
+        };
+        if outcome.1.as_ref().is_some_and(|failure| failure.is_broken) {
+            self.watch.doubt();
         }
-        match round {
-            Round::Quiet(works) => exchange::change_quiet(self, works).await,
-            Round::Crowded(work) => exchange::change_crowded(self, work).await,
-        }
+        outcome
     }
 
     async fn sweep(&mut self) -> Result<(), Failure> {

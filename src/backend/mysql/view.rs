@@ -12,14 +12,23 @@ pub(super) struct View {
     pub(super) holds: Vec<(LeaseId, Grant)>,
     /// The client's places in the queue.
     pub(super) places: Vec<Place>,
-    /// Leases of which this client was told the places just now.
-    pub(super) told: Vec<(LeaseRef, Ticket)>,
     /// How many places of other clients there are before the client's first one.
     pub(super) before: usize,
     /// The lease of another client that the first place is served after: the one before it in the queue, or else the one that holds.
     pub(super) behind: Option<LeaseId>,
     /// Whether other clients wait.
     pub(super) others_wait: bool,
+    /// Set if it is so after a change of this client.
+    pub(super) own: Option<OwnChange>,
+}
+
+/// What a client knows from its own change of a record.
+#[derive(Debug)]
+pub(super) struct OwnChange {
+    /// The leases that held before.
+    pub(super) held_before: Vec<LeaseId>,
+    /// The leases that were asked for: the answers say what has become of them.
+    pub(super) asked: Vec<LeaseRef>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +41,10 @@ pub(super) struct Place {
 
 impl View {
     /// Nothing is seen for a client that is not known.
-    pub(super) fn of(ledger: &Ledger, client: Option<Uuid>, told: Vec<(LeaseRef, Ticket)>) -> Self {
+    pub(super) fn of(ledger: &Ledger, client: Option<Uuid>) -> Self {
         let Some(client) = client else { return Self::default() };
         let owner = ledger.holding().next().and_then(|(_, _, owner)| owner);
-        let mut view = Self { is_semaphore: ledger.is_semaphore(), told, ..Self::default() };
+        let mut view = Self { is_semaphore: ledger.is_semaphore(), ..Self::default() };
         let mut last = None;
         for (lease, ticket, of) in ledger.places() {
             if lease.client() == client {
@@ -74,6 +83,17 @@ impl View {
         self.holds.iter().find(|(held, _)| *held == lease).map(|(_, grant)| *grant)
     }
 
+    /// Whether a lease that holds was granted by somebody else, and this client does not know it yet.
+    pub(super) fn is_found(&self, lease: LeaseId) -> bool {
+        let known = |own: &OwnChange| !own.held_before.contains(&lease) || self.asked(lease).is_some();
+        !self.own.as_ref().is_some_and(known)
+    }
+
+    /// A lease by its id, if it was asked for just now.
+    pub(super) fn asked(&self, lease: LeaseId) -> Option<&LeaseRef> {
+        self.own.iter().flat_map(|own| &own.asked).find(|asked| asked.id == lease)
+    }
+
     pub(super) fn place(&self, lease: LeaseId) -> Option<Place> {
         self.places.iter().find(|place| place.lease == lease).copied()
     }
@@ -100,18 +120,18 @@ mod tests {
         let (ours, theirs, mut ledger) = (LeaseIds::new(), LeaseIds::new(), Ledger::default());
         let mut sole = |ids| request(&mut ledger, ids, Claim::Sole, Kind::Mutex).0;
         let (held, first) = (sole(&theirs), sole(&ours));
-        let view = View::of(&ledger, Some(ours.client()), Vec::new());
+        let view = View::of(&ledger, Some(ours.client()));
         assert_eq!((view.behind, view.before, view.others_wait), (Some(held.id), 0, false));
         assert_eq!(view.leases().collect::<Vec<_>>(), [first.id]);
-        let view = View::of(&ledger, Some(theirs.client()), Vec::new());
+        let view = View::of(&ledger, Some(theirs.client()));
         assert_eq!((view.behind, view.others_wait), (None, true));
         assert_eq!(view.leases().collect::<Vec<_>>(), [held.id]);
 
         let third = LeaseIds::new();
         request(&mut ledger, &third, Claim::Sole, Kind::Mutex);
-        let view = View::of(&ledger, Some(third.client()), Vec::new());
+        let view = View::of(&ledger, Some(third.client()));
         assert_eq!((view.behind, view.before), (Some(first.id), 1));
-        assert!(View::of(&ledger, None, Vec::new()).is_empty());
+        assert!(View::of(&ledger, None).is_empty());
     }
 
     #[test]
@@ -120,7 +140,7 @@ mod tests {
         let owner: Arc<str> = "owner".into();
         request(&mut ledger, &theirs, Claim::Sole, Kind::Mutex);
         request(&mut ledger, &ours, Claim::Owner(Arc::clone(&owner)), Kind::Reentrant);
-        let view = View::of(&ledger, Some(ours.client()), Vec::new());
+        let view = View::of(&ledger, Some(ours.client()));
         assert!(!view.places[0].is_admitted);
     }
 }

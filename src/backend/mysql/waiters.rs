@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::builder::Settings;
 use super::named_locks;
 use super::session::{Session, value};
-use super::watch::Waited;
+use super::watch::{Wait, Waited};
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;
 use crate::sync::Mutex;
@@ -20,8 +20,6 @@ use crate::sync::Mutex;
 const WAIT: u64 = 4;
 /// How long a connection is kept that is not needed.
 const IDLE: Duration = Duration::from_secs(30);
-/// The pause after a failure.
-const PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct Waiters {
     settings: Arc<Settings>,
@@ -66,10 +64,11 @@ impl Waiters {
 
     async fn work(self: &Arc<Self>) {
         let mut session = None;
-        while let Some((key, lease)) = self.next().await {
+        while let Some(wait) = self.next().await {
             // There may be more.
             self.call();
-            let waited = self.wait(&mut session, lease).await;
+            sleep(wait.pause).await;
+            let waited = self.wait(&mut session, wait.lease).await;
             let outcome = waited.unwrap_or_else(|failure| {
                 tracing::debug!(store = %self.settings.address, %failure, "a named lock was not waited for");
                 Waited::Failed
@@ -77,15 +76,12 @@ impl Waiters {
             if outcome == Waited::Failed {
                 session = None;
             }
-            self.settings.watch.waited(&key, lease, outcome);
-            if outcome == Waited::Failed {
-                sleep(PAUSE).await;
-            }
+            self.settings.watch.waited(&wait, outcome);
         }
     }
 
     /// What is to be waited for next; `None` if this connection is not needed any more.
-    async fn next(&self) -> Option<(Arc<str>, LeaseId)> {
+    async fn next(&self) -> Option<Wait> {
         loop {
             self.count.lock().idle += 1;
             let next = self.settings.watch.next_to_wait_for();

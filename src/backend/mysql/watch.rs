@@ -26,6 +26,8 @@ const SLOWEST_POLL: Duration = Duration::from_millis(100);
 /// The same for a client that waits for a named lock, for each one that is before it.
 const BACKUP_POLL: Duration = Duration::from_millis(100);
 const SLOWEST_BACKUP_POLL: Duration = Duration::from_secs(2);
+/// The first pause before a named lock is waited for that may not have been taken yet.
+const PAUSE: Duration = Duration::from_millis(2);
 /// Records that are looked at together: those due within this time.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// How many are looked at with one query.
@@ -48,10 +50,12 @@ struct State {
     due: BTreeSet<(Instant, Arc<str>)>,
     locks: NamedLocks,
     /// Keys with a lease whose named lock a connection is to wait for.
-    to_wait_for: VecDeque<(Arc<str>, LeaseId)>,
+    to_wait_for: VecDeque<Wait>,
     /// How many connections may wait for named locks, and how many do or are about to.
     waiters: usize,
     waiting: usize,
+    /// Whether the connection that looks may be gone.
+    is_doubtful: bool,
 }
 
 /// A key with leases of this client.
@@ -75,11 +79,20 @@ struct Waiting {
     lease: Option<LeaseRef>,
 }
 
-/// A lease whose named lock could be had. If it is still there when the record is looked at, its client does not hold the lock, or not yet.
-#[derive(Debug)]
+/// A lease whose named lock could be had. If the lease is still there when the record is looked at, its client does not hold the lock, or
+/// not yet: then it is waited for again after a pause, or it would be had again at once.
+#[derive(Clone, Copy, Debug)]
 struct Unlocked {
     lease: LeaseId,
-    is_looked_at: bool,
+    pause: Duration,
+}
+
+/// A named lock that is to be waited for, after a pause.
+#[derive(Clone, Debug)]
+pub(super) struct Wait {
+    pub(super) key: Arc<str>,
+    pub(super) lease: LeaseId,
+    pub(super) pause: Duration,
 }
 
 /// What the connection that looks does next.
@@ -105,6 +118,7 @@ impl Watch {
             to_wait_for: VecDeque::new(),
             waiters,
             waiting: 0,
+            is_doubtful: false,
         };
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
@@ -135,11 +149,6 @@ impl Watch {
     /// The same, as it was found by looking: `None` if it is still as it was known.
     pub(super) fn looked(&self, key: &Arc<str>, found: Option<(i64, View)>) {
         let mut state = self.state.lock();
-        if let Some(watched) = state.keys.get_mut(key) {
-            // After the first look its lock is not waited for, as it would be had again at once; after the next one it is.
-            let unlocked = watched.unlocked.take().filter(|unlocked| !unlocked.is_looked_at);
-            watched.unlocked = unlocked.map(|unlocked| Unlocked { is_looked_at: true, ..unlocked });
-        }
         match found {
             Some((version, view)) => drop(state.see(key, version, view)),
             None => state.wait_on(key),
@@ -173,6 +182,12 @@ impl Watch {
         }
     }
 
+    /// Another connection was lost: that which looks is to be tried.
+    pub(super) fn doubt(&self) {
+        self.state.lock().is_doubtful = true;
+        self.changed.notify_one();
+    }
+
     /// Whether named locks are held, or are to be.
     pub(super) fn has_locks(&self) -> bool {
         !self.state.lock().locks.is_empty()
@@ -193,8 +208,8 @@ impl Watch {
         keys.iter().for_each(|key| state.wait_on(key));
     }
 
-    /// A lease whose named lock is to be waited for, if there is one.
-    pub(super) fn next_to_wait_for(&self) -> Option<(Arc<str>, LeaseId)> {
+    /// A named lock that is to be waited for, if there is one.
+    pub(super) fn next_to_wait_for(&self) -> Option<Wait> {
         self.state.lock().to_wait_for.pop_front()
     }
 
@@ -204,22 +219,24 @@ impl Watch {
     }
 
     /// A connection does not wait any more for the named lock of a lease: it could be had, or not within the time limit, or not at all.
-    pub(super) fn waited(&self, key: &Arc<str>, lease: LeaseId, outcome: Waited) {
+    pub(super) fn waited(&self, Wait { key, lease, .. }: &Wait, outcome: Waited) {
         let mut state = self.state.lock();
         state.waiting -= 1;
         let Some(watched) = state.keys.get_mut(key) else { return };
-        if watched.waits_for == Some(lease) {
+        if watched.waits_for == Some(*lease) {
             watched.waits_for = None;
         }
         match outcome {
             Waited::Had => {
-                watched.unlocked = Some(Unlocked { lease, is_looked_at: false });
+                let again = watched.unlocked.filter(|unlocked| unlocked.lease == *lease);
+                let pause = again.map_or(PAUSE, |unlocked| unlocked.pause.saturating_mul(2));
+                watched.unlocked = Some(Unlocked { lease: *lease, pause });
                 state.set_due(key, Instant::now());
             }
             Waited::NotYet => state.wait_on(key),
             Waited::Failed => {
-                watched.unlocked = Some(Unlocked { lease, is_looked_at: true });
-                state.set_due(key, Instant::now() + POLL);
+                watched.unlocked = Some(Unlocked { lease: *lease, pause: SLOWEST_POLL });
+                state.wait_on(key);
             }
         }
         drop(state);
@@ -296,10 +313,12 @@ impl State {
     fn tell_what_changed(&self, watched: &Watched, view: &View) {
         for (id, waiting) in &watched.waiting {
             match (view.grant(*id), view.place(*id), &waiting.lease) {
+                (Some(_), _, _) if !view.is_found(*id) => {}
                 (Some(grant), _, Some(lease)) => {
                     self.tell(Event::Granted { lease: lease.clone(), ticket: waiting.ticket, grant });
                 }
                 (None, Some(place), _) if place.ticket == waiting.ticket && !place.is_admitted => {}
+                (None, Some(_), _) if view.asked(*id).is_some() => {}
                 _ => self.tell(Event::AskAgain(*id)),
             }
         }
@@ -314,14 +333,12 @@ impl State {
             }
             return;
         }
-        let is_unlocked =
-            watched.unlocked.as_ref().is_some_and(|unlocked| Some(unlocked.lease) == watched.behind);
         let can_wait = self.locks.is_on() && self.waiting < self.waiters;
-        if !is_unlocked && watched.waits_for != watched.behind && can_wait {
+        if watched.waits_for != watched.behind && can_wait {
             watched.waits_for = watched.behind;
-            if let Some(behind) = watched.behind {
+            if let Some(lease) = watched.behind {
                 self.waiting += 1;
-                self.to_wait_for.push_back((Arc::clone(key), behind));
+                self.to_wait_for.push_back(Wait { key: Arc::clone(key), lease, pause: watched.pause() });
             }
         }
         let is_waited_for = watched.behind.is_some() && watched.waits_for == watched.behind;
@@ -358,17 +375,29 @@ impl State {
                 }
             }
         }
-        let is_something = !(todo.release.is_empty() && todo.take.is_empty() && todo.look.is_empty());
+        let is_something = std::mem::take(&mut self.is_doubtful)
+            || !(todo.release.is_empty() && todo.take.is_empty() && todo.look.is_empty());
         is_something.then_some(todo)
+    }
+}
+
+impl Watched {
+    /// How long until the named lock of the lease before is waited for.
+    fn pause(&self) -> Duration {
+        match self.unlocked.filter(|unlocked| Some(unlocked.lease) == self.behind) {
+            Some(unlocked) => unlocked.pause.min(pause(self.before, false)),
+            // Whoever joined the queue just before takes it just now.
+            None if self.before > 0 => PAUSE,
+            None => Duration::ZERO,
+        }
     }
 }
 
 /// The leases that wait, by what is known of them.
 fn waiting(mut before: HashMap<LeaseId, Waiting>, view: &View) -> HashMap<LeaseId, Waiting> {
     let each = view.places.iter().map(|place| {
-        let told = view.told.iter().find(|(lease, _)| lease.id == place.lease);
         let known = before.remove(&place.lease).and_then(|waiting| waiting.lease);
-        let lease = told.map(|(lease, _)| lease.clone()).or(known);
+        let lease = view.asked(place.lease).cloned().or(known);
         (place.lease, Waiting { ticket: place.ticket, lease })
     });
     each.collect()

@@ -168,7 +168,7 @@ impl Watcher {
             let found = stored.remove(key.as_bytes()).and_then(|stored| {
                 // What cannot be read is told to whoever asks for it.
                 let ledger = stored.ledger().ok()?;
-                Some((stored.version, View::of(&ledger, client, Vec::new())))
+                Some((stored.version, View::of(&ledger, client)))
             });
             self.watch.looked(key, found);
         }
