@@ -87,13 +87,14 @@ async fn write(session: &mut Session, changed: Vec<(Work, Changed)>) -> Outcome 
     let mut statements: Vec<_> = each.collect();
     let are_several = changed.len() > 1;
     if are_several {
-        statements.insert(0, "BEGIN".to_owned());
+        let locked = statement::lock_without_waiting(changed.iter().map(|(work, _)| &*work.key));
+        statements.splice(0..0, ["BEGIN".to_owned(), locked]);
         statements.push("COMMIT".to_owned());
     }
     let asked = Instant::now();
     match session.run_in_time(&statements).await {
         Ok(answers) => {
-            let answers = answers.iter().skip(usize::from(are_several));
+            let answers = answers.iter().skip(if are_several { 2 } else { 0 });
             let done = changed.into_iter().zip(answers);
             let done = done.map(|((work, record), answer)| finished(session, work, record, answer, asked));
             (done.collect(), None)

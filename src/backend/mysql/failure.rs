@@ -11,6 +11,8 @@ mod code {
     pub(super) const DUPLICATE_KEY: u16 = 1062;
     pub(super) const LOCK_WAIT_TIMEOUT: u16 = 1205;
     pub(super) const DEADLOCK: u16 = 1213;
+    /// A row is locked that was not to be waited for; MariaDB says that it waited for too long.
+    pub(super) const NOWAIT: u16 = 3572;
     /// `KILL QUERY`.
     pub(super) const QUERY_INTERRUPTED: u16 = 1317;
     /// Changed since it was read; only MariaDB says so.
@@ -46,6 +48,7 @@ fn said_by_server(said: &ServerError) -> Failure {
         code::DUPLICATE_KEY
         | code::LOCK_WAIT_TIMEOUT
         | code::DEADLOCK
+        | code::NOWAIT
         | code::QUERY_INTERRUPTED
         | code::RECORD_CHANGED => failure(Cure::Repeat, false),
         code if code::LOGIN.contains(&code) => failure(Cure::Fix, true),

@@ -1,8 +1,6 @@
 //! The statements, as text: MySQL takes several of them in one exchange only so. Keys and records are written in hexadecimal, which no setting
 //! of a session can make mean anything else.
 
-use std::fmt::Write;
-
 use super::record::Changed;
 
 /// The server's time of day, in microseconds, when it is evaluated. Sessions are in UTC.
@@ -30,6 +28,13 @@ pub(super) fn lock(key: &str) -> [String; 4] {
         format!("SELECT k, version, doc FROM leasehold WHERE k = {} FOR UPDATE", hex(key)),
         clock(),
     ]
+}
+
+/// Locks those of these records that there are, until the transaction ends. It fails if somebody else has locked one, which must not keep the
+/// others waiting.
+pub(super) fn lock_without_waiting<'a>(keys: impl Iterator<Item = &'a str>) -> String {
+    let keys: Vec<_> = keys.map(hex).collect();
+    format!("SELECT version FROM leasehold WHERE k IN ({}) FOR UPDATE NOWAIT", keys.join(", "))
 }
 
 fn clock() -> String {
@@ -95,13 +100,28 @@ pub(super) fn remove(records: &[(Vec<u8>, i64)], floor: i64) -> [String; 4] {
 }
 
 fn hex(bytes: impl AsRef<[u8]>) -> String {
+    const DIGITS: [char; 16] =
+        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+
     let bytes = bytes.as_ref();
     let mut text = String::with_capacity(bytes.len() * 2 + 3);
     text.push_str("x'");
     for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
+        text.push(DIGITS[usize::from(byte >> 4)]);
+        text.push(DIGITS[usize::from(byte & 15)]);
     }
     text.push('\'');
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_written_in_hexadecimal() {
+        assert_eq!(hex(""), "x''");
+        assert_eq!(hex("a'\\"), "x'61275c'");
+        assert_eq!(hex([0, 9, 0xa0, 0xff]), "x'0009a0ff'");
+    }
 }

@@ -28,6 +28,8 @@ const BACKUP_POLL: Duration = Duration::from_millis(100);
 const SLOWEST_BACKUP_POLL: Duration = Duration::from_secs(2);
 /// The first pause before a named lock is waited for that may not have been taken yet.
 const PAUSE: Duration = Duration::from_millis(2);
+/// How long the client polls after a connection could not wait for a named lock.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Records that are looked at together: those due within this time.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// How many are looked at with one query.
@@ -54,6 +56,8 @@ struct State {
     /// How many connections may wait for named locks, and how many do or are about to.
     waiters: usize,
     waiting: usize,
+    /// Set when one could not.
+    no_waiting_until: Option<Instant>,
     /// Whether the connection that looks may be gone.
     is_doubtful: bool,
 }
@@ -118,6 +122,7 @@ impl Watch {
             to_wait_for: VecDeque::new(),
             waiters,
             waiting: 0,
+            no_waiting_until: None,
             is_doubtful: false,
         };
         Self { state: Mutex::new(state), changed: Notify::new() }
@@ -235,7 +240,7 @@ impl Watch {
             }
             Waited::NotYet => state.wait_on(key),
             Waited::Failed => {
-                watched.unlocked = Some(Unlocked { lease: *lease, pause: SLOWEST_POLL });
+                state.no_waiting_until = Some(Instant::now() + AFTER_FAILURE);
                 state.wait_on(key);
             }
         }
@@ -333,7 +338,9 @@ impl State {
             }
             return;
         }
-        let can_wait = self.locks.is_on() && self.waiting < self.waiters;
+        let now = Instant::now();
+        let may_wait = self.locks.is_on() && self.no_waiting_until.is_none_or(|until| until <= now);
+        let can_wait = may_wait && self.waiting < self.waiters;
         if watched.waits_for != watched.behind && can_wait {
             watched.waits_for = watched.behind;
             if let Some(lease) = watched.behind {
@@ -342,7 +349,9 @@ impl State {
             }
         }
         let is_waited_for = watched.behind.is_some() && watched.waits_for == watched.behind;
-        let due = Instant::now() + pause(watched.before, is_waited_for);
+        let due = now + pause(watched.before, is_waited_for);
+        // What is to be looked at earlier still is.
+        let due = watched.due.map_or(due, |before| before.min(due));
         self.set_due(key, due);
     }
 
