@@ -34,6 +34,8 @@ use common::support;
 mod etcd;
 #[path = "../tests/support/etcd.rs"]
 mod etcd_server;
+#[path = "../tests/support/mysql.rs"]
+mod mysql;
 #[path = "../tests/support/postgres.rs"]
 mod postgres;
 #[path = "stores/races.rs"]
@@ -49,7 +51,9 @@ use common::turns::{Contender, Spread};
 use common::{LEASE, Ours, Place, Polling, Result, micros, table, timed};
 use etcd::WatchedPredecessor;
 use races::{Raced, Times, among_clients, race};
-use recipes::{AdvisoryLock, Permits, PolledRow, PostgresRows, Recipe, SqliteRows};
+use recipes::{
+    AdvisoryLock, MysqlRows, NamedLock, OursPolling, Permits, PolledRow, PostgresRows, Recipe, SqliteRows,
+};
 use site::{Site, Store};
 
 /// Pairs measured before the same number of commits.
@@ -165,6 +169,11 @@ impl<'a> Bench<'a> {
         match self.store {
             Store::Redis => recipes.push(self.lock::<Polling>().await?),
             Store::Sqlite => recipes.push(self.lock::<PolledRow<SqliteRows>>().await?),
+            Store::Mysql => {
+                recipes.push(self.lock::<OursPolling>().await?);
+                recipes.push(self.lock::<NamedLock>().await?);
+                recipes.push(self.lock::<PolledRow<MysqlRows>>().await?);
+            }
             Store::Postgres => {
                 recipes.push(self.lock::<AdvisoryLock>().await?);
                 recipes.push(self.lock::<PolledRow<PostgresRows>>().await?);
@@ -326,6 +335,11 @@ fn aims(options: &Options, measured: &[Measured]) -> Table {
             Store::Sqlite => {
                 add(format!("{name}: lock + release, us"), Some(ours.pair), ("<=", 100.0));
                 add(format!("{name}: hand-over between 2 clients, us"), hand_over, ("<=", 80.0));
+            }
+            Store::Mysql => {
+                add(format!("{name}: lock + release, commits"), Some(in_commits(ours.pair)), ("<=", 4.0));
+                let hand_over = hand_over.map(in_commits);
+                add(format!("{name}: hand-over between 2 clients, commits"), hand_over, ("<=", 7.5));
             }
             Store::Postgres => {
                 add(format!("{name}: lock + release, commits"), Some(in_commits(ours.pair)), ("<=", 2.7));

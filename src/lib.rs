@@ -30,6 +30,7 @@
 //! | `fred` | no | `RedisBackend::from_fred` and `builder_from_fred`, which take a client or a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
 //! | `etcd` | no | [`EtcdBackend`]: locks in an etcd cluster |
+//! | `mysql` | no | [`MysqlBackend`]: locks in a table of a MySQL or MariaDB database |
 //! | `postgres` | no | [`PostgresBackend`]: locks in a table of a PostgreSQL database |
 //! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
@@ -67,6 +68,8 @@ pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, 
 pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
 #[cfg(feature = "etcd")]
 pub use backend::{EtcdBackend, EtcdBuilder, etcd};
+#[cfg(feature = "mysql")]
+pub use backend::{MysqlBackend, MysqlBuilder, MysqlPush, mysql};
 #[cfg(feature = "postgres")]
 pub use backend::{PostgresBackend, PostgresBuilder, postgres};
 #[cfg(feature = "_redis")]

@@ -17,10 +17,13 @@ mod etcd;
 #[cfg(feature = "sqlite")]
 #[path = "support/sqlite.rs"]
 mod file;
+#[cfg(feature = "mysql")]
+#[path = "support/mysql.rs"]
+mod mysql;
 #[cfg(feature = "postgres")]
 #[path = "support/postgres.rs"]
 mod postgres;
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "mysql", feature = "postgres"))]
 mod support;
 
 /// One test per numbered point, for all kinds named, on one store: one kind after the other, as that may erase its data.
@@ -135,6 +138,32 @@ mod on_sqlite {
     }
 
     contract!(sqlite);
+}
+
+#[cfg(feature = "mysql")]
+mod on_mysql {
+    use super::mysql::MysqlServer;
+    use super::*;
+
+    async fn mysql(point: &str) -> Option<MysqlServer> {
+        MysqlServer::start_or_skip(&format!("the MySQL backend keeps {point}"))
+    }
+
+    impl Harness for MysqlServer {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            async { drop(self.execute("DROP TABLE IF EXISTS leasehold, leasehold_meta").await) }.boxed()
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+    }
+
+    contract!(mysql);
 }
 
 #[cfg(feature = "postgres")]

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, CountingSemaphore, Guard};
+use mysql_async::prelude::Queryable;
+use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout_at};
 use tokio_postgres::Statement;
@@ -62,6 +64,67 @@ impl Contender for Permits {
 
     async fn release(&self, guard: Guard) -> Result<()> {
         Ok(guard.release().await?)
+    }
+}
+
+/// This crate on MySQL, with polling instead of named locks.
+#[derive(Clone)]
+pub(crate) struct OursPolling(Ours);
+
+impl Recipe for OursPolling {
+    const NAME: &str = "leasehold, push=off";
+
+    async fn connect(site: &Site, name: &str) -> Result<Self> {
+        Ok(Self(Ours::connect(&format!("{}?push=off", site.url()), name, true).await?))
+    }
+}
+
+impl Contender for OursPolling {
+    type Held = Guard;
+
+    async fn acquire(&self, until: Instant) -> Result<Option<Guard>> {
+        self.0.acquire(until).await
+    }
+
+    async fn release(&self, guard: Guard) -> Result<()> {
+        self.0.release(guard).await
+    }
+}
+
+/// MySQL's named locks: a session waits in the server, and has the lock until it ends or releases it. No lease, no token.
+#[derive(Clone)]
+pub(crate) struct NamedLock {
+    session: Arc<Mutex<mysql_async::Conn>>,
+    name: String,
+}
+
+impl NamedLock {
+    async fn call(&self, function: &str) -> Result<bool> {
+        let mut session = self.session.lock().await;
+        let done: Option<Option<i64>> = session.query_first(format!("SELECT {function}")).await?;
+        Ok(done.flatten() == Some(1))
+    }
+}
+
+impl Recipe for NamedLock {
+    const NAME: &str = "GET_LOCK";
+
+    async fn connect(site: &Site, name: &str) -> Result<Self> {
+        Ok(Self { session: Arc::new(site.mysql().await?.into()), name: name.to_owned() })
+    }
+}
+
+impl Contender for NamedLock {
+    type Held = ();
+
+    /// Everybody releases, so it is granted in the end.
+    async fn acquire(&self, _: Instant) -> Result<Option<()>> {
+        Ok(self.call(&format!("GET_LOCK('{}', 60)", self.name)).await?.then_some(()))
+    }
+
+    async fn release(&self, (): ()) -> Result<()> {
+        let released = self.call(&format!("RELEASE_LOCK('{}')", self.name)).await?;
+        if released { Ok(()) } else { Err("a lock was gone before its release".into()) }
     }
 }
 
@@ -183,6 +246,51 @@ impl Rows for PostgresRows {
 
     async fn give_up(self: &Arc<Self>, name: &str, owner: &str) -> Result<bool> {
         Ok(self.session.execute(&self.give_up, &[&name, &owner]).await? == 1)
+    }
+}
+
+pub(crate) struct MysqlRows(Mutex<mysql_async::Conn>);
+
+impl MysqlRows {
+    async fn change(&self, sql: &str, with: Vec<&str>) -> Result<bool> {
+        const DEADLOCK: u16 = 1213;
+
+        let mut session = self.0.lock().await;
+        loop {
+            match session.exec_drop(sql, with.clone()).await {
+                Ok(()) => return Ok(session.affected_rows() > 0),
+                Err(mysql_async::Error::Server(said)) if said.code == DEADLOCK => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Rows for MysqlRows {
+    async fn connect(site: &Site) -> Result<Self> {
+        let mut session = site.mysql().await?;
+        session
+            .query_drop(
+                "CREATE TABLE IF NOT EXISTS polled (name VARCHAR(64) PRIMARY KEY, owner VARCHAR(36), expires DATETIME(6)) \
+                 ENGINE = InnoDB",
+            )
+            .await?;
+        Ok(Self(session.into()))
+    }
+
+    async fn take(self: &Arc<Self>, name: &str, owner: &str) -> Result<bool> {
+        // Without a change no row is counted.
+        let take = format!(
+            "INSERT INTO polled VALUES (?, ?, SYSDATE(6) + INTERVAL {} SECOND) ON DUPLICATE KEY UPDATE \
+             owner = IF(expires < SYSDATE(6), VALUES(owner), owner), \
+             expires = IF(expires < SYSDATE(6), VALUES(expires), expires)",
+            LEASE.as_secs()
+        );
+        self.change(&take, vec![name, owner]).await
+    }
+
+    async fn give_up(self: &Arc<Self>, name: &str, owner: &str) -> Result<bool> {
+        self.change("DELETE FROM polled WHERE name = ? AND owner = ?", vec![name, owner]).await
     }
 }
 

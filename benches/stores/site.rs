@@ -5,11 +5,13 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use fred::clients::Client as Fred;
 use fred::interfaces::KeysInterface;
+use mysql_async::prelude::Queryable;
 use tempfile::TempDir;
 use tokio_postgres::{NoTls, Statement};
 
 use super::etcd::Etcd;
 use super::etcd_server::EtcdServer;
+use super::mysql::MysqlServer;
 use super::postgres::PostgresServer;
 use crate::common::support::redis::{RedisServer, Setup};
 use crate::common::{Bare, Result};
@@ -18,6 +20,7 @@ use crate::common::{Bare, Result};
 pub(crate) enum Store {
     Redis,
     Sqlite,
+    Mysql,
     Postgres,
     Etcd,
 }
@@ -27,6 +30,7 @@ impl Store {
         match self {
             Self::Redis => "Redis",
             Self::Sqlite => "SQLite",
+            Self::Mysql => "MySQL",
             Self::Postgres => "PostgreSQL",
             Self::Etcd => "etcd",
         }
@@ -37,6 +41,10 @@ impl Store {
         let server = match self {
             Self::Redis => Server::Redis(RedisServer::start_with_or_skip("Redis", Setup::as_a_service())?),
             Self::Sqlite => Server::Sqlite(tempfile::tempdir().expect("room for a directory")),
+            Self::Mysql => {
+                let options = ["--max-connections=1200"];
+                Server::Mysql(MysqlServer::start_with_or_skip("MySQL", &options, None)?)
+            }
             Self::Postgres => {
                 // Each client has several connections.
                 let settings = ["max_connections=1200"];
@@ -56,6 +64,7 @@ pub(crate) struct Site {
 enum Server {
     Redis(RedisServer),
     Sqlite(TempDir),
+    Mysql(MysqlServer),
     Postgres(PostgresServer),
     Etcd(EtcdServer),
 }
@@ -65,6 +74,7 @@ impl Site {
         match &self.server {
             Server::Redis(server) => server.url(),
             Server::Sqlite(directory) => format!("sqlite:{}", directory.path().join("locks.db").display()),
+            Server::Mysql(server) => server.url(),
             Server::Postgres(server) => server.url(),
             Server::Etcd(server) => server.url(),
         }
@@ -87,6 +97,11 @@ impl Site {
         Ok(session)
     }
 
+    pub(crate) async fn mysql(&self) -> Result<mysql_async::Conn> {
+        let opts = mysql_async::Opts::from_url(&self.url())?;
+        Ok(mysql_async::Conn::new(mysql_async::OptsBuilder::from_opts(opts).prefer_socket(false)).await?)
+    }
+
     pub(crate) async fn commits(&self) -> Result<Commits> {
         Ok(match &self.server {
             Server::Redis(server) => Commits::Redis(Bare::connection(&server.url()).await?),
@@ -94,6 +109,16 @@ impl Site {
                 let file = self.other_file()?;
                 file.execute_batch(COUNTER)?;
                 Commits::Sqlite(file)
+            }
+            Server::Mysql(_) => {
+                let mut session = self.mysql().await?;
+                for statement in
+                    COUNTER.replace("ON CONFLICT DO NOTHING", "ON DUPLICATE KEY UPDATE id = id").split(';')
+                {
+                    session.query_drop(statement).await?;
+                }
+                let update = session.prep(COUNT).await?;
+                Commits::Mysql(session, update)
             }
             Server::Postgres(_) => {
                 let session = self.postgres().await?;
@@ -114,6 +139,7 @@ const COUNT: &str = "UPDATE counter SET value = value + 1 WHERE id = 1";
 pub(crate) enum Commits {
     Redis(Fred),
     Sqlite(rusqlite::Connection),
+    Mysql(mysql_async::Conn, mysql_async::Statement),
     Postgres(Arc<tokio_postgres::Client>, Statement),
     Etcd(Etcd),
 }
@@ -126,6 +152,10 @@ impl Commits {
                 1
             }
             Self::Sqlite(file) => file.prepare_cached(COUNT)?.execute([])? as u64,
+            Self::Mysql(session, update) => {
+                session.exec_drop(&*update, ()).await?;
+                session.affected_rows()
+            }
             Self::Postgres(session, update) => session.execute(update, &[]).await?,
             Self::Etcd(etcd) => {
                 etcd.put(b"counter", b"1").await?;

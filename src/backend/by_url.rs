@@ -16,6 +16,7 @@ pub(super) const REDIS_SCHEMES: &str = "`redis://`, `rediss://`, `redis+unix://`
 enum Store {
     Etcd,
     Memory,
+    Mysql,
     Postgres,
     Redis,
     Redlock,
@@ -28,6 +29,8 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
         #[cfg(feature = "etcd")]
         Store::Etcd => Ok(Arc::new(super::EtcdBackend::connect(url).await?)),
         Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        #[cfg(feature = "mysql")]
+        Store::Mysql => Ok(Arc::new(super::MysqlBackend::connect(url).await?)),
         #[cfg(feature = "postgres")]
         Store::Postgres => Ok(Arc::new(super::PostgresBackend::connect(url).await?)),
         #[cfg(feature = "_redis")]
@@ -47,6 +50,8 @@ pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
         #[cfg(feature = "etcd")]
         Store::Etcd => Ok(Arc::new(super::EtcdBackend::builder_from_url(url)?.connect_lazy()?)),
         Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        #[cfg(feature = "mysql")]
+        Store::Mysql => Ok(Arc::new(super::MysqlBackend::builder_from_url(url)?.connect_lazy()?)),
         #[cfg(feature = "postgres")]
         Store::Postgres => Ok(Arc::new(super::PostgresBackend::builder_from_url(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
@@ -76,6 +81,7 @@ impl Store {
             "etcd" | "etcds" => Ok(Self::Etcd),
             "memory" if rest.is_empty() => Ok(Self::Memory),
             "memory" => Err(Error::invalid("url", "nothing may follow `memory:`")),
+            "mysql" | "mariadb" => Ok(Self::Mysql),
             "postgres" | "postgresql" => Ok(Self::Postgres),
             "redlock" | "redlocks" => Ok(Self::Redlock),
             "sqlite" => Ok(Self::Sqlite),
@@ -83,7 +89,7 @@ impl Store {
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
                 let known = format!(
-                    "`memory:`, `sqlite:`, `postgres://`, `etcd://`, `etcds://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
+                    "`memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
                 );
                 Err(Error::invalid("url", format!("its scheme is none of {known}")))
             }
@@ -95,6 +101,7 @@ impl Store {
         match self {
             Self::Etcd => "etcd",
             Self::Memory => "",
+            Self::Mysql => "mysql",
             Self::Postgres => "postgres",
             Self::Redis | Self::Redlock => "redis",
             Self::Sqlite => "sqlite",
@@ -148,6 +155,8 @@ mod tests {
             ("redlock://h", Store::Redlock),
             ("redlocks://h", Store::Redlock),
             ("sqlite:/a", Store::Sqlite),
+            ("mysql://h/d", Store::Mysql),
+            ("mariadb://h/d", Store::Mysql),
             ("postgres://h", Store::Postgres),
             ("postgresql://h", Store::Postgres),
         ] {

@@ -62,6 +62,8 @@ mod lease_id;
 mod ledger;
 mod ledger_backend;
 mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "_records")]
@@ -86,6 +88,8 @@ pub use lease_id::{LeaseId, LeaseIds};
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};
+#[cfg(feature = "mysql")]
+pub use mysql::{MysqlBackend, MysqlBuilder, MysqlPush};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresBackend, PostgresBuilder};
 #[cfg(feature = "_redis")]

@@ -14,13 +14,16 @@ mod comparison;
 #[cfg(feature = "sqlite")]
 #[path = "../support/sqlite.rs"]
 mod file;
+#[cfg(feature = "mysql")]
+#[path = "../support/mysql.rs"]
+mod mysql_server;
 mod plan;
 #[cfg(feature = "postgres")]
 #[path = "../support/postgres.rs"]
 mod server;
 mod side;
 mod stores;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -154,6 +157,36 @@ mod on_redis {
     }
 }
 
+#[cfg(feature = "mysql")]
+mod on_mysql {
+    use super::*;
+    use crate::stores::Mysql;
+
+    #[test]
+    fn locks_agree_with_the_model() {
+        let Some(store) = Mysql::start_or_skip("locks like the model's") else { return };
+        agree::<Locks>(store);
+    }
+
+    #[test]
+    fn counting_semaphores_agree_with_the_model() {
+        let Some(store) = Mysql::start_or_skip("counting semaphores like the model's") else { return };
+        agree::<Counting>(store);
+    }
+
+    #[test]
+    fn fair_semaphores_agree_with_the_model() {
+        let Some(store) = Mysql::start_or_skip("fair semaphores like the model's") else { return };
+        agree::<Fair>(store);
+    }
+
+    #[test]
+    fn all_of_them_agree_with_the_model_in_rough_times() {
+        let Some(store) = Mysql::start_or_skip("stores like the model in rough times") else { return };
+        agree::<Rough>(store);
+    }
+}
+
 #[cfg(feature = "postgres")]
 mod on_postgres {
     use super::*;
@@ -211,7 +244,7 @@ mod on_sqlite {
 }
 
 /// Sequences on which the sides once differed, shrunk.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]
 mod found {
     use super::*;
     use crate::plan::Step::*;
@@ -220,6 +253,10 @@ mod found {
     use crate::plan::{Label, Request, Step};
 
     fn agree_on<M: Mix>(steps: &[Step]) {
+        #[cfg(feature = "mysql")]
+        if let Some(store) = crate::stores::Mysql::start_or_skip("sequences that went wrong once") {
+            agree_on_one::<M>(store, steps);
+        }
         #[cfg(feature = "postgres")]
         if let Some(store) = crate::stores::Postgres::start_or_skip("sequences that went wrong once") {
             agree_on_one::<M>(store, steps);

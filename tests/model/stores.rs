@@ -26,6 +26,11 @@ pub(crate) trait Store {
     /// How long to wait for events.
     fn event_timeout(&self) -> Duration;
 
+    /// Whether it tells a holder at once that its lease was released by force.
+    fn pushes_revocations(&self) -> bool {
+        true
+    }
+
     /// The keys whose names contain `of`, other than fences.
     fn leftovers(&mut self, of: &str) -> Vec<String>;
 }
@@ -77,8 +82,77 @@ pub(crate) use redis::Redis;
 #[cfg(feature = "sqlite")]
 pub(crate) use sqlite::Sqlite;
 
+#[cfg(feature = "mysql")]
+pub(crate) use mysql::Mysql;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::Postgres;
+
+#[cfg(feature = "mysql")]
+mod mysql {
+    use leasehold::MysqlBackend;
+
+    use super::*;
+    use crate::mysql_server::MysqlServer;
+    use crate::support::Clock;
+
+    /// How long the server may take.
+    const SLOW: Duration = Duration::from_secs(30);
+
+    /// A real server that lives by a shifted clock, and the runtime of its clients.
+    pub(crate) struct Mysql {
+        runtime: Runtime,
+        clock: Clock,
+        server: MysqlServer,
+    }
+
+    impl Mysql {
+        /// A server under a clock of its own, or `None` where there can be none of either.
+        #[track_caller]
+        pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+            let clock = Clock::new_or_skip(left_out)?;
+            let options = ["--innodb-flush-log-at-trx-commit=0"];
+            let server = MysqlServer::start_with_or_skip(left_out, &options, Some(&clock))?;
+            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+            Some(Self { runtime: runtime.expect("the system has room for a runtime"), clock, server })
+        }
+    }
+
+    impl Store for Mysql {
+        fn connect(&mut self) -> Client {
+            // What is slow here is the machine, and nothing is to be given up for that.
+            let builder =
+                MysqlBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
+            Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
+        }
+
+        fn lose_memory(&mut self) {
+            self.runtime.block_on(self.server.execute("DELETE FROM leasehold"));
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.clock.shift(time);
+        }
+
+        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
+            self.runtime.block_on(verb)
+        }
+
+        fn event_timeout(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+
+        /// Whoever holds does not look.
+        fn pushes_revocations(&self) -> bool {
+            false
+        }
+
+        /// A row stays for a day, and says what inspection shows as well.
+        fn leftovers(&mut self, _: &str) -> Vec<String> {
+            Vec::new()
+        }
+    }
+}
 
 #[cfg(feature = "postgres")]
 mod postgres {

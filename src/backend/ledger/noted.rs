@@ -47,10 +47,7 @@ mod noting {
         }
     }
 
-    #[cfg_attr(
-        not(all(feature = "etcd", feature = "mysql", feature = "zookeeper")),
-        allow(dead_code, reason = "each store uses a part of it")
-    )]
+    #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "each store uses a part of it"))]
     impl Ledger {
         /// From now on, requests are noted.
         pub(in crate::backend) const fn note_requests(&mut self) {

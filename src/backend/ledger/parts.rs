@@ -26,10 +26,7 @@ pub(in crate::backend) enum Standing {
     Waiting { ticket: Ticket, tokens: u32 },
 }
 
-#[cfg_attr(
-    not(all(feature = "etcd", feature = "mysql", feature = "zookeeper")),
-    allow(dead_code, reason = "each store uses a part of it")
-)]
+#[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "each store uses a part of it"))]
 impl Ledger {
     /// The text form without holds, places, and the time when the limit lapses.
     pub(in crate::backend) fn head(&self) -> String {

@@ -9,7 +9,7 @@
 //! | `health` | how the server can be reached |
 
 #![cfg_attr(
-    not(all(feature = "etcd", feature = "mysql", feature = "postgres", feature = "zookeeper")),
+    not(feature = "all-stores"),
     allow(dead_code, unused_imports, reason = "each store uses a part of it")
 )]
 

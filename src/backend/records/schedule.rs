@@ -161,7 +161,6 @@ impl<R: Remembered> Schedule<R> {
     }
 
     /// Whether there is something that nobody is at.
-    #[cfg(feature = "postgres")]
     pub(in crate::backend) fn is_ready(&self) -> bool {
         self.state.lock().is_ready()
     }

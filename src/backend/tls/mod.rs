@@ -1,5 +1,10 @@
 //! TLS options, and what TLS errors mean, independently of the library.
 
+#![cfg_attr(
+    not(feature = "all-stores"),
+    allow(dead_code, unused_imports, reason = "each store uses a part of it")
+)]
+
 use std::fmt;
 
 use crate::error::Error;

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Starts a MariaDB server of its own, runs a command in whose arguments `URL` stands for the server's URL, and stops the server.
+#
+#   scripts/with_mysql.sh cargo run --features mysql --example merge -- --url URL
+set -euo pipefail
+
+die() {
+    printf 'scripts/with_mysql.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+[[ $# -gt 0 ]] || die "which command?"
+PATH=$PATH:/usr/sbin:/usr/local/sbin
+server_program=${LEASEHOLD_MARIADBD:-$(command -v mariadbd || true)}
+[[ -x $server_program ]] || die "MariaDB is missing: see scripts/install.sh"
+install_program=$(dirname "$server_program")/mariadb-install-db
+[[ -x $install_program ]] || install_program=$(command -v mariadb-install-db) || die "mariadb-install-db is missing"
+
+dir=$(mktemp -d)
+options=(--no-defaults "--datadir=$dir/data" --innodb-log-file-size=8M)
+# The server runs as root only if it is told to.
+[[ $EUID -ne 0 ]] || options+=(--user=root)
+
+server=
+stop() {
+    [[ -z $server ]] || { kill -TERM "$server" && wait "$server"; } 2>/dev/null || true
+    rm -rf "$dir"
+}
+trap stop EXIT
+"$install_program" "${options[@]}" --auth-root-authentication-method=normal --skip-test-db >"$dir/install.log" 2>&1 ||
+    { cat "$dir/install.log" >&2; die "the database cannot be made"; }
+printf '%s\n' "FLUSH PRIVILEGES;" "CREATE DATABASE leasehold;" "CREATE USER leasehold@'%' IDENTIFIED BY 'leasehold';" \
+    "GRANT ALL ON leasehold.* TO leasehold@'%';" |
+    "$server_program" "${options[@]}" --bootstrap >"$dir/bootstrap.log" 2>&1 || { cat "$dir/bootstrap.log" >&2; die "no user can be made"; }
+
+for _ in 1 2 3 4 5; do
+    port=$((20000 + RANDOM % 10000))
+    "$server_program" "${options[@]}" --port="$port" --bind-address=127.0.0.1 --skip-name-resolve --skip-log-bin \
+        --socket="$dir/socket" --pid-file="$dir/pid" 2>"$dir/log" &
+    server=$!
+    # Another program may have the port: then it ends.
+    while kill -0 "$server" 2>/dev/null; do
+        if grep -q "ready for connections" "$dir/log"; then
+            url="mysql://leasehold:leasehold@127.0.0.1:$port/leasehold"
+            "${@//URL/$url}"
+            exit
+        fi
+        sleep 0.1
+    done
+done
+cat "$dir/log" >&2
+die "the server does not start"

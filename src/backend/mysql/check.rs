@@ -1,0 +1,61 @@
+//! What the user of a server should know about it.
+
+use super::session::{Session, value};
+use crate::backend::records::Failure;
+use crate::backend::{Finding, Severity};
+
+/// Not all servers have all of them.
+const LOOK: &str =
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'wsrep_on')";
+/// Whether the time stands still while a statement is carried out.
+const TIME_STANDS_STILL: &str = "SELECT SYSDATE(6) = IF(SLEEP(0.002) = 0, SYSDATE(6), 0)";
+
+pub(super) async fn findings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
+    let mut findings = settings(session).await?;
+    let answers = session.run_in_time(&[TIME_STANDS_STILL.to_owned()]).await?;
+    if let Some(row) = answers.first().and_then(|time| time.rows.first())
+        && value::<i64>(row, 0)? != 0
+    {
+        let text = "the server was started with `sysdate-is-now`: a lease may be counted from up to a second before it was stored";
+        findings.push(Finding::new(Severity::Info, text));
+    }
+    Ok(findings)
+}
+
+async fn settings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
+    let answers = session.run_in_time(&[LOOK.to_owned()]).await?;
+    let mut findings = Vec::new();
+    for row in answers.iter().flat_map(|variables| &variables.rows) {
+        let (name, set): (String, String) = (value(row, 0)?, value(row, 1)?);
+        findings.extend(finding(&name, &set));
+    }
+    Ok(findings)
+}
+
+fn finding(name: &str, set: &str) -> Option<Finding> {
+    match (name, set) {
+        ("innodb_flush_log_at_trx_commit", "0" | "2") => Some(Finding::new(
+            Severity::Info,
+            format!(
+                "`innodb_flush_log_at_trx_commit` is {set}: a crash of the machine may make the server forget the grants of the last second, \
+                 whose holders are told by their next renewals"
+            ),
+        )),
+        ("wsrep_on", "ON") => Some(Finding::new(
+            Severity::Warning,
+            "it is a node of a Galera cluster: named locks are only those of one node, and what another node has stored may be seen late. \
+             Have all clients use the same node",
+        )),
+        _ => None,
+    }
+}
+
+/// Traces what limits what the store promises.
+pub(super) async fn warn(session: &mut Session, store: &str) -> Result<(), Failure> {
+    for finding in settings(session).await? {
+        if finding.severity >= Severity::Warning {
+            tracing::warn!(store, "{finding}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Changing records: those that are quiet by reading and then writing what nobody else has changed, a crowded one under its lock.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::record::{Changed, Clock, Next, Read, Stored, Written};
+use super::session::{Answer, Session};
+use super::statement;
+use crate::backend::records::{self, Done, Failure, Phase, failed};
+
+type Work = records::Work<Written>;
+type Outcome = records::Outcome<Written>;
+
+/// Writes the records as they are remembered in one exchange, if all are. Those that somebody else has changed, or that are not remembered,
+/// are read in one exchange and written in another one.
+pub(super) async fn change_quiet(session: &mut Session, works: Vec<Work>) -> Outcome {
+    if works.iter().any(|work| work.written.is_none()) {
+        return read_and_write(session, works).await;
+    }
+    let client = session.watch.client();
+    let (mut outcome, mut changed, mut left) = (Vec::new(), Vec::new(), Vec::new());
+    for mut work in works {
+        match work.written.take().map(|written| written.read().change(&work, client)) {
+            Some(Ok(Next::Write(record))) => changed.push((work, record)),
+            // That nothing changes, or is wrong, is true only of what is stored now.
+            Some(Ok(Next::Keep(..)) | Err(_)) | None => left.push(work),
+        }
+    }
+    let mut failure = None;
+    if !changed.is_empty() {
+        let (written, failed) = write(session, changed).await;
+        for (work, done) in written {
+            match done {
+                Done::Conflict => left.push(work),
+                done => outcome.push((work, done)),
+            }
+        }
+        failure = failed;
+    }
+    if failure.is_some() || left.is_empty() {
+        outcome.extend(left.into_iter().map(|work| (work, Done::Again)));
+        return (outcome, failure);
+    }
+    let (read, failure) = read_and_write(session, left).await;
+    outcome.extend(read);
+    (outcome, failure)
+}
+
+async fn read_and_write(session: &mut Session, works: Vec<Work>) -> Outcome {
+    let (clock, mut stored) = match read(session, &works).await {
+        Ok(read) => read,
+        Err(failure) => return failed(works, failure, Phase::Reading),
+    };
+    let client = session.watch.client();
+    let (mut outcome, mut changed) = (Vec::new(), Vec::new());
+    for work in works {
+        let read = Read::at(clock, stored.remove(work.key.as_bytes()));
+        match read.change(&work, client) {
+            Ok(Next::Write(record)) => changed.push((work, record)),
+            Ok(Next::Keep(version, view)) => {
+                session.watch.note(&work.key, version, view);
+                outcome.push((work, Done::Finished));
+            }
+            Err(error) => outcome.push((work, Done::Failed { error, unsure: false })),
+        }
+    }
+    if changed.is_empty() {
+        return (outcome, None);
+    }
+    let (written, failure) = write(session, changed).await;
+    outcome.extend(written);
+    (outcome, failure)
+}
+
+/// The records that there are, by their keys, and then the time.
+async fn read(session: &mut Session, works: &[Work]) -> Result<(Clock, HashMap<Vec<u8>, Stored>), Failure> {
+    let statements = statement::read(works.iter().map(|work| &*work.key));
+    let answers = session.run_in_time(&statements).await?;
+    let [records, clock] = &answers[..] else { return Err(Failure::away("an answer is missing")) };
+    let records = records.rows.iter().map(|row| Stored::of(row).map(|stored| (stored.key.clone(), stored)));
+    Ok((Clock::of(clock)?, records.collect::<Result<_, _>>()?))
+}
+
+/// Writes records that have been changed. A single one is a transaction by itself.
+async fn write(session: &mut Session, changed: Vec<(Work, Changed)>) -> Outcome {
+    let each = changed.iter().map(|(work, record)| statement::write(&work.key, record));
+    let mut statements: Vec<_> = each.collect();
+    let are_several = changed.len() > 1;
+    if are_several {
+        let locked = statement::lock_without_waiting(changed.iter().map(|(work, _)| &*work.key));
+        statements.splice(0..0, ["BEGIN".to_owned(), locked]);
+        statements.push("COMMIT".to_owned());
+    }
+    let asked = Instant::now();
+    match session.run_in_time(&statements).await {
+        Ok(answers) => {
+            let answers = answers.iter().skip(if are_several { 2 } else { 0 });
+            let done = changed.into_iter().zip(answers);
+            let done = done.map(|((work, record), answer)| finished(session, work, record, answer, asked));
+            (done.collect(), None)
+        }
+        Err(failure) => {
+            let failure = if are_several { roll_back(session, failure).await } else { failure };
+            failed(changed.into_iter().map(|(work, _)| work).collect(), failure, Phase::Writing)
+        }
+    }
+}
+
+/// What a statement that was to write a record has done.
+fn finished(
+    session: &Session,
+    mut work: Work,
+    record: Changed,
+    answer: &Answer,
+    asked: Instant,
+) -> (Work, Done) {
+    if answer.changed == 0 {
+        return (work, Done::Conflict);
+    }
+    work.written = Written::of(answer, record.doc, asked);
+    let version = work.written.as_ref().map(|written| written.version);
+    session.watch.note(&work.key, version, record.view);
+    (work, Done::Finished)
+}
+
+/// Locks the record and reads it in one exchange, and writes it in another one, which ends the transaction.
+pub(super) async fn change_crowded(session: &mut Session, work: Work) -> Outcome {
+    let read = match lock_and_read(session, &work).await {
+        Ok(read) => read,
+        Err(failure) => {
+            let failure = roll_back(session, failure).await;
+            return failed(vec![work], failure, Phase::Reading);
+        }
+    };
+    let done = match read.change(&work, session.watch.client()) {
+        Ok(Next::Write(record)) => return write_and_commit(session, work, record).await,
+        Ok(Next::Keep(version, view)) => {
+            session.watch.note(&work.key, version, view);
+            Done::Finished
+        }
+        Err(error) => Done::Failed { error, unsure: false },
+    };
+    // What was answered without writing is true, however the transaction ends.
+    let ended = session.run_in_time(&statement::end("ROLLBACK")).await;
+    (vec![(work, done)], ended.err())
+}
+
+/// The record, and the time after it was locked.
+async fn lock_and_read(session: &mut Session, work: &Work) -> Result<Read, Failure> {
+    let answers = session.run_in_time(&statement::lock(&work.key)).await?;
+    let [.., record, clock] = &answers[..] else { return Err(Failure::away("an answer is missing")) };
+    let stored = record.rows.first().map(Stored::of).transpose()?;
+    Ok(Read::at(Clock::of(clock)?, stored))
+}
+
+async fn write_and_commit(session: &mut Session, work: Work, record: Changed) -> Outcome {
+    let [commit, idle] = statement::end("COMMIT");
+    let statements = [statement::write(&work.key, &record), commit, idle];
+    let asked = Instant::now();
+    match session.run_in_time(&statements).await {
+        Ok(answers) => (vec![finished(session, work, record, &answers[0], asked)], None),
+        Err(failure) => {
+            let failure = roll_back(session, failure).await;
+            failed(vec![work], failure, Phase::Writing)
+        }
+    }
+}
+
+/// Ends the transaction in which something failed, unless the session has ended with it.
+async fn roll_back(session: &mut Session, failure: Failure) -> Failure {
+    if failure.is_broken {
+        return failure;
+    }
+    match session.run_in_time(&statement::end("ROLLBACK")).await {
+        Ok(_) => failure,
+        Err(_) => Failure { is_broken: true, ..failure },
+    }
+}

@@ -1,0 +1,204 @@
+//! MySQL and MariaDB.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `schema` | the tables, their version, and whether they can be used |
+//! | `tls`, `session` | connecting; a session of the server, its settings and checks |
+//! | `statement` | the statements |
+//! | `exchange`, `record` | changing records, optimistically or under a lock; a record as it is read, changed and written |
+//! | `view` | what a record is for one client |
+//! | `watch`, `named_locks` | what a client waits for; the named locks that others wait for |
+//! | `watcher`, `waiters` | the connection that looks at records and holds named locks; those that wait for named locks |
+//! | `sweep` | records that nobody has used for a day |
+//! | `check` | what the server's user should know about it |
+//! | `failure` | errors of MySQL in words, and what follows from them |
+//!
+//! In which order changes are carried out, and by which connection, is in [`records`](super::records).
+//!
+//! All connections are carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
+
+mod builder;
+mod check;
+mod exchange;
+mod failure;
+mod named_locks;
+mod record;
+mod schema;
+mod session;
+mod statement;
+mod sweep;
+mod tls;
+mod url;
+mod view;
+mod waiters;
+mod watch;
+mod watcher;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::join;
+use futures::stream::BoxStream;
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+use super::ledger::{Ledger, Stamp};
+use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::records::{Health, Workers};
+use super::{BackendError, Capabilities, Event, Finding, StoreState};
+use crate::background;
+use crate::error::Error;
+use builder::Settings;
+use session::Session;
+use watcher::Watcher;
+
+pub use builder::{MysqlBuilder, MysqlPush};
+pub use schema::SCHEMA;
+
+/// Leases in a table of a MySQL or MariaDB database.
+///
+/// Each client has two connections, one for changes and one that looks at what it waits for, and opens more to wait for named locks, and
+/// for changes while it is held up by others. See `docs/mysql.md` for what this store gives and what it does not.
+pub type MysqlBackend = LedgerBackend<MysqlStore>;
+
+/// The table of a [`MysqlBackend`].
+pub struct MysqlStore {
+    capabilities: Capabilities,
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    workers: Arc<Workers<Session>>,
+    watcher: Arc<Watcher>,
+    runtime: Handle,
+}
+
+impl LedgerBackend<MysqlStore> {
+    /// Connects to the server that a URL names: `mysql://[user[:password]@]host[:port]/database[?option=value&...]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`MysqlBuilder::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes whatever was opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder_from_url(url)?.connect().await
+    }
+
+    /// A builder for the server that a configuration names. `prefer_socket` and `client_found_rows` are turned off, and the settings of pools are
+    /// not used.
+    pub fn builder(opts: impl Into<mysql_async::Opts>) -> MysqlBuilder {
+        MysqlBuilder::new(opts.into())
+    }
+
+    /// A builder with the server and the options of a URL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if it cannot be parsed.
+    pub fn builder_from_url(url: &str) -> Result<MysqlBuilder, Error> {
+        url::parse(url)
+    }
+}
+
+impl MysqlStore {
+    /// Prepares everything; the connections are opened when they are needed.
+    fn start(settings: Arc<Settings>) -> io::Result<Self> {
+        let runtime = background::handle()?;
+        let health = Arc::new(Health::new(settings.address.clone()));
+        let workers = Workers::new(Arc::clone(&settings), Arc::clone(&health), runtime.clone());
+        let watcher = Watcher::new(Arc::clone(&settings), Arc::clone(&health));
+        let mut capabilities = Capabilities::new(settings.address.clone());
+        // The whole queue is in the record.
+        capabilities.constant_work = false;
+        let (workers, watcher) = (Arc::new(workers), Arc::new(watcher));
+        Ok(Self { capabilities, settings, health, workers, watcher, runtime })
+    }
+
+    /// Returns when both connections have been opened.
+    async fn connected(&self) -> Result<(), BackendError> {
+        self.watcher.start(&self.runtime);
+        let (looking, changing) = join(self.watcher.connected(), self.ping()).await;
+        looking.map_err(|failure| failure.before_storing())?;
+        changing
+    }
+}
+
+impl LedgerStore for MysqlStore {
+    fn transact<T: Send + 'static>(
+        &self,
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
+        self.workers.transact(keys, change)
+    }
+
+    fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
+        let workers = Arc::clone(&self.workers);
+        let events = self.watcher.open(client, &self.runtime);
+        // What somebody else has granted is known before it is acted upon.
+        let noted = events.inspect(move |event| {
+            if let Event::Granted { lease, .. } = event {
+                workers.schedule.forget(&lease.resource.key);
+            }
+        });
+        noted.boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn state(&self) -> StoreState {
+        self.health.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.health.changes()
+    }
+
+    /// Reads a record that does not exist.
+    async fn ping(&self) -> Result<(), BackendError> {
+        // Names are not empty.
+        self.transact(&["".into()], |_, _, _| ((), Vec::new())).await.map(drop)
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>, BackendError> {
+        let settings = Arc::clone(&self.settings);
+        let looked = self.runtime.spawn(async move {
+            let mut session = Session::open(&settings).await?;
+            check::findings(&mut session).await
+        });
+        let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;
+        found.map_err(|failure| failure.before_storing())
+    }
+
+    async fn close(&self) {
+        self.stop();
+        self.workers.ended().await;
+        self.health.close();
+    }
+}
+
+impl MysqlStore {
+    /// Nothing new is begun, and the connections are closed when what has begun is done.
+    fn stop(&self) {
+        self.workers.schedule.close();
+        self.watcher.close();
+    }
+}
+
+impl Drop for MysqlStore {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for MysqlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MysqlStore").field("address", &self.settings.address).finish_non_exhaustive()
+    }
+}

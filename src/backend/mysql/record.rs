@@ -1,0 +1,163 @@
+//! A record as it is read, or remembered, changed and written.
+
+use std::time::{Duration, Instant};
+
+use mysql_async::Row;
+
+use super::session::{Answer, value};
+use super::view::{OwnChange, View};
+use crate::backend::ledger::{Entry, Standing};
+use crate::backend::records::{Failure, Remembered, Work};
+use crate::backend::{BackendError, Ledger, Stamp};
+
+/// For how long what was written is remembered: clocks differ by less than a millisecond after that.
+const REMEMBERED: Duration = Duration::from_secs(10);
+/// How long writing a record may take that was remembered and not read. Leases that begin with it are counted from the end of that time, so
+/// that none ends too early, also if this machine stood still: then it is too late, and the record is read.
+const TO_WRITE_MICROS: i64 = 20_000;
+
+/// A record at a time.
+pub(super) struct Read {
+    /// In microseconds, by the server's clock: not later than the current time,
+    now: i64,
+    /// and not earlier.
+    late: i64,
+    /// It must not be written after that.
+    until: i64,
+    /// `None` if there is none.
+    stored: Option<Stored>,
+    /// What all numbers issued by records that were removed are below.
+    floor: i64,
+}
+
+/// A row.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    pub(super) key: Vec<u8>,
+    pub(super) version: i64,
+    pub(super) doc: Vec<u8>,
+}
+
+impl Stored {
+    pub(super) fn of(row: &Row) -> Result<Self, Failure> {
+        Ok(Self { key: value(row, 0)?, version: value(row, 1)?, doc: value(row, 2)? })
+    }
+
+    pub(super) fn ledger(&self) -> Result<Ledger, BackendError> {
+        let text = std::str::from_utf8(&self.doc);
+        text.map_err(|error| BackendError::WrongType { source: error.into() })?.parse()
+    }
+}
+
+/// What a server's clock says, and the number that all those issued by records that were removed are below.
+#[derive(Clone, Copy)]
+pub(super) struct Clock {
+    now: i64,
+    floor: i64,
+}
+
+impl Clock {
+    pub(super) fn of(answer: &Answer) -> Result<Self, Failure> {
+        let Some(row) = answer.rows.first() else { return Err(Failure::away("it does not tell the time")) };
+        Ok(Self { now: value(row, 0)?, floor: value::<Option<i64>>(row, 1)?.unwrap_or(0) })
+    }
+}
+
+/// What is to be done with a record, and how it is then, for this client.
+pub(super) enum Next {
+    /// Nothing: it stays as it is. The version is that of the record, if there is one.
+    Keep(Option<i64>, View),
+    Write(Changed),
+}
+
+/// A record that was changed, to be written.
+pub(super) struct Changed {
+    /// Of the record that was read.
+    pub(super) version: Option<i64>,
+    pub(super) now: i64,
+    pub(super) until: i64,
+    pub(super) doc: String,
+    pub(super) view: View,
+}
+
+impl Read {
+    /// What was read at a time.
+    pub(super) const fn at(clock: Clock, stored: Option<Stored>) -> Self {
+        let Clock { now, floor } = clock;
+        // Whoever is told of a lease counts it from when it asked, which was before the server's clock was read.
+        Self { now, late: now, until: i64::MAX, stored, floor }
+    }
+
+    /// Carries out what was asked for, and looks at what that is for a client.
+    pub(super) fn change(
+        self,
+        work: &Work<Written>,
+        client: Option<uuid::Uuid>,
+    ) -> Result<Next, BackendError> {
+        let Self { now, late, until, stored, floor } = self;
+        let mut ledger = match &stored {
+            Some(stored) => stored.ledger()?,
+            None => Ledger::default(),
+        };
+        let micros = |time: i64| u64::try_from(time).unwrap_or(0);
+        let floor = micros(floor).saturating_add(1);
+        let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
+        let is_held = |entry: &Entry| matches!(entry.standing, Standing::Held(_));
+        let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
+        ledger.note_requests();
+        for task in &work.tasks {
+            // Whoever is meant finds it in the record.
+            drop(task.run(&mut ledger, stamp));
+        }
+        let asked = ledger.noted_requests().iter().map(|request| request.lease.clone()).collect();
+        let view = View { own: Some(OwnChange { held_before, asked }), ..View::of(&ledger, client) };
+        let doc = ledger.to_string();
+        let is_same = match &stored {
+            Some(stored) => stored.doc == doc.as_bytes(),
+            // A record that never issued a number says nothing.
+            None => ledger.last_number() == 0,
+        };
+        let version = stored.map(|stored| stored.version);
+        if is_same && !work.must_write {
+            return Ok(Next::Keep(version, view));
+        }
+        Ok(Next::Write(Changed { version, now, until, doc, view }))
+    }
+}
+
+/// A record that this client has written. As long as nobody else changes it, it need not be read again.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) version: i64,
+    doc: String,
+    /// When this client asked for that, and heard of it.
+    asked: Instant,
+    heard: Instant,
+}
+
+impl Written {
+    /// From the answer to a statement that has written it. `None` if that does not say which version it is: a trigger of somebody's may
+    /// have gone between.
+    pub(super) fn of(answer: &Answer, doc: String, asked: Instant) -> Option<Self> {
+        let version = answer.id.and_then(|id| i64::try_from(id).ok())?;
+        Some(Self { version, doc, asked, heard: Instant::now() })
+    }
+
+    /// What would be read now if nobody else has changed it.
+    pub(super) fn read(self) -> Read {
+        let later = |since: Instant| {
+            let elapsed = i64::try_from(since.elapsed().as_micros()).unwrap_or(i64::MAX);
+            self.version.saturating_add(elapsed)
+        };
+        // Its version is the time when it was written. If it is ahead of that, it is not written before the time has come, so it is read.
+        let (now, until) = (later(self.heard), later(self.asked).saturating_add(TO_WRITE_MICROS));
+        let stored = Stored { key: Vec::new(), version: self.version, doc: self.doc.into_bytes() };
+        Read { now, late: until, until, stored: Some(stored), floor: 0 }
+    }
+}
+
+impl Remembered for Written {
+    fn is_recent(&self) -> bool {
+        self.asked.elapsed() < REMEMBERED
+    }
+}

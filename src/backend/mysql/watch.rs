@@ -1,0 +1,423 @@
+//! What a client waits for, and what others may wait for that it has: kept up to date by everything that it reads and writes.
+//!
+//! Nobody is told of grants by the server. So a client looks at the records of the keys it waits for, all of them with one query, and, unless
+//! that is turned off, waits for named locks: each lease has one, which its client holds as long as the lease holds or waits. Whoever is served
+//! next waits for that lock in the server, and looks at the record when it gets it.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
+use tokio::sync::Notify;
+use tokio::time::sleep_until;
+use uuid::Uuid;
+
+use super::named_locks::NamedLocks;
+use super::view::View;
+use crate::backend::{Event, LeaseId, LeaseRef, Ticket};
+use crate::sync::Mutex;
+
+/// How often a client looks at a record if it is the next to be served, and how much less often for each four that are before it.
+const POLL: Duration = Duration::from_millis(10);
+const SLOWEST_POLL: Duration = Duration::from_millis(100);
+/// The same for a client that waits for a named lock, for each one that is before it.
+const BACKUP_POLL: Duration = Duration::from_millis(100);
+const SLOWEST_BACKUP_POLL: Duration = Duration::from_secs(2);
+/// The first pause before a named lock is waited for that may not have been taken yet.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long the client polls after a connection could not wait for a named lock.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// Records that are looked at together: those due within this time.
+const TOGETHER: Duration = Duration::from_millis(2);
+/// How many are looked at with one query.
+const KEYS: usize = 128;
+
+/// What a client waits for.
+#[derive(Debug)]
+pub(super) struct Watch {
+    state: Mutex<State>,
+    /// Told when there may be something to do for the connection that looks.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    client: Option<Uuid>,
+    tell: Option<UnboundedSender<Event>>,
+    keys: HashMap<Arc<str>, Watched>,
+    /// When the records of keys are to be looked at.
+    due: BTreeSet<(Instant, Arc<str>)>,
+    locks: NamedLocks,
+    /// Keys with a lease whose named lock a connection is to wait for.
+    to_wait_for: VecDeque<Wait>,
+    /// How many connections may wait for named locks, and how many do or are about to.
+    waiters: usize,
+    waiting: usize,
+    /// Set when one could not.
+    no_waiting_until: Option<Instant>,
+    /// Whether the connection that looks may be gone.
+    is_doubtful: bool,
+}
+
+/// A key with leases of this client.
+#[derive(Debug, Default)]
+struct Watched {
+    version: i64,
+    leases: Vec<LeaseId>,
+    waiting: HashMap<LeaseId, Waiting>,
+    before: usize,
+    behind: Option<LeaseId>,
+    due: Option<Instant>,
+    /// The lease whose named lock a connection waits for.
+    waits_for: Option<LeaseId>,
+    unlocked: Option<Unlocked>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    /// Unknown if this client was not told of the place.
+    lease: Option<LeaseRef>,
+}
+
+/// A lease whose named lock could be had. If the lease is still there when the record is looked at, its client does not hold the lock, or
+/// not yet: then it is waited for again after a pause, or it would be had again at once.
+#[derive(Clone, Copy, Debug)]
+struct Unlocked {
+    lease: LeaseId,
+    pause: Duration,
+}
+
+/// A named lock that is to be waited for, after a pause.
+#[derive(Clone, Debug)]
+pub(super) struct Wait {
+    pub(super) key: Arc<str>,
+    pub(super) lease: LeaseId,
+    pub(super) pause: Duration,
+}
+
+/// What the connection that looks does next.
+#[derive(Debug, Default)]
+pub(super) struct Todo {
+    /// Named locks to be released.
+    pub(super) release: Vec<LeaseId>,
+    /// Named locks to be taken.
+    pub(super) take: Vec<LeaseId>,
+    /// Records to be looked at, and the versions that are known.
+    pub(super) look: Vec<(Arc<str>, i64)>,
+}
+
+impl Watch {
+    /// For a client that waits for named locks on so many connections at most.
+    pub(super) fn new(waiters: usize) -> Self {
+        let state = State {
+            client: None,
+            tell: None,
+            keys: HashMap::new(),
+            due: BTreeSet::new(),
+            locks: NamedLocks::new(false),
+            to_wait_for: VecDeque::new(),
+            waiters,
+            waiting: 0,
+            no_waiting_until: None,
+            is_doubtful: false,
+        };
+        Self { state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// The events from now on, for the client of this name, which never changes. A later stream replaces an earlier one.
+    pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
+        let (tell, told) = unbounded();
+        let mut state = self.state.lock();
+        (state.tell, state.client) = (Some(tell), Some(client));
+        told.chain(stream::pending()).boxed()
+    }
+
+    pub(super) fn client(&self) -> Option<Uuid> {
+        self.state.lock().client
+    }
+
+    pub(super) fn tell(&self, event: Event) {
+        self.state.lock().tell(event);
+    }
+
+    /// A record is of this version and looks like this, after a change of this client.
+    pub(super) fn note(&self, key: &Arc<str>, version: Option<i64>, view: View) {
+        if self.state.lock().see(key, version.unwrap_or(0), view) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The same, as it was found by looking: `None` if it is still as it was known.
+    pub(super) fn looked(&self, key: &Arc<str>, found: Option<(i64, View)>) {
+        let mut state = self.state.lock();
+        match found {
+            Some((version, view)) => drop(state.see(key, version, view)),
+            None => state.wait_on(key),
+        }
+    }
+
+    /// What is to be done next, within a time. Nothing, if nothing is to be done until then.
+    pub(super) async fn next(&self, within: Duration) -> Todo {
+        let end = Instant::now() + within;
+        loop {
+            let changed = self.changed.notified();
+            let until = {
+                let mut state = self.state.lock();
+                let todo = state.todo(Instant::now());
+                if let Some(todo) = todo {
+                    return todo;
+                }
+                state.next_due().map_or(end, |due| due.min(end))
+            };
+            tokio::select! {
+                () = changed => {}
+                () = sleep_until(until.into()) => if until == end { return Todo::default() },
+            }
+        }
+    }
+
+    /// The named lock of a lease was taken, or somebody else has it.
+    pub(super) fn took(&self, lease: LeaseId, is_taken: bool) {
+        if self.state.lock().locks.took(lease, is_taken) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Another connection was lost: that which looks is to be tried.
+    pub(super) fn doubt(&self) {
+        self.state.lock().is_doubtful = true;
+        self.changed.notify_one();
+    }
+
+    /// Whether named locks are held, or are to be.
+    pub(super) fn has_locks(&self) -> bool {
+        !self.state.lock().locks.is_empty()
+    }
+
+    /// There is a session that can hold named locks, which has none yet.
+    pub(super) fn use_locks(&self) {
+        let mut state = self.state.lock();
+        let is_on = state.waiters > 0;
+        state.locks.restart(is_on);
+    }
+
+    /// There is none. What could not be looked at meanwhile is looked at later.
+    pub(super) fn do_without_locks(&self) {
+        let mut state = self.state.lock();
+        state.locks.restart(false);
+        let keys: Vec<_> = state.keys.keys().cloned().collect();
+        keys.iter().for_each(|key| state.wait_on(key));
+    }
+
+    /// A named lock that is to be waited for, if there is one.
+    pub(super) fn next_to_wait_for(&self) -> Option<Wait> {
+        self.state.lock().to_wait_for.pop_front()
+    }
+
+    /// Whether connections are needed to wait for named locks.
+    pub(super) fn has_to_wait_for(&self) -> bool {
+        !self.state.lock().to_wait_for.is_empty()
+    }
+
+    /// A connection does not wait any more for the named lock of a lease: it could be had, or not within the time limit, or not at all.
+    pub(super) fn waited(&self, Wait { key, lease, .. }: &Wait, outcome: Waited) {
+        let mut state = self.state.lock();
+        state.waiting -= 1;
+        let Some(watched) = state.keys.get_mut(key) else { return };
+        if watched.waits_for == Some(*lease) {
+            watched.waits_for = None;
+        }
+        match outcome {
+            Waited::Had => {
+                let again = watched.unlocked.filter(|unlocked| unlocked.lease == *lease);
+                let pause = again.map_or(PAUSE, |unlocked| unlocked.pause.saturating_mul(2));
+                watched.unlocked = Some(Unlocked { lease: *lease, pause });
+                state.set_due(key, Instant::now());
+            }
+            Waited::NotYet => state.wait_on(key),
+            Waited::Failed => {
+                state.no_waiting_until = Some(Instant::now() + AFTER_FAILURE);
+                state.wait_on(key);
+            }
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+}
+
+/// How it went with a named lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waited {
+    Had,
+    NotYet,
+    Failed,
+}
+
+impl State {
+    fn tell(&self, event: Event) {
+        if let Some(tell) = &self.tell {
+            // An error means that the stream has been dropped: nobody listens at the moment.
+            drop(tell.unbounded_send(event));
+        }
+    }
+
+    /// Takes note of a record. Whether there may be something to do.
+    fn see(&mut self, key: &Arc<str>, version: i64, view: View) -> bool {
+        let (known, now) = (self.keys.contains_key(key), Instant::now());
+        if view.is_empty() && !known {
+            return false;
+        }
+        let mut watched = self.keys.remove(key).unwrap_or_default();
+        let mut is_something = self.keep_locks(&watched, &view, now);
+        self.tell_what_changed(&watched, &view);
+        let is_unchanged = watched.version == version;
+        watched.version = version;
+        watched.leases = view.leases().collect();
+        let before = std::mem::take(&mut watched.waiting);
+        watched.waiting = waiting(before, &view);
+        (watched.before, watched.behind) = (view.before, view.behind);
+        if view.is_semaphore {
+            // Whoever holds any of the permits may be the next to release.
+            watched.behind = None;
+        }
+        if view.is_empty() {
+            if let Some(due) = watched.due {
+                self.due.remove(&(due, Arc::clone(key)));
+            }
+            return is_something;
+        }
+        is_something |= !is_unchanged || watched.due.is_none();
+        self.keys.insert(Arc::clone(key), watched);
+        self.wait_on(key);
+        is_something
+    }
+
+    /// The named locks of leases that hold or wait are held; those of others are not.
+    fn keep_locks(&mut self, watched: &Watched, view: &View, now: Instant) -> bool {
+        let mut is_something = false;
+        for lease in &watched.leases {
+            if view.grant(*lease).is_none() && view.place(*lease).is_none() {
+                is_something |= self.locks.give_up(*lease);
+            }
+        }
+        if !view.is_semaphore {
+            // A semaphore may have many holders, and whoever waits polls.
+            for lease in view.leases() {
+                let is_urgent = view.others_wait || view.place(lease).is_some();
+                is_something |= self.locks.want(lease, is_urgent, now);
+            }
+        }
+        is_something
+    }
+
+    /// What others have done to the leases that waited.
+    fn tell_what_changed(&self, watched: &Watched, view: &View) {
+        for (id, waiting) in &watched.waiting {
+            match (view.grant(*id), view.place(*id), &waiting.lease) {
+                (Some(_), _, _) if !view.is_found(*id) => {}
+                (Some(grant), _, Some(lease)) => {
+                    self.tell(Event::Granted { lease: lease.clone(), ticket: waiting.ticket, grant });
+                }
+                (None, Some(place), _) if place.ticket == waiting.ticket && !place.is_admitted => {}
+                (None, Some(_), _) if view.asked(*id).is_some() => {}
+                _ => self.tell(Event::AskAgain(*id)),
+            }
+        }
+    }
+
+    /// Looks at a record again in time, and has a connection wait for the named lock of whoever is before.
+    fn wait_on(&mut self, key: &Arc<str>) {
+        let Some(watched) = self.keys.get_mut(key) else { return };
+        if watched.waiting.is_empty() {
+            if let Some(due) = watched.due.take() {
+                self.due.remove(&(due, Arc::clone(key)));
+            }
+            return;
+        }
+        let now = Instant::now();
+        let may_wait = self.locks.is_on() && self.no_waiting_until.is_none_or(|until| until <= now);
+        let can_wait = may_wait && self.waiting < self.waiters;
+        if watched.waits_for != watched.behind && can_wait {
+            watched.waits_for = watched.behind;
+            if let Some(lease) = watched.behind {
+                self.waiting += 1;
+                self.to_wait_for.push_back(Wait { key: Arc::clone(key), lease, pause: watched.pause() });
+            }
+        }
+        let is_waited_for = watched.behind.is_some() && watched.waits_for == watched.behind;
+        let due = now + pause(watched.before, is_waited_for);
+        // What is to be looked at earlier still is.
+        let due = watched.due.map_or(due, |before| before.min(due));
+        self.set_due(key, due);
+    }
+
+    fn set_due(&mut self, key: &Arc<str>, due: Instant) {
+        let Some(watched) = self.keys.get_mut(key).filter(|watched| !watched.waiting.is_empty()) else {
+            return;
+        };
+        if let Some(before) = watched.due.replace(due) {
+            self.due.remove(&(before, Arc::clone(key)));
+        }
+        self.due.insert((due, Arc::clone(key)));
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let look = self.due.first().map(|(due, _)| *due);
+        look.into_iter().chain(self.locks.next_due()).min()
+    }
+
+    fn todo(&mut self, now: Instant) -> Option<Todo> {
+        let mut todo = Todo { release: self.locks.releases(), take: self.locks.takes(now), look: Vec::new() };
+        if self.due.first().is_some_and(|(due, _)| *due <= now) {
+            while let Some((due, _)) = self.due.first()
+                && *due <= now + TOGETHER
+                && todo.look.len() < KEYS
+                && let Some((_, key)) = self.due.pop_first()
+            {
+                if let Some(watched) = self.keys.get_mut(&key) {
+                    watched.due = None;
+                    todo.look.push((Arc::clone(&key), watched.version));
+                }
+            }
+        }
+        let is_something = std::mem::take(&mut self.is_doubtful)
+            || !(todo.release.is_empty() && todo.take.is_empty() && todo.look.is_empty());
+        is_something.then_some(todo)
+    }
+}
+
+impl Watched {
+    /// How long until the named lock of the lease before is waited for.
+    fn pause(&self) -> Duration {
+        match self.unlocked.filter(|unlocked| Some(unlocked.lease) == self.behind) {
+            Some(unlocked) => unlocked.pause.min(pause(self.before, false)),
+            // Whoever joined the queue just before takes it just now.
+            None if self.before > 0 => PAUSE,
+            None => Duration::ZERO,
+        }
+    }
+}
+
+/// The leases that wait, by what is known of them.
+fn waiting(mut before: HashMap<LeaseId, Waiting>, view: &View) -> HashMap<LeaseId, Waiting> {
+    let each = view.places.iter().map(|place| {
+        let known = before.remove(&place.lease).and_then(|waiting| waiting.lease);
+        let lease = view.asked(place.lease).cloned().or(known);
+        (place.lease, Waiting { ticket: place.ticket, lease })
+    });
+    each.collect()
+}
+
+/// How long until the next look.
+fn pause(before: usize, is_waited_for: bool) -> Duration {
+    let before = u32::try_from(before).unwrap_or(u32::MAX);
+    if is_waited_for {
+        BACKUP_POLL.saturating_mul(before.saturating_add(1)).min(SLOWEST_BACKUP_POLL)
+    } else {
+        (POLL.saturating_mul(before.saturating_add(4)) / 4).min(SLOWEST_POLL)
+    }
+}

@@ -1,0 +1,1116 @@
+//! What may happen to a MySQL server and the connections to it, and what its users are told: refused logins, missing rights and
+//! tables, restarts, stalls, cut connections, sessions that are ended, requests that get lost or arrive late.
+#![cfg(feature = "mysql")]
+
+#[path = "support/mysql.rs"]
+mod server;
+mod support;
+#[path = "support/mysql_wire.rs"]
+mod wire;
+
+use std::thread;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::join;
+use leasehold::backend::{
+    Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Released, Renew, Renewal, Request,
+    Resource, Severity,
+};
+use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, MysqlBackend, MysqlPush, mysql};
+use mysql_async::prelude::Queryable;
+use server::{MysqlServer, PASSWORD, USER};
+use support::{Load, eventually, one_place_each, within};
+use tokio::runtime::Builder;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use wire::{Fault, Wire};
+
+const NAME: &str = "machine:42";
+const SECOND: Duration = Duration::from_secs(1);
+/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it just because a
+/// request is repeated.
+const SOON: Duration = Duration::from_secs(5);
+/// What connecting may take at most, with its time limit.
+const CONNECTING: Duration = Duration::from_secs(4);
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each()).expect("valid")
+}
+
+fn brief_mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
+}
+
+fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
+    let mutex = mutex.clone();
+    tokio::spawn(async move { mutex.lock().await })
+}
+
+/// Waits until `n` requests are queued.
+async fn until_waiting(mutex: &DistMutex, n: usize) {
+    eventually(SOON, || async {
+        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
+    })
+    .await;
+}
+
+async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
+    within(SOON, waiter).await.expect("no panic").expect("granted")
+}
+
+/// The error of connecting to `url`, which is not accepted to take long.
+async fn refused(url: &str) -> Error {
+    let begun = Instant::now();
+    let error = Client::connect(url).await.map(drop).expect_err("it is refused");
+    assert!(begun.elapsed() < CONNECTING, "{:?}: {error}", begun.elapsed());
+    error
+}
+
+#[track_caller]
+fn assert_refused(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
+#[track_caller]
+fn assert_unavailable(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
+#[track_caller]
+fn assert_says(error: &Error, why: &str) {
+    let text = error.to_string();
+    assert!(text.contains("mysql://127.0.0.1:") && text.contains(why), "{text}");
+    assert!(!format!("{error:?} {error}").contains(PASSWORD), "{error:?}");
+}
+
+/// How many sessions the clients of this crate have.
+async fn sessions(server: &MysqlServer) -> i64 {
+    server.number("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'").await
+}
+
+/// Ends all of them, or only what they are executing. Those that have ended by themselves meanwhile need not be ended.
+async fn kill(server: &MysqlServer, what: &str) {
+    let mut stranger = server.session("root", "").await;
+    let ids: Vec<u64> = stranger
+        .query("SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'")
+        .await
+        .expect("it may look");
+    for id in ids {
+        if let Err(error) = stranger.query_drop(format!("KILL {what} {id}")).await {
+            assert!(error.to_string().contains("Unknown thread"), "{error}");
+        }
+    }
+    stranger.disconnect().await.expect("it says farewell");
+}
+
+// Connecting
+
+#[tokio::test]
+async fn what_is_wrong_with_a_login_or_a_database_is_told_without_the_password() {
+    let Some(server) = MysqlServer::start_or_skip("errors of logging in") else { return };
+    let port = server.port();
+    let error = refused(&format!("mysql://{USER}:wrong{PASSWORD}@127.0.0.1:{port}/{USER}")).await;
+    assert_refused(&error, "Access denied for user");
+    let error = refused(&format!("mysql://nobody:{PASSWORD}@127.0.0.1:{port}/{USER}")).await;
+    assert_refused(&error, "Access denied for user");
+    let error = refused(&format!("mysql://{USER}:{PASSWORD}@127.0.0.1:{port}/nothing")).await;
+    assert_refused(&error, "Access denied for user");
+    server.execute("GRANT ALL ON nothing.* TO leasehold").await;
+    let error = refused(&format!("mysql://{USER}:{PASSWORD}@127.0.0.1:{port}/nothing")).await;
+    assert_refused(&error, "Unknown database 'nothing'");
+
+    let builder = MysqlBackend::builder_from_url(&server.url()).expect("a URL");
+    assert!(!format!("{builder:?}").contains(PASSWORD), "{builder:?}");
+    let backend = builder.connect().await.expect("it accepts clients");
+    assert_eq!(backend.capabilities().store, server.address());
+    let state = backend.state();
+    assert!(!format!("{backend:?} {state:?}").contains(PASSWORD), "{backend:?} {state:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_told_with_its_address() {
+    let Some(mut server) = MysqlServer::start_or_skip("a server that is away") else { return };
+    let url = server.url();
+    server.kill();
+    assert_unavailable(&refused(&url).await, "Connection refused");
+    server.restart();
+    server.pause();
+    let error = refused(&format!("{url}?connect_timeout=300ms")).await;
+    assert_unavailable(&error, "it does not answer within 300ms");
+    server.resume();
+    Client::connect(&url).await.expect("it goes on").shutdown().await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_lazy_client_waits_for_its_server_and_says_so() {
+    let Some(mut server) = MysqlServer::start_or_skip("lazy clients") else { return };
+    let url = server.url();
+    server.kill();
+    let client = Client::connect_lazy(&url).expect("it opens nothing yet");
+    assert!(!client.state().status.is_connected());
+    assert_unavailable(&client.ping(SECOND).await.expect_err("there is no server"), "Connection refused");
+    let reason = client.state().nodes[0].reason.clone().expect("a reason");
+    assert!(reason.contains("Connection refused"), "{reason}");
+
+    server.restart();
+    client.ping(SOON).await.expect("it is there");
+    assert!(client.state().status.is_connected());
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    client.shutdown().await.expect("released");
+}
+
+#[cfg(not(feature = "rustls"))]
+#[tokio::test]
+async fn tls_that_this_build_lacks_is_refused() {
+    let url = format!("mysql://u:{PASSWORD}@127.0.0.1:1/db?require_ssl=true");
+    let error = Client::connect(&url).await.map(drop).expect_err("there is no TLS");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    assert_says(&error, "the feature `rustls`");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_read_only_is_told_and_used_again_when_it_is_not() {
+    let Some(server) = MysqlServer::start_or_skip("read-only servers") else { return };
+    let client = server.client().await;
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    server.execute("SET GLOBAL read_only = 1").await;
+    let why = "it is read-only, perhaps a replica";
+    assert_unavailable(&refused(&server.url()).await, why);
+    let error = mutex(&client).try_lock().await.map(drop).expect_err("it is read-only");
+    assert_unavailable(&error, why);
+    server.execute("SET GLOBAL read_only = 0").await;
+    let guard = within(SOON, mutex(&client).lock()).await.expect("free");
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_many_connections_are_told_and_one_less_will_do() {
+    let Some(server) = MysqlServer::start_or_skip("too many connections") else { return };
+    server.client().await.shutdown().await.expect("closed");
+    eventually(SOON, || async { sessions(&server).await == 0 }).await;
+    server.execute("ALTER USER leasehold WITH MAX_USER_CONNECTIONS 1").await;
+    assert_unavailable(&refused(&server.url()).await, "max_user_connections");
+    // None is left to wait for named locks.
+    server.execute("ALTER USER leasehold WITH MAX_USER_CONNECTIONS 4").await;
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    let begun = Instant::now();
+    held.release().await.expect("held");
+    granted(waiter).await.release().await.expect("held");
+    assert!(begun.elapsed() < SECOND, "it polls: {:?}", begun.elapsed());
+}
+
+// Tables and rights
+
+#[tokio::test]
+async fn the_schema_is_checked_and_can_be_created_by_hand() {
+    let Some(server) = MysqlServer::start_or_skip("the schema") else { return };
+    let by_hand = format!("{}?create=false", server.url());
+    assert_refused(&refused(&by_hand).await, "leasehold::mysql::SCHEMA");
+    server
+        .execute("REVOKE ALL ON leasehold.* FROM leasehold; GRANT SELECT ON leasehold.* TO leasehold")
+        .await;
+    let error = refused(&server.url()).await;
+    assert_refused(&error, "and this user may not create them");
+
+    server.execute(mysql::SCHEMA).await;
+    server.execute(mysql::SCHEMA).await;
+    let rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON";
+    assert_refused(&refused(&server.url()).await, rights);
+    server.execute("REVOKE ALL ON leasehold.* FROM leasehold").await;
+    server
+        .execute(&format!(
+            "{rights} leasehold.leasehold TO leasehold; {rights} leasehold.leasehold_meta TO leasehold"
+        ))
+        .await;
+    for url in [&by_hand, &server.url()] {
+        let client = Client::connect(url).await.expect("the tables may be used");
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("released");
+    }
+    server.execute("UPDATE leasehold_meta SET value = 99 WHERE name = 'schema'").await;
+    assert_refused(&refused(&server.url()).await, "its tables are of version 99");
+    server.execute("DELETE FROM leasehold_meta WHERE name = 'schema'").await;
+    assert_refused(&refused(&server.url()).await, "does not say which version");
+}
+
+#[tokio::test]
+async fn tables_that_are_not_in_innodb_are_refused() {
+    let Some(server) = MysqlServer::start_or_skip("other engines") else { return };
+    server.client().await.shutdown().await.expect("closed");
+    server.execute("ALTER TABLE leasehold ENGINE = Aria").await;
+    assert_refused(&refused(&server.url()).await, "the table leasehold is in Aria, and InnoDB is needed");
+    let options = ["--skip-innodb", "--default-storage-engine=Aria"];
+    let Some(server) = MysqlServer::start_with_or_skip("no InnoDB", &options, None) else { return };
+    assert_refused(&refused(&server.url()).await, "it has no InnoDB, which is needed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_that_are_taken_away_and_given_back_are_told_and_used() {
+    let Some(server) = MysqlServer::start_or_skip("rights that change") else { return };
+    let client = server.client().await;
+    let held = mutex(&client).lock().await.expect("free");
+    server
+        .execute("REVOKE ALL ON leasehold.* FROM leasehold; GRANT SELECT ON leasehold.* TO leasehold")
+        .await;
+    kill(&server, "CONNECTION").await;
+    let error = client.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("no rights");
+    assert_refused(&error, "GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold TO");
+    server.execute("GRANT ALL ON leasehold.* TO leasehold").await;
+    assert!(held.is_held());
+    held.release().await.expect("held");
+    let other = client.mutex("other").expect("valid").try_lock().await.expect("it may").expect("free");
+    other.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_other() {
+    let Some(server) = MysqlServer::start_or_skip("creating the tables") else { return };
+    let url = server.url();
+    let clients = (0..8).map(|_| {
+        tokio::spawn({
+            let url = url.clone();
+            async move { Client::connect(&url).await }
+        })
+    });
+    for client in futures::future::join_all(clients).await {
+        client.expect("no panic").expect("connected").shutdown().await.expect("closed");
+    }
+    assert_eq!(server.number("SELECT COUNT(*) FROM leasehold_meta").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_dropped_in_use_are_created_again_and_holders_hear_that_their_leases_are_gone() {
+    let Some(server) = MysqlServer::start_or_skip("dropped tables") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = brief_mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&brief_mutex(&other));
+    until_waiting(&brief_mutex(&one), 1).await;
+    server.execute("DROP TABLE leasehold, leasehold_meta").await;
+    let next = granted(waiter).await;
+    within(SOON, held.lost()).await;
+    assert!(next.token() > held.token());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_is_deleted_is_lost_to_its_holder_and_its_tokens_do_not_come_back() {
+    let Some(server) = MysqlServer::start_or_skip("deleted rows") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = brief_mutex(&one).lock().await.expect("free");
+    let kept =
+        one.mutex_with("kept", MutexOptions::new().ttl(SECOND)).expect("valid").lock().await.expect("free");
+    assert_eq!(server.number(&format!("SELECT COUNT(*) FROM leasehold WHERE k = 'lock:{NAME}'")).await, 1);
+    server.execute(&format!("DELETE FROM leasehold WHERE k = 'lock:{NAME}'")).await;
+    let next = brief_mutex(&other).try_lock().await.expect("it answers").expect("free");
+    within(SOON, held.lost()).await;
+    assert!(next.token() > held.token());
+    assert!(kept.is_held() && next.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_cannot_be_read_is_told_and_costs_no_other_lock() {
+    let Some(server) = MysqlServer::start_or_skip("rows of others") else { return };
+    let client = server.client().await;
+    let hold = async |name: &str| {
+        let mutex = client.mutex_with(name, MutexOptions::new().ttl(SECOND)).expect("valid");
+        mutex.lock().await.expect("free")
+    };
+    let (bad, good) = (hold("bad").await, hold("good").await);
+    for doc in ["'something else'", "x'ff'"] {
+        server
+            .execute(&format!("UPDATE leasehold SET doc = {doc}, version = version + 1 WHERE k = 'lock:bad'"))
+            .await;
+        let error =
+            client.mutex("bad").expect("valid").try_lock().await.map(drop).expect_err("it is no record");
+        assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    }
+    within(SOON, bad.lost()).await;
+    sleep(SECOND).await;
+    assert!(good.is_held());
+    good.release().await.expect("held");
+}
+
+#[tokio::test]
+async fn what_an_operator_should_know_is_found() {
+    let options = ["--innodb-flush-log-at-trx-commit=2", "--sysdate-is-now"];
+    let Some(server) = MysqlServer::start_with_or_skip("findings", &options, None) else { return };
+    let findings = server.client().await.check().await.expect("it answers");
+    let found = |text: &str| {
+        let of = findings.iter().find(|finding| finding.text.contains(text));
+        of.map(|finding| finding.severity)
+    };
+    assert_eq!(found("`innodb_flush_log_at_trx_commit` is 2"), Some(Severity::Info));
+    assert_eq!(found("`sysdate-is-now`"), Some(Severity::Info));
+    let Some(server) = MysqlServer::start_or_skip("findings") else { return };
+    assert_eq!(server.client().await.check().await.expect("it answers"), []);
+}
+
+// Connections
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_needs_two_connections_and_leaves_none() {
+    let Some(server) = MysqlServer::start_or_skip("connections") else { return };
+    // On a machine that is slow enough to hold it up it would open more.
+    let url = format!("{}?max_connections=2&push=off", server.url());
+    let client = Client::connect(&url).await.expect("it answers");
+    let mut guards = Vec::new();
+    for n in 0..10 {
+        guards.push(client.mutex(&format!("{n}")).expect("valid").lock().await.expect("free"));
+    }
+    assert_eq!(sessions(&server).await, 2);
+    drop(guards);
+    client.shutdown().await.expect("released");
+    eventually(SOON, || async { sessions(&server).await == 0 }).await;
+    let held = "SELECT COUNT(*) FROM leasehold WHERE doc LIKE CONCAT('%', CHAR(10), 'h %')";
+    assert_eq!(server.number(held).await, 0);
+}
+
+#[tokio::test]
+async fn a_client_that_is_dropped_closes_its_connections() {
+    let Some(server) = MysqlServer::start_or_skip("dropped clients") else { return };
+    drop(server.client().await);
+    eventually(SOON, || async { sessions(&server).await == 0 }).await;
+}
+
+// The server
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing() {
+    let Some(mut server) = MysqlServer::start_or_skip("a killed server") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    server.kill();
+    let error = one.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("it is away");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!one.state().status.is_connected());
+    server.restart();
+    one.ping(SOON).await.expect("it is there");
+    eventually(SOON, || async { one.state().status.is_connected() && other.state().status.is_connected() })
+        .await;
+    assert!(held.is_held());
+    until_waiting(&mutex(&one), 1).await;
+    // The waiter hears of it: its client listens again.
+    held.release().await.expect("held");
+    let next = granted(waiter).await;
+    next.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_a_killed_server_costs_no_lock() {
+    let Some(mut server) = MysqlServer::start_or_skip("a killed server under load") else { return };
+    let load = Load::start(&server.url(), 16).await;
+    for _ in 0..2 {
+        load.go_on_for(100).await;
+        server.restart();
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline() {
+    let Some(server) = MysqlServer::start_or_skip("a stalled server") else { return };
+    let url = format!("{}?reply_timeout=500ms&connect_timeout=1s", server.url());
+    let client = Client::connect(&url).await.expect("it answers");
+    let held = brief_mutex(&client).lock().await.expect("free");
+    let waiter = waiter(&brief_mutex(&client));
+    until_waiting(&brief_mutex(&client), 1).await;
+    server.pause();
+    let begun = Instant::now();
+    let error = client.ping(SOON).await.expect_err("it stands still");
+    assert_unavailable(&error, "no answer within 500ms");
+    assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
+    assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
+    let other = client.mutex("other").expect("valid");
+    let error = within(SOON, other.try_lock()).await.map(drop).expect_err("it stands still");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!client.state().status.is_connected());
+    server.resume();
+    let next = granted(waiter).await;
+    assert!(next.token() > held.token());
+    next.release().await.expect("held");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
+    client.shutdown().await.expect("released");
+}
+
+// Sessions
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_whose_sessions_are_ended_opens_others_and_asks_what_it_has_missed() {
+    let Some(server) = MysqlServer::start_or_skip("ended sessions") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    kill(&server, "CONNECTION").await;
+    // Nobody may be looking yet.
+    held.release().await.expect("held");
+    let begun = Instant::now();
+    let next = granted(waiter).await;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    next.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_that_are_ended_all_the_time_cost_no_lock() {
+    let Some(server) = MysqlServer::start_or_skip("ended sessions under load") else { return };
+    let load = Load::start(&server.url(), 16).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        kill(&server, "CONNECTION").await;
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_that_are_killed_all_the_time_cost_no_lock_and_are_repeated() {
+    let Some(server) = MysqlServer::start_or_skip("killed queries") else { return };
+    let load = Load::start(&server.url(), 16).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        kill(&server, "QUERY").await;
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+}
+
+/// Fails the first writes of a record, as if others had been in the way.
+async fn fail_writes(server: &MysqlServer, (state, code): (&str, u16), times: u32) {
+    let fail = format!(
+        "IF NEXTVAL(attempts) <= {times} THEN \
+         SIGNAL SQLSTATE '{state}' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = 'as a test'; END IF"
+    );
+    let mut root = server.session("root", "").await;
+    root.query_drop("CREATE OR REPLACE SEQUENCE attempts").await.expect("it may");
+    for event in ["INSERT", "UPDATE"] {
+        let trigger =
+            format!("CREATE OR REPLACE TRIGGER fail_{event} BEFORE {event} ON leasehold FOR EACH ROW {fail}");
+        root.query_drop(trigger).await.expect("it may");
+    }
+    root.disconnect().await.expect("it says farewell");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_is_a_deadlock_or_waits_for_too_long_is_repeated() {
+    let Some(server) = MysqlServer::start_or_skip("deadlocks") else { return };
+    let client = server.client().await;
+    for (n, code) in [("40001", 1213), ("HY000", 1205)].into_iter().enumerate() {
+        fail_writes(&server, code, 3).await;
+        let mutex = client.mutex(&format!("{n}")).expect("valid");
+        let guard = mutex.try_lock().await.expect("it is repeated").expect("free");
+        guard.release().await.expect("held");
+        assert!(server.number("SELECT NEXTVAL(attempts)").await >= 6, "{code:?}");
+        fail_writes(&server, code, 1_000_000).await;
+        let error = mutex.try_lock().await.map(drop).expect_err("it goes on");
+        assert_unavailable(&error, &format!("as a test (error {})", code.1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_server_rejects_is_told_and_costs_no_other_lock() {
+    let Some(server) = MysqlServer::start_or_skip("rejected statements") else { return };
+    let client = server.client().await;
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    for event in ["INSERT", "UPDATE"] {
+        let mut root = server.session("root", "").await;
+        let trigger = format!(
+            "CREATE TRIGGER fail_{event} BEFORE {event} ON leasehold FOR EACH ROW \
+             IF NEW.k LIKE '%bad%' THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'no room'; END IF"
+        );
+        root.query_drop(trigger).await.expect("it may");
+    }
+    let names = ["one", "bad", "two", "three"].map(|name| client.mutex(name).expect("valid"));
+    let answers = futures::future::join_all(names.iter().map(DistMutex::try_lock)).await;
+    for (name, answer) in ["one", "bad", "two", "three"].into_iter().zip(answers) {
+        match answer {
+            Ok(guard) => assert!(guard.is_some() && name != "bad", "{name}"),
+            Err(error) => {
+                assert_eq!(name, "bad", "{error}");
+                assert_refused(&error, "no room (error 1114)");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_a_stranger_keeps_locked_holds_up_no_other_lock() {
+    let Some(server) = MysqlServer::start_or_skip("locked rows") else { return };
+    let client = server.client().await;
+    let held = mutex(&client).lock().await.expect("free");
+    let mut stranger = server.session("root", "").await;
+    stranger.query_drop("BEGIN").await.expect("it may");
+    stranger
+        .query_drop("SELECT * FROM leasehold WHERE k = 'lock:machine:42' FOR UPDATE")
+        .await
+        .expect("it may");
+    let release = tokio::spawn(async move { held.release().await });
+    for n in 0..10 {
+        let other = client.mutex(&format!("other {n}")).expect("valid");
+        let begun = Instant::now();
+        let guard = within(SOON, other.try_lock()).await.expect("it answers").expect("free");
+        guard.release().await.expect("held");
+        // The first one may wait for a further connection.
+        assert!(begun.elapsed() < ms(900), "{n}: {:?}", begun.elapsed());
+    }
+    assert!(!release.is_finished());
+    stranger.query_drop("COMMIT").await.expect("it was locked");
+    within(SOON, release).await.expect("no panic").expect("held");
+}
+
+// Requests that get lost
+
+/// A client behind a wire takes, renews, releases and waits, while one of its requests fails.
+async fn take_turns(wire: &Wire, direct: &Client, nth: usize, fault: Fault) -> bool {
+    let name = format!("{fault:?} {nth}");
+    let ttl = ms(1500);
+    let options = || one_place_each().ttl(ttl);
+    let builder = MysqlBackend::builder_from_url(&wire.url()).expect("a URL").reply_timeout(ms(300));
+    let backend = builder.connect_timeout(SECOND).connect().await.expect("the wire is whole");
+    let client = Client::with_backend(std::sync::Arc::new(backend));
+    let (mine, theirs) = (
+        client.mutex_with(&name, options()).expect("valid"),
+        direct.mutex_with(&name, options()).expect("valid"),
+    );
+    let mut sprung = wire.trap(nth, fault);
+
+    let mut tokens = Vec::new();
+    let guard = until_granted(&mine).await;
+    tokens.push(guard.token());
+    let next = waiter(&theirs);
+    until_waiting(&theirs, 1).await;
+    // A release that finds nothing to end was carried out before, and its answer was lost.
+    let _ = guard.release().await;
+    let guard = granted(next).await;
+    tokens.push(guard.token());
+    let last = waiter(&mine);
+    eventually(SOON, || async { theirs.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
+    guard.release().await.expect("its wire is whole");
+    match within(SOON, last).await.expect("no panic") {
+        Ok(guard) => {
+            tokens.push(guard.token());
+            let _ = guard.release().await;
+        }
+        Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+    }
+    let was_hit = sprung.try_recv().is_ok();
+    wire.disarm();
+    client.shutdown().await.expect("released");
+    // What was given up must not take effect later.
+    wire.deliver().await;
+    let left = theirs.inspect().await.expect("its wire is whole");
+    assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
+    assert!(tokens.is_sorted(), "{name}: {tokens:?}");
+    was_hit
+}
+
+async fn until_granted(mutex: &DistMutex) -> Guard {
+    let granted = async {
+        loop {
+            match mutex.lock().await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+            }
+        }
+    };
+    within(SOON, granted).await
+}
+
+async fn with_every_request_failing(fault: Fault) {
+    let Some(server) = MysqlServer::start_or_skip("requests that get lost") else { return };
+    let direct = server.client().await;
+    let mut nth = 0;
+    loop {
+        let wire = Wire::start(server.port()).await;
+        if !take_turns(&wire, &direct, nth, fault).await {
+            break;
+        }
+        nth += 1;
+    }
+    assert!(nth >= 8, "only {nth} requests were made");
+    direct.shutdown().await.expect("released");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_request_may_be_lost_with_its_connection() {
+    with_every_request_failing(Fault::Lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_answer_may_be_lost_with_its_connection() {
+    with_every_request_failing(Fault::Unanswered).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_request_may_arrive_after_it_was_given_up() {
+    with_every_request_failing(Fault::Late).await;
+}
+
+/// A client with one connection for changes, so that no other one is opened in between on a slow machine.
+async fn with_one_connection(wire: &Wire, reply_timeout: Duration) -> MysqlBackend {
+    let builder = MysqlBackend::builder_from_url(&wire.url()).expect("a URL");
+    let builder = builder.max_connections(2).push(MysqlPush::Off).reply_timeout(reply_timeout);
+    builder.connect().await.expect("the wire is whole")
+}
+
+/// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
+    let Some(server) = MysqlServer::start_or_skip("late requests") else { return };
+    let direct = server.backend().await;
+    // A record that is remembered is written at once. One that is not, because it is new here, is read before, and so is one that somebody
+    // else has changed, when writing it has failed.
+    for (case, nth) in [("remembered", 0), ("new", 1), ("changed", 2)] {
+        let wire = Wire::start(server.port()).await;
+        let backend = with_one_connection(&wire, ms(300)).await;
+        let request = |name: &str| {
+            let resource = Resource::named("lock:", name, Kind::Mutex);
+            Request::new(LeaseRef::new(backend.lease_id(), resource), Claim::Sole, SECOND * 30)
+        };
+        // If the record is to be there, it is.
+        for name in ["used", if case == "new" { "else" } else { "name" }] {
+            let used = request(name);
+            backend.request(&used).await.expect("the wire is whole");
+            backend.release(&used.lease).await.expect("the wire is whole");
+        }
+        let late = request("name");
+        match case {
+            "new" => drop(server.execute("DELETE FROM leasehold").await),
+            "changed" => drop(server.execute("UPDATE leasehold SET version = version + 1").await),
+            _ => {}
+        }
+        let sprung = wire.trap(nth, Fault::Late);
+        let error = backend.request(&late).await.expect_err("no answer");
+        sprung.await.expect("it was hit");
+        assert!(matches!(error, BackendError::Unanswered { .. }), "{error:?}");
+        assert_eq!(backend.release(&late.lease).await.expect("another connection"), Released::Absent);
+        wire.deliver().await;
+        let seen = direct.inspect(&late.lease.resource, Detail::Everybody).await.expect("it answers");
+        assert!(seen.holders.is_empty(), "{case}: {seen:?}");
+        backend.close().await;
+    }
+}
+
+/// Nobody is told of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_connection_is_lost_before_it_writes_is_repeated() {
+    let Some(server) = MysqlServer::start_or_skip("lost requests") else { return };
+    let wire = Wire::start(server.port()).await;
+    let backend = with_one_connection(&wire, SECOND * 2).await;
+    for fault in [Fault::Lost, Fault::Unanswered] {
+        let resource = Resource::named("lock:", &format!("{fault:?}"), Kind::Mutex);
+        let lease = LeaseRef::new(backend.lease_id(), resource);
+        let sprung = wire.trap(0, fault);
+        let answer = backend.request(&Request::new(lease.clone(), Claim::Sole, SECOND)).await;
+        assert!(matches!(answer, Ok(Answer::Granted(_))), "{fault:?}: {answer:?}");
+        sprung.await.expect("it was hit");
+        assert_eq!(backend.release(&lease).await.expect("the wire is whole"), Released::Held);
+    }
+    backend.close().await;
+}
+
+/// Between locking a row and writing it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_stops_while_it_has_a_row_locked_holds_up_the_others_for_a_moment() {
+    let Some(server) = MysqlServer::start_or_skip("clients that stop") else { return };
+    let wire = Wire::start(server.port()).await;
+    let (stopping, direct) =
+        (MysqlBackend::connect(&wire.url()).await.expect("the wire is whole"), server.backend().await);
+    let request = |backend: &MysqlBackend| {
+        Request::new(
+            LeaseRef::new(backend.lease_id(), Resource::named("lock:", NAME, Kind::Mutex)),
+            Claim::Sole,
+            SECOND * 30,
+        )
+    };
+    // Somebody else came first, so the row is locked for a second from now on.
+    fail_writes(&server, ("40001", 1213), 1).await;
+    let first = request(&stopping);
+    stopping.request(&first).await.expect("it is repeated");
+    // It locks and reads, and then it would write.
+    let sprung = wire.trap(1, Fault::Late);
+    let stopped = tokio::spawn(async move { (stopping.release(&first.lease).await, stopping) });
+    sprung.await.expect("it was hit");
+    let begun = Instant::now();
+    let asked = request(&direct);
+    let answer = within(SOON, direct.request(&asked)).await.expect("it answers");
+    assert!(matches!(answer, Answer::Busy { .. }), "reading needs no lock: {answer:?}");
+    let waiting = request(&direct).waiting();
+    let answer = within(SOON, direct.request(&waiting)).await.expect("it answers");
+    assert!(matches!(answer, Answer::Queued(_)), "{answer:?}");
+    assert!(begun.elapsed() < ms(2500), "{:?}", begun.elapsed());
+    let (released, stopping) = within(SOON, stopped).await.expect("no panic");
+    assert!(matches!(released, Err(BackendError::Unanswered { .. })), "{released:?}");
+    wire.deliver().await;
+    let held = direct.inspect(&asked.lease.resource, Detail::Everybody).await.expect("it answers");
+    assert_eq!(held.holders.len(), 1, "its session was ended, and with it the transaction");
+    stopping.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_cut_under_load_cost_no_lock() {
+    let Some(server) = MysqlServer::start_or_skip("cut connections") else { return };
+    let wire = Wire::start(server.port()).await;
+    let load = Load::start(&wire.url(), 16).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        wire.cut();
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_everything_hangs_nobody() {
+    let Some(server) = MysqlServer::start_or_skip("a black hole") else { return };
+    let wire = Wire::start(server.port()).await;
+    let url = format!("{}?reply_timeout=300ms&connect_timeout=1s", wire.url());
+    let (client, doomed) =
+        (Client::connect(&url).await.expect("whole"), Client::connect(&url).await.expect("whole"));
+    let direct = server.client().await;
+    let held = mutex(&direct).lock().await.expect("free");
+    let waiter = waiter(&mutex(&client));
+    until_waiting(&mutex(&direct), 1).await;
+    wire.hold();
+    let error = client.ping(SOON).await.expect_err("nothing arrives");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    // Nobody uses the connection that looks, and it is found to be dead all the same.
+    eventually(SOON * 2, || async { !doomed.state().status.is_connected() }).await;
+    within(SOON, doomed.shutdown()).await.expect("it holds nothing");
+    held.release().await.expect("held");
+    wire.let_go();
+    granted(waiter).await.release().await.expect("held");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
+}
+
+// Hand-overs
+
+/// The connection that holds the named lock of a lease, if any does.
+async fn holder_of_named_lock(server: &MysqlServer, lease: &str) -> Option<String> {
+    server.execute(&format!("SELECT IS_USED_LOCK('lh:{lease}')")).await
+}
+
+/// How many connections wait for a named lock.
+async fn waiting_for_named_locks(server: &MysqlServer) -> i64 {
+    let waiting = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User lock'";
+    server.number(waiting).await
+}
+
+/// A lock that a client holds, and another one waits for: by the named lock of the first one's lease, whose id is returned.
+async fn waited_for(
+    server: &MysqlServer,
+    one: &Client,
+    other: &Client,
+) -> (Guard, JoinHandle<Result<Guard, Error>>, String) {
+    let held = mutex(one).lock().await.expect("free");
+    let lease = mutex(one).inspect().await.expect("it answers").holders[0].id.clone();
+    let waiter = waiter(&mutex(other));
+    eventually(SOON, || async { waiting_for_named_locks(server).await == 1 }).await;
+    (held, waiter, lease)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_does_so_in_the_server_and_is_granted_at_once() {
+    let Some(server) = MysqlServer::start_or_skip("named locks") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let (held, waiter, lease) = waited_for(&server, &one, &other).await;
+    assert!(holder_of_named_lock(&server, &lease).await.is_some());
+    // Nothing but the looks in between: on its own it looks once in 100 ms.
+    let before = server.counted("Com_select").await;
+    sleep(SECOND).await;
+    let looks = server.counted("Com_select").await - before;
+    assert!(looks < 20, "{looks} queries in a second");
+    let begun = Instant::now();
+    held.release().await.expect("held");
+    granted(waiter).await.release().await.expect("held");
+    assert!(begun.elapsed() < ms(90), "{:?}", begun.elapsed());
+    eventually(SOON, || async { holder_of_named_lock(&server, &lease).await.is_none() }).await;
+}
+
+/// By the time it looks, at the latest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_released_by_force_is_granted_soon_and_its_holder_hears_when_it_renews() {
+    let Some(server) = MysqlServer::start_or_skip("forced releases") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = brief_mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    let begun = Instant::now();
+    assert!(mutex(&server.client().await).force_release().await.expect("it answers"));
+    let guard = granted(waiter).await;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    within(SECOND, held.lost()).await;
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_held_a_named_lock_is_replaced_and_the_lock_waited_for_again() {
+    let Some(server) = MysqlServer::start_or_skip("lost named locks") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let (held, waiter, lease) = waited_for(&server, &one, &other).await;
+    let first = holder_of_named_lock(&server, &lease).await.expect("it is held");
+    server.execute(&format!("KILL CONNECTION {first}")).await;
+    eventually(SOON, || async { holder_of_named_lock(&server, &lease).await.is_some_and(|id| id != first) })
+        .await;
+    eventually(SOON, || async { waiting_for_named_locks(&server).await == 1 }).await;
+    assert!(!waiter.is_finished() && held.is_held());
+    let begun = Instant::now();
+    held.release().await.expect("held");
+    granted(waiter).await.release().await.expect("held");
+    assert!(begun.elapsed() < ms(90), "{:?}", begun.elapsed());
+}
+
+/// Somebody who may read the table knows the names of locks, and may take one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_who_takes_a_named_lock_delays_a_hand_over_and_no_more() {
+    let Some(server) = MysqlServer::start_or_skip("named locks of strangers") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let (held, waiter, lease) = waited_for(&server, &one, &other).await;
+    let mut stranger = server.session("root", "").await;
+    let first = holder_of_named_lock(&server, &lease).await.expect("it is held");
+    server.execute(&format!("KILL CONNECTION {first}")).await;
+    let is_taken =
+        stranger.query_first(format!("SELECT GET_LOCK('lh:{lease}', 5)")).await.expect("it answers");
+    assert_eq!(is_taken, Some(1));
+    let begun = Instant::now();
+    held.release().await.expect("held");
+    granted(waiter).await.release().await.expect("held");
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+}
+
+/// All that it waits for, with one query.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_polls_makes_as_many_queries_for_many_locks_as_for_one() {
+    let Some(server) = MysqlServer::start_or_skip("polling") else { return };
+    let wire = Wire::start(server.port()).await;
+    let (direct, polling) =
+        (server.client().await, Client::connect(&format!("{}?push=off", wire.url())).await);
+    let polling = polling.expect("the wire is whole");
+    let (mut held, mut waiters) = (Vec::new(), Vec::new());
+    for n in 0..20 {
+        let name = format!("{n}");
+        held.push(direct.mutex(&name).expect("valid").lock().await.expect("free"));
+        waiters.push(waiter(&polling.mutex(&name).expect("valid")));
+    }
+    for n in 0..20 {
+        until_waiting(&direct.mutex(&format!("{n}")).expect("valid"), 1).await;
+    }
+    let (before, begun) = (wire.others(), Instant::now());
+    sleep(SECOND).await;
+    let queries = (wire.others() - before) as f64 / begun.elapsed().as_secs_f64();
+    assert!((10.0..130.0).contains(&queries), "{queries:.0} queries in a second for 20 locks");
+    let begun = Instant::now();
+    for guard in held {
+        guard.release().await.expect("held");
+    }
+    for waiter in waiters {
+        granted(waiter).await.release().await.expect("held");
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+}
+
+// Records
+
+#[tokio::test]
+async fn names_and_owners_may_contain_any_character() {
+    let Some(server) = MysqlServer::start_or_skip("names") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    for name in ["a\0b", "\\", "\\0", "'; DROP TABLE leasehold; --", "é\n\"", &"x\0".repeat(256)] {
+        let lock = one.reentrant_lock(name).expect("valid").with_owner(name).expect("valid");
+        let guard = lock.lock().await.expect("free");
+        let theirs = other.mutex_with(name, one_place_each()).expect("valid");
+        let waiter = waiter(&theirs);
+        until_waiting(&theirs, 1).await;
+        let holders = theirs.inspect().await.expect("it answers").holders;
+        assert_eq!(holders[0].owner.as_deref(), Some(name));
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+    }
+}
+
+#[tokio::test]
+async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
+    let Some(server) = MysqlServer::start_or_skip("idle records") else { return };
+    let client = server.client().await;
+    let token = mutex(&client).lock().await.expect("free").token();
+    let _kept = client.mutex("kept").expect("valid").lock().await.expect("free");
+    eventually(SOON, || async { server.number("SELECT COUNT(*) FROM leasehold").await == 2 }).await;
+    let free = client.mutex(NAME).expect("valid");
+    eventually(SOON, || async { free.inspect().await.is_ok_and(|seen| seen.holders.is_empty()) }).await;
+    // As if nobody had used them for more than a day, and of a clock that was ahead by a year.
+    let year = 365 * 24 * 60 * 60 * 1_000_000_u64;
+    let (last, ahead) = (token.get(), token.get() + year);
+    server
+        .execute(&format!(
+            "UPDATE leasehold SET version = 1; UPDATE leasehold SET doc = replace(doc, '{}', '{}') WHERE k = 'lock:{NAME}'; \
+             UPDATE leasehold_meta SET value = 0 WHERE name = 'swept'",
+            last / 1_000_000,
+            ahead / 1_000_000
+        ))
+        .await;
+    // Another client sweeps when it has nothing else to do.
+    let other = server.client().await;
+    eventually(SOON, || async { server.number("SELECT COUNT(*) FROM leasehold").await == 1 }).await;
+    assert_eq!(server.execute("SELECT k FROM leasehold").await.as_deref(), Some("lock:kept"));
+    let next = mutex(&other).lock().await.expect("free").token();
+    assert!(next.get() >= ahead - 1_000_000, "{next} follows {ahead}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_of_many_guards_are_few_transactions() {
+    let Some(server) = MysqlServer::start_or_skip("renewals together") else { return };
+    let wire = Wire::start(server.port()).await;
+    let backend = with_one_connection(&wire, SECOND * 2).await;
+    let mut renewals = Vec::new();
+    for n in 0..256 {
+        let lease = LeaseRef::new(backend.lease_id(), Resource::named("lock:", &format!("{n}"), Kind::Mutex));
+        let request = Request::new(lease.clone(), Claim::Sole, SECOND * 30);
+        assert!(matches!(backend.request(&request).await.expect("it answers"), Answer::Granted(_)));
+        renewals.push(Renew::new(lease, SECOND * 30));
+    }
+    let before = wire.requests();
+    let answers: Vec<_> = backend.renew(&renewals).collect().await;
+    assert_eq!(answers.len(), 256);
+    assert!(answers.iter().all(|(_, answer)| matches!(answer, Ok(Renewal::Renewed))));
+    // Two times reading and writing; preparing the statements, and what goes on besides.
+    let made = wire.requests() - before;
+    assert!(made <= 12, "{made} requests for 256 renewals");
+}
+
+/// Unless somebody else has changed it, or writing it takes so long that its leases would not be counted correctly.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_this_client_has_written_last_is_not_read_again() {
+    let Some(server) = MysqlServer::start_or_skip("records that are remembered") else { return };
+    let wire = Wire::start(server.port()).await;
+    let (backend, direct) = (with_one_connection(&wire, SECOND * 2).await, server.backend().await);
+    let resource = Resource::named("lock:", NAME, Kind::Mutex);
+    let request = |backend: &MysqlBackend| {
+        Request::new(LeaseRef::new(backend.lease_id(), resource.clone()), Claim::Sole, SECOND * 30)
+    };
+    let pair = async || {
+        let (own, before) = (request(&backend), wire.requests());
+        let Ok(Answer::Granted(grant)) = backend.request(&own).await else { panic!("it is free") };
+        assert_eq!(backend.release(&own.lease).await.expect("the wire is whole"), Released::Held);
+        (grant.token, wire.requests() - before)
+    };
+    // All statements are prepared.
+    pair().await;
+    let (token, requests) = pair().await;
+    // On a very slow machine a record is read after all.
+    assert!((2..=4).contains(&requests), "{requests} requests");
+    let other = request(&direct);
+    assert!(matches!(direct.request(&other).await, Ok(Answer::Granted(grant)) if grant.token > token));
+    let refused = backend.request(&request(&backend)).await;
+    assert!(matches!(refused, Ok(Answer::Busy { .. })), "{refused:?}");
+    direct.release(&other.lease).await.expect("it answers");
+    pair().await;
+
+    let (slow, before) = (request(&backend), wire.requests());
+    wire.hold();
+    let (answer, ()) = join(backend.request(&slow), async {
+        eventually(SOON, || async { wire.requests() > before }).await;
+        // Longer than it may take to be written.
+        sleep(ms(50)).await;
+        wire.let_go();
+    })
+    .await;
+    assert!(matches!(answer, Ok(Answer::Granted(_))), "{answer:?}");
+    assert!(wire.requests() - before >= 3, "it was not read");
+    backend.close().await;
+}
+
+/// How many requests the clients make for each of some hand-overs.
+async fn requests_per_hand_over(server: &MysqlServer, clients: usize) -> f64 {
+    const HAND_OVERS: usize = 400;
+
+    let wire = Wire::start(server.port()).await;
+    let mut all = Vec::new();
+    for _ in 0..clients {
+        all.push(Client::connect(&wire.url()).await.expect("the wire is whole"));
+    }
+    let turns = HAND_OVERS / clients;
+    let take_turns = async |client: &Client, turns: usize| {
+        for _ in 0..turns {
+            let guard = mutex(client).lock().await.expect("granted");
+            guard.release().await.expect("held");
+        }
+    };
+    // All are under way.
+    futures::future::join_all(all.iter().map(|client| take_turns(client, 5))).await;
+    let count = || wire.requests() + wire.others();
+    let before = count();
+    futures::future::join_all(all.iter().map(|client| take_turns(client, turns))).await;
+    let requests = count() - before;
+    for client in all {
+        client.shutdown().await.expect("released");
+    }
+    requests as f64 / (turns * clients) as f64
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
+    let Some(server) = MysqlServer::start_or_skip("requests per hand-over") else { return };
+    let few = requests_per_hand_over(&server, 4).await;
+    let many = requests_per_hand_over(&server, 40).await;
+    // Two transactions under a lock are ten.
+    assert!(few < 12.0 && many < few * 1.2, "{few:.1} requests among 4 clients, {many:.1} among 40");
+}
+
+// Runtimes
+
+#[test]
+fn a_lease_is_kept_while_the_runtime_is_blocked() {
+    let Some(server) = MysqlServer::start_or_skip("a blocked runtime") else { return };
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = server.client().await;
+        let options = MutexOptions::new().ttl(ms(500));
+        let guard = client.mutex_with(NAME, options).expect("valid").lock().await.expect("free");
+        thread::sleep(ms(1500));
+        assert!(guard.is_held());
+        guard.release().await.expect("held");
+        client.shutdown().await.expect("released");
+    });
+}
+
+#[test]
+fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one() {
+    let Some(server) = MysqlServer::start_or_skip("another runtime") else { return };
+    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let first = runtime();
+    let client = first.block_on(async {
+        let client = server.client().await;
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        client
+    });
+    drop(first);
+    runtime().block_on(async {
+        let other = server.client().await;
+        let guard = mutex(&other).lock().await.expect("free");
+        let waiter = waiter(&mutex(&client));
+        until_waiting(&mutex(&other), 1).await;
+        let begun = Instant::now();
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    });
+}

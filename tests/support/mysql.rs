@@ -1,0 +1,358 @@
+//! A real MariaDB server for one test: its own directory, its own port, gone at the end.
+
+// Each of the binaries that include this uses a part.
+#![allow(dead_code)]
+
+use std::collections::hash_map::RandomState;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{BuildHasher, Hasher};
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, MysqlBackend};
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, OptsBuilder, Row};
+use tempfile::TempDir;
+
+use crate::support::Clock;
+use crate::support::child::{CHILD_DIR, ChildProcess};
+use crate::support::redis::REQUIRE;
+
+/// Names the program `mariadbd`, instead of a search. `mariadb-install-db` has to be beside it, or on the path.
+const PROGRAM: &str = "LEASEHOLD_MARIADBD";
+const DIR: &str = env!("CARGO_TARGET_TMPDIR");
+/// How long a server may take to answer.
+const START: Duration = Duration::from_secs(30);
+const PORTS: u32 = 10;
+/// The user whose password is in the URLs.
+pub(crate) const USER: &str = "leasehold";
+pub(crate) const PASSWORD: &str = "hunter2";
+/// A server that takes little room.
+const SMALL: [&str; 9] = [
+    "--no-defaults",
+    "--innodb-log-file-size=8M",
+    "--innodb-data-file-path=ibdata1:5M:autoextend",
+    "--innodb-temp-data-file-path=ibtmp1:1M:autoextend",
+    "--innodb-buffer-pool-size=32M",
+    "--innodb-undo-tablespaces=0",
+    "--key-buffer-size=1M",
+    "--aria-pagecache-buffer-size=1M",
+    "--performance-schema=OFF",
+];
+
+/// A running server. Killed when dropped, and with the test process.
+#[derive(Debug)]
+pub(crate) struct MysqlServer {
+    program: PathBuf,
+    directory: TempDir,
+    port: u16,
+    clock: Option<Clock>,
+    options: Vec<String>,
+    process: ChildProcess,
+}
+
+impl MysqlServer {
+    /// A server, or `None` if this machine has none: then standard error tells what was left out. With
+    /// `LEASEHOLD_REQUIRE_SERVERS=1` the test fails instead.
+    #[track_caller]
+    pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+        Self::start_with_or_skip(left_out, &[], None)
+    }
+
+    /// The same with more options, such as `--read-only`, and perhaps under a clock that is not the machine's.
+    #[track_caller]
+    pub(crate) fn start_with_or_skip(
+        left_out: &str,
+        options: &[&str],
+        clock: Option<&Clock>,
+    ) -> Option<Self> {
+        Self::start_with_files_or_skip(left_out, options, &[], clock)
+    }
+
+    /// The same with files, which options call `../name`: all names of files are taken from the server's data directory.
+    #[track_caller]
+    pub(crate) fn start_with_files_or_skip(
+        left_out: &str,
+        options: &[&str],
+        files: &[(&str, &str)],
+        clock: Option<&Clock>,
+    ) -> Option<Self> {
+        let Some(program) = find_program() else {
+            assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "no MariaDB for: {left_out}");
+            let notice =
+                format!("\nLEFT OUT: {left_out}: no mariadbd in {PROGRAM} or on PATH; see scripts/test.sh\n");
+            std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+            return None;
+        };
+        let directory = new_directory();
+        copy(&TEMPLATE, &directory.path().join("data"));
+        for (name, text) in files {
+            fs::write(directory.path().join(name), text).expect("room");
+        }
+        let options: Vec<_> = options.iter().map(|option| (*option).to_owned()).collect();
+        for _ in 0..PORTS {
+            let port = free_port();
+            if let Some(process) = launch(&program, directory.path(), port, &options, clock) {
+                let (clock, options) = (clock.cloned(), options);
+                return Some(Self { program, directory, port, clock, options, process });
+            }
+        }
+        panic!("the server does not start; its log:\n{}", log(directory.path()));
+    }
+
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// With the password, for an ordinary user that may do everything in its own database.
+    pub(crate) fn url(&self) -> String {
+        url_of(self.port)
+    }
+
+    /// As it is in errors.
+    pub(crate) fn address(&self) -> String {
+        format!("mysql://127.0.0.1:{}/{USER}", self.port)
+    }
+
+    /// Where the server keeps its files.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(crate) async fn backend(&self) -> MysqlBackend {
+        MysqlBackend::connect(&self.url()).await.expect("the server accepts clients")
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(&self.url()).await.expect("the server accepts clients")
+    }
+
+    /// Has the superuser execute statements in the database of the tests, and returns the first value of the last row.
+    pub(crate) async fn execute(&self, statements: &str) -> Option<String> {
+        let mut session = self.session("root", "").await;
+        let mut result = session.query_iter(statements).await.expect(statements);
+        let mut last: Option<Row> = None;
+        loop {
+            let mut rows: Vec<Row> = result.collect().await.expect(statements);
+            last = rows.pop().or(last);
+            if result.is_empty() {
+                break;
+            }
+        }
+        drop(result);
+        session.disconnect().await.expect("it says farewell");
+        last.and_then(|row| row.get::<Option<String>, _>(0).flatten())
+    }
+
+    pub(crate) async fn number(&self, query: &str) -> i64 {
+        let value = self.execute(query).await;
+        value.as_deref().and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{query}: {value:?}"))
+    }
+
+    /// How often the server has done something, by the name of its counter, such as `Questions`.
+    pub(crate) async fn counted(&self, name: &str) -> i64 {
+        let query = "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME =";
+        self.number(&format!("{query} '{name}'")).await
+    }
+
+    /// A connection of another program.
+    pub(crate) async fn session(&self, user: &str, password: &str) -> Conn {
+        let opts = OptsBuilder::default()
+            .ip_or_hostname("127.0.0.1")
+            .tcp_port(self.port)
+            .user(Some(user))
+            .pass(Some(password))
+            .db_name(Some(USER))
+            .prefer_socket(false);
+        Conn::new(opts).await.expect("it accepts connections")
+    }
+
+    /// SIGSTOP: connections stay open, nothing is answered.
+    pub(crate) fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// SIGCONT.
+    pub(crate) fn resume(&self) {
+        self.process.resume();
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts the server again on the same port, after killing it if it still runs.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        let end = Instant::now() + START;
+        loop {
+            let started =
+                launch(&self.program, self.directory.path(), self.port, &self.options, self.clock.as_ref());
+            if let Some(process) = started {
+                self.process = process;
+                return;
+            }
+            assert!(Instant::now() < end, "no restart; the log:\n{}", log(self.directory.path()));
+        }
+    }
+
+    /// The same with other options.
+    pub(crate) fn restart_with(&mut self, options: &[&str]) {
+        self.options = options.iter().map(|option| (*option).to_owned()).collect();
+        self.restart();
+    }
+
+    /// What the server has written to its log.
+    pub(crate) fn log(&self) -> String {
+        log(self.directory.path())
+    }
+}
+
+pub(crate) fn url_of(port: u16) -> String {
+    format!("mysql://{USER}:{PASSWORD}@127.0.0.1:{port}/{USER}")
+}
+
+/// An empty database, made once and kept for later runs.
+static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let program = find_program().expect("whoever needs it has looked");
+    let output = Command::new(&program).arg("--version").output().expect("mariadbd starts");
+    let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = version.split("Ver ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or("unknown");
+    let version = version.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let kept = Path::new(DIR).join(format!("mariadb-{version}"));
+    if !kept.is_dir() {
+        let directory = new_directory();
+        let data = directory.path().join("data");
+        initialize(&program, &data);
+        // Whoever comes first.
+        let new = Path::new(DIR).join(format!("mariadb-{}", std::process::id()));
+        copy(&data, &new);
+        if fs::rename(&new, &kept).is_err() {
+            fs::remove_dir_all(&new).expect("it is ours");
+        }
+    }
+    kept
+});
+
+fn initialize(program: &Path, data: &Path) {
+    let beside = program.with_file_name("mariadb-install-db");
+    let installer = if beside.is_file() { beside.into_os_string() } else { "mariadb-install-db".into() };
+    let output = Command::new(installer)
+        .args(SMALL)
+        .arg(format!("--datadir={}", data.display()))
+        .args(as_root())
+        .args(["--auth-root-authentication-method=normal", "--skip-test-db"])
+        .current_dir("/")
+        .output()
+        .expect("mariadb-install-db starts");
+    assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stderr));
+    // The server executes what it reads, alone, without an account.
+    let mut process = Command::new(program)
+        .args(SMALL)
+        .arg(format!("--datadir={}", data.display()))
+        .args(as_root())
+        .arg("--bootstrap")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("mariadbd starts");
+    let mut stdin = process.stdin.take().expect("it was piped");
+    let statements = format!(
+        "FLUSH PRIVILEGES;\nCREATE DATABASE {USER};\nCREATE USER {USER}@'%' IDENTIFIED BY '{PASSWORD}';\n\
+         GRANT ALL ON {USER}.* TO {USER}@'%';\n"
+    );
+    stdin.write_all(statements.as_bytes()).expect("it reads");
+    drop(stdin);
+    assert!(process.wait().expect("it ends").success());
+}
+
+fn copy(from: &Path, to: &Path) {
+    let status = Command::new("cp").args(["-a", "--sparse=always"]).args([from, to]).status();
+    assert!(status.expect("cp starts").success(), "{} was copied", from.display());
+}
+
+/// Starts a server and waits until it answers; `None` if it ends instead.
+fn launch(
+    program: &Path,
+    directory: &Path,
+    port: u16,
+    options: &[String],
+    clock: Option<&Clock>,
+) -> Option<ChildProcess> {
+    let before = log(directory).len();
+    let mut args: Vec<OsString> = SMALL.map(OsString::from).to_vec();
+    args.push(format!("--datadir={}", directory.join("data").display()).into());
+    args.push(format!("--socket={}", directory.join("socket").display()).into());
+    args.push(format!("--pid-file={}", directory.join("pid").display()).into());
+    args.push(format!("--port={port}").into());
+    args.extend(as_root());
+    for option in
+        ["--bind-address=127.0.0.1", "--skip-log-bin", "--skip-name-resolve", "--max-connections=1000"]
+    {
+        args.push(option.into());
+    }
+    args.extend(options.iter().map(OsString::from));
+    let log_file =
+        fs::File::options().create(true).append(true).open(directory.join("server.log")).expect("room");
+    let mut process = ChildProcess::start(program.as_os_str(), args, |command| {
+        command.env(CHILD_DIR, directory).current_dir(directory).stdout(Stdio::null()).stderr(log_file);
+        command.envs(clock.iter().flat_map(|clock| clock.environment()));
+    });
+    let end = Instant::now() + START;
+    while process.is_alive() {
+        if log(directory)[before..].contains("ready for connections") {
+            return Some(process);
+        }
+        assert!(Instant::now() < end, "no answer within {START:?}; the log:\n{}", log(directory));
+        sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// The server runs as root only if it is told to.
+fn as_root() -> Option<OsString> {
+    use std::os::unix::fs::MetadataExt;
+
+    static IS_ROOT: LazyLock<bool> = LazyLock::new(|| {
+        let file = tempfile::NamedTempFile::new().expect("the temporary directory is writable");
+        fs::metadata(file.path()).expect("it exists").uid() == 0
+    });
+    IS_ROOT.then(|| "--user=root".into())
+}
+
+fn new_directory() -> TempDir {
+    tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory")
+}
+
+/// A port that is free and not one of those that the system gives to connections.
+fn free_port() -> u16 {
+    loop {
+        let random = RandomState::new().build_hasher().finish();
+        let port = 20_000 + u16::try_from(random % 12_000).expect("a small number");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn find_program() -> Option<PathBuf> {
+    if let Some(named) = env::var_os(PROGRAM) {
+        return Some(PathBuf::from(named)).filter(|program| program.is_file());
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let places = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    places.map(|place| place.join("mariadbd")).find(|program| program.is_file())
+}
+
+fn log(directory: &Path) -> String {
+    fs::read_to_string(directory.join("server.log")).unwrap_or_default()
+}
