@@ -30,6 +30,7 @@
 //! | `fred` | no | `RedisBackend::from_fred` and `builder_from_fred`, which take a client or a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
 //! | `postgres` | no | [`PostgresBackend`]: locks in a table of a PostgreSQL database |
+//! | `zookeeper` | no | [`ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must fulfil, as functions to call from its tests |
 //!
@@ -59,7 +60,7 @@ mod reentrant;
 mod semaphore;
 mod sync;
 
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "zookeeper"))]
 pub use backend::TlsOptions;
 pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
 #[cfg(feature = "_redis")]
@@ -70,6 +71,8 @@ pub use backend::{PostgresBackend, PostgresBuilder, postgres};
 pub use backend::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]
 pub use backend::{SqliteBackend, SqliteBuilder, sqlite};
+#[cfg(feature = "zookeeper")]
+pub use backend::{ZookeeperBackend, ZookeeperBuilder, zookeeper};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

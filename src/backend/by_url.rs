@@ -1,7 +1,7 @@
 //! Which store a URL names.
 
 use std::sync::Arc;
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite", feature = "zookeeper"))]
 use std::time::Duration;
 
 use super::{Backend, MemoryBackend};
@@ -19,6 +19,7 @@ enum Store {
     Redis,
     Redlock,
     Sqlite,
+    Zookeeper,
 }
 
 /// Connects to the store that `url` names.
@@ -33,6 +34,8 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::connect(url).await?)),
         #[cfg(feature = "sqlite")]
         Store::Sqlite => Ok(Arc::new(super::SqliteBackend::connect(url).await?)),
+        #[cfg(feature = "zookeeper")]
+        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::connect(url).await?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -50,6 +53,8 @@ pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder_from_url(url)?.connect_lazy()?)),
         #[cfg(feature = "sqlite")]
         Store::Sqlite => Ok(Arc::new(super::SqliteBackend::builder_from_url(url)?.connect_lazy()?)),
+        #[cfg(feature = "zookeeper")]
+        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::builder_from_url(url)?.connect_lazy()?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -73,11 +78,12 @@ impl Store {
             "postgres" | "postgresql" => Ok(Self::Postgres),
             "redlock" | "redlocks" => Ok(Self::Redlock),
             "sqlite" => Ok(Self::Sqlite),
+            "zookeeper" => Ok(Self::Zookeeper),
             // The store knows which of those that begin like this exist.
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
                 let known = format!(
-                    "`memory:`, `sqlite:`, `postgres://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
+                    "`memory:`, `sqlite:`, `postgres://`, `zookeeper://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
                 );
                 Err(Error::invalid("url", format!("its scheme is none of {known}")))
             }
@@ -91,6 +97,7 @@ impl Store {
             Self::Postgres => "postgres",
             Self::Redis | Self::Redlock => "redis",
             Self::Sqlite => "sqlite",
+            Self::Zookeeper => "zookeeper",
         }
     }
 
@@ -104,14 +111,14 @@ impl Store {
 // What the URLs of several stores have in common: `?option=value&...`
 
 /// The options in a query, each with its value.
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite", feature = "zookeeper"))]
 pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let options = query.split('&').filter(|option| !option.is_empty());
     options.map(|option| option.split_once('=').unwrap_or((option, "")))
 }
 
 /// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
-#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "sqlite", feature = "zookeeper"))]
 pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
     let duration = match value.strip_suffix("ms") {
         Some(millis) => millis.parse().ok().map(Duration::from_millis),
@@ -121,7 +128,7 @@ pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
 }
 
 /// The error of an option that is none of those `known`.
-#[cfg(any(feature = "_redis", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "sqlite", feature = "zookeeper"))]
 pub(super) fn unknown_option(name: &str, known: &str) -> Error {
     Error::invalid("url", format!("unknown option `{name}`; there are {known}"))
 }
@@ -141,6 +148,7 @@ mod tests {
             ("sqlite:/a", Store::Sqlite),
             ("postgres://h", Store::Postgres),
             ("postgresql://h", Store::Postgres),
+            ("zookeeper://h", Store::Zookeeper),
         ] {
             assert_eq!(Store::of(url).unwrap(), store, "{url}");
         }

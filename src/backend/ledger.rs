@@ -25,6 +25,11 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
+#[cfg(feature = "zookeeper")]
+mod apart;
+#[cfg(feature = "zookeeper")]
+pub(super) use apart::{UNKNOWN, claim};
+
 /// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
 /// serves the queue, so the others need not all come at that moment. In microseconds.
 const STAGGER: u64 = 2_000;
@@ -76,6 +81,8 @@ pub struct Ledger {
     /// No hold and no place ends before this.
     next_end: u64,
     served: u64,
+    #[cfg(feature = "zookeeper")]
+    noted: apart::Noted,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +115,8 @@ impl Default for Ledger {
             permits_held: 0,
             next_end: u64::MAX,
             served: 0,
+            #[cfg(feature = "zookeeper")]
+            noted: apart::Noted::default(),
         }
     }
 }
@@ -148,6 +157,8 @@ impl Ledger {
         if let Some(token) = self.token_of_owner(&request.claim) {
             self.withdraw(lease);
             self.admit(lease, Hold::of(&request.claim, token, ends), request.ttl, stamp);
+            #[cfg(feature = "zookeeper")]
+            self.note(request);
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if let Some(ticket) = self.places.get(&lease).copied().filter(|_| request.waits) {
@@ -157,6 +168,8 @@ impl Ledger {
         if self.has_room_for(&request.claim) {
             let token = FencingToken::new(self.issue(request.tokens, stamp));
             self.admit(lease, Hold::of(&request.claim, token, ends), request.ttl, stamp);
+            #[cfg(feature = "zookeeper")]
+            self.note(request);
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if !request.waits {
@@ -485,6 +498,8 @@ impl Ledger {
         self.next_end = self.next_end.min(place.ends);
         self.places.insert(place.lease, ticket);
         self.queue.insert(ticket, place);
+        #[cfg(feature = "zookeeper")]
+        self.note(request);
         ticket
     }
 
@@ -569,13 +584,7 @@ const FORM: &str = "leasehold/1";
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
-        let kind = self.kind.as_str();
-        write!(f, "{FORM} {kind} {} {permits} {version} {}", self.last, self.lapses)?;
-        for (lease, Hold { permits, token, ends, owner }) in &self.holds {
-            write!(f, "\nh {lease} {permits} {token} {ends}")?;
-            write_owner(f, owner.as_deref())?;
-        }
+        self.write_holds(f)?;
         for (ticket, Place { lease, permits, tokens, ends, owner }) in &self.queue {
             write!(f, "\nq {} {lease} {permits} {tokens} {ends}", ticket.get())?;
             write_owner(f, owner.as_deref())?;
@@ -584,7 +593,21 @@ impl fmt::Display for Ledger {
     }
 }
 
-fn write_owner(f: &mut fmt::Formatter<'_>, owner: Option<&str>) -> fmt::Result {
+impl Ledger {
+    /// All but the queue.
+    fn write_holds(&self, f: &mut impl Write) -> fmt::Result {
+        let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
+        let kind = self.kind.as_str();
+        write!(f, "{FORM} {kind} {} {permits} {version} {}", self.last, self.lapses)?;
+        for (lease, Hold { permits, token, ends, owner }) in &self.holds {
+            write!(f, "\nh {lease} {permits} {token} {ends}")?;
+            write_owner(f, owner.as_deref())?;
+        }
+        Ok(())
+    }
+}
+
+fn write_owner(f: &mut impl Write, owner: Option<&str>) -> fmt::Result {
     let Some(owner) = owner else { return Ok(()) };
     f.write_char(' ')?;
     for character in owner.chars() {

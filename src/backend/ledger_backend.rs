@@ -281,7 +281,12 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         async move {
             let asked = resource.clone();
-            self.change(&resource.key, move |ledger, stamp, _| ledger.inspect(&asked, detail, stamp)).await?
+            self.change(&resource.key, move |ledger, stamp, _| {
+                #[cfg(feature = "zookeeper")]
+                ledger.note_detail(detail);
+                ledger.inspect(&asked, detail, stamp)
+            })
+            .await?
         }
         .boxed()
     }

@@ -61,7 +61,7 @@ mod ledger_backend;
 mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
 mod records;
 #[cfg(feature = "_redis")]
 mod redis;
@@ -70,9 +70,11 @@ mod redlock;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod state;
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "zookeeper"))]
 mod tls;
 mod types;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 #[cfg(feature = "_redis")]
 pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
@@ -88,9 +90,11 @@ pub use redlock::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteBackend, SqliteBuilder};
 pub use state::{Finding, NodeState, Severity, Status, StoreState};
-#[cfg(any(feature = "_redis", feature = "postgres"))]
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "zookeeper"))]
 pub use tls::TlsOptions;
 pub use types::*;
+#[cfg(feature = "zookeeper")]
+pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 
 /// A store that carries leases. See the [module documentation](self) for the contract.
 ///

@@ -11,12 +11,20 @@
 mod failure;
 mod health;
 mod job;
+#[cfg(feature = "postgres")]
 mod outcome;
 mod schedule;
+#[cfg(feature = "postgres")]
 mod workers;
 
 pub(super) use failure::{Cure, Failure};
 pub(super) use health::{Health, Purpose};
+#[cfg(feature = "zookeeper")]
+pub(super) use job::Task;
+#[cfg(feature = "postgres")]
 pub(super) use outcome::{Outcome, Phase, failed};
+#[cfg(feature = "zookeeper")]
+pub(super) use schedule::Schedule;
 pub(super) use schedule::{Done, Remembered, Round, Work};
+#[cfg(feature = "postgres")]
 pub(super) use workers::{Connection, ConnectionLimits, Workers};

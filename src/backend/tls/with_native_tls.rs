@@ -1,6 +1,6 @@
 //! TLS by the system's library.
 
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
 use std::io;
 
 use native_tls::{Certificate, Identity, TlsConnector};
@@ -13,7 +13,7 @@ use crate::error::Error;
 pub(in crate::backend) struct Tls(TlsConnector);
 
 /// What an encrypted connection is.
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
 pub(in crate::backend) type Stream<S> = tokio_native_tls::TlsStream<S>;
 
 impl Tls {
@@ -46,7 +46,7 @@ impl Tls {
     }
 
     /// Does the handshake with the server, whose certificate has to be for `host`.
-    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    #[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
     pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,

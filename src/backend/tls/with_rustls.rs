@@ -1,6 +1,6 @@
 //! TLS by rustls.
 
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
 use std::io;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::error::Error;
 pub(in crate::backend) struct Tls(Arc<ClientConfig>);
 
 /// What an encrypted connection is.
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
 pub(in crate::backend) type Stream<S> = tokio_rustls::client::TlsStream<S>;
 
 impl Tls {
@@ -44,7 +44,7 @@ impl Tls {
     }
 
     /// Does the handshake with the server, whose certificate has to be for `host`.
-    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    #[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
     pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,

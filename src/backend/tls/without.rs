@@ -1,7 +1,7 @@
 //! Neither library was chosen at build time.
 
 use std::convert::Infallible;
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
 use std::io;
 
 use super::TlsOptions;
@@ -12,7 +12,7 @@ use crate::error::Error;
 pub(in crate::backend) struct Tls(Infallible);
 
 /// What an encrypted connection is.
-#[cfg(any(feature = "postgres", feature = "redis-rs"))]
+#[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
 pub(in crate::backend) type Stream<S> = S;
 
 impl Tls {
@@ -27,7 +27,7 @@ impl Tls {
         match self.0 {}
     }
 
-    #[cfg(any(feature = "postgres", feature = "redis-rs"))]
+    #[cfg(any(feature = "postgres", feature = "redis-rs", feature = "zookeeper"))]
     pub(in crate::backend) async fn connect<S>(&self, _: &str, _: S) -> io::Result<Stream<S>> {
         match self.0 {}
     }
