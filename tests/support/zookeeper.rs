@@ -9,7 +9,6 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread::sleep;
@@ -211,7 +210,7 @@ fn launch(class_path: &Path, directory: &Path, port: u16, clock: Option<&Clock>)
     });
     let end = Instant::now() + START;
     while process.is_alive() {
-        if Wire::try_open(port).is_some() {
+        if Wire::is_ready(port) {
             return Some(process);
         }
         assert!(Instant::now() < end, "no answer within {START:?}; the log:\n{}", log(directory));

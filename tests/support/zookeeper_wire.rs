@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_millis(200);
 
 /// A session of another program, which ends when it is dropped.
 #[derive(Debug)]
@@ -29,25 +30,25 @@ pub(crate) const NO_NODE: i32 = -101;
 
 impl Wire {
     pub(crate) fn open(port: u16) -> Self {
-        Self::try_open(port).expect("the server accepts sessions")
+        Self::resume(port, 0, [0; 16], TIMEOUT).expect("the server accepts sessions")
     }
 
-    /// `None` if the server does not answer.
-    pub(crate) fn try_open(port: u16) -> Option<Self> {
-        Self::resume(port, 0, [0; 16])
+    /// Whether the server accepts sessions. One that is about to start may leave a connection without an answer.
+    pub(crate) fn is_ready(port: u16) -> bool {
+        Self::resume(port, 0, [0; 16], SOON).is_some()
     }
 
     /// Ends the session of somebody else. Its password follows from its number.
     pub(crate) fn end_session(port: u16, session: i64) {
-        let mut wire = Self::resume(port, session, password(session)).expect("the session exists");
+        let mut wire = Self::resume(port, session, password(session), TIMEOUT).expect("the session exists");
         wire.send(-11, &[]);
         // The reply to that, or the end of the connection.
         let _ = wire.receive();
     }
 
-    fn resume(port: u16, session: i64, password: [u8; 16]) -> Option<Self> {
+    fn resume(port: u16, session: i64, password: [u8; 16], timeout: Duration) -> Option<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-        stream.set_read_timeout(Some(TIMEOUT)).expect("a setting");
+        stream.set_read_timeout(Some(timeout)).expect("a setting");
         stream.set_nodelay(true).expect("a setting");
         let mut wire = Self { stream, xid: 0 };
         let mut message = Vec::new();
@@ -59,6 +60,7 @@ impl Wire {
         message.push(0);
         wire.write(&message)?;
         let reply = wire.receive()?;
+        wire.stream.set_read_timeout(Some(TIMEOUT)).expect("a setting");
         (number(&reply[4..8]) > 0).then_some(wire)
     }
 

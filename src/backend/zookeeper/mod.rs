@@ -63,7 +63,7 @@ use exchange::Known;
 use failure::Code;
 use op::{ANY, Mode, Op, Reply};
 use places::Places;
-use session::{Landed, Session, Signal};
+use session::{Ending, Landed, Session, Signal};
 
 pub use builder::ZookeeperBuilder;
 
@@ -170,7 +170,7 @@ impl ZookeeperStore {
     fn stop(&self) {
         self.shared.schedule.close();
         if self.signals.lock().take().is_some() {
-            self.shared.session.close();
+            self.shared.session.close(Ending::Session);
             self.shared.ended.send_replace(true);
         }
     }
@@ -260,7 +260,9 @@ impl Shared {
                 }
             }
         }
-        self.session.close();
+        // What is held until its lease ends is not released by closing the client.
+        let ending = if self.places.are_held() { Ending::Connection } else { Ending::Session };
+        self.session.close(ending);
         self.ended.send_replace(true);
     }
 

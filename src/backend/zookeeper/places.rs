@@ -58,6 +58,11 @@ impl Places {
         events.for_each(|event| state.tell(event));
     }
 
+    /// Whether any of this client's leases holds.
+    pub(super) fn are_held(&self) -> bool {
+        self.0.lock().own.values().flat_map(BTreeMap::values).any(|own| own.holds.is_some())
+    }
+
     /// Adds what this client knows of its own leases, which is newer than what it may have read.
     pub(super) fn recall(&self, key: &Arc<str>, view: &mut View) {
         let state = self.0.lock();

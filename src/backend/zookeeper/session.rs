@@ -58,7 +58,17 @@ pub(super) struct Landed {
 
 enum Request {
     Flight(Vec<Op>, oneshot::Sender<Result<Landed, Failure>>),
-    Close,
+    /// To end the session, or only the connection.
+    Close(Ending),
+}
+
+/// What is ended when a client is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The session, and with it its ephemeral nodes.
+    Session,
+    /// The connection. The session ends when its time is over.
+    Connection,
 }
 
 /// A session as its users see it.
@@ -124,10 +134,10 @@ impl Session {
         self.state.connections.load(Ordering::Relaxed)
     }
 
-    /// Ends the session, and with it its ephemeral nodes, after what was sent before.
-    pub(super) fn close(&self) {
+    /// Ends the session, or leaves it, after what was sent before.
+    pub(super) fn close(&self, ending: Ending) {
         // An error means that it has ended.
-        let _ = self.requests.send(Request::Close);
+        let _ = self.requests.send(Request::Close(ending));
         if self.carrier.lock().take().is_some() {
             self.state.ended.send_replace(true);
         }
@@ -192,7 +202,7 @@ impl Carrier {
             use tokio::sync::mpsc::error::TryRecvError;
             match self.requests.try_recv() {
                 Ok(Request::Flight(_, answer)) => drop(answer.send(Err(Failure { is_certain: true, ..failure.clone() }))),
-                Ok(Request::Close) | Err(TryRecvError::Disconnected) => return true,
+                Ok(Request::Close(_)) | Err(TryRecvError::Disconnected) => return true,
                 Err(TryRecvError::Empty) => return false,
             }
         }
@@ -259,6 +269,9 @@ impl Carrier {
         let mut traffic = Traffic::new(link, self.state.connections.load(Ordering::Relaxed));
         let quiet = (self.timeout_of_session() / 3).min(QUIET);
         let failure = loop {
+            if traffic.is_done() {
+                return None;
+            }
             let deadline = traffic.deadline(self.settings.reply_timeout, quiet);
             tokio::select! {
                 biased;
@@ -286,11 +299,11 @@ impl Carrier {
 
     /// Sends a request, and those that have been asked for since.
     fn send(&mut self, request: Option<Request>, traffic: &mut Traffic) {
-        let mut next = Some(request.unwrap_or(Request::Close));
+        let mut next = Some(request.unwrap_or(Request::Close(Ending::Connection)));
         while let Some(request) = next {
             match request {
                 Request::Flight(ops, answer) => traffic.send(ops, answer, &self.settings),
-                Request::Close => return traffic.close(),
+                Request::Close(ending) => return traffic.close(ending),
             }
             next = self.requests.try_recv().ok();
         }
@@ -365,7 +378,9 @@ struct Traffic {
     next_reply: i32,
     last_sent: Instant,
     pinged: Option<Instant>,
+    /// Nothing more is sent.
     is_closing: bool,
+    is_leaving: bool,
 }
 
 struct Flight {
@@ -388,6 +403,7 @@ impl Traffic {
             last_sent: Instant::now(),
             pinged: None,
             is_closing: false,
+            is_leaving: false,
         }
     }
 
@@ -485,11 +501,21 @@ impl Traffic {
         self.control(PING_XID, PING);
     }
 
-    fn close(&mut self) {
+    /// The server closes the connection when it has ended the session.
+    fn close(&mut self, ending: Ending) {
         self.is_closing = true;
+        if ending == Ending::Connection {
+            self.is_leaving = true;
+            return;
+        }
         self.pinged.get_or_insert_with(Instant::now);
         let xid = self.next_xid;
         self.control(xid, CLOSE);
+    }
+
+    /// Whether the connection is to be left, and nothing is on its way through it any more.
+    fn is_done(&self) -> bool {
+        self.is_leaving && self.flights.is_empty()
     }
 
     fn control(&mut self, xid: i32, code: i32) {
