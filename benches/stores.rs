@@ -3,7 +3,8 @@
 //! `cargo bench -p leasehold-benches --bench stores`
 //! starts a server of its own for each store that this machine has (SQLite needs none), and measures:
 //!
-//! * commit: one small write that the store makes as durable as it is configured, by one task: `SET`, or an `UPDATE` of one row. All
+//! * commit: one small write that the store makes as durable as it is configured, by one task: `SET`, an `UPDATE` of one row, or
+//!   `setData`. All
 //!   else is also given in commits (x), because it is the machine's disk that decides how long one takes;
 //! * lock + release: of a free lock, by one task, in small blocks interleaved with commits, because a shared machine drifts. Two commits
 //!   are the least;
@@ -35,13 +36,17 @@ mod races;
 mod recipes;
 #[path = "stores/site.rs"]
 mod site;
+#[path = "../tests/support/zookeeper.rs"]
+mod zookeeper;
+#[path = "../tests/support/zookeeper_wire.rs"]
+mod zookeeper_wire;
 
 use common::guards::{give_back, processor_time, take};
 use common::plot::{Axis, bars};
 use common::turns::{Contender, Spread};
 use common::{LEASE, Ours, Place, Polling, Result, micros, table, timed};
 use races::{Raced, Times, among_clients, race};
-use recipes::{AdvisoryLock, Permits, PolledRow, PostgresRows, Recipe, SqliteRows};
+use recipes::{AdvisoryLock, CuratorLock, Permits, PolledRow, PostgresRows, Recipe, SqliteRows};
 use site::{Site, Store};
 
 /// Pairs measured before as many commits have their turn.
@@ -161,6 +166,7 @@ impl<'a> Bench<'a> {
                 recipes.push(self.lock::<AdvisoryLock>().await?);
                 recipes.push(self.lock::<PolledRow<PostgresRows>>().await?);
             }
+            Store::Zookeeper => recipes.push(self.lock::<CuratorLock>().await?),
         }
         let (tasks, permits) = (self.tasks().await?, self.permits().await?);
         let guards = self.guards().await?;
@@ -318,6 +324,11 @@ fn aims(options: &Options, measured: &[Measured]) -> Table {
                 add(format!("{name}: lock + release, commits"), Some(in_commits(ours.pair)), ("<=", 2.7));
                 let hand_over = hand_over.map(in_commits);
                 add(format!("{name}: hand-over between 2 clients, commits"), hand_over, ("<=", 4.5));
+            }
+            Store::Zookeeper => {
+                add(format!("{name}: lock + release, commits"), Some(in_commits(ours.pair)), ("<=", 2.5));
+                let hand_over = hand_over.map(in_commits);
+                add(format!("{name}: hand-over between 2 clients, commits"), hand_over, ("<=", 3.5));
             }
         }
         add(

@@ -7,8 +7,10 @@ use fred::clients::Client as Fred;
 use fred::interfaces::KeysInterface;
 use tempfile::TempDir;
 use tokio_postgres::{NoTls, Statement};
+use zookeeper_client::{Acls, CreateMode};
 
 use super::postgres::PostgresServer;
+use super::zookeeper::ZookeeperServer;
 use crate::common::support::redis::{RedisServer, Setup};
 use crate::common::{Bare, Result};
 
@@ -17,6 +19,7 @@ pub(crate) enum Store {
     Redis,
     Sqlite,
     Postgres,
+    Zookeeper,
 }
 
 impl Store {
@@ -25,6 +28,7 @@ impl Store {
             Self::Redis => "Redis",
             Self::Sqlite => "SQLite",
             Self::Postgres => "PostgreSQL",
+            Self::Zookeeper => "ZooKeeper",
         }
     }
 
@@ -38,6 +42,7 @@ impl Store {
                 let settings = ["max_connections=1200"];
                 Server::Postgres(PostgresServer::start_with_or_skip("PostgreSQL", &settings, None)?)
             }
+            Self::Zookeeper => Server::Zookeeper(ZookeeperServer::start_as_a_service_or_skip("ZooKeeper")?),
         };
         Some(Site { server })
     }
@@ -52,6 +57,7 @@ enum Server {
     Redis(RedisServer),
     Sqlite(TempDir),
     Postgres(PostgresServer),
+    Zookeeper(ZookeeperServer),
 }
 
 impl Site {
@@ -60,6 +66,7 @@ impl Site {
             Server::Redis(server) => server.url(),
             Server::Sqlite(directory) => format!("sqlite:{}", directory.path().join("locks.db").display()),
             Server::Postgres(server) => server.url(),
+            Server::Zookeeper(server) => server.url(),
         }
     }
 
@@ -80,6 +87,11 @@ impl Site {
         Ok(session)
     }
 
+    pub(crate) async fn zookeeper(&self) -> Result<zookeeper_client::Client> {
+        let Server::Zookeeper(server) = &self.server else { return Err("ZooKeeper only".into()) };
+        Ok(zookeeper_client::Client::connect(&format!("127.0.0.1:{}", server.port())).await?)
+    }
+
     pub(crate) async fn commits(&self) -> Result<Commits> {
         Ok(match &self.server {
             Server::Redis(server) => Commits::Redis(Bare::connection(&server.url()).await?),
@@ -94,6 +106,14 @@ impl Site {
                 let update = session.prepare(COUNT).await?;
                 Commits::Postgres(Arc::new(session), update)
             }
+            Server::Zookeeper(_) => {
+                let client = self.zookeeper().await?;
+                let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
+                match client.create(COUNTER_NODE, b"0", &open).await {
+                    Ok(_) | Err(zookeeper_client::Error::NodeExists) => Commits::Zookeeper(client),
+                    Err(error) => return Err(error.into()),
+                }
+            }
         })
     }
 }
@@ -102,11 +122,14 @@ const COUNTER: &str = "CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KE
                        INSERT INTO counter VALUES (1, 0) ON CONFLICT DO NOTHING";
 const COUNT: &str = "UPDATE counter SET value = value + 1 WHERE id = 1";
 
-/// One small write that the store makes durable as it is configured: SET, or UPDATE of one row.
+const COUNTER_NODE: &str = "/counter";
+
+/// One small write that the store makes durable as it is configured: SET, UPDATE of one row, or setData.
 pub(crate) enum Commits {
     Redis(Fred),
     Sqlite(rusqlite::Connection),
     Postgres(Arc<tokio_postgres::Client>, Statement),
+    Zookeeper(zookeeper_client::Client),
 }
 
 impl Commits {
@@ -118,6 +141,10 @@ impl Commits {
             }
             Self::Sqlite(file) => file.prepare_cached(COUNT)?.execute([])? as u64,
             Self::Postgres(session, update) => session.execute(update, &[]).await?,
+            Self::Zookeeper(client) => {
+                client.set_data(COUNTER_NODE, b"1", None).await?;
+                1
+            }
         };
         if changed == 1 { Ok(()) } else { Err("the counter is missing".into()) }
     }

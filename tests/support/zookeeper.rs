@@ -30,12 +30,14 @@ const START: Duration = Duration::from_secs(60);
 const PORTS: u32 = 10;
 /// The length of a tick. Sessions last 2 to 20 of them.
 const TICK: Duration = Duration::from_millis(200);
+const SERVICE_TICK: Duration = Duration::from_secs(2);
 
 /// A node of its own on a running server. The server is killed with the test process, and when nobody uses it any more.
 #[derive(Clone, Debug)]
 pub(crate) struct ZookeeperServer {
     server: Arc<Server>,
     chroot: String,
+    directory: Arc<TempDir>,
 }
 
 #[derive(Debug)]
@@ -43,8 +45,16 @@ struct Server {
     class_path: PathBuf,
     directory: TempDir,
     port: u16,
-    clock: Option<Clock>,
+    setup: Setup,
     process: Mutex<ChildProcess>,
+}
+
+/// How a server is run.
+#[derive(Debug, Default)]
+struct Setup {
+    settings: Vec<String>,
+    clock: Option<Clock>,
+    is_service: bool,
 }
 
 impl ZookeeperServer {
@@ -55,7 +65,7 @@ impl ZookeeperServer {
         static SHARED: Mutex<Option<Arc<Server>>> = Mutex::new(None);
         let class_path = class_path_or_skip(left_out)?;
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = shared.get_or_insert_with(|| Arc::new(Server::start(class_path, &[], None)));
+        let server = shared.get_or_insert_with(|| Arc::new(Server::start(class_path, Setup::default())));
         Some(Self::on(Arc::clone(server)))
     }
 
@@ -73,13 +83,29 @@ impl ZookeeperServer {
         clock: Option<&Clock>,
     ) -> Option<Self> {
         let class_path = class_path_or_skip(left_out)?;
-        Some(Self::on(Arc::new(Server::start(class_path, settings, clock))))
+        let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        let setup = Setup { settings, clock: clock.cloned(), is_service: false };
+        Some(Self::on(Arc::new(Server::start(class_path, setup))))
+    }
+
+    /// A server of its own, as one is run that is to be fast.
+    #[track_caller]
+    pub(crate) fn start_as_a_service_or_skip(left_out: &str) -> Option<Self> {
+        let class_path = class_path_or_skip(left_out)?;
+        let setup = Setup { is_service: true, ..Setup::default() };
+        Some(Self::on(Arc::new(Server::start(class_path, setup))))
     }
 
     fn on(server: Arc<Server>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let chroot = format!("/test{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        Self { server, chroot }
+        let directory = Arc::new(new_directory());
+        Self { server, chroot, directory }
+    }
+
+    /// For the files of a test.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -152,29 +178,28 @@ impl ZookeeperServer {
 }
 
 impl Server {
-    fn start(class_path: PathBuf, settings: &[&str], clock: Option<&Clock>) -> Self {
-        let directory = tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory");
+    fn start(class_path: PathBuf, setup: Setup) -> Self {
+        let directory = new_directory();
         let path = directory.path();
         for _ in 0..PORTS {
             let port = free_port();
             let mut text = format!(
                 "tickTime={}\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n",
-                TICK.as_millis(),
+                (if setup.is_service { SERVICE_TICK } else { TICK }).as_millis(),
                 path.join("data").display(),
             );
-            text.extend(settings.iter().flat_map(|setting| [setting, "\n"]));
+            text.extend(setup.settings.iter().flat_map(|setting| [setting, "\n"]));
             fs::write(path.join("zoo.cfg"), text).expect("room");
             fs::write(path.join("logback.xml"), LOGGING).expect("room");
-            if let Some(process) = launch(&class_path, path, port, clock) {
-                let (clock, process) = (clock.cloned(), Mutex::new(process));
-                return Self { class_path, directory, port, clock, process };
+            if let Some(process) = launch(&class_path, path, port, &setup) {
+                return Self { class_path, directory, port, setup, process: Mutex::new(process) };
             }
         }
         panic!("the server does not start; its log:\n{}", log(path));
     }
 
     fn launch(&self) -> Option<ChildProcess> {
-        launch(&self.class_path, self.directory.path(), self.port, self.clock.as_ref())
+        launch(&self.class_path, self.directory.path(), self.port, &self.setup)
     }
 
     fn log(&self) -> String {
@@ -192,10 +217,13 @@ impl Drop for Server {
 const LOGGING: &str = "<configuration><root level=\"WARN\"/></configuration>\n";
 
 /// Starts a server and waits until it answers; `None` if it ends instead.
-fn launch(class_path: &Path, directory: &Path, port: u16, clock: Option<&Clock>) -> Option<ChildProcess> {
+fn launch(class_path: &Path, directory: &Path, port: u16, setup: &Setup) -> Option<ChildProcess> {
     // It starts in half of the time if it is not compiled for speed.
-    let mut args: Vec<OsString> =
-        ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx192m", "-cp"].map(OsString::from).to_vec();
+    let options = match setup.is_service {
+        true => ["-XX:+UseSerialGC", "-Xmx512m", "-Xms512m", "-cp"],
+        false => ["-XX:+UseSerialGC", "-Xmx192m", "-XX:TieredStopAtLevel=1", "-cp"],
+    };
+    let mut args: Vec<OsString> = options.map(OsString::from).to_vec();
     let mut all = OsString::from(directory);
     all.push(":");
     all.push(class_path);
@@ -206,7 +234,7 @@ fn launch(class_path: &Path, directory: &Path, port: u16, clock: Option<&Clock>)
     let mut process = ChildProcess::start("java".as_ref(), args, |command| {
         let errors = log_file.try_clone().expect("a file can be shared");
         command.env(CHILD_DIR, directory).current_dir(directory).stdout(log_file).stderr(errors);
-        command.envs(clock.iter().flat_map(|clock| clock.environment()));
+        command.envs(setup.clock.iter().flat_map(|clock| clock.environment()));
     });
     let end = Instant::now() + START;
     while process.is_alive() {
@@ -217,6 +245,10 @@ fn launch(class_path: &Path, directory: &Path, port: u16, clock: Option<&Clock>)
         sleep(Duration::from_millis(10));
     }
     None
+}
+
+fn new_directory() -> TempDir {
+    tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory")
 }
 
 fn free_port() -> u16 {
