@@ -277,7 +277,8 @@ async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_dead
     assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
     assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
     let other = client.mutex("other").expect("valid");
-    let error = within(SOON, other.try_lock()).await.map(drop).expect_err("it stands still");
+    // It is tried for some seconds.
+    let error = within(SOON * 2, other.try_lock()).await.map(drop).expect_err("it stands still");
     assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
     assert!(!client.state().status.is_connected());
     server.resume();
@@ -572,7 +573,7 @@ async fn a_node_of_another_program_is_told_and_costs_no_other_name() {
         assert_refused(&error, "is a node of another program");
     }
     // The others are renewed.
-    assert_eq!(within(SOON, held[3].lost()).await, LossReason::StoreUnreachable);
+    assert_eq!(within(SOON, held[3].lost()).await, LossReason::StoreRefused);
     for (n, guard) in held.into_iter().enumerate() {
         assert_eq!(guard.is_held(), n != 3, "{n}");
     }
@@ -713,7 +714,7 @@ async fn a_semaphore_is_used_by_many_clients_at_once() {
             let permit = permits.acquire().await.expect("granted");
             let now = held.fetch_add(1, SeqCst) + 1;
             most.fetch_max(now, SeqCst);
-            sleep(ms(1)).await;
+            sleep(ms(20)).await;
             held.fetch_sub(1, SeqCst);
             permit.release().await.expect("held");
         }

@@ -125,6 +125,11 @@ impl ZookeeperServer {
         format!("zookeeper://127.0.0.1:{port}{}", self.chroot)
     }
 
+    /// As it is in errors.
+    pub(crate) fn address(&self) -> String {
+        self.url()
+    }
+
     pub(crate) async fn backend(&self) -> ZookeeperBackend {
         ZookeeperBackend::connect(&self.url()).await.expect("the server accepts clients")
     }
