@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Hold, Ledger, Place, Stamp};
 use crate::backend::types::{Detail, Event, Request, Resource, Ticket};
-use crate::backend::{Claim, LeaseId};
+use crate::backend::{Claim, LeaseId, Limit};
 use crate::fence::FencingToken;
 
 /// When a place ends that has not been looked at: not yet, as far as is known.
@@ -66,11 +66,6 @@ impl Ledger {
         }
     }
 
-    /// The holds: of which lease, under which token, and when they end.
-    pub(in crate::backend) fn holds(&self) -> impl Iterator<Item = (LeaseId, FencingToken, u64)> {
-        self.holds.iter().map(|(lease, Hold { token, ends, .. })| (*lease, *token, *ends))
-    }
-
     /// The token and the end of a hold.
     pub(in crate::backend) fn hold_of(&self, lease: LeaseId) -> Option<(FencingToken, u64)> {
         self.holds.get(&lease).map(|hold| (hold.token, hold.ends))
@@ -79,6 +74,16 @@ impl Ledger {
     /// The end of a place.
     pub(in crate::backend) fn place_of(&self, lease: LeaseId) -> Option<u64> {
         self.places.get(&lease).and_then(|ticket| self.queue.get(ticket)).map(|place| place.ends)
+    }
+
+    /// The limit of a semaphore.
+    pub(in crate::backend) const fn limit(&self) -> Option<Limit> {
+        self.limit
+    }
+
+    /// Whether somebody holds permits of a semaphore.
+    pub(in crate::backend) fn is_shared(&self) -> bool {
+        self.kind.is_semaphore() && !self.holds.is_empty()
     }
 
     /// Whether somebody who joins could be served.
@@ -113,7 +118,7 @@ impl Ledger {
 pub(in crate::backend) fn claim(permits: u32, owner: Option<Arc<str>>, is_semaphore: bool) -> Claim {
     match owner {
         Some(owner) => Claim::Owner(owner),
-        None if is_semaphore => Claim::Permits(permits, crate::backend::Limit::stated(permits)),
+        None if is_semaphore => Claim::Permits(permits, Limit::stated(permits)),
         None => Claim::Sole,
     }
 }

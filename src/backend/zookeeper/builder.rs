@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::clock;
 use super::op::Access;
 use super::{ZookeeperBackend, ZookeeperStore};
 use crate::backend::tls::{Tls, TlsOptions};
@@ -40,6 +41,7 @@ pub struct ZookeeperBuilder {
     reply_timeout: Duration,
     create: bool,
     tls: Option<TlsOptions>,
+    clock_lifetime: Duration,
 }
 
 /// What a client has been told.
@@ -56,6 +58,7 @@ pub(super) struct Settings {
     pub(super) reply_timeout: Duration,
     pub(super) create: bool,
     pub(super) tls: Option<Tls>,
+    pub(super) clock_lifetime: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +78,16 @@ impl ZookeeperBuilder {
             reply_timeout: TIMEOUT,
             create: true,
             tls: None,
+            clock_lifetime: clock::LIFETIME,
         }
+    }
+
+    /// For how long a reading of the server's clock is used. For tests that let it jump.
+    #[cfg(feature = "conformance")]
+    #[doc(hidden)]
+    pub const fn clock_lifetime(mut self, lifetime: Duration) -> Self {
+        self.clock_lifetime = lifetime;
+        self
     }
 
     /// The node under which all nodes of this crate are, as an absolute path. Nothing else should be under it.
@@ -162,7 +174,8 @@ impl ZookeeperBuilder {
 
 impl Settings {
     fn of(builder: ZookeeperBuilder) -> Result<Self, Error> {
-        let ZookeeperBuilder { session_timeout, connect_timeout, reply_timeout, create, .. } = builder;
+        let ZookeeperBuilder { session_timeout, connect_timeout, reply_timeout, create, clock_lifetime, .. } =
+            builder;
         check("session_timeout", session_timeout, &SESSIONS)?;
         check("connect_timeout", connect_timeout, &TIMEOUTS)?;
         check("reply_timeout", reply_timeout, &TIMEOUTS)?;
@@ -187,6 +200,7 @@ impl Settings {
             reply_timeout,
             create,
             tls,
+            clock_lifetime,
         })
     }
 
@@ -263,8 +277,17 @@ fn address(servers: &[Server], root: &str) -> String {
 impl fmt::Debug for ZookeeperBuilder {
     /// Prints no password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { servers, chroot, credentials, session_timeout, connect_timeout, reply_timeout, create, tls } =
-            self;
+        let Self {
+            servers,
+            chroot,
+            credentials,
+            session_timeout,
+            connect_timeout,
+            reply_timeout,
+            create,
+            tls,
+            clock_lifetime: _,
+        } = self;
         f.debug_struct("ZookeeperBuilder")
             .field("servers", servers)
             .field("chroot", chroot)

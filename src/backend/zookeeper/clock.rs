@@ -6,7 +6,7 @@ use super::op::Stat;
 use crate::backend::Stamp;
 
 /// For how long a reading is used. Clocks differ by less than a millisecond after that.
-const RECENT: Duration = Duration::from_secs(10);
+pub(super) const LIFETIME: Duration = Duration::from_secs(10);
 
 /// When a server has written something, by its clock and by this machine's.
 #[derive(Clone, Copy, Debug)]
@@ -24,14 +24,14 @@ impl Reading {
         Self { told: millis(stat.mtime), sent, heard }
     }
 
-    pub(super) fn is_recent(&self) -> bool {
-        self.sent.elapsed() < RECENT
+    pub(super) fn age(&self) -> Duration {
+        self.sent.elapsed()
     }
 
     /// The better one: the newer one, unless it is less precise and the other one is recent.
     pub(super) fn or(self, older: Option<Self>) -> Self {
         let width = |reading: &Self| reading.heard - reading.sent;
-        older.filter(|older| older.is_recent() && width(older) * 2 < width(&self)).unwrap_or(self)
+        older.filter(|older| older.age() < LIFETIME && width(older) * 2 < width(&self)).unwrap_or(self)
     }
 
     /// Not later than the server's clock at present.
@@ -88,7 +88,7 @@ mod tests {
         let good = reading(5_000, sent, 1);
         assert_eq!(reading(5_004, sent, 500).or(Some(good)).told, 5_000_000);
         assert_eq!(reading(5_004, sent, 1).or(Some(good)).told, 5_004_000);
-        let old = Reading { sent: sent.checked_sub(RECENT).unwrap(), ..good };
+        let old = Reading { sent: sent.checked_sub(LIFETIME).unwrap(), ..good };
         assert_eq!(reading(5_004, sent, 500).or(Some(old)).told, 5_004_000);
     }
 }

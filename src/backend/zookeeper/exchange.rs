@@ -182,6 +182,8 @@ impl<'a> Attempt<'a> {
                     return Ok(());
                 }
                 Step::LookAt(children) => self.look_at(&children).await?,
+                // Whether a request may join the queue of a semaphore depends on its limit.
+                Step::Join(..) if is_remembered && self.view.may_have_waiters() => self.look().await?,
                 Step::Join(requests, prolonged) => self.join(&requests, &prolonged).await?,
                 Step::Write(writing) if !self.may_write(&writing) => self.look().await?,
                 Step::Write(writing) => {
@@ -204,9 +206,11 @@ impl<'a> Attempt<'a> {
         self.change().await
     }
 
-    /// What is not remembered as it was written has to be read before anything follows from it.
+    /// Whether it is certain that nothing is overlooked that has happened since the key was read. If the record is written, nobody else
+    /// has written it; but who waits for permits is not in it.
     fn may_write(&self, writing: &Writing) -> bool {
-        self.view.is_current || writing.generation.is_some()
+        let overlooks_nobody = !writing.concerns_waiters || !self.view.may_have_waiters();
+        self.view.is_current || (writing.generation.is_some() && overlooks_nobody)
     }
 
     /// Carries out what was asked for on what is known.

@@ -60,7 +60,7 @@ use crate::sync::Mutex;
 use builder::Settings;
 use clock::Reading;
 use exchange::Known;
-use failure::Code;
+use failure::{Code, Malformed};
 use op::{ANY, Mode, Op, Reply};
 use places::Places;
 use session::{Ending, Landed, Session, Signal};
@@ -260,8 +260,8 @@ impl Shared {
                 }
             }
         }
-        // What is held until its lease ends is not released by closing the client.
-        let ending = if self.places.are_held() { Ending::Connection } else { Ending::Session };
+        // Closing a client releases nothing: what it holds or waits for lasts as long as if it had died.
+        let ending = if self.places.are_empty() { Ending::Session } else { Ending::Connection };
         self.session.close(ending);
         self.ended.send_replace(true);
     }
@@ -285,21 +285,23 @@ impl Shared {
 
     /// The server's clock. It is read by writing something, unless that was done a moment ago.
     async fn clock(&self) -> Result<Reading, Failure> {
-        let path = names::clock(&self.settings.root);
-        for _ in 0..3 {
-            let known = *self.clock.lock();
-            let connection = self.session.connections();
-            if let Some((_, reading)) = known.filter(|(of, reading)| *of == connection && reading.is_recent()) {
-                return Ok(reading);
-            }
-            let written = Op::Set { path: path.clone(), data: Vec::new(), version: ANY };
-            match self.fly(vec![written]).await?.replies.into_iter().next() {
-                Some(Err(Code::NO_NODE)) => self.make_root().await?,
-                Some(Err(code)) => return Err(code.failure(&path)),
-                Some(Ok(_)) | None => {}
-            }
+        let (known, connection) = (*self.clock.lock(), self.session.connections());
+        let is_good = |reading: &Reading| reading.age() < self.settings.clock_lifetime;
+        if let Some((_, reading)) = known.filter(|(of, reading)| *of == connection && is_good(reading)) {
+            return Ok(reading);
         }
-        Err(Failure::away("it does not tell the time"))
+        let path = names::clock(&self.settings.root);
+        let write = || vec![Op::Set { path: path.clone(), data: Vec::new(), version: ANY }];
+        let mut landed = self.fly(write()).await?;
+        if matches!(landed.replies.first(), Some(Err(Code::NO_NODE))) {
+            self.make_root().await?;
+            landed = self.fly(write()).await?;
+        }
+        match landed.replies.first() {
+            Some(Ok(Reply::Set(stat))) => Ok(Reading::of(*stat, landed.sent, landed.heard)),
+            Some(Err(code)) => Err(code.failure(&path)),
+            _ => Err(Malformed.into()),
+        }
     }
 
     /// Creates the root and what is needed beside the records.

@@ -58,9 +58,9 @@ impl Places {
         events.for_each(|event| state.tell(event));
     }
 
-    /// Whether any of this client's leases holds.
-    pub(super) fn are_held(&self) -> bool {
-        self.0.lock().own.values().flat_map(BTreeMap::values).any(|own| own.holds.is_some())
+    /// Whether none of this client's leases holds or waits.
+    pub(super) fn are_empty(&self) -> bool {
+        self.0.lock().own.is_empty()
     }
 
     /// Adds what this client knows of its own leases, which is newer than what it may have read.

@@ -45,6 +45,8 @@ pub(super) struct Writing {
     pub(super) deleted: Vec<usize>,
     /// The children that are created.
     pub(super) created: Vec<Request>,
+    /// Whether it would be another one if somebody waited who is not known of.
+    pub(super) concerns_waiters: bool,
     /// Whether somebody who joins meanwhile could be served.
     pub(super) leaves_room: bool,
 }
@@ -204,8 +206,10 @@ impl Changed {
         all.extend(self.proof(view, context, generation.as_deref(), proven));
         all.extend(ops);
         all.extend(held.iter().map(|request| create(context.path, request, context.session)));
+        let is_resized = view.record.as_ref().is_some_and(|record| record.ledger.limit() != self.ledger.limit());
+        let concerns_waiters = is_resized || !held.is_empty();
         let leaves_room = self.ledger.has_room();
-        Step::Write(Writing { ops: all, generation, deleted, created: held, leaves_room })
+        Step::Write(Writing { ops: all, generation, deleted, created: held, concerns_waiters, leaves_room })
     }
 
     /// What is to be told to the owner of a child.

@@ -122,9 +122,14 @@ impl View {
         let mut ledger = record.ledger.clone();
         let present: HashSet<_> = self.children.iter().map(|child| child.name.lease()).collect();
         ledger.retain_holds(&present);
+        // A place that came in between a look and a change of the limit.
+        let is_too_large = |child: &Child| {
+            let permits = child.name.request.claim.permits();
+            record.ledger.limit().is_some_and(|limit| permits > limit.permits)
+        };
         for child in &self.children {
             let ends = child.ends();
-            if ends > now && ledger.hold_of(child.name.lease()).is_none() {
+            if ends > now && ledger.hold_of(child.name.lease()).is_none() && !is_too_large(child) {
                 ledger.put_place(record.ticket(&child.name), &child.name.request, ends);
             }
         }
@@ -142,6 +147,11 @@ impl View {
         }
         let first = self.children.iter().position(|child| child.ends() > now && !self.holds(child))?;
         self.children[first].seen.is_none().then_some(first)
+    }
+
+    /// Whether somebody may wait for permits although some are free.
+    pub(super) fn may_have_waiters(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.ledger.is_shared())
     }
 
     /// Children that do not exist any more, by index.
