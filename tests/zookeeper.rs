@@ -17,7 +17,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Renew, Renewal, Request, Resource, Severity,
+    Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Renew, Renewal, Request, Resource,
+    Severity,
 };
 use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, ZookeeperBackend};
 use proxy::{Fault, Proxy};
@@ -140,7 +141,8 @@ async fn a_server_that_is_away_or_stands_still_is_told_with_its_address() {
 #[tokio::test]
 async fn of_several_servers_one_that_answers_is_used() {
     let Some(server) = ZookeeperServer::shared_or_skip("several servers") else { return };
-    let away = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free").local_addr().expect("an address");
+    let away =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free").local_addr().expect("an address");
     let url = format!("zookeeper://{away},127.0.0.1:{}{}", server.port(), server.chroot());
     // It begins with any of them.
     for _ in 0..4 {
@@ -228,7 +230,8 @@ async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_has_lost_everything_is_used_again_and_tokens_grow() {
     let Some(server) = ZookeeperServer::start_or_skip("a server without its data") else { return };
-    let client = Client::connect(&format!("{}?session_timeout=400ms", server.url())).await.expect("it answers");
+    let client =
+        Client::connect(&format!("{}?session_timeout=400ms", server.url())).await.expect("it answers");
     let held = brief_mutex(&client).lock().await.expect("free");
     let before = held.token();
     server.kill();
@@ -304,9 +307,16 @@ async fn a_session_that_is_ended_costs_its_holds_and_its_waiters_join_again() {
     // The waiter's session first: it is in the queue again, and served when the holder's has ended, too.
     let before = held.token();
     let (waits, holds) = (of[1].1, of[0].1);
-    let (waits, holds) = if of[0].0.contains(&waiting_lease(&brief_mutex(&one)).await) { (holds, waits) } else { (waits, holds) };
+    let (waits, holds) = if of[0].0.contains(&waiting_lease(&brief_mutex(&one)).await) {
+        (holds, waits)
+    } else {
+        (waits, holds)
+    };
     Wire::end_session(server.port(), waits);
-    eventually(SOON, || async { sessions(&server).iter().filter(|(_, session)| *session != waits).count() == 2 }).await;
+    eventually(SOON, || async {
+        sessions(&server).iter().filter(|(_, session)| *session != waits).count() == 2
+    })
+    .await;
     let begun = Instant::now();
     Wire::end_session(server.port(), holds);
     assert_eq!(within(SOON, held.lost()).await, LossReason::Revoked);
@@ -366,11 +376,18 @@ async fn a_client_leaves_no_node_of_a_lease_behind() {
 // Requests that get lost
 
 /// A client behind a wire takes, renews, releases and waits, while one of its requests fails.
-async fn take_turns(proxy: &Proxy, server: &ZookeeperServer, direct: &Client, nth: usize, fault: Fault) -> bool {
+async fn take_turns(
+    proxy: &Proxy,
+    server: &ZookeeperServer,
+    direct: &Client,
+    nth: usize,
+    fault: Fault,
+) -> bool {
     let name = format!("{fault:?} {nth}");
     let options = || one_place_each().ttl(ms(1500));
     let builder = ZookeeperBackend::builder_from_url(&server.url_through(proxy.port())).expect("a URL");
-    let backend = builder.reply_timeout(ms(300)).connect_timeout(SECOND).connect().await.expect("the wire is whole");
+    let backend =
+        builder.reply_timeout(ms(300)).connect_timeout(SECOND).connect().await.expect("the wire is whole");
     let client = Client::with_backend(Arc::new(backend));
     let (mine, theirs) = (
         client.mutex_with(&name, options()).expect("valid"),
@@ -608,7 +625,10 @@ async fn a_record_that_does_not_fit_into_a_request_is_told() {
         Request::new(lease, Claim::Owner(owner.into()), SECOND * 30)
     };
     let error = backend.request(&request(&"x".repeat(600_000))).await.expect_err("too long");
-    assert!(matches!(&error, BackendError::Refused { source } if source.to_string().contains("longer than ZooKeeper accepts")), "{error:?}");
+    assert!(
+        matches!(&error, BackendError::Refused { source } if source.to_string().contains("longer than ZooKeeper accepts")),
+        "{error:?}"
+    );
     assert!(matches!(backend.request(&request("x")).await, Ok(Answer::Granted(_))));
 }
 

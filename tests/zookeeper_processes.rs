@@ -12,8 +12,8 @@ mod support;
 
 use std::path::Path;
 
-use zookeeper::ZookeeperServer;
 use process_promises::Shared;
+use zookeeper::ZookeeperServer;
 
 impl Shared for ZookeeperServer {
     fn url(&self) -> String {

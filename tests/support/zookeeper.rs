@@ -267,7 +267,8 @@ fn class_path_or_skip(left_out: &str) -> Option<PathBuf> {
         if let Some(named) = env::var_os(CLASS_PATH) {
             return Some(PathBuf::from(named));
         }
-        let has_java = env::split_paths(&env::var_os("PATH")?).any(|directory| directory.join("java").is_file());
+        let has_java =
+            env::split_paths(&env::var_os("PATH")?).any(|directory| directory.join("java").is_file());
         Some(PathBuf::from(DEBIAN)).filter(|jar| has_java && jar.is_file())
     });
     if FOUND.is_none() {

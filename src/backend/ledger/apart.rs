@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::{Hold, Ledger, Place, Stamp};
+use super::{Ledger, Place, Stamp};
 use crate::backend::types::{Detail, Event, Request, Resource, Ticket};
 use crate::backend::{Claim, LeaseId, Limit};
 use crate::fence::FencingToken;

@@ -174,12 +174,14 @@ impl ZookeeperBuilder {
 
 impl Settings {
     fn of(builder: ZookeeperBuilder) -> Result<Self, Error> {
-        let ZookeeperBuilder { session_timeout, connect_timeout, reply_timeout, create, clock_lifetime, .. } =
-            builder;
+        let ZookeeperBuilder {
+            session_timeout, connect_timeout, reply_timeout, create, clock_lifetime, ..
+        } = builder;
         check("session_timeout", session_timeout, &SESSIONS)?;
         check("connect_timeout", connect_timeout, &TIMEOUTS)?;
         check("reply_timeout", reply_timeout, &TIMEOUTS)?;
-        let servers: Vec<_> = builder.servers.iter().map(|text| Server::parse(text)).collect::<Result<_, _>>()?;
+        let servers: Vec<_> =
+            builder.servers.iter().map(|text| Server::parse(text)).collect::<Result<_, _>>()?;
         if servers.is_empty() {
             return Err(Error::invalid("host", "no host is named"));
         }
@@ -242,9 +244,10 @@ impl Server {
         let invalid = |reason: &str| Error::invalid("host", reason);
         let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((host, "")) => (host, None),
-            Some((host, port)) => {
-                (host, Some(port.strip_prefix(':').ok_or_else(|| invalid("a `]` is not followed by a port"))?))
-            }
+            Some((host, port)) => (
+                host,
+                Some(port.strip_prefix(':').ok_or_else(|| invalid("a `]` is not followed by a port"))?),
+            ),
             None => match text.split_once(':') {
                 Some((_, port)) if port.contains(':') => {
                     return Err(invalid("an IPv6 address has to be in brackets, as in `[::1]:2181`"));
@@ -256,7 +259,8 @@ impl Server {
         if host.is_empty() {
             return Err(invalid("no host is named"));
         }
-        let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| invalid("a port is not a number")))?;
+        let port =
+            port.map_or(Ok(PORT), |port| port.parse().map_err(|_| invalid("a port is not a number")))?;
         Ok(Self { host: host.to_owned(), port })
     }
 }

@@ -7,12 +7,12 @@ use futures::future::join_all;
 use super::Shared;
 use super::failure::{Code, Malformed};
 use super::names;
+use super::names::ChildName;
 use super::op::{MAX_REQUEST, Mode, Op, Reply, Stat};
 use super::plan::{Changed, Context, Step, Writing, create};
 use super::view::{Child, Mark, Record, Seen, Unreadable, View, reads};
-use super::names::ChildName;
 use crate::backend::records::{Done, Failure, Remembered, Round, Work};
-use crate::backend::{BackendError, LeaseId, Ledger, Request};
+use crate::backend::{BackendError, LeaseId, Request};
 
 /// How often something is tried that others keep from being stored.
 const TRIES: usize = 64;
@@ -59,7 +59,9 @@ impl From<Failure> for Refusal {
 impl Refusal {
     fn done(self) -> Done {
         match self {
-            Self::Failed(failure) => Done::Failed { unsure: !failure.is_certain, error: failure.while_storing() },
+            Self::Failed(failure) => {
+                Done::Failed { unsure: !failure.is_certain, error: failure.while_storing() }
+            }
             Self::Wrong(error) => Done::Failed { error, unsure: false },
         }
     }
@@ -89,7 +91,7 @@ async fn together(shared: &Arc<Shared>, works: Vec<Work<Known>>) -> Vec<Work<Kno
     let mut batches = Vec::new();
     for (attempt, changed) in opened.await {
         match changed {
-            Ok((changed, Step::Write(writing))) if writing.is_of_record_only() && attempt.view.record.is_some() && attempt.may_write(&writing) => {
+            Ok((changed, Step::Write(writing))) if attempt.may_write_with_others(&writing) => {
                 let size = writing.ops.iter().map(Op::size).sum::<usize>();
                 if bytes + size > BYTES {
                     batches.push(std::mem::take(&mut batch));
@@ -108,10 +110,7 @@ async fn together(shared: &Arc<Shared>, works: Vec<Work<Known>>) -> Vec<Work<Kno
     left
 }
 
-async fn write_batch(
-    shared: &Arc<Shared>,
-    batch: Vec<(Attempt<'_>, Changed, Writing)>,
-) -> Vec<Work<Known>> {
+async fn write_batch(shared: &Arc<Shared>, batch: Vec<(Attempt<'_>, Changed, Writing)>) -> Vec<Work<Known>> {
     if batch.is_empty() {
         return Vec::new();
     }
@@ -154,6 +153,8 @@ struct Attempt<'a> {
     view: View,
     /// Leases whose places were asked for or prolonged in this attempt.
     fresh: Vec<LeaseId>,
+    /// Whether only the first task is carried out for now.
+    is_first_only: bool,
     /// Whether what was asked for has been stored, and it is only seen to it that nobody is left waiting who could be served.
     is_stored: bool,
     conflicts: usize,
@@ -162,7 +163,16 @@ struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     fn of(shared: &'a Arc<Shared>, work: Work<Known>) -> Self {
         let path = names::record(&shared.settings.root, &work.key);
-        Self { shared, path, work, view: View::default(), fresh: Vec::new(), is_stored: false, conflicts: 0 }
+        Self {
+            shared,
+            path,
+            work,
+            view: View::default(),
+            fresh: Vec::new(),
+            is_first_only: false,
+            is_stored: false,
+            conflicts: 0,
+        }
     }
 
     fn end(mut self, done: Done) {
@@ -179,7 +189,9 @@ impl<'a> Attempt<'a> {
                 Step::Nothing if is_remembered && !self.is_stored => self.look().await?,
                 Step::Nothing => {
                     self.shared.note(&self.work.key, &self.path, &self.view);
-                    return Ok(());
+                    if self.is_stored || self.finish() {
+                        return Ok(());
+                    }
                 }
                 Step::LookAt(children) => self.look_at(&children).await?,
                 // Whether a request may join the queue of a semaphore depends on its limit.
@@ -187,14 +199,15 @@ impl<'a> Attempt<'a> {
                 Step::Join(requests, prolonged) => self.join(&requests, &prolonged).await?,
                 Step::Write(writing) if !self.may_write(&writing) => self.look().await?,
                 Step::Write(writing) => {
-                    if self.write(&changed, &writing).await? && !writing.leaves_room {
+                    if self.write(&changed, &writing).await? && self.is_stored && !writing.leaves_room {
                         return Ok(());
                     }
                 }
             }
             (changed, step) = self.change().await?;
         }
-        Err(Failure { is_broken: false, ..Failure::away(format!("{}: others keep changing it", self.path)) }.into())
+        Err(Failure { is_broken: false, ..Failure::away(format!("{}: others keep changing it", self.path)) }
+            .into())
     }
 
     /// Takes what is remembered of the key, or reads it, and changes it.
@@ -211,6 +224,12 @@ impl<'a> Attempt<'a> {
     fn may_write(&self, writing: &Writing) -> bool {
         let overlooks_nobody = !writing.concerns_waiters || !self.view.may_have_waiters();
         self.view.is_current || (writing.generation.is_some() && overlooks_nobody)
+    }
+
+    /// Whether nothing else has to be done for this key, before or after.
+    fn may_write_with_others(&self, writing: &Writing) -> bool {
+        let is_whole = self.view.record.is_some() && !self.is_first_only && writing.is_of_record_only();
+        is_whole && self.may_write(writing)
     }
 
     /// Carries out what was asked for on what is known.
@@ -231,12 +250,34 @@ impl<'a> Attempt<'a> {
         if let Some(first) = self.view.doubtful(stamp.now) {
             return Ok((Changed::nothing(), Step::LookAt(vec![first])));
         }
-        let changed = match self.is_stored {
-            true => Changed::by_serving(&self.work.key, &self.view, stamp, client),
-            false => Changed::by(&self.work.tasks, &self.view, stamp),
-        };
+        if self.is_stored {
+            let changed = Changed::by_serving(&self.work.key, &self.view, stamp, client);
+            let step = changed.step(&self.view, &context);
+            return Ok((changed, step));
+        }
+        let changed = Changed::by(&self.work.tasks[..self.tasks()], &self.view, stamp);
         let step = changed.step(&self.view, &context);
+        if self.tasks() > 1 && matches!(step, Step::Join(..)) && !self.view.is_held(stamp.now) {
+            // Nobody can wait for what nobody holds: first somebody has to.
+            self.is_first_only = true;
+            let changed = Changed::by(&self.work.tasks[..1], &self.view, stamp);
+            let step = changed.step(&self.view, &context);
+            return Ok((changed, step));
+        }
         Ok((changed, step))
+    }
+
+    /// How many tasks are carried out now.
+    fn tasks(&self) -> usize {
+        if self.is_first_only { 1 } else { self.work.tasks.len() }
+    }
+
+    /// The tasks that were carried out have been stored. `true` if there are no others.
+    fn finish(&mut self) -> bool {
+        let done = self.tasks();
+        self.work.tasks.drain(..done).for_each(|task| task.finish(Ok(())));
+        self.is_first_only = false;
+        self.work.tasks.is_empty()
     }
 
     /// Reads the key.
@@ -248,10 +289,11 @@ impl<'a> Attempt<'a> {
     }
 
     fn read(&mut self, mut replies: impl Iterator<Item = Result<Reply, Code>>) -> Result<(), Refusal> {
-        self.view = View::read(&self.work.key, &self.path, &mut replies).map_err(|unreadable| match unreadable {
-            Unreadable::Refused(failure) => Refusal::Failed(failure),
-            Unreadable::Foreign => Refusal::Wrong(unreadable.error(&self.path)),
-        })?;
+        self.view =
+            View::read(&self.work.key, &self.path, &mut replies).map_err(|unreadable| match unreadable {
+                Unreadable::Refused(failure) => Refusal::Failed(failure),
+                Unreadable::Foreign => Refusal::Wrong(unreadable.error(&self.path)),
+            })?;
         Ok(())
     }
 
@@ -288,12 +330,8 @@ impl<'a> Attempt<'a> {
 
     /// Lets requests join the queue and prolongs places, whatever others do. Then looks what follows from it.
     async fn join(&mut self, requests: &[Request], prolonged: &[usize]) -> Result<(), Refusal> {
-        let mut ops = Vec::new();
-        if self.view.record.is_none() {
-            ops.push(self.empty_record());
-        }
         let session = self.shared.session.timeout();
-        ops.extend(requests.iter().map(|request| create(&self.path, request, session)));
+        let mut ops: Vec<_> = requests.iter().map(|request| create(&self.path, request, session)).collect();
         let touched: Vec<_> = prolonged.iter().map(|n| self.view.children[*n].clone()).collect();
         ops.extend(touched.iter().map(|child| Op::Set {
             path: format!("{}/{}", self.path, child.node),
@@ -311,12 +349,10 @@ impl<'a> Attempt<'a> {
                 (Op::Create { .. }, Ok(Reply::Created(path, Some(stat)))) => seen.push((path, stat)),
                 (Op::Set { path, .. }, Ok(Reply::Set(stat))) => seen.push((path.clone(), stat)),
                 (_, Ok(_)) => {}
-                (Op::Create { .. } | Op::Multi(_), Err(Code::NO_NODE)) => {
-                    self.shared.make_root().await?;
-                    return self.look().await;
-                }
                 (_, Err(code)) if code.is_conflict() => {}
-                (Op::Create { path, .. } | Op::Set { path, .. }, Err(code)) => return Err(code.failure(path).into()),
+                (Op::Create { path, .. } | Op::Set { path, .. }, Err(code)) => {
+                    return Err(code.failure(path).into());
+                }
                 (_, Err(code)) => return Err(code.failure(&self.path).into()),
             }
         }
@@ -339,17 +375,6 @@ impl<'a> Attempt<'a> {
             }
         }
         self.shared.note(&self.work.key, &self.path, &self.view);
-    }
-
-    /// A record that says nothing, so that others can be kept beside it.
-    fn empty_record(&self) -> Op {
-        let generation = uuid::Uuid::new_v4().simple().to_string();
-        let node = format!("{}/{}", self.path, names::generation(&generation));
-        let data = Record::data(&generation, &Ledger::default());
-        Op::Multi(vec![
-            Op::Create { path: self.path.clone(), data, mode: Mode::Persistent },
-            Op::Create { path: node, data: Vec::new(), mode: Mode::Persistent },
-        ])
     }
 
     /// Stores a change. `false` if somebody else came first; then it has been looked at again.
@@ -414,7 +439,6 @@ impl<'a> Attempt<'a> {
         }
         self.shared.note(&self.work.key, &self.path, &self.view);
         self.shared.tell(changed.own.iter().cloned());
-        self.work.tasks.drain(..).for_each(|task| task.finish(Ok(())));
-        self.is_stored = true;
+        self.is_stored = self.finish();
     }
 }

@@ -44,7 +44,9 @@ impl Code {
         let (why, cure) = match self {
             Self::NO_NODE => ("the node does not exist", Cure::Repeat),
             Self::NO_AUTH => ("its ACL does not allow this client to do what is needed", Cure::Fix),
-            Self::BAD_VERSION | Self::NODE_EXISTS | Self::NOT_EMPTY => ("somebody else came first", Cure::Repeat),
+            Self::BAD_VERSION | Self::NODE_EXISTS | Self::NOT_EMPTY => {
+                ("somebody else came first", Cure::Repeat)
+            }
             Self::NO_CHILDREN_FOR_EPHEMERALS => ("it is an ephemeral node of another program", Cure::Fix),
             Self::SESSION_EXPIRED => ("the session has expired", Cure::Reconnect),
             Self::INVALID_ACL => ("the server does not accept the credentials for an ACL", Cure::Fix),

@@ -126,7 +126,9 @@ async fn connect(server: &Server, settings: &Settings) -> Result<Box<dyn Wire>, 
     stream.set_nodelay(true).map_err(unreachable)?;
     let Some(tls) = &settings.tls else { return Ok(Box::new(stream)) };
     let encrypted = tls.connect(&server.host, stream).await;
-    encrypted.map(|stream| Box::new(stream) as Box<dyn Wire>).map_err(|error| Failure::away(explain(error.to_string())))
+    encrypted
+        .map(|stream| Box::new(stream) as Box<dyn Wire>)
+        .map_err(|error| Failure::away(explain(error.to_string())))
 }
 
 fn greeting(settings: &Settings, identity: Option<&Identity>, last_zxid: i64) -> Vec<u8> {

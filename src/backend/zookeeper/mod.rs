@@ -338,6 +338,8 @@ impl Drop for ZookeeperStore {
 
 impl fmt::Debug for ZookeeperStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZookeeperStore").field("address", &self.shared.settings.address).finish_non_exhaustive()
+        f.debug_struct("ZookeeperStore")
+            .field("address", &self.shared.settings.address)
+            .finish_non_exhaustive()
     }
 }

@@ -108,7 +108,8 @@ impl ChildName {
             resource = Resource::split_at(key, prefix, kind)?;
         }
         let lease = LeaseRef::new(id, resource);
-        let request = Request { lease, claim: claim(permits, owner, kind.is_semaphore()), ttl, waits: true, tokens };
+        let request =
+            Request { lease, claim: claim(permits, owner, kind.is_semaphore()), ttl, waits: true, tokens };
         Some(Self { request, number })
     }
 

@@ -13,17 +13,38 @@ pub(super) const ANY: i32 = -1;
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    Create { path: String, data: Vec<u8>, mode: Mode },
-    Delete { path: String, version: i32 },
-    Set { path: String, data: Vec<u8>, version: i32 },
+    Create {
+        path: String,
+        data: Vec<u8>,
+        mode: Mode,
+    },
+    Delete {
+        path: String,
+        version: i32,
+    },
+    Set {
+        path: String,
+        data: Vec<u8>,
+        version: i32,
+    },
     /// Fails if the node does not exist or has another version.
-    Check { path: String, version: i32 },
+    Check {
+        path: String,
+        version: i32,
+    },
     /// All of them, or none.
     Multi(Vec<Op>),
-    Get { path: String, watch: bool },
-    Children { path: String },
+    Get {
+        path: String,
+        watch: bool,
+    },
+    Children {
+        path: String,
+    },
     /// What follows is read from a server that knows what has been written so far.
-    Sync { path: String },
+    Sync {
+        path: String,
+    },
 }
 
 /// What kind of node is created.

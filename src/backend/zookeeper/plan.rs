@@ -169,7 +169,8 @@ impl Changed {
         let is_prolonged = |child: &Child| {
             let lease = child.name.lease();
             let ends = self.ledger.place_of(lease);
-            ends.is_some_and(|ends| ends != child.ends() && ends != UNKNOWN) && !context.fresh.contains(&lease)
+            ends.is_some_and(|ends| ends != child.ends() && ends != UNKNOWN)
+                && !context.fresh.contains(&lease)
         };
         view.children.iter().enumerate().filter(|(_, child)| is_prolonged(child)).map(|(n, _)| n).collect()
     }
@@ -206,7 +207,8 @@ impl Changed {
         all.extend(self.proof(view, context, generation.as_deref(), proven));
         all.extend(ops);
         all.extend(held.iter().map(|request| create(context.path, request, context.session)));
-        let is_resized = view.record.as_ref().is_some_and(|record| record.ledger.limit() != self.ledger.limit());
+        let is_resized =
+            view.record.as_ref().is_some_and(|record| record.ledger.limit() != self.ledger.limit());
         let concerns_waiters = is_resized || !held.is_empty();
         let leaves_room = self.ledger.has_room();
         Step::Write(Writing { ops: all, generation, deleted, created: held, concerns_waiters, leaves_room })
@@ -257,13 +259,7 @@ impl Changed {
     }
 
     /// Versions can be compared as long as a node of this generation exists.
-    fn proof(
-        &self,
-        view: &View,
-        context: &Context<'_>,
-        written: Option<&str>,
-        proven: bool,
-    ) -> Option<Op> {
+    fn proof(&self, view: &View, context: &Context<'_>, written: Option<&str>, proven: bool) -> Option<Op> {
         let path = |generation: &str| format!("{}/{}", context.path, names::generation(generation));
         if !view.has_generation {
             return written.map(|generation| Op::Create {

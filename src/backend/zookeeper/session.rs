@@ -95,7 +95,11 @@ impl Session {
     pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>) -> (Self, UnboundedReceiver<Signal>) {
         let ((requests, to_send), (signals, signalled)) = (unbounded_channel(), unbounded_channel());
         let carrier = Mutex::new(Some((to_send, signals)));
-        let state = Arc::new(State { timeout: AtomicU64::new(0), connections: AtomicU64::new(0), ended: watch::Sender::new(false) });
+        let state = Arc::new(State {
+            timeout: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            ended: watch::Sender::new(false),
+        });
         (Self { settings, health, requests, carrier, state }, signalled)
     }
 
@@ -201,7 +205,9 @@ impl Carrier {
         loop {
             use tokio::sync::mpsc::error::TryRecvError;
             match self.requests.try_recv() {
-                Ok(Request::Flight(_, answer)) => drop(answer.send(Err(Failure { is_certain: true, ..failure.clone() }))),
+                Ok(Request::Flight(_, answer)) => {
+                    drop(answer.send(Err(Failure { is_certain: true, ..failure.clone() })))
+                }
                 Ok(Request::Close(_)) | Err(TryRecvError::Disconnected) => return true,
                 Err(TryRecvError::Empty) => return false,
             }

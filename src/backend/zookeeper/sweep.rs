@@ -46,7 +46,8 @@ impl Shared {
             for (path, reply) in paths.iter().zip(replies) {
                 // What cannot be read is not ours to remove.
                 let Ok(Reply::Data(data, stat)) = reply else { continue };
-                let Some(record) = Record::read(&data, stat).filter(|record| is_idle(record, stat, now)) else {
+                let Some(record) = Record::read(&data, stat).filter(|record| is_idle(record, stat, now))
+                else {
                     continue;
                 };
                 self.remove(path, &record, now).await?;

@@ -82,5 +82,7 @@ fn invalid(reason: impl Into<String>) -> Error {
 }
 
 fn not_encoded(character: char, encoded: &str) -> Error {
-    invalid(format!("it has a `{character}` too many: percent-encode it as `{encoded}` if it belongs to the password"))
+    invalid(format!(
+        "it has a `{character}` too many: percent-encode it as `{encoded}` if it belongs to the password"
+    ))
 }

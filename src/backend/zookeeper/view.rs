@@ -138,15 +138,18 @@ impl View {
 
     /// The first place, if nobody holds and it is not known whether it has ended: then it decides what the record is in use as.
     pub(super) fn doubtful(&self, now: u64) -> Option<usize> {
-        let record = self.record.as_ref()?;
-        let is_live = |child: &&Child| {
-            record.ledger.hold_of(child.name.lease()).is_some_and(|(_, ends)| ends > now)
-        };
-        if self.children.iter().any(|child| is_live(&child)) {
+        if self.record.is_none() || self.is_held(now) {
             return None;
         }
         let first = self.children.iter().position(|child| child.ends() > now && !self.holds(child))?;
         self.children[first].seen.is_none().then_some(first)
+    }
+
+    /// Whether somebody holds.
+    pub(super) fn is_held(&self, now: u64) -> bool {
+        let Some(record) = &self.record else { return false };
+        let ends = |child: &Child| record.ledger.hold_of(child.name.lease()).map(|(_, ends)| ends);
+        self.children.iter().filter_map(ends).any(|ends| ends > now)
     }
 
     /// Whether somebody may wait for permits although some are free.
