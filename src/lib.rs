@@ -32,6 +32,7 @@
 //! | `etcd` | no | [`EtcdBackend`]: locks in an etcd cluster |
 //! | `mysql` | no | [`MysqlBackend`]: locks in a table of a MySQL or MariaDB database |
 //! | `postgres` | no | [`PostgresBackend`]: locks in a table of a PostgreSQL database |
+//! | `zookeeper` | no | [`ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
@@ -76,6 +77,8 @@ pub use backend::{PostgresBackend, PostgresBuilder, postgres};
 pub use backend::{RedlockBackend, RedlockBuilder};
 #[cfg(feature = "sqlite")]
 pub use backend::{SqliteBackend, SqliteBuilder, sqlite};
+#[cfg(feature = "zookeeper")]
+pub use backend::{ZookeeperBackend, ZookeeperBuilder, zookeeper};
 pub use client::Client;
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;

@@ -23,8 +23,20 @@ mod mysql;
 #[cfg(feature = "postgres")]
 #[path = "support/postgres.rs"]
 mod postgres;
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "mysql", feature = "postgres"))]
+#[cfg(any(
+    feature = "_redis",
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "zookeeper"
+))]
 mod support;
+#[cfg(feature = "zookeeper")]
+#[path = "support/zookeeper.rs"]
+mod zookeeper;
+#[cfg(feature = "zookeeper")]
+#[path = "support/zookeeper_wire.rs"]
+mod zookeeper_wire;
 
 /// One test per numbered point, for all kinds named, on one store: one kind after the other, as that may erase its data.
 macro_rules! every_point {
@@ -225,6 +237,32 @@ mod on_etcd {
     }
 
     contract!(etcd);
+}
+
+#[cfg(feature = "zookeeper")]
+mod on_zookeeper {
+    use super::zookeeper::ZookeeperServer;
+    use super::*;
+
+    async fn zookeeper(point: &str) -> Option<ZookeeperServer> {
+        ZookeeperServer::shared_or_skip(&format!("the ZooKeeper backend keeps {point}"))
+    }
+
+    impl Harness for ZookeeperServer {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+            async { self.wire().delete_all(self.chroot()) }.boxed()
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+    }
+
+    contract!(zookeeper);
 }
 
 #[cfg(feature = "_redis")]

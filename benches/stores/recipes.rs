@@ -10,6 +10,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout_at};
 use tokio_postgres::Statement;
 use uuid::Uuid;
+use zookeeper_client::{Acls, CreateMode, LockOptions, LockPrefix};
 
 use super::site::Site;
 use crate::common::turns::Contender;
@@ -161,6 +162,42 @@ impl Contender for AdvisoryLock {
     async fn release(&self, (): ()) -> Result<()> {
         let unlocked = self.session.query_one(&self.unlock, &[&self.key]).await?.get::<_, bool>(0);
         if unlocked { Ok(()) } else { Err("a lock was gone before its release".into()) }
+    }
+}
+
+/// Curator's lock: an ephemeral node for everybody who waits, who watches the one before it. No lease, no token; it is lost with the
+/// session.
+#[derive(Clone)]
+pub(crate) struct CuratorLock {
+    client: zookeeper_client::Client,
+    directory: String,
+}
+
+impl Recipe for CuratorLock {
+    const NAME: &str = "Curator's lock";
+
+    async fn connect(site: &Site, name: &str) -> Result<Self> {
+        Ok(Self { client: site.zookeeper().await?, directory: format!("/curator-{name}") })
+    }
+}
+
+impl Contender for CuratorLock {
+    type Held = zookeeper_client::OwnedLockClient;
+
+    /// Everybody releases, so it is granted in the end.
+    async fn acquire(&self, _: Instant) -> Result<Option<Self::Held>> {
+        let prefix = LockPrefix::new_curator(&self.directory, "lock-")?;
+        let open = LockOptions::new(Acls::anyone_all());
+        let options = open.with_ancestor_options(CreateMode::Persistent.with_acls(Acls::anyone_all()))?;
+        Ok(Some(self.client.lock(prefix, b"", options).await?.into_owned()))
+    }
+
+    async fn release(&self, held: Self::Held) -> Result<()> {
+        let path = held.lock_path().to_owned();
+        // Dropping it deletes the node, too, but does not tell when.
+        self.client.delete(&path, None).await?;
+        std::mem::forget(held);
+        Ok(())
     }
 }
 

@@ -8,11 +8,13 @@ use fred::interfaces::KeysInterface;
 use mysql_async::prelude::Queryable;
 use tempfile::TempDir;
 use tokio_postgres::{NoTls, Statement};
+use zookeeper_client::{Acls, CreateMode};
 
 use super::etcd::Etcd;
 use super::etcd_server::EtcdServer;
 use super::mysql::MysqlServer;
 use super::postgres::PostgresServer;
+use super::zookeeper::ZookeeperServer;
 use crate::common::support::redis::{RedisServer, Setup};
 use crate::common::{Bare, Result};
 
@@ -23,6 +25,7 @@ pub(crate) enum Store {
     Mysql,
     Postgres,
     Etcd,
+    Zookeeper,
 }
 
 impl Store {
@@ -33,6 +36,7 @@ impl Store {
             Self::Mysql => "MySQL",
             Self::Postgres => "PostgreSQL",
             Self::Etcd => "etcd",
+            Self::Zookeeper => "ZooKeeper",
         }
     }
 
@@ -51,6 +55,7 @@ impl Store {
                 Server::Postgres(PostgresServer::start_with_or_skip("PostgreSQL", &settings, None)?)
             }
             Self::Etcd => Server::Etcd(EtcdServer::start_or_skip("etcd")?),
+            Self::Zookeeper => Server::Zookeeper(ZookeeperServer::start_as_a_service_or_skip("ZooKeeper")?),
         };
         Some(Site { server })
     }
@@ -67,6 +72,7 @@ enum Server {
     Mysql(MysqlServer),
     Postgres(PostgresServer),
     Etcd(EtcdServer),
+    Zookeeper(ZookeeperServer),
 }
 
 impl Site {
@@ -77,6 +83,7 @@ impl Site {
             Server::Mysql(server) => server.url(),
             Server::Postgres(server) => server.url(),
             Server::Etcd(server) => server.url(),
+            Server::Zookeeper(server) => server.url(),
         }
     }
 
@@ -100,6 +107,11 @@ impl Site {
     pub(crate) async fn mysql(&self) -> Result<mysql_async::Conn> {
         let opts = mysql_async::Opts::from_url(&self.url())?;
         Ok(mysql_async::Conn::new(mysql_async::OptsBuilder::from_opts(opts).prefer_socket(false)).await?)
+    }
+
+    pub(crate) async fn zookeeper(&self) -> Result<zookeeper_client::Client> {
+        let Server::Zookeeper(server) = &self.server else { return Err("ZooKeeper only".into()) };
+        Ok(zookeeper_client::Client::connect(&format!("127.0.0.1:{}", server.port())).await?)
     }
 
     pub(crate) async fn commits(&self) -> Result<Commits> {
@@ -127,6 +139,14 @@ impl Site {
                 Commits::Postgres(Arc::new(session), update)
             }
             Server::Etcd(server) => Commits::Etcd(Etcd::connect(&server.url()).await?),
+            Server::Zookeeper(_) => {
+                let client = self.zookeeper().await?;
+                let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
+                match client.create(COUNTER_NODE, b"0", &open).await {
+                    Ok(_) | Err(zookeeper_client::Error::NodeExists) => Commits::Zookeeper(client),
+                    Err(error) => return Err(error.into()),
+                }
+            }
         })
     }
 }
@@ -135,13 +155,16 @@ const COUNTER: &str = "CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KE
                        INSERT INTO counter VALUES (1, 0) ON CONFLICT DO NOTHING";
 const COUNT: &str = "UPDATE counter SET value = value + 1 WHERE id = 1";
 
-/// One small write that the store makes durable as it is configured: SET, or UPDATE of one row.
+const COUNTER_NODE: &str = "/counter";
+
+/// One small write that the store makes durable as it is configured: SET, UPDATE of one row, or setData.
 pub(crate) enum Commits {
     Redis(Fred),
     Sqlite(rusqlite::Connection),
     Mysql(mysql_async::Conn, mysql_async::Statement),
     Postgres(Arc<tokio_postgres::Client>, Statement),
     Etcd(Etcd),
+    Zookeeper(zookeeper_client::Client),
 }
 
 impl Commits {
@@ -159,6 +182,10 @@ impl Commits {
             Self::Postgres(session, update) => session.execute(update, &[]).await?,
             Self::Etcd(etcd) => {
                 etcd.put(b"counter", b"1").await?;
+                1
+            }
+            Self::Zookeeper(client) => {
+                client.set_data(COUNTER_NODE, b"1", None).await?;
                 1
             }
         };

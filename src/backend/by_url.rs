@@ -21,6 +21,7 @@ enum Store {
     Redis,
     Redlock,
     Sqlite,
+    Zookeeper,
 }
 
 /// Connects to the store that `url` names.
@@ -39,6 +40,8 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::connect(url).await?)),
         #[cfg(feature = "sqlite")]
         Store::Sqlite => Ok(Arc::new(super::SqliteBackend::connect(url).await?)),
+        #[cfg(feature = "zookeeper")]
+        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::connect(url).await?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -60,6 +63,8 @@ pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder_from_url(url)?.connect_lazy()?)),
         #[cfg(feature = "sqlite")]
         Store::Sqlite => Ok(Arc::new(super::SqliteBackend::builder_from_url(url)?.connect_lazy()?)),
+        #[cfg(feature = "zookeeper")]
+        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::builder_from_url(url)?.connect_lazy()?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -85,11 +90,12 @@ impl Store {
             "postgres" | "postgresql" => Ok(Self::Postgres),
             "redlock" | "redlocks" => Ok(Self::Redlock),
             "sqlite" => Ok(Self::Sqlite),
+            "zookeeper" => Ok(Self::Zookeeper),
             // The store knows which of those that begin like this exist.
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
                 let known = format!(
-                    "`memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
+                    "`memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
                 );
                 Err(Error::invalid("url", format!("its scheme is none of {known}")))
             }
@@ -105,6 +111,7 @@ impl Store {
             Self::Postgres => "postgres",
             Self::Redis | Self::Redlock => "redis",
             Self::Sqlite => "sqlite",
+            Self::Zookeeper => "zookeeper",
         }
     }
 
@@ -159,6 +166,7 @@ mod tests {
             ("mariadb://h/d", Store::Mysql),
             ("postgres://h", Store::Postgres),
             ("postgresql://h", Store::Postgres),
+            ("zookeeper://h", Store::Zookeeper),
         ] {
             assert_eq!(Store::of(url).unwrap(), store, "{url}");
         }

@@ -31,7 +31,8 @@ mod parts;
 
 use noted::Noted;
 #[cfg(feature = "_apart")]
-pub(super) use parts::{Entry, Standing};
+#[cfg_attr(not(feature = "all-stores"), allow(unused_imports, reason = "not every store needs all"))]
+pub(super) use parts::{Entry, Standing, UNKNOWN, claim};
 
 /// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
 /// serves the queue, so the others need not all come at that moment. In microseconds.
@@ -582,13 +583,7 @@ const FORM: &str = "leasehold/1";
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
-        let kind = self.kind.as_str();
-        write!(f, "{FORM} {kind} {} {permits} {version} {}", self.last, self.lapses)?;
-        for (lease, Hold { permits, token, ends, owner }) in &self.holds {
-            write!(f, "\nh {lease} {permits} {token} {ends}")?;
-            write_owner(f, owner.as_deref())?;
-        }
+        self.write_holds(f)?;
         for (ticket, Place { lease, permits, tokens, ends, owner }) in &self.queue {
             write!(f, "\nq {} {lease} {permits} {tokens} {ends}", ticket.get())?;
             write_owner(f, owner.as_deref())?;
@@ -597,7 +592,21 @@ impl fmt::Display for Ledger {
     }
 }
 
-fn write_owner(f: &mut fmt::Formatter<'_>, owner: Option<&str>) -> fmt::Result {
+impl Ledger {
+    /// All except the queue.
+    fn write_holds(&self, f: &mut impl Write) -> fmt::Result {
+        let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
+        let kind = self.kind.as_str();
+        write!(f, "{FORM} {kind} {} {permits} {version} {}", self.last, self.lapses)?;
+        for (lease, Hold { permits, token, ends, owner }) in &self.holds {
+            write!(f, "\nh {lease} {permits} {token} {ends}")?;
+            write_owner(f, owner.as_deref())?;
+        }
+        Ok(())
+    }
+}
+
+fn write_owner(f: &mut impl Write, owner: Option<&str>) -> fmt::Result {
     let Some(owner) = owner else { return Ok(()) };
     f.write_char(' ')?;
     for character in owner.chars() {

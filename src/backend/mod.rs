@@ -78,6 +78,8 @@ mod state;
 #[cfg(any(feature = "_records", feature = "_redis"))]
 mod tls;
 mod types;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 #[cfg(feature = "_redis")]
 pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
@@ -100,6 +102,8 @@ pub use state::{Finding, NodeState, Severity, Status, StoreState};
 #[cfg(any(feature = "_records", feature = "_redis"))]
 pub use tls::TlsOptions;
 pub use types::*;
+#[cfg(feature = "zookeeper")]
+pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 
 /// A store that manages leases. See the [module documentation](self) for the contract.
 ///

@@ -23,9 +23,15 @@ mod plan;
 mod server;
 mod side;
 mod stores;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 #[path = "../support/mod.rs"]
 mod support;
+#[cfg(feature = "zookeeper")]
+#[path = "../support/zookeeper.rs"]
+mod zookeeper_server;
+#[cfg(feature = "zookeeper")]
+#[path = "../support/zookeeper_wire.rs"]
+mod zookeeper_wire;
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -217,6 +223,36 @@ mod on_postgres {
     }
 }
 
+#[cfg(feature = "zookeeper")]
+mod on_zookeeper {
+    use super::*;
+    use crate::stores::Zookeeper;
+
+    #[test]
+    fn locks_agree_with_the_model() {
+        let Some(store) = Zookeeper::start_or_skip("locks like the model's") else { return };
+        agree::<Locks>(store);
+    }
+
+    #[test]
+    fn counting_semaphores_agree_with_the_model() {
+        let Some(store) = Zookeeper::start_or_skip("counting semaphores like the model's") else { return };
+        agree::<Counting>(store);
+    }
+
+    #[test]
+    fn fair_semaphores_agree_with_the_model() {
+        let Some(store) = Zookeeper::start_or_skip("fair semaphores like the model's") else { return };
+        agree::<Fair>(store);
+    }
+
+    #[test]
+    fn all_of_them_agree_with_the_model_in_rough_times() {
+        let Some(store) = Zookeeper::start_or_skip("stores like the model in rough times") else { return };
+        agree::<Rough>(store);
+    }
+}
+
 #[cfg(feature = "sqlite")]
 mod on_sqlite {
     use super::*;
@@ -244,7 +280,13 @@ mod on_sqlite {
 }
 
 /// Sequences on which the sides once differed, shrunk.
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite",
+    feature = "zookeeper"
+))]
 mod found {
     use super::*;
     use crate::plan::Step::*;
@@ -259,6 +301,10 @@ mod found {
         }
         #[cfg(feature = "postgres")]
         if let Some(store) = crate::stores::Postgres::start_or_skip("sequences that went wrong once") {
+            agree_on_one::<M>(store, steps);
+        }
+        #[cfg(feature = "zookeeper")]
+        if let Some(store) = crate::stores::Zookeeper::start_or_skip("sequences that went wrong once") {
             agree_on_one::<M>(store, steps);
         }
         #[cfg(feature = "sqlite")]

@@ -215,6 +215,73 @@ mod postgres {
     }
 }
 
+#[cfg(feature = "zookeeper")]
+pub(crate) use zookeeper::Zookeeper;
+
+#[cfg(feature = "zookeeper")]
+mod zookeeper {
+    use leasehold::ZookeeperBackend;
+
+    use super::*;
+    use crate::support::Clock;
+    use crate::zookeeper_server::ZookeeperServer;
+
+    /// How long the server may take.
+    const SLOW: Duration = Duration::from_secs(30);
+
+    /// A real server that lives by a shifted clock, and the runtime of its clients.
+    pub(crate) struct Zookeeper {
+        runtime: Runtime,
+        clock: Clock,
+        server: ZookeeperServer,
+    }
+
+    impl Zookeeper {
+        /// A server under a clock of its own, or `None` where there can be none of either.
+        #[track_caller]
+        pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+            let clock = Clock::new_or_skip(left_out)?;
+            // No session ends during a sequence, whatever the clock says.
+            let settings = ["forceSync=no", "maxSessionTimeout=600000"];
+            let server = ZookeeperServer::start_with_or_skip(left_out, &settings, Some(&clock))?;
+            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+            Some(Self { runtime: runtime.expect("the system has room for a runtime"), clock, server })
+        }
+    }
+
+    impl Store for Zookeeper {
+        fn connect(&mut self) -> Client {
+            let builder =
+                ZookeeperBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            // What is slow here is the machine, and nothing is to be given up for that. Its clock is not to be extrapolated.
+            let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW).session_timeout(SLOW * 20);
+            let builder = builder.clock_lifetime(Duration::ZERO);
+            Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
+        }
+
+        fn lose_memory(&mut self) {
+            self.server.wire().delete_all(self.server.chroot());
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.clock.shift(time);
+        }
+
+        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
+            self.runtime.block_on(verb)
+        }
+
+        fn event_timeout(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+
+        /// A node stays for a day, and says what inspection shows as well.
+        fn leftovers(&mut self, _: &str) -> Vec<String> {
+            Vec::new()
+        }
+    }
+}
+
 #[cfg(feature = "sqlite")]
 mod sqlite {
     use std::sync::atomic::{AtomicU64, Ordering};

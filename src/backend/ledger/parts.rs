@@ -1,11 +1,16 @@
 //! The parts of a record, for stores that keep holds or places apart from it.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::{FORM, Hold, Ledger, Place};
+use super::{FORM, Hold, Ledger, Place, Stamp};
 use crate::backend::LeaseId;
-use crate::backend::types::{Kind, Limit, Ticket};
+use crate::backend::types::{Claim, Event, Kind, Limit, Request, Resource, Ticket};
 use crate::fence::FencingToken;
+
+/// When a place ends that has not been looked at: not yet, as far as is known.
+#[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "not every store needs it"))]
+pub(in crate::backend) const UNKNOWN: u64 = u64::MAX;
 
 /// A hold or a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,5 +85,75 @@ impl Ledger {
     /// Whether it is certain that no request of another owner can be granted.
     pub(in crate::backend) fn is_full(&self) -> bool {
         self.free() == 0 && !self.holds.is_empty()
+    }
+
+    /// Puts a place into the queue.
+    pub(in crate::backend) fn put_place(&mut self, ticket: Ticket, request: &Request, ends: u64) {
+        let Request { lease, claim, tokens, .. } = request;
+        let (permits, owner) = (claim.permits(), claim.owner().cloned());
+        self.next_end = self.next_end.min(ends);
+        self.places.insert(lease.id, ticket);
+        self.queue.insert(ticket, Place { lease: lease.id, permits, tokens: *tokens, ends, owner });
+    }
+
+    /// Ends all holds but those of these leases.
+    pub(in crate::backend) fn retain_holds(&mut self, of: &HashSet<LeaseId>) {
+        let before = self.holds.len();
+        self.holds.retain(|lease, _| of.contains(lease));
+        if self.holds.len() != before {
+            self.derive();
+        }
+    }
+
+    /// The token and the end of a hold.
+    pub(in crate::backend) fn hold_of(&self, lease: LeaseId) -> Option<(FencingToken, u64)> {
+        self.holds.get(&lease).map(|hold| (hold.token, hold.ends))
+    }
+
+    /// The end of a place.
+    pub(in crate::backend) fn place_of(&self, lease: LeaseId) -> Option<u64> {
+        self.places.get(&lease).and_then(|ticket| self.queue.get(ticket)).map(|place| place.ends)
+    }
+
+    /// Whether somebody holds permits of a semaphore.
+    pub(in crate::backend) fn is_shared(&self) -> bool {
+        self.kind.is_semaphore() && !self.holds.is_empty()
+    }
+
+    /// Whether somebody who joins could be served.
+    pub(in crate::backend) fn has_room(&self) -> bool {
+        self.free() > 0
+    }
+
+    /// Grants what is free to the next places in the queue, as every request and every release does.
+    pub(in crate::backend) fn serve_queue(&mut self, key: &Arc<str>, stamp: Stamp) -> Vec<Event> {
+        let (resource, mut told) = (Resource::new(Arc::clone(key), self.kind), Vec::new());
+        self.serve_all(&resource, stamp, &mut told);
+        told
+    }
+
+    /// The same without the queue.
+    pub(in crate::backend) fn without_queue(&self) -> Self {
+        let mut ledger = Self { queue: BTreeMap::new(), ..self.clone() };
+        ledger.derive();
+        ledger
+    }
+
+    /// The text without the queue.
+    pub(in crate::backend) fn text_of_holds(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write_holds(&mut text);
+        text
+    }
+}
+
+/// The claim of a place that was put into the queue: a limit is agreed upon before.
+#[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "not every store needs it"))]
+pub(in crate::backend) fn claim(permits: u32, owner: Option<Arc<str>>, is_semaphore: bool) -> Claim {
+    match owner {
+        Some(owner) => Claim::Owner(owner),
+        None if is_semaphore => Claim::Permits(permits, Limit::stated(permits)),
+        None => Claim::Sole,
     }
 }

@@ -188,6 +188,15 @@ impl<R: Remembered> Schedule<R> {
         self.state.lock().written.remove(key);
     }
 
+    /// This is how a record is now, as it was read. Unless somebody is at it, it is remembered.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::backend) fn learn(&self, key: &Arc<str>, record: R) {
+        let mut state = self.state.lock();
+        if state.keys.get(key).is_none_or(|queue| !queue.is_taken) {
+            state.remember(key, record);
+        }
+    }
+
     /// Nothing is added any more. What is there is still done.
     pub(in crate::backend) fn close(&self) {
         self.state.lock().is_closed = true;

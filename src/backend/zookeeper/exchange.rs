@@ -1,0 +1,444 @@
+//! Changing keys: reading what is there, and writing it if nobody else has changed it in the meantime.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+
+use super::Shared;
+use super::failure::{Code, Malformed};
+use super::names;
+use super::names::ChildName;
+use super::op::{MAX_REQUEST, Mode, Op, Reply, Stat};
+use super::plan::{Changed, Context, Step, Writing, create};
+use super::view::{Child, Mark, Record, Seen, Unreadable, View, reads};
+use crate::backend::records::{Done, Failure, Remembered, Round, Work};
+use crate::backend::{BackendError, LeaseId, Request};
+
+/// How often something is tried that others keep from being stored.
+const TRIES: usize = 64;
+/// After how many attempts requests join the queue before anything else, so that others serve them.
+const CROWDED: usize = 2;
+/// How many nodes are looked at in one flight.
+const TOGETHER: usize = 256;
+/// How many bytes are written together at most.
+const BYTES: usize = MAX_REQUEST / 2;
+
+/// A key as this client has written it last.
+pub(super) struct Known {
+    view: View,
+    since: std::time::Instant,
+}
+
+impl Known {
+    pub(super) fn new(view: View) -> Self {
+        Self { view: View { is_current: false, ..view }, since: std::time::Instant::now() }
+    }
+}
+
+impl Remembered for Known {
+    /// Whether it is still so is decided when it is written: this only bounds the memory.
+    fn is_recent(&self) -> bool {
+        self.since.elapsed() < std::time::Duration::from_secs(60)
+    }
+}
+
+/// Why a key was not changed.
+enum Refusal {
+    /// The server, or the way to it.
+    Failed(Failure),
+    /// What is stored there.
+    Wrong(BackendError),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl Refusal {
+    fn done(self) -> Done {
+        match self {
+            Self::Failed(failure) => {
+                Done::Failed { unsure: !failure.is_certain, error: failure.while_storing() }
+            }
+            Self::Wrong(error) => Done::Failed { error, unsure: false },
+        }
+    }
+}
+
+/// Carries out a round, and says what became of it.
+pub(super) async fn carry_out(shared: &Arc<Shared>, round: Round<Known>) {
+    let works = round.into_works();
+    if works.len() == 1 {
+        for work in works {
+            alone(shared, work).await;
+        }
+        return;
+    }
+    let left = together(shared, works).await;
+    join_all(left.into_iter().map(|work| alone(shared, work))).await;
+}
+
+/// Changes keys of which only the records have to be written by one request. Returns those that are left.
+async fn together(shared: &Arc<Shared>, works: Vec<Work<Known>>) -> Vec<Work<Known>> {
+    let opened = join_all(works.into_iter().map(|work| async {
+        let mut attempt = Attempt::of(shared, work);
+        let changed = attempt.begin().await;
+        (attempt, changed)
+    }));
+    let (mut left, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
+    let mut batches = Vec::new();
+    for (attempt, changed) in opened.await {
+        match changed {
+            Ok((changed, Step::Write(writing))) if attempt.may_write_with_others(&writing) => {
+                let size = writing.ops.iter().map(Op::size).sum::<usize>();
+                if bytes + size > BYTES {
+                    batches.push(std::mem::take(&mut batch));
+                    bytes = 0;
+                }
+                bytes += size;
+                batch.push((attempt, changed, writing));
+            }
+            Ok(_) => left.push(attempt.work),
+            Err(refusal) => attempt.end(refusal.done()),
+        }
+    }
+    batches.push(batch);
+    let written = join_all(batches.into_iter().map(|batch| write_batch(shared, batch))).await;
+    left.extend(written.into_iter().flatten());
+    left
+}
+
+async fn write_batch(shared: &Arc<Shared>, batch: Vec<(Attempt<'_>, Changed, Writing)>) -> Vec<Work<Known>> {
+    if batch.is_empty() {
+        return Vec::new();
+    }
+    let ops = batch.iter().flat_map(|(.., writing)| writing.ops.iter().cloned()).collect();
+    let mut replies = match shared.fly(vec![Op::Multi(ops)]).await {
+        Ok(landed) => match landed.replies.into_iter().next() {
+            Some(Ok(Reply::All(replies))) => replies.into_iter(),
+            // One of them was changed, or is not allowed: each finds out by itself.
+            _ => return batch.into_iter().map(|(attempt, ..)| attempt.work).collect(),
+        },
+        Err(failure) => {
+            for (attempt, ..) in batch {
+                attempt.end(Refusal::Failed(failure.clone()).done());
+            }
+            return Vec::new();
+        }
+    };
+    for (mut attempt, changed, writing) in batch {
+        let own = replies.by_ref().take(writing.ops.len()).collect();
+        attempt.written(&changed, &writing, own, None);
+        attempt.end(Done::Finished);
+    }
+    Vec::new()
+}
+
+async fn alone(shared: &Arc<Shared>, work: Work<Known>) {
+    let mut attempt = Attempt::of(shared, work);
+    let done = match attempt.carry_out().await {
+        Ok(()) => Done::Finished,
+        Err(refusal) => refusal.done(),
+    };
+    attempt.end(done);
+}
+
+/// One key that is being changed.
+struct Attempt<'a> {
+    shared: &'a Arc<Shared>,
+    path: String,
+    work: Work<Known>,
+    view: View,
+    /// Leases whose places were asked for or prolonged in this attempt.
+    fresh: Vec<LeaseId>,
+    /// Whether only the first task is carried out for now.
+    is_first_only: bool,
+    /// Whether what was asked for has been stored, and it is only seen to it that nobody is left waiting who could be served.
+    is_stored: bool,
+    conflicts: usize,
+}
+
+impl<'a> Attempt<'a> {
+    fn of(shared: &'a Arc<Shared>, work: Work<Known>) -> Self {
+        let path = names::record(&shared.settings.root, &work.key);
+        Self {
+            shared,
+            path,
+            work,
+            view: View::default(),
+            fresh: Vec::new(),
+            is_first_only: false,
+            is_stored: false,
+            conflicts: 0,
+        }
+    }
+
+    fn end(mut self, done: Done) {
+        let is_known = matches!(done, Done::Finished) && self.view.record.is_some();
+        self.work.written = is_known.then(|| Known::new(self.view));
+        self.shared.schedule.finish(self.work, done);
+    }
+
+    async fn carry_out(&mut self) -> Result<(), Refusal> {
+        let (mut changed, mut step) = self.begin().await?;
+        for _ in 0..TRIES {
+            let is_remembered = !self.view.is_current;
+            match step {
+                Step::Nothing if is_remembered && !self.is_stored => self.look().await?,
+                Step::Nothing => {
+                    self.shared.note(&self.work.key, &self.path, &self.view);
+                    if self.is_stored || self.finish() {
+                        return Ok(());
+                    }
+                }
+                Step::LookAt(children) => self.look_at(&children).await?,
+                // Whether a request may join the queue of a semaphore depends on its limit.
+                Step::Join(..) if is_remembered && self.view.may_have_waiters() => self.look().await?,
+                Step::Join(requests, prolonged) => self.join(&requests, &prolonged).await?,
+                Step::Write(writing) if !self.may_write(&writing) => self.look().await?,
+                Step::Write(writing) => {
+                    if self.write(&changed, &writing).await? && self.is_stored && !writing.leaves_room {
+                        return Ok(());
+                    }
+                }
+            }
+            (changed, step) = self.change().await?;
+        }
+        Err(Failure { is_broken: false, ..Failure::away(format!("{}: others keep changing it", self.path)) }
+            .into())
+    }
+
+    /// Takes what is remembered of the key, or reads it, and changes it.
+    async fn begin(&mut self) -> Result<(Changed, Step), Refusal> {
+        match self.work.written.take() {
+            Some(known) => self.view = known.view,
+            None => self.look().await?,
+        }
+        self.change().await
+    }
+
+    /// Whether it is certain that nothing is overlooked that has happened since the key was read. If the record is written, nobody else
+    /// has written it; but who waits for permits is not in it.
+    fn may_write(&self, writing: &Writing) -> bool {
+        let overlooks_nobody = !writing.concerns_waiters || !self.view.may_have_waiters();
+        self.view.is_current || (writing.generation.is_some() && overlooks_nobody)
+    }
+
+    /// Whether nothing else has to be done for this key, before or after.
+    fn may_write_with_others(&self, writing: &Writing) -> bool {
+        let is_whole = self.view.record.is_some() && !self.is_first_only && writing.is_of_record_only();
+        is_whole && self.may_write(writing)
+    }
+
+    /// Carries out what was asked for on what is known.
+    async fn change(&mut self) -> Result<(Changed, Step), Refusal> {
+        self.shared.places.recall(&self.work.key, &mut self.view);
+        let clock = self.shared.clock().await?;
+        let exists = self.view.record.as_ref().is_some_and(|record| record.ledger.last_number() > 0);
+        let stamp = clock.stamp(exists);
+        let client = self.shared.places.client();
+        let context = Context {
+            path: &self.path,
+            client,
+            session: self.shared.session.timeout(),
+            fresh: &self.fresh,
+            is_crowded: self.conflicts >= CROWDED,
+            must_write: self.work.must_write && !self.is_stored,
+        };
+        if let Some(first) = self.view.doubtful(stamp.now) {
+            return Ok((Changed::nothing(), Step::LookAt(vec![first])));
+        }
+        if self.is_stored {
+            let changed = Changed::by_serving(&self.work.key, &self.view, stamp, client);
+            let step = changed.step(&self.view, &context);
+            return Ok((changed, step));
+        }
+        let changed = Changed::by(&self.work.tasks[..self.tasks()], &self.view, stamp);
+        let step = changed.step(&self.view, &context);
+        if self.tasks() > 1 && matches!(step, Step::Join(..)) && !self.view.is_held(stamp.now) {
+            // Nobody can wait for what nobody holds: first somebody has to.
+            self.is_first_only = true;
+            let changed = Changed::by(&self.work.tasks[..1], &self.view, stamp);
+            let step = changed.step(&self.view, &context);
+            return Ok((changed, step));
+        }
+        Ok((changed, step))
+    }
+
+    /// How many tasks are carried out now.
+    fn tasks(&self) -> usize {
+        if self.is_first_only { 1 } else { self.work.tasks.len() }
+    }
+
+    /// The tasks that were carried out have been stored. `true` if there are no others.
+    fn finish(&mut self) -> bool {
+        let done = self.tasks();
+        self.work.tasks.drain(..done).for_each(|task| task.finish(Ok(())));
+        self.is_first_only = false;
+        self.work.tasks.is_empty()
+    }
+
+    /// Reads the key.
+    async fn look(&mut self) -> Result<(), Refusal> {
+        let [record, children] = reads(&self.path);
+        let sync = Op::Sync { path: self.path.clone() };
+        let landed = self.shared.fly(vec![sync, record, children]).await?;
+        self.read(landed.replies.into_iter().skip(1))
+    }
+
+    fn read(&mut self, mut replies: impl Iterator<Item = Result<Reply, Code>>) -> Result<(), Refusal> {
+        self.view =
+            View::read(&self.work.key, &self.path, &mut replies).map_err(|unreadable| match unreadable {
+                Unreadable::Refused(failure) => Refusal::Failed(failure),
+                Unreadable::Foreign => Refusal::Wrong(unreadable.error(&self.path)),
+            })?;
+        Ok(())
+    }
+
+    /// Looks at these children.
+    async fn look_at(&mut self, children: &[usize]) -> Result<(), Refusal> {
+        let (mut gone, mut served) = (Vec::new(), Vec::new());
+        for some in children.chunks(TOGETHER) {
+            let paths = some.iter().map(|n| format!("{}/{}", self.path, self.view.children[*n].node));
+            let ops = paths.map(|path| Op::Get { path, watch: false }).collect();
+            let landed = self.shared.fly(ops).await?;
+            for (n, reply) in some.iter().zip(landed.replies) {
+                match reply {
+                    Ok(Reply::Data(data, stat)) => {
+                        let child = &mut self.view.children[*n];
+                        child.seen = Some(Seen::of(&data, stat));
+                        if matches!(Mark::read(&data), Some(Mark::Granted(_))) {
+                            served.push(child.clone());
+                        }
+                    }
+                    Ok(_) => return Err(Failure::from(Malformed).into()),
+                    Err(Code::NO_NODE) => gone.push(*n),
+                    Err(code) => return Err(code.failure(&self.path).into()),
+                }
+            }
+        }
+        self.view.remove(&gone);
+        if !served.is_empty() {
+            // The record was written after it was read. If it does not know them nevertheless, somebody has interfered.
+            self.look().await?;
+            self.view.end_unless_held(&served);
+        }
+        Ok(())
+    }
+
+    /// Lets requests join the queue and prolongs places, whatever others do. Then looks what follows from it.
+    async fn join(&mut self, requests: &[Request], prolonged: &[usize]) -> Result<(), Refusal> {
+        let session = self.shared.session.timeout();
+        let mut ops: Vec<_> = requests.iter().map(|request| create(&self.path, request, session)).collect();
+        let touched: Vec<_> = prolonged.iter().map(|n| self.view.children[*n].clone()).collect();
+        ops.extend(touched.iter().map(|child| Op::Set {
+            path: format!("{}/{}", self.path, child.node),
+            data: Mark::Nothing.data(),
+            version: child.seen.map_or(0, |seen| seen.version),
+        }));
+        let written = ops.len();
+        ops.extend(reads(&self.path));
+        let landed = self.shared.fly(ops.clone()).await?;
+        let mut replies = landed.replies.into_iter();
+        let results: Vec<_> = ops.iter().zip(replies.by_ref().take(written)).collect();
+        let mut seen = Vec::new();
+        for (op, result) in results {
+            match (op, result) {
+                (Op::Create { .. }, Ok(Reply::Created(path, Some(stat)))) => seen.push((path, stat)),
+                (Op::Set { path, .. }, Ok(Reply::Set(stat))) => seen.push((path.clone(), stat)),
+                (_, Ok(_)) => {}
+                (_, Err(code)) if code.is_conflict() => {}
+                (Op::Create { path, .. } | Op::Set { path, .. }, Err(code)) => {
+                    return Err(code.failure(path).into());
+                }
+                (_, Err(code)) => return Err(code.failure(&self.path).into()),
+            }
+        }
+        self.read(replies)?;
+        self.note_seen(&seen);
+        // A place that was served or told something has another version: it is looked at.
+        let missed = touched.iter().filter(|child| !seen.iter().any(|(path, _)| path.ends_with(&child.node)));
+        let missed: Vec<_> = missed.map(|child| child.name.lease()).collect();
+        self.shared.places.doubt(&self.work.key, &missed);
+        Ok(())
+    }
+
+    /// The children at these paths were written by this client.
+    fn note_seen(&mut self, seen: &[(String, Stat)]) {
+        for (path, stat) in seen {
+            let node = path.rsplit('/').next().unwrap_or_default();
+            if let Some(child) = self.view.children.iter_mut().find(|child| child.node == node) {
+                child.seen = Some(Seen::of(b"", *stat));
+                self.fresh.push(child.name.lease());
+            }
+        }
+        self.shared.note(&self.work.key, &self.path, &self.view);
+    }
+
+    /// Stores a change. `false` if somebody else came first; then it has been looked at again.
+    async fn write(&mut self, changed: &Changed, writing: &Writing) -> Result<bool, Refusal> {
+        let leaving = writing.deleted.iter().map(|n| self.view.children[*n].name.lease());
+        self.shared.places.leave(&self.work.key, leaving);
+        let mut ops = vec![Op::Multi(writing.ops.clone())];
+        if writing.leaves_room || self.view.record.is_none() {
+            ops.push(Op::Children { path: self.path.clone() });
+        }
+        let landed = self.shared.fly(ops).await?;
+        let mut replies = landed.replies.into_iter();
+        match replies.next() {
+            Some(Ok(Reply::All(stored))) => {
+                let children = replies.next().and_then(Result::ok);
+                self.written(changed, writing, stored, children);
+                Ok(true)
+            }
+            Some(Err(code)) if code.is_conflict() => {
+                if code == Code::NO_NODE && self.view.record.is_none() {
+                    self.shared.make_root().await?;
+                }
+                self.conflicts += 1;
+                self.look().await?;
+                Ok(false)
+            }
+            Some(Err(code)) => Err(code.failure(&self.path).into()),
+            _ => Err(Failure::from(Malformed).into()),
+        }
+    }
+
+    /// What was asked for has been stored.
+    fn written(&mut self, changed: &Changed, writing: &Writing, stored: Vec<Reply>, children: Option<Reply>) {
+        let (mut created, mut record) = (Vec::new(), None);
+        for (op, reply) in writing.ops.iter().zip(stored) {
+            match (op, reply) {
+                // When it was created is told with its children.
+                (Op::Create { path, .. }, _) if *path == self.path => record = Some((0, 0)),
+                (Op::Create { mode: Mode::Persistent, .. }, _) => self.view.has_generation = true,
+                (Op::Create { .. }, Reply::Created(path, _)) => created.push(path),
+                (Op::Set { path, .. }, Reply::Set(stat)) if *path == self.path => {
+                    record = Some((stat.version, stat.ctime));
+                }
+                _ => {}
+            }
+        }
+        if let Some(((version, created), generation)) = record.zip(writing.generation.clone()) {
+            let ledger = changed.ledger.without_queue();
+            self.view.record = Some(Record { generation, version, created, ledger });
+        }
+        self.view.remove(&writing.deleted);
+        for path in created {
+            let node = path.rsplit('/').next().unwrap_or_default().to_owned();
+            if let Some(name) = ChildName::parse(&node, &self.work.key) {
+                self.view.children.push(Child { node, name, seen: None });
+            }
+        }
+        self.view.is_current = true;
+        if let Some(Reply::Children(names, stat)) = children {
+            self.view.is_current = self.view.meets(stat);
+            self.view.set_children(&self.work.key, names);
+        }
+        self.shared.note(&self.work.key, &self.path, &self.view);
+        self.shared.tell(changed.own.iter().cloned());
+        self.is_stored = self.finish();
+    }
+}

@@ -1,0 +1,63 @@
+//! Errors of ZooKeeper in words, and what follows from them.
+
+use crate::backend::records::{Cure, Failure};
+
+/// What was received is not of ZooKeeper's protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+impl From<Malformed> for Failure {
+    fn from(_: Malformed) -> Self {
+        Self { is_certain: false, ..Self::away("it does not speak ZooKeeper's protocol") }
+    }
+}
+
+/// Why the server refused a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Code(pub(super) i32);
+
+impl Code {
+    pub(super) const NONE: Self = Self(0);
+    /// Of a request in a multi after the one that failed.
+    pub(super) const NOT_TRIED: Self = Self(-2);
+    pub(super) const NO_NODE: Self = Self(-101);
+    pub(super) const NO_AUTH: Self = Self(-102);
+    pub(super) const BAD_VERSION: Self = Self(-103);
+    pub(super) const NO_CHILDREN_FOR_EPHEMERALS: Self = Self(-108);
+    pub(super) const NODE_EXISTS: Self = Self(-110);
+    pub(super) const NOT_EMPTY: Self = Self(-111);
+    pub(super) const SESSION_EXPIRED: Self = Self(-112);
+    pub(super) const INVALID_ACL: Self = Self(-114);
+    pub(super) const AUTH_FAILED: Self = Self(-115);
+    pub(super) const SESSION_MOVED: Self = Self(-118);
+    pub(super) const NOT_READ_ONLY: Self = Self(-119);
+    pub(super) const QUOTA: Self = Self(-125);
+    pub(super) const THROTTLED: Self = Self(-127);
+
+    /// Whether somebody else came first, so that it is to be looked at again.
+    pub(super) const fn is_conflict(self) -> bool {
+        matches!(self, Self::NO_NODE | Self::BAD_VERSION | Self::NODE_EXISTS | Self::NOT_EMPTY)
+    }
+
+    /// What follows if a request about this node is refused.
+    pub(super) fn failure(self, path: &str) -> Failure {
+        let (why, cure) = match self {
+            Self::NO_NODE => ("the node does not exist", Cure::Repeat),
+            Self::NO_AUTH => ("its ACL does not allow this client to do what is needed", Cure::Fix),
+            Self::BAD_VERSION | Self::NODE_EXISTS | Self::NOT_EMPTY => {
+                ("somebody else came first", Cure::Repeat)
+            }
+            Self::NO_CHILDREN_FOR_EPHEMERALS => ("it is an ephemeral node of another program", Cure::Fix),
+            Self::SESSION_EXPIRED => ("the session has expired", Cure::Reconnect),
+            Self::INVALID_ACL => ("the server does not accept the credentials for an ACL", Cure::Fix),
+            Self::AUTH_FAILED => ("the server rejects the credentials", Cure::Fix),
+            Self::SESSION_MOVED => ("the session is at another server", Cure::Reconnect),
+            Self::NOT_READ_ONLY => ("the server is read-only at present", Cure::Wait),
+            Self::QUOTA => ("a quota is exceeded", Cure::Fix),
+            Self::THROTTLED => ("the server has too much to do", Cure::Wait),
+            _ => ("the server has failed", Cure::Wait),
+        };
+        let is_broken = matches!(self, Self::SESSION_EXPIRED | Self::SESSION_MOVED | Self::NOT_READ_ONLY);
+        Failure { cure, is_broken, ..Failure::away(format!("{path}: {why} (error {})", self.0)) }
+    }
+}

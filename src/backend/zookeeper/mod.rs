@@ -1,0 +1,345 @@
+//! ZooKeeper: one server, or an ensemble.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `jute`, `op` | ZooKeeper's protocol: the encoding; requests and replies |
+//! | `link`, `session` | connections; the session that outlives them |
+//! | `failure` | errors of ZooKeeper in words, and what follows from them |
+//! | `names` | the names of nodes |
+//! | `clock` | the clock of the server that leads |
+//! | `view` | a key as it was read |
+//! | `plan` | what is to be written so that a key is as a change has left it |
+//! | `exchange` | reading, changing and writing keys |
+//! | `places`, `watcher` | the nodes of this client's own leases, and watching them |
+//! | `sweep` | records that nobody has used for a day |
+//! | `check` | what the servers' user should know about them |
+//!
+//! In which order changes are carried out is in [`records`](super::records).
+//!
+//! Everything is carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
+
+mod builder;
+mod check;
+mod clock;
+mod exchange;
+mod failure;
+mod jute;
+mod link;
+mod names;
+mod op;
+mod places;
+mod plan;
+mod session;
+mod sweep;
+mod url;
+mod view;
+mod watcher;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use futures::stream::BoxStream;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep_until, timeout};
+use uuid::Uuid;
+
+use super::ledger::{Ledger, Stamp};
+use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::records::{Failure, Health, Schedule};
+use super::{BackendError, Capabilities, Event, Finding, StoreState};
+use crate::background;
+use crate::error::Error;
+use crate::sync::Mutex;
+use builder::Settings;
+use clock::Reading;
+use exchange::Known;
+use failure::{Code, Malformed};
+use op::{ANY, Mode, Op, Reply};
+use places::Places;
+use session::{Ending, Landed, Session, Signal};
+
+pub use builder::ZookeeperBuilder;
+
+/// Leases in the nodes of a ZooKeeper server or ensemble.
+///
+/// Each client has one session. See `docs/zookeeper.md` for what this store gives and what it does not.
+pub type ZookeeperBackend = LedgerBackend<ZookeeperStore>;
+
+/// The nodes of a [`ZookeeperBackend`].
+pub struct ZookeeperStore {
+    capabilities: Capabilities,
+    shared: Arc<Shared>,
+    /// What happens, until somebody heeds it.
+    signals: Mutex<Option<UnboundedReceiver<Signal>>>,
+}
+
+/// What the tasks of a client have in common.
+struct Shared {
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    runtime: Handle,
+    session: Session,
+    schedule: Schedule<Known>,
+    places: Places,
+    /// The server's clock, and on which connection it was read.
+    clock: Mutex<Option<(u64, Reading)>>,
+    /// Whether holds will soon be watched that are not yet.
+    is_settling: AtomicBool,
+    /// Whether nothing is carried out any more.
+    ended: watch::Sender<bool>,
+}
+
+impl LedgerBackend<ZookeeperStore> {
+    /// Connects to the servers that a URL names: `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`ZookeeperBuilder::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes whatever was opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder_from_url(url)?.connect().await
+    }
+
+    /// A builder for servers, each as `host` or `host:port`. The port is 2181 unless it is given.
+    pub fn builder<S: Into<String>>(servers: impl IntoIterator<Item = S>) -> ZookeeperBuilder {
+        ZookeeperBuilder::new(servers.into_iter().map(Into::into).collect())
+    }
+
+    /// A builder with the servers and the options of a URL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if it cannot be parsed.
+    pub fn builder_from_url(url: &str) -> Result<ZookeeperBuilder, Error> {
+        url::parse(url)
+    }
+}
+
+impl ZookeeperStore {
+    /// Prepares everything; it is connected when it is needed.
+    fn new(settings: Arc<Settings>) -> io::Result<Self> {
+        let runtime = background::handle()?;
+        let health = Arc::new(Health::new(settings.address.clone()));
+        let (session, signals) = Session::new(Arc::clone(&settings), Arc::clone(&health));
+        let mut capabilities = Capabilities::new(settings.address.clone());
+        // The names of all places are read.
+        capabilities.constant_work = false;
+        let shared = Shared {
+            settings,
+            health,
+            runtime,
+            session,
+            schedule: Schedule::default(),
+            places: Places::default(),
+            clock: Mutex::default(),
+            is_settling: AtomicBool::new(false),
+            ended: watch::Sender::new(false),
+        };
+        Ok(Self { capabilities, shared: Arc::new(shared), signals: Mutex::new(Some(signals)) })
+    }
+
+    /// Connects, unless it has begun to.
+    fn start(&self) {
+        let Some(signals) = self.signals.lock().take() else { return };
+        let shared = &self.shared;
+        shared.session.start(&shared.runtime);
+        shared.runtime.spawn(Arc::clone(shared).heed(signals));
+        shared.runtime.spawn(Arc::clone(shared).carry_out());
+    }
+
+    /// Returns when there is a session, and the root exists.
+    async fn connected(&self) -> Result<(), BackendError> {
+        self.start();
+        let shared = Arc::clone(&self.shared);
+        let looked = self.shared.runtime.spawn(async move { shared.clock().await });
+        let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;
+        found.map(drop).map_err(|failure| failure.before_storing())
+    }
+
+    /// Nothing new is begun, and the session ends when what has begun is done.
+    fn stop(&self) {
+        self.shared.schedule.close();
+        if self.signals.lock().take().is_some() {
+            self.shared.session.close(Ending::Session);
+            self.shared.ended.send_replace(true);
+        }
+    }
+}
+
+impl LedgerStore for ZookeeperStore {
+    fn transact<T: Send + 'static>(
+        &self,
+        keys: &[Arc<str>],
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
+        let answered = self.shared.schedule.ask(keys, change);
+        if answered.is_some() {
+            self.start();
+        }
+        async {
+            let Some(answered) = answered else { return Err(BackendError::Closed) };
+            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
+        }
+    }
+
+    fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
+        let events = self.shared.places.open(client);
+        self.start();
+        events
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn state(&self) -> StoreState {
+        self.shared.health.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.shared.health.changes()
+    }
+
+    /// Asks the server that leads, too.
+    async fn ping(&self) -> Result<(), BackendError> {
+        self.start();
+        let sync = Op::Sync { path: self.shared.settings.root.clone() };
+        let answered = self.shared.fly(vec![sync]).await;
+        answered.map(drop).map_err(|failure| failure.before_storing())
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>, BackendError> {
+        self.start();
+        self.shared.findings().await.map_err(|failure| failure.before_storing())
+    }
+
+    async fn close(&self) {
+        self.stop();
+        let limit = (self.shared.settings.connect_timeout + self.shared.settings.reply_timeout) * 2;
+        let ended = async {
+            // An error is impossible: the sender is here.
+            let _ = self.shared.ended.subscribe().wait_for(|ended| *ended).await;
+            self.shared.session.ended().await;
+        };
+        // What hangs ends by its own time limit.
+        let _ = timeout(limit, ended).await;
+        self.shared.schedule.abandon();
+        self.shared.health.close();
+    }
+}
+
+impl Shared {
+    /// Carries out what is asked for, until nothing will be.
+    async fn carry_out(self: Arc<Self>) {
+        let (mut rounds, mut next_sweep) = (JoinSet::new(), Instant::now() + sweep::FIRST);
+        loop {
+            while let Some(round) = self.schedule.take() {
+                let shared = Arc::clone(&self);
+                rounds.spawn(async move { exchange::carry_out(&shared, round).await });
+            }
+            if rounds.is_empty() && self.schedule.is_over() {
+                break;
+            }
+            tokio::select! {
+                () = self.schedule.changed() => {}
+                Some(_) = rounds.join_next() => {}
+                () = sleep_until(next_sweep.into()) => {
+                    next_sweep = Instant::now() + sweep::INTERVAL;
+                    let shared = Arc::clone(&self);
+                    rounds.spawn(async move { shared.sweep().await });
+                }
+            }
+        }
+        // Closing a client releases nothing: what it holds or waits for lasts as long as if it had died.
+        let ending = if self.places.are_empty() { Ending::Session } else { Ending::Connection };
+        self.session.close(ending);
+        self.ended.send_replace(true);
+    }
+
+    /// Sends requests, and notes what the replies tell of the server's clock.
+    async fn fly(&self, ops: Vec<Op>) -> Result<Landed, Failure> {
+        let landed = self.session.flight(ops).await?;
+        let written = landed.replies.iter().rev().find_map(|reply| match reply {
+            Ok(Reply::All(all)) => all.iter().rev().find_map(Reply::written),
+            Ok(reply) => reply.written(),
+            Err(_) => None,
+        });
+        if let Some(stat) = written {
+            let reading = Reading::of(stat, landed.sent, landed.heard);
+            let mut known = self.clock.lock();
+            let older = known.filter(|(connection, _)| *connection == landed.connection);
+            *known = Some((landed.connection, reading.or(older.map(|(_, reading)| reading))));
+        }
+        Ok(landed)
+    }
+
+    /// The server's clock. It is read by writing something, unless that was done a moment ago.
+    async fn clock(&self) -> Result<Reading, Failure> {
+        let (known, connection) = (*self.clock.lock(), self.session.connections());
+        let is_good = |reading: &Reading| reading.age() < self.settings.clock_lifetime;
+        if let Some((_, reading)) = known.filter(|(of, reading)| *of == connection && is_good(reading)) {
+            return Ok(reading);
+        }
+        let path = names::clock(&self.settings.root);
+        let write = || vec![Op::Set { path: path.clone(), data: Vec::new(), version: ANY }];
+        let mut landed = self.fly(write()).await?;
+        if matches!(landed.replies.first(), Some(Err(Code::NO_NODE))) {
+            self.make_root().await?;
+            landed = self.fly(write()).await?;
+        }
+        match landed.replies.first() {
+            Some(Ok(Reply::Set(stat))) => Ok(Reading::of(*stat, landed.sent, landed.heard)),
+            Some(Err(code)) => Err(code.failure(&path)),
+            _ => Err(Malformed.into()),
+        }
+    }
+
+    /// Creates the root and what is needed beside the records.
+    async fn make_root(&self) -> Result<(), Failure> {
+        let root = &self.settings.root;
+        let mut paths = vec![names::clock(root)];
+        if self.settings.create {
+            let ends = root.match_indices('/').map(|(n, _)| n).skip(1).chain([root.len()]);
+            paths.splice(0..0, ends.map(|end| root[..end].to_owned()));
+        }
+        let create = |path| Op::Create { path, data: Vec::new(), mode: Mode::Persistent };
+        let replies = self.fly(paths.iter().cloned().map(create).collect()).await?.replies;
+        let mut refused = None;
+        for (path, reply) in paths.iter().zip(replies) {
+            match reply {
+                // A part of the way to the root may exist and belong to others.
+                Ok(_) | Err(Code::NODE_EXISTS) => refused = None,
+                Err(Code::NO_NODE) if !self.settings.create => {
+                    let why = format!("the node {root} does not exist, and is not to be created");
+                    return Err(Failure { is_broken: false, ..Failure::refused(why) });
+                }
+                Err(code) => drop(refused.get_or_insert_with(|| code.failure(path))),
+            }
+        }
+        refused.map_or(Ok(()), |failure| Err(Failure { is_broken: false, ..failure }))
+    }
+}
+
+impl Drop for ZookeeperStore {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for ZookeeperStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZookeeperStore")
+            .field("address", &self.shared.settings.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,128 @@
+//! The names of nodes.
+//!
+//! | node | what is in it |
+//! |---|---|
+//! | `<root>/<key>` | the record of a key: who holds it, and the last number issued |
+//! | `<root>/<key>/~<generation>` | nothing: as long as it exists, versions of the record can be compared |
+//! | `<root>/<key>/<lease>~...~<number>` | a lease that holds or waits; its name says what it claims, its data what it has been told |
+//! | `<root>/~clock` | nothing: it is written in order to read the server's clock |
+//! | `<root>/~swept` | nothing: it is written when idle records are removed |
+
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use crate::backend::ledger::claim;
+use crate::backend::{Kind, LeaseId, LeaseRef, Request, Resource};
+
+/// What is not written as it is. In particular no name contains `/` or `~`.
+const ESCAPED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':').remove(b'@').remove(b'=');
+
+const CLOCK: &str = "~clock";
+const SWEPT: &str = "~swept";
+
+/// The path of the node that is written in order to read the clock.
+pub(super) fn clock(root: &str) -> String {
+    format!("{root}/{CLOCK}")
+}
+
+/// The path of the node that is written when idle records are removed.
+pub(super) fn swept(root: &str) -> String {
+    format!("{root}/{SWEPT}")
+}
+
+/// The path of the record of a key.
+pub(super) fn record(root: &str, key: &str) -> String {
+    // Two names that ZooKeeper does not allow, and the empty one.
+    let name = match key {
+        "" => "%".into(),
+        "." => "%2E".into(),
+        ".." => "%2E%2E".into(),
+        key => utf8_percent_encode(key, ESCAPED).to_string(),
+    };
+    format!("{root}/{name}")
+}
+
+/// The name of the node whose existence proves that a record is still the one that was read.
+pub(super) fn generation(generation: &str) -> String {
+    format!("~{generation}")
+}
+
+/// Whether a child of the root is a record.
+pub(super) fn is_record(name: &str) -> bool {
+    !name.starts_with('~') && name != "zookeeper"
+}
+
+/// A lease that holds or waits, as the name of its node says.
+#[derive(Clone, Debug)]
+pub(super) struct ChildName {
+    pub(super) request: Request,
+    /// The number that the server has appended: it grows from child to child.
+    pub(super) number: u32,
+}
+
+/// What the name of the node for a request begins with.
+pub(super) fn child(request: &Request) -> String {
+    Prefix(request).to_string()
+}
+
+struct Prefix<'a>(&'a Request);
+
+impl fmt::Display for Prefix<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Request { lease: LeaseRef { id, resource }, claim, ttl, tokens, .. } = self.0;
+        let (kind, prefix, permits) = (letter(resource.kind), resource.prefix().len(), claim.permits());
+        write!(f, "{id}~{kind}{prefix}~{permits}~{tokens}~{}~", ttl.as_micros())?;
+        if let Some(owner) = claim.owner() {
+            write!(f, "={}", utf8_percent_encode(owner, ESCAPED))?;
+        }
+        f.write_char('~')
+    }
+}
+
+impl ChildName {
+    /// `None` if it is not the name of a lease.
+    pub(super) fn parse(name: &str, key: &Arc<str>) -> Option<Self> {
+        let mut words = name.split('~');
+        let id = LeaseId::parse(words.next()?)?;
+        let (kind, prefix) = words.next()?.split_at_checked(1)?;
+        let kind = Kind::ALL.into_iter().find(|one| letter(*one) == kind)?;
+        let permits = words.next()?.parse().ok()?;
+        let tokens = words.next()?.parse().ok()?;
+        let ttl = Duration::from_micros(words.next()?.parse().ok()?);
+        let owner = match words.next()? {
+            "" => None,
+            owner => Some(percent_decode_str(owner.strip_prefix('=')?).decode_utf8().ok()?.into()),
+        };
+        // After two billion children the server counts on from the least negative number.
+        let number = words.next()?.parse::<i32>().ok()?.cast_unsigned();
+        if words.next().is_some() {
+            return None;
+        }
+        let mut resource = Resource::new(Arc::clone(key), kind);
+        let prefix = prefix.parse().ok()?;
+        if resource.prefix().len() != prefix {
+            resource = Resource::split_at(key, prefix, kind)?;
+        }
+        let lease = LeaseRef::new(id, resource);
+        let request =
+            Request { lease, claim: claim(permits, owner, kind.is_semaphore()), ttl, waits: true, tokens };
+        Some(Self { request, number })
+    }
+
+    pub(super) const fn lease(&self) -> LeaseId {
+        self.request.lease.id
+    }
+}
+
+const fn letter(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Mutex => "m",
+        Kind::Reentrant => "r",
+        Kind::Counting => "c",
+        Kind::Fair => "f",
+    }
+}

@@ -1,0 +1,212 @@
+//! The nodes of this client's own leases, which it watches: whoever serves a lease, or ends it, tells its owner by writing or
+//! deleting its node.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::{self, BoxStream};
+use uuid::Uuid;
+
+use super::op::Stat;
+use super::view::{Mark, Seen, View};
+use crate::backend::{Event, LeaseId, LeaseRef, Ticket};
+use crate::fence::FencingToken;
+use crate::sync::Mutex;
+
+#[derive(Default)]
+pub(super) struct Places(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    client: Option<Uuid>,
+    tell: Option<UnboundedSender<Event>>,
+    own: HashMap<Arc<str>, BTreeMap<LeaseId, Own>>,
+    by_path: HashMap<String, (Arc<str>, LeaseId)>,
+}
+
+/// The node of one of this client's leases.
+struct Own {
+    path: String,
+    lease: LeaseRef,
+    ticket: Ticket,
+    /// What this client has written last, unless somebody else may have written since.
+    seen: Option<Seen>,
+    /// Its token, if it holds.
+    holds: Option<FencingToken>,
+    is_watched: bool,
+    /// Whether this client is about to delete it.
+    is_leaving: bool,
+}
+
+impl Places {
+    /// The events from now on, for the client of this name. A later stream replaces an earlier one.
+    pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
+        let (tell, told) = unbounded();
+        let mut state = self.0.lock();
+        (state.client, state.tell) = (Some(client), Some(tell));
+        told.chain(stream::pending()).boxed()
+    }
+
+    pub(super) fn client(&self) -> Option<Uuid> {
+        self.0.lock().client
+    }
+
+    pub(super) fn tell(&self, events: impl Iterator<Item = Event>) {
+        let state = self.0.lock();
+        events.for_each(|event| state.tell(event));
+    }
+
+    /// Whether none of this client's leases holds or waits.
+    pub(super) fn are_empty(&self) -> bool {
+        self.0.lock().own.is_empty()
+    }
+
+    /// Adds what this client knows of its own leases, which is newer than what it may have read.
+    pub(super) fn recall(&self, key: &Arc<str>, view: &mut View) {
+        let state = self.0.lock();
+        let Some(own) = state.own.get(key) else { return };
+        for child in &mut view.children {
+            let own = own.get(&child.name.lease()).filter(|own| own.path.ends_with(&child.node));
+            let seen = own.and_then(|own| own.seen);
+            if seen.is_some_and(|seen| child.seen.is_none_or(|read| read.version <= seen.version)) {
+                child.seen = seen;
+            }
+        }
+    }
+
+    /// Somebody else has written the nodes of these leases.
+    pub(super) fn doubt(&self, key: &Arc<str>, leases: &[LeaseId]) {
+        let mut state = self.0.lock();
+        let Some(own) = state.own.get_mut(key) else { return };
+        for lease in leases {
+            if let Some(own) = own.get_mut(lease) {
+                own.seen = None;
+            }
+        }
+    }
+
+    /// This client is about to delete the nodes of these leases.
+    pub(super) fn leave(&self, key: &Arc<str>, leases: impl Iterator<Item = LeaseId>) {
+        let mut state = self.0.lock();
+        let Some(own) = state.own.get_mut(key) else { return };
+        for lease in leases {
+            if let Some(own) = own.get_mut(&lease) {
+                own.is_leaving = true;
+            }
+        }
+    }
+
+    /// A key is as this view says. Returns the paths of nodes of waiting leases that are not watched, and whether there are
+    /// such nodes of holds.
+    pub(super) fn note(&self, key: &Arc<str>, path: &str, view: &View) -> (Vec<String>, bool) {
+        let mut state = self.0.lock();
+        let Some(client) = state.client else { return (Vec::new(), false) };
+        let mut before = state.own.remove(key).unwrap_or_default();
+        let (mut own, mut to_watch, mut are_holds) = (BTreeMap::new(), Vec::new(), false);
+        let Some(record) = &view.record else {
+            before.into_values().for_each(|gone| state.end(gone));
+            return (to_watch, are_holds);
+        };
+        for child in view.children.iter().filter(|child| child.name.lease().client() == client) {
+            let (lease, path) = (&child.name.request.lease, format!("{path}/{}", child.node));
+            let known = before.remove(&lease.id);
+            let is_watched = known.as_ref().is_some_and(|known| known.path == path && known.is_watched);
+            let holds = record.ledger.hold_of(lease.id).map(|(token, _)| token);
+            if !is_watched && holds.is_none() {
+                to_watch.push(path.clone());
+            }
+            are_holds |= !is_watched && holds.is_some();
+            state.by_path.insert(path.clone(), (Arc::clone(key), lease.id));
+            let (ticket, seen) = (record.ticket(&child.name), child.seen);
+            let is_watched = is_watched || holds.is_none();
+            let lease = lease.clone();
+            own.insert(lease.id, Own { path, lease, ticket, seen, holds, is_watched, is_leaving: false });
+        }
+        before.into_values().for_each(|gone| state.end(gone));
+        if !own.is_empty() {
+            state.own.insert(Arc::clone(key), own);
+        }
+        (to_watch, are_holds)
+    }
+
+    /// The paths of the nodes that are to be watched: all of them, as there is a new connection, or those of holds that are not.
+    pub(super) fn to_watch(&self, all: bool) -> Vec<String> {
+        let mut state = self.0.lock();
+        let own = state.own.values_mut().flat_map(BTreeMap::values_mut);
+        let unwatched = own.filter(|own| (all || !own.is_watched) && !own.is_leaving);
+        unwatched
+            .map(|own| {
+                own.is_watched = true;
+                own.path.clone()
+            })
+            .collect()
+    }
+
+    /// The key of the node at this path, if it is one of this client's.
+    pub(super) fn key_of(&self, path: &str) -> Option<Arc<str>> {
+        self.0.lock().by_path.get(path).map(|(key, _)| Arc::clone(key))
+    }
+
+    /// What was found in the node at this path.
+    pub(super) fn found(&self, path: &str, data: &[u8], stat: Stat) {
+        let mut state = self.0.lock();
+        let Some(own) = state.at(path) else { return };
+        let is_news = own.seen.is_none_or(|seen| seen.version < stat.version);
+        if !is_news || own.is_leaving {
+            return;
+        }
+        own.seen = Some(Seen::of(data, stat));
+        let (lease, ticket) = (own.lease.clone(), own.ticket);
+        match Mark::read(data) {
+            Some(Mark::Granted(grant)) if own.holds.is_none() => {
+                own.holds = Some(grant.token);
+                // When its place would have ended is known to the client.
+                state.tell(Event::Granted { lease, ticket, grant });
+            }
+            Some(Mark::AskAgain(_)) => state.tell(Event::AskAgain(lease.id)),
+            _ => {}
+        }
+    }
+
+    /// The node at this path does not exist any more.
+    pub(super) fn gone(&self, path: &str) {
+        let mut state = self.0.lock();
+        let Some((key, lease)) = state.by_path.get(path).cloned() else { return };
+        let Some(of_key) = state.own.get_mut(&key) else { return };
+        let gone = of_key.remove(&lease);
+        if of_key.is_empty() {
+            state.own.remove(&key);
+        }
+        if let Some(gone) = gone {
+            state.end(gone);
+        }
+    }
+}
+
+impl State {
+    fn tell(&self, event: Event) {
+        if let Some(tell) = &self.tell {
+            // An error means that the stream has been dropped: nobody listens at the moment.
+            drop(tell.unbounded_send(event));
+        }
+    }
+
+    fn at(&mut self, path: &str) -> Option<&mut Own> {
+        let (key, lease) = self.by_path.get(path)?;
+        self.own.get_mut(key)?.get_mut(lease)
+    }
+
+    /// A lease has neither a hold nor a place any more. Unless that was its owner's wish, it is told.
+    fn end(&mut self, own: Own) {
+        self.by_path.remove(&own.path);
+        if own.is_leaving {
+            return;
+        }
+        self.tell(match own.holds {
+            Some(token) => Event::Revoked { lease: own.lease.id, token },
+            None => Event::AskAgain(own.lease.id),
+        });
+    }
+}

@@ -1,0 +1,532 @@
+//! The session of a client: it outlives its connections, and is replaced when it has expired.
+//!
+//! A task of the crate's own thread carries it. Requests are sent in flights, all of which are on their way at the same time, and
+//! are carried out in the order in which they were sent.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{sleep, sleep_until, timeout};
+
+use super::builder::Settings;
+use super::failure::{Code, Malformed};
+use super::jute::{Message, Reader};
+use super::link::{Greeted, Identity, Link, lost};
+use super::op::{MAX_REQUEST, Op, Reply};
+use crate::backend::records::{Failure, Health, Purpose};
+use crate::sync::Mutex;
+
+/// The pause between attempts to connect: it grows from the first of these to the second.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
+/// How long a connection on which nothing is sent is left alone at most.
+const QUIET: Duration = Duration::from_secs(5);
+
+const WATCH_XID: i32 = -1;
+const PING_XID: i32 = -2;
+const PING: i32 = 11;
+const CLOSE: i32 = -11;
+
+/// What happens besides replies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Signal {
+    /// There is a connection, so that watches have to be set again. If the session is a new one, the ephemeral nodes of that
+    /// before do not exist any more.
+    Connected,
+    /// A node that is watched has been written,
+    Changed(String),
+    /// or deleted.
+    Deleted(String),
+}
+
+/// The replies to the requests of a flight.
+#[derive(Debug)]
+pub(super) struct Landed {
+    pub(super) replies: Vec<Result<Reply, Code>>,
+    /// When they were sent, and when the last reply arrived.
+    pub(super) sent: Instant,
+    pub(super) heard: Instant,
+    /// On which connection: see [`Session::connections`].
+    pub(super) connection: u64,
+}
+
+enum Request {
+    Flight(Vec<Op>, oneshot::Sender<Result<Landed, Failure>>),
+    /// To end the session, or only the connection.
+    Close(Ending),
+}
+
+/// What is ended when a client is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The session, and with it its ephemeral nodes.
+    Session,
+    /// The connection. The session ends when its time is over.
+    Connection,
+}
+
+/// A session as its users see it.
+pub(super) struct Session {
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    requests: UnboundedSender<Request>,
+    /// What the task begins with.
+    carrier: Mutex<Option<(UnboundedReceiver<Request>, UnboundedSender<Signal>)>>,
+    state: Arc<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// How long the session lasts at the server without a message, in milliseconds; 0 if there has not been one yet.
+    timeout: AtomicU64,
+    /// How many connections there have been.
+    connections: AtomicU64,
+    /// Whether the task that carries the session has ended.
+    ended: watch::Sender<bool>,
+}
+
+impl Session {
+    pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>) -> (Self, UnboundedReceiver<Signal>) {
+        let ((requests, to_send), (signals, signalled)) = (unbounded_channel(), unbounded_channel());
+        let carrier = Mutex::new(Some((to_send, signals)));
+        let state = Arc::new(State {
+            timeout: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            ended: watch::Sender::new(false),
+        });
+        (Self { settings, health, requests, carrier, state }, signalled)
+    }
+
+    /// Connects, unless it has begun to.
+    pub(super) fn start(&self, runtime: &Handle) {
+        let Some((requests, signals)) = self.carrier.lock().take() else { return };
+        let carrier = Carrier {
+            settings: Arc::clone(&self.settings),
+            health: Arc::clone(&self.health),
+            requests,
+            signals,
+            state: Arc::clone(&self.state),
+            identity: None,
+            last_zxid: 0,
+            last_contact: Instant::now(),
+            next_server: fresh_number() % self.settings.servers.len(),
+        };
+        runtime.spawn(carrier.run());
+    }
+
+    /// Sends requests, and returns with the replies to all of them. They are carried out even if the future is dropped.
+    pub(super) async fn flight(&self, ops: Vec<Op>) -> Result<Landed, Failure> {
+        let (answer, answered) = oneshot::channel();
+        let closed = || Failure::away("the client is closed");
+        self.requests.send(Request::Flight(ops, answer)).map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    /// How long it lasts at the server without a message; zero before the first connection.
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.state.timeout.load(Ordering::Relaxed))
+    }
+
+    /// How many connections there have been. As long as there is one, the same server leads.
+    pub(super) fn connections(&self) -> u64 {
+        self.state.connections.load(Ordering::Relaxed)
+    }
+
+    /// Ends the session, or leaves it, after what was sent before.
+    pub(super) fn close(&self, ending: Ending) {
+        // An error means that it has ended.
+        let _ = self.requests.send(Request::Close(ending));
+        if self.carrier.lock().take().is_some() {
+            self.state.ended.send_replace(true);
+        }
+    }
+
+    /// Returns when it has ended, after it was closed.
+    pub(super) async fn ended(&self) {
+        // An error is impossible: the sender is here.
+        let _ = self.state.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+}
+
+/// A number that differs from client to client, so that clients are spread over the servers.
+fn fresh_number() -> usize {
+    uuid::Uuid::new_v4().as_fields().0 as usize
+}
+
+/// The task that carries a session.
+struct Carrier {
+    settings: Arc<Settings>,
+    health: Arc<Health>,
+    requests: UnboundedReceiver<Request>,
+    signals: UnboundedSender<Signal>,
+    state: Arc<State>,
+    identity: Option<Identity>,
+    last_zxid: i64,
+    last_contact: Instant,
+    next_server: usize,
+}
+
+impl Carrier {
+    async fn run(mut self) {
+        let mut pause = Duration::ZERO;
+        loop {
+            sleep(pause).await;
+            pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
+            let failure = match self.connect().await {
+                Ok(link) => {
+                    self.health.succeeded(Purpose::Changes);
+                    pause = Duration::ZERO;
+                    match self.carry(link).await {
+                        Some(failure) => failure,
+                        None => break,
+                    }
+                }
+                Err(failure) => {
+                    if self.refuse_waiting(&failure) {
+                        break;
+                    }
+                    failure
+                }
+            };
+            self.health.failed(Purpose::Changes, &failure.why);
+            tracing::debug!(store = %self.settings.address, %failure, "the connection is lost");
+        }
+        self.state.ended.send_replace(true);
+    }
+
+    /// What was asked for while there is no connection fails. `true` if the session is to end.
+    fn refuse_waiting(&mut self, failure: &Failure) -> bool {
+        loop {
+            use tokio::sync::mpsc::error::TryRecvError;
+            match self.requests.try_recv() {
+                Ok(Request::Flight(_, answer)) => {
+                    drop(answer.send(Err(Failure { is_certain: true, ..failure.clone() })))
+                }
+                Ok(Request::Close(_)) | Err(TryRecvError::Disconnected) => return true,
+                Err(TryRecvError::Empty) => return false,
+            }
+        }
+    }
+
+    /// Tries each of the servers once.
+    async fn connect(&mut self) -> Result<Link, Failure> {
+        let count = self.settings.servers.len();
+        let each = self.settings.connect_timeout / u32::try_from(count).unwrap_or(u32::MAX);
+        let mut tried = 0;
+        loop {
+            let server = &self.settings.servers[self.next_server];
+            let opening = Link::open(server, &self.settings, self.identity.as_ref(), self.last_zxid);
+            let opened = timeout(each, opening).await.unwrap_or_else(|_| Err(Failure::silence(each)));
+            let failure = match opened {
+                Ok(Greeted::Session(link, identity)) => {
+                    self.begin(identity);
+                    return Ok(link);
+                }
+                Ok(Greeted::Expired) => {
+                    self.forget_session();
+                    continue;
+                }
+                // A server that has lost its data will never accept it.
+                Ok(Greeted::Refused(failure)) => {
+                    let lasts = self.identity.as_ref().map_or(Duration::ZERO, |known| known.timeout);
+                    if self.last_contact.elapsed() > lasts {
+                        self.forget_session();
+                        continue;
+                    }
+                    failure
+                }
+                Err(failure) => failure,
+            };
+            let failure = Failure { why: format!("{server}: {}", failure.why), ..failure };
+            self.next_server = (self.next_server + 1) % count;
+            tried += 1;
+            if tried >= count {
+                return Err(failure);
+            }
+        }
+    }
+
+    fn begin(&mut self, identity: Identity) {
+        let timeout = u64::try_from(identity.timeout.as_millis()).unwrap_or(u64::MAX);
+        self.state.timeout.store(timeout, Ordering::Relaxed);
+        self.state.connections.fetch_add(1, Ordering::Relaxed);
+        self.identity = Some(identity);
+        self.last_contact = Instant::now();
+        self.signal(Signal::Connected);
+    }
+
+    fn forget_session(&mut self) {
+        (self.identity, self.last_zxid) = (None, 0);
+    }
+
+    fn signal(&self, signal: Signal) {
+        // An error means that the store has been dropped.
+        let _ = self.signals.send(signal);
+    }
+
+    /// Returns when the connection is lost, and why; `None` if the session was to end.
+    async fn carry(&mut self, link: Link) -> Option<Failure> {
+        let mut traffic = Traffic::new(link, self.state.connections.load(Ordering::Relaxed));
+        let quiet = (self.timeout_of_session() / 3).min(QUIET);
+        let failure = loop {
+            if traffic.is_done() {
+                return None;
+            }
+            let deadline = traffic.deadline(self.settings.reply_timeout, quiet);
+            tokio::select! {
+                biased;
+                received = traffic.exchange() => {
+                    if let Err(failure) = received.and_then(|()| self.understand(&mut traffic)) {
+                        break failure;
+                    }
+                }
+                request = self.requests.recv(), if !traffic.is_closing => self.send(request, &mut traffic),
+                () = sleep_until(deadline.into()) => {
+                    if traffic.is_overdue(self.settings.reply_timeout) {
+                        break Failure::silence(self.settings.reply_timeout);
+                    }
+                    traffic.ping_if_due(quiet);
+                }
+            }
+        };
+        traffic.abandon(&failure);
+        (!traffic.is_closing).then_some(failure)
+    }
+
+    fn timeout_of_session(&self) -> Duration {
+        self.identity.as_ref().map_or(QUIET, |known| known.timeout)
+    }
+
+    /// Sends a request, and those that have been asked for since.
+    fn send(&mut self, request: Option<Request>, traffic: &mut Traffic) {
+        let mut next = Some(request.unwrap_or(Request::Close(Ending::Connection)));
+        while let Some(request) = next {
+            match request {
+                Request::Flight(ops, answer) => traffic.send(ops, answer, &self.settings),
+                Request::Close(ending) => return traffic.close(ending),
+            }
+            next = self.requests.try_recv().ok();
+        }
+    }
+
+    /// Reads what has been received.
+    fn understand(&mut self, traffic: &mut Traffic) -> Result<(), Failure> {
+        while let Some(message) = traffic.link.take()? {
+            self.last_contact = Instant::now();
+            let mut reader = Reader(&message);
+            let (xid, zxid, code) = (reader.int()?, reader.long()?, Code(reader.int()?));
+            match xid {
+                WATCH_XID => {
+                    if let Some(signal) = read_event(&mut reader)? {
+                        self.signal(signal);
+                    }
+                }
+                PING_XID => traffic.pinged = None,
+                _ => {
+                    self.last_zxid = self.last_zxid.max(zxid);
+                    traffic.land(xid, code, &mut reader)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_event(reader: &mut Reader<'_>) -> Result<Option<Signal>, Malformed> {
+    const DELETED: i32 = 2;
+    const CHANGED: i32 = 3;
+    let (kind, _state, path) = (reader.int()?, reader.int()?, reader.string()?);
+    Ok(match kind {
+        DELETED => Some(Signal::Deleted(path)),
+        CHANGED => Some(Signal::Changed(path)),
+        _ => None,
+    })
+}
+
+/// Writes some of what is to be written, or sees to it that what was written leaves. Cancel safe.
+async fn push(
+    wire: &mut (impl AsyncWrite + Unpin),
+    out: &mut Vec<u8>,
+    must_flush: &mut bool,
+) -> io::Result<()> {
+    if out.is_empty() {
+        wire.flush().await?;
+        *must_flush = false;
+    } else {
+        let written = wire.write(out).await?;
+        out.drain(..written);
+        *must_flush = true;
+    }
+    Ok(())
+}
+
+/// Negative numbers are those of other messages.
+const fn following(xid: i32) -> i32 {
+    if xid == i32::MAX { 1 } else { xid + 1 }
+}
+
+/// What is on its way through a connection.
+struct Traffic {
+    link: Link,
+    connection: u64,
+    /// What is to be written, and whether what was written may be held back somewhere.
+    out: Vec<u8>,
+    must_flush: bool,
+    flights: VecDeque<Flight>,
+    /// Of the next request, and of the next reply.
+    next_xid: i32,
+    next_reply: i32,
+    last_sent: Instant,
+    pinged: Option<Instant>,
+    /// Nothing more is sent.
+    is_closing: bool,
+    is_leaving: bool,
+}
+
+struct Flight {
+    ops: Vec<Op>,
+    replies: Vec<Result<Reply, Code>>,
+    sent: Instant,
+    answer: oneshot::Sender<Result<Landed, Failure>>,
+}
+
+impl Traffic {
+    fn new(link: Link, connection: u64) -> Self {
+        Self {
+            link,
+            connection,
+            out: Vec::new(),
+            must_flush: false,
+            flights: VecDeque::new(),
+            next_xid: 1,
+            next_reply: 1,
+            last_sent: Instant::now(),
+            pinged: None,
+            is_closing: false,
+            is_leaving: false,
+        }
+    }
+
+    /// Writes what is to be written, until something has been received. Cancel safe.
+    async fn exchange(&mut self) -> Result<(), Failure> {
+        let (mut read, mut write) = tokio::io::split(&mut self.link.wire);
+        let received = &mut self.link.received;
+        loop {
+            tokio::select! {
+                biased;
+                received = Link::read(&mut read, received) => return received,
+                pushed = push(&mut write, &mut self.out, &mut self.must_flush),
+                    if !self.out.is_empty() || self.must_flush => pushed.map_err(lost)?,
+            }
+        }
+    }
+
+    fn send(&mut self, ops: Vec<Op>, answer: oneshot::Sender<Result<Landed, Failure>>, settings: &Settings) {
+        let (start, mut xid) = (self.out.len(), self.next_xid);
+        for op in &ops {
+            let message = op.message(xid, settings.access());
+            if message.len() > MAX_REQUEST {
+                self.out.truncate(start);
+                let why = format!("a request of {} bytes is longer than ZooKeeper accepts", message.len());
+                let refused = Failure { is_broken: false, ..Failure::refused(why) };
+                drop(answer.send(Err(refused)));
+                return;
+            }
+            self.out.extend_from_slice(&message);
+            xid = following(xid);
+        }
+        self.next_xid = xid;
+        let sent = Instant::now();
+        self.last_sent = sent;
+        self.flights.push_back(Flight { replies: Vec::with_capacity(ops.len()), ops, sent, answer });
+    }
+
+    /// The reply to the request with this number.
+    fn land(&mut self, xid: i32, code: Code, reader: &mut Reader<'_>) -> Result<(), Failure> {
+        if self.is_closing && self.flights.is_empty() {
+            // The end of the session: the server closes the connection next.
+            return Ok(());
+        }
+        let Some(flight) = self.flights.front_mut().filter(|_| xid == self.next_reply) else {
+            return Err(Malformed.into());
+        };
+        self.next_reply = following(xid);
+        let op = &flight.ops[flight.replies.len()];
+        // The errors of a multi may be told by the header, too.
+        let reply = match (code, op) {
+            (Code::NONE, op) => op.read(reader)?,
+            (code, Op::Multi(_)) if !reader.0.is_empty() => Err(op.read(reader)?.err().unwrap_or(code)),
+            (code, _) => Err(code),
+        };
+        if let Err(code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED)) = reply {
+            return Err(code.failure("the session"));
+        }
+        flight.replies.push(reply);
+        if flight.replies.len() == flight.ops.len()
+            && let Some(Flight { replies, sent, answer, .. }) = self.flights.pop_front()
+        {
+            let connection = self.connection;
+            // If nobody waits for the replies any more, it was still done.
+            drop(answer.send(Ok(Landed { replies, sent, heard: Instant::now(), connection })));
+        }
+        Ok(())
+    }
+
+    /// The connection is lost.
+    fn abandon(&mut self, failure: &Failure) {
+        for Flight { ops, answer, .. } in self.flights.drain(..) {
+            // What only reads has certainly changed nothing.
+            let is_certain = !ops.iter().any(Op::writes);
+            drop(answer.send(Err(Failure { is_certain, ..failure.clone() })));
+        }
+    }
+
+    fn deadline(&self, reply_timeout: Duration, quiet: Duration) -> Instant {
+        let waits_since = self.flights.front().map(|flight| flight.sent).into_iter().chain(self.pinged).min();
+        let ping = self.last_sent + quiet;
+        waits_since.map_or(ping, |since| ping.min(since + reply_timeout))
+    }
+
+    fn is_overdue(&self, reply_timeout: Duration) -> bool {
+        let first = self.flights.front().map(|flight| flight.sent);
+        first.into_iter().chain(self.pinged).any(|sent| sent.elapsed() >= reply_timeout)
+    }
+
+    fn ping_if_due(&mut self, quiet: Duration) {
+        if self.last_sent.elapsed() < quiet {
+            return;
+        }
+        self.last_sent = Instant::now();
+        self.pinged.get_or_insert(self.last_sent);
+        self.control(PING_XID, PING);
+    }
+
+    /// The server closes the connection when it has ended the session.
+    fn close(&mut self, ending: Ending) {
+        self.is_closing = true;
+        if ending == Ending::Connection {
+            self.is_leaving = true;
+            return;
+        }
+        self.pinged.get_or_insert_with(Instant::now);
+        let xid = self.next_xid;
+        self.control(xid, CLOSE);
+    }
+
+    /// Whether the connection is to be left, and nothing is on its way through it any more.
+    fn is_done(&self) -> bool {
+        self.is_leaving && self.flights.is_empty()
+    }
+
+    fn control(&mut self, xid: i32, code: i32) {
+        let mut message = Message::new();
+        message.int(xid).int(code);
+        self.out.extend_from_slice(&message.finish());
+    }
+}

@@ -1,0 +1,101 @@
+//! Watching the nodes of this client's leases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::sleep;
+
+use super::Shared;
+use super::exchange::Known;
+use super::failure::Code;
+use super::names;
+use super::op::{Op, Reply};
+use super::session::Signal;
+use super::view::{View, reads};
+use crate::backend::Event;
+
+/// After what time a hold is watched. Most end before that, and then there is nothing to be told.
+const SETTLED: Duration = Duration::from_millis(20);
+/// How many nodes are read in one flight.
+const TOGETHER: usize = 256;
+
+impl Shared {
+    /// A key is as this view says: what is not watched yet will be.
+    pub(super) fn note(self: &Arc<Self>, key: &Arc<str>, path: &str, view: &View) {
+        let (waiting, are_holds) = self.places.note(key, path, view);
+        if !waiting.is_empty() {
+            let shared = Arc::clone(self);
+            self.runtime.spawn(async move { shared.watch(&waiting).await });
+        }
+        if are_holds && !self.is_settling.swap(true, std::sync::atomic::Ordering::AcqRel) {
+            let shared = Arc::clone(self);
+            self.runtime.spawn(async move {
+                sleep(SETTLED).await;
+                shared.is_settling.store(false, std::sync::atomic::Ordering::Release);
+                shared.watch(&shared.places.to_watch(false)).await;
+            });
+        }
+    }
+
+    pub(super) fn tell(&self, events: impl Iterator<Item = Event>) {
+        self.places.tell(events);
+    }
+
+    /// Heeds what happens, until the session has ended.
+    pub(super) async fn heed(self: Arc<Self>, mut signals: UnboundedReceiver<Signal>) {
+        while let Some(signal) = signals.recv().await {
+            let shared = Arc::clone(&self);
+            match signal {
+                // What happened in between is found in the nodes.
+                Signal::Connected => {
+                    self.runtime.spawn(async move { shared.watch(&shared.places.to_watch(true)).await });
+                }
+                Signal::Changed(path) => {
+                    if let Some(key) = self.places.key_of(&path) {
+                        self.runtime.spawn(async move { shared.hear(&key, path).await });
+                    }
+                }
+                Signal::Deleted(path) => self.places.gone(&path),
+            }
+        }
+    }
+
+    /// Reads the nodes at these paths, and watches them.
+    async fn watch(self: &Arc<Self>, paths: &[String]) {
+        for some in paths.chunks(TOGETHER) {
+            let ops = some.iter().map(|path| Op::Get { path: path.clone(), watch: true }).collect();
+            // If the connection is lost, all of it is done again on the next one.
+            let Ok(landed) = self.fly(ops).await else { return };
+            for (path, reply) in some.iter().zip(landed.replies) {
+                self.found(path, reply);
+            }
+        }
+    }
+
+    /// Reads a node that was written, and what its owner will need if it is granted: the key.
+    async fn hear(self: &Arc<Self>, key: &Arc<str>, path: String) {
+        let record = names::record(&self.settings.root, key);
+        let [first, second] = reads(&record);
+        let own = Op::Get { path: path.clone(), watch: true };
+        // If the connection is lost, it is read on the next one.
+        let Ok(landed) = self.fly(vec![own, first, second]).await else { return };
+        let mut replies = landed.replies.into_iter();
+        let Some(reply) = replies.next() else { return };
+        let view = View::read(key, &record, &mut replies);
+        if let Ok(view) = view
+            && view.is_current
+        {
+            self.schedule.learn(key, Known::new(view));
+        }
+        self.found(&path, reply);
+    }
+
+    fn found(&self, path: &str, reply: Result<Reply, Code>) {
+        match reply {
+            Ok(Reply::Data(data, stat)) => self.places.found(path, &data, stat),
+            Err(Code::NO_NODE) => self.places.gone(path),
+            _ => tracing::debug!(store = %self.settings.address, path, "the node of a lease cannot be read"),
+        }
+    }
+}

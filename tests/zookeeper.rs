@@ -1,0 +1,784 @@
+//! What may happen to ZooKeeper servers, sessions and the connections to them, and what their users are told: missing nodes and rights,
+//! restarts, stalls, cut connections, sessions that end, nodes that somebody else deletes or writes.
+#![cfg(feature = "zookeeper")]
+
+#[path = "support/zookeeper_proxy.rs"]
+mod proxy;
+#[path = "support/zookeeper.rs"]
+mod server;
+mod support;
+#[path = "support/zookeeper_wire.rs"]
+mod zookeeper_wire;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::join_all;
+use leasehold::backend::{
+    Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Renew, Renewal, Request, Resource,
+    Severity,
+};
+use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, ZookeeperBackend};
+use proxy::{Fault, Proxy};
+use server::ZookeeperServer;
+use support::{Load, eventually, one_place_each, within};
+use tokio::runtime::Builder;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use zookeeper_wire::Wire;
+
+const NAME: &str = "machine:42";
+/// Of that name, in ZooKeeper.
+const NODE: &str = "lock:machine:42";
+const PASSWORD: &str = "hunter2";
+const SECOND: Duration = Duration::from_secs(1);
+/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it just because a
+/// request is repeated.
+const SOON: Duration = Duration::from_secs(5);
+/// What connecting may take at most, with its time limit.
+const CONNECTING: Duration = Duration::from_secs(4);
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each()).expect("valid")
+}
+
+fn brief_mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
+}
+
+fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
+    let mutex = mutex.clone();
+    tokio::spawn(async move { mutex.lock().await })
+}
+
+/// Waits until `n` requests are queued.
+async fn until_waiting(mutex: &DistMutex, n: usize) {
+    eventually(SOON, || async {
+        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
+    })
+    .await;
+}
+
+async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
+    within(SOON, waiter).await.expect("no panic").expect("granted")
+}
+
+/// The error of connecting to `url`, which is not accepted to take long.
+async fn refused(url: &str) -> Error {
+    let begun = Instant::now();
+    let error = Client::connect(url).await.map(drop).expect_err("it is refused");
+    assert!(begun.elapsed() < CONNECTING, "{:?}: {error}", begun.elapsed());
+    error
+}
+
+#[track_caller]
+fn assert_refused(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
+#[track_caller]
+fn assert_unavailable(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
+#[track_caller]
+fn assert_says(error: &Error, why: &str) {
+    let text = error.to_string();
+    assert!(text.contains("zookeeper://127.0.0.1:") && text.contains(why), "{text}");
+    assert!(!format!("{error:?} {error}").contains(PASSWORD), "{error:?}");
+}
+
+/// The nodes of leases of the usual name.
+fn leases(server: &ZookeeperServer) -> Vec<String> {
+    let children = server.wire().children(&format!("{}/{NODE}", server.chroot()));
+    children.into_iter().filter(|name| !name.starts_with('~')).collect()
+}
+
+/// The paths of these nodes, and the sessions with which they end.
+fn sessions(server: &ZookeeperServer) -> Vec<(String, i64)> {
+    let mut wire = server.wire();
+    let path = |name| format!("{}/{NODE}/{name}", server.chroot());
+    let found = leases(server).into_iter().map(path).filter_map(|path| {
+        let (_, stat) = wire.get(&path)?;
+        Some((path, stat.owner))
+    });
+    found.collect()
+}
+
+// Connecting
+
+#[tokio::test]
+async fn a_server_that_is_away_or_stands_still_is_told_with_its_address() {
+    let Some(server) = ZookeeperServer::start_or_skip("a server that is away") else { return };
+    let url = server.url();
+    server.pause();
+    let error = refused(&format!("{url}?connect_timeout=300ms")).await;
+    assert_unavailable(&error, "no answer within 300ms");
+    server.resume();
+    server.kill();
+    assert_unavailable(&refused(&url).await, "Connection refused");
+
+    let client = Client::connect_lazy(&url).expect("it opens nothing yet");
+    assert!(!client.state().status.is_connected());
+    assert_unavailable(&client.ping(SECOND).await.expect_err("there is no server"), "Connection refused");
+    let reason = client.state().nodes[0].reason.clone().expect("a reason");
+    assert!(reason.contains("Connection refused"), "{reason}");
+    let waiting = waiter(&mutex(&client));
+    server.restart();
+    granted(waiting).await.release().await.expect("held");
+    assert!(client.state().status.is_connected());
+    client.shutdown().await.expect("released");
+}
+
+#[tokio::test]
+async fn of_several_servers_one_that_answers_is_used() {
+    let Some(server) = ZookeeperServer::shared_or_skip("several servers") else { return };
+    let away =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free").local_addr().expect("an address");
+    let url = format!("zookeeper://{away},127.0.0.1:{}{}", server.port(), server.chroot());
+    // It begins with any of them.
+    for _ in 0..4 {
+        let client = Client::connect(&url).await.expect("one of them answers");
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("released");
+    }
+}
+
+#[tokio::test]
+async fn the_chroot_is_created_only_if_allowed() {
+    let Some(server) = ZookeeperServer::shared_or_skip("the chroot") else { return };
+    let deep = format!("{}/a/b", server.url());
+    let error = refused(&format!("{deep}?create=false")).await;
+    assert_refused(&error, "does not exist, and is not to be created");
+    let lazy = Client::connect_lazy(&format!("{deep}?create=false")).expect("it opens nothing yet");
+    let error = mutex(&lazy).try_lock().await.map(drop).expect_err("there is no chroot");
+    assert_refused(&error, "does not exist, and is not to be created");
+
+    let client = Client::connect(&deep).await.expect("it is created");
+    let held = mutex(&client).lock().await.expect("free");
+    assert!(mutex(&lazy).try_lock().await.expect("it answers").is_none(), "held");
+    held.release().await.expect("held");
+}
+
+#[tokio::test]
+async fn nodes_are_created_for_the_user_and_others_are_told_that_they_may_not_use_them() {
+    let Some(server) = ZookeeperServer::shared_or_skip("access") else { return };
+    let url = |user: &str| format!("zookeeper://{user}@127.0.0.1:{}{}", server.port(), server.chroot());
+    let client = Client::connect(&url(&format!("a:{PASSWORD}"))).await.expect("it is created");
+    let held = mutex(&client).lock().await.expect("free");
+    for other in [refused(&server.url()).await, refused(&url(&format!("b:{PASSWORD}"))).await] {
+        assert_refused(&other, "its ACL does not allow this client");
+    }
+    held.release().await.expect("held");
+    let same = Client::connect(&url(&format!("a:{PASSWORD}"))).await.expect("the same user");
+    mutex(&same).lock().await.expect("free").release().await.expect("held");
+    let findings = same.check().await.expect("it answers");
+    assert!(findings.iter().all(|finding| !finding.text.contains("anybody")), "{findings:?}");
+
+    // A single name that somebody else has created.
+    let mut wire = server.wire();
+    let open = format!("{}/open", server.chroot());
+    let backend = ZookeeperBackend::connect(&format!("{}/sub", url(&format!("a:{PASSWORD}")))).await;
+    drop(backend.expect("a node below it"));
+    assert!(wire.children("/").iter().any(|name| open.starts_with(&format!("/{name}"))));
+}
+
+#[tokio::test]
+async fn what_an_operator_should_know_is_found() {
+    let Some(server) = ZookeeperServer::shared_or_skip("findings") else { return };
+    let client = server.client().await;
+    let findings = client.check().await.expect("it answers");
+    let texts: Vec<_> = findings.iter().map(ToString::to_string).collect();
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Info), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("maxSessionTimeout")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("no credentials")), "{texts:?}");
+}
+
+// Servers
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing() {
+    let Some(server) = ZookeeperServer::start_or_skip("a killed server") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    server.kill();
+    let error = one.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("it is away");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!one.state().status.is_connected());
+    server.restart();
+    one.ping(SOON).await.expect("it is there");
+    // Nothing has to be asked for.
+    eventually(SOON, || async { one.state().status.is_connected() && other.state().status.is_connected() })
+        .await;
+    assert!(held.is_held());
+    until_waiting(&mutex(&one), 1).await;
+    // The waiter hears of it: its client watches again.
+    held.release().await.expect("held");
+    granted(waiter).await.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_has_lost_everything_is_used_again_and_tokens_grow() {
+    let Some(server) = ZookeeperServer::start_or_skip("a server without its data") else { return };
+    let client =
+        Client::connect(&format!("{}?session_timeout=400ms", server.url())).await.expect("it answers");
+    let held = brief_mutex(&client).lock().await.expect("free");
+    let before = held.token();
+    server.kill();
+    server.forget_everything();
+    server.restart();
+    // It knows less than the session has seen, and refuses it until that has ended.
+    within(SOON, held.lost()).await;
+    let next = within(SOON, brief_mutex(&client).lock()).await.expect("free");
+    assert!(next.token() > before, "{} after {before}", next.token());
+    next.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_a_killed_server_costs_no_lock() {
+    let Some(server) = ZookeeperServer::start_or_skip("a killed server under load") else { return };
+    let load = Load::start(&server.url(), 16).await;
+    for _ in 0..2 {
+        load.go_on_for(100).await;
+        server.restart();
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline() {
+    let Some(server) = ZookeeperServer::start_or_skip("a stalled server") else { return };
+    let url = format!("{}?reply_timeout=500ms&connect_timeout=1s", server.url());
+    let client = Client::connect(&url).await.expect("it answers");
+    let long = client.mutex("long").expect("valid").lock().await.expect("free");
+    // For less than a lease: nobody loses anything.
+    let held = brief_mutex(&client).lock().await.expect("free");
+    server.pause();
+    sleep(ms(400)).await;
+    server.resume();
+    sleep(SECOND).await;
+    assert!(held.is_held() && long.is_held());
+    let waiter = waiter(&brief_mutex(&client));
+    until_waiting(&brief_mutex(&client), 1).await;
+    server.pause();
+    let begun = Instant::now();
+    let error = client.ping(SOON).await.expect_err("it stands still");
+    assert_unavailable(&error, "no answer within 500ms");
+    assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
+    assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
+    let other = client.mutex("other").expect("valid");
+    // It is tried for some seconds.
+    let error = within(SOON * 2, other.try_lock()).await.map(drop).expect_err("it stands still");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!client.state().status.is_connected());
+    server.resume();
+    let next = granted(waiter).await;
+    assert!(next.token() > held.token());
+    next.release().await.expect("held");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
+    assert!(long.is_held());
+    client.shutdown().await.expect("released");
+}
+
+// Sessions
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_ended_costs_its_holds_and_its_waiters_join_again() {
+    let Some(server) = ZookeeperServer::shared_or_skip("sessions that end") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = brief_mutex(&one).lock().await.expect("free");
+    let waiting = waiter(&brief_mutex(&other));
+    until_waiting(&brief_mutex(&one), 1).await;
+    let of = sessions(&server);
+    assert_eq!(of.len(), 2, "{of:?}");
+    // The waiter's session first: it is in the queue again, and served when the holder's has ended, too.
+    let before = held.token();
+    let (waits, holds) = (of[1].1, of[0].1);
+    let (waits, holds) = if of[0].0.contains(&waiting_lease(&brief_mutex(&one)).await) {
+        (holds, waits)
+    } else {
+        (waits, holds)
+    };
+    Wire::end_session(server.port(), waits);
+    eventually(SOON, || async {
+        sessions(&server).iter().filter(|(_, session)| *session != waits).count() == 2
+    })
+    .await;
+    let begun = Instant::now();
+    Wire::end_session(server.port(), holds);
+    assert_eq!(within(SOON, held.lost()).await, LossReason::Revoked);
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    let next = granted(waiting).await;
+    assert!(next.token() > before);
+    next.release().await.expect("held");
+}
+
+/// The id of the only lease that waits.
+async fn waiting_lease(mutex: &DistMutex) -> String {
+    mutex.inspect().await.expect("it answers").waiters[0].id.to_string()
+}
+
+/// Its nodes are not ephemeral then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_is_longer_than_a_session_survives_it() {
+    let Some(server) = ZookeeperServer::shared_or_skip("leases longer than sessions") else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let url = format!("{}?session_timeout=400ms&reply_timeout=300ms", server.url_through(proxy.port()));
+    let (client, direct) = (Client::connect(&url).await.expect("whole"), server.client().await);
+    let held = mutex(&client).lock().await.expect("free");
+    let brief = client.mutex_with("brief", MutexOptions::new().ttl(ms(300))).expect("valid");
+    let brief = brief.lock().await.expect("free");
+    assert_eq!(sessions(&server)[0].1, 0, "it ends with no session");
+    proxy.hold();
+    within(SOON, brief.lost()).await;
+    sleep(SECOND).await;
+    proxy.let_go();
+    client.ping(SOON).await.expect("whole");
+    assert!(held.is_held());
+    assert!(mutex(&direct).try_lock().await.expect("it answers").is_none(), "held");
+    // It is told what it is told on any other session.
+    let waiting = waiter(&mutex(&direct));
+    until_waiting(&mutex(&direct), 1).await;
+    held.release().await.expect("held");
+    granted(waiting).await.release().await.expect("held");
+    eventually(SOON, || async { leases(&server).is_empty() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_leaves_no_node_of_a_lease_behind() {
+    let Some(server) = ZookeeperServer::shared_or_skip("what is left behind") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiting = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    waiting.abort();
+    until_waiting(&mutex(&one), 0).await;
+    assert_eq!(leases(&server).len(), 1);
+    held.release().await.expect("held");
+    assert_eq!(leases(&server).len(), 0);
+    one.shutdown().await.expect("released");
+    other.shutdown().await.expect("released");
+}
+
+// Requests that get lost
+
+/// A client behind a wire takes, renews, releases and waits, while one of its requests fails.
+async fn take_turns(
+    proxy: &Proxy,
+    server: &ZookeeperServer,
+    direct: &Client,
+    nth: usize,
+    fault: Fault,
+) -> bool {
+    let name = format!("{fault:?} {nth}");
+    let options = || one_place_each().ttl(ms(1500));
+    let builder = ZookeeperBackend::builder_from_url(&server.url_through(proxy.port())).expect("a URL");
+    let backend =
+        builder.reply_timeout(ms(300)).connect_timeout(SECOND).connect().await.expect("the wire is whole");
+    let client = Client::with_backend(Arc::new(backend));
+    let (mine, theirs) = (
+        client.mutex_with(&name, options()).expect("valid"),
+        direct.mutex_with(&name, options()).expect("valid"),
+    );
+    let mut sprung = proxy.trap(nth, fault);
+
+    let mut tokens = Vec::new();
+    let guard = until_granted(&mine).await;
+    tokens.push(guard.token());
+    let next = waiter(&theirs);
+    until_waiting(&theirs, 1).await;
+    // A release that finds nothing to end was carried out before, and its answer was lost.
+    let _ = guard.release().await;
+    let guard = granted(next).await;
+    tokens.push(guard.token());
+    let last = waiter(&mine);
+    eventually(SOON, || async { theirs.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
+    guard.release().await.expect("its wire is whole");
+    match within(SOON, last).await.expect("no panic") {
+        Ok(guard) => {
+            tokens.push(guard.token());
+            let _ = guard.release().await;
+        }
+        Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+    }
+    let was_hit = sprung.try_recv().is_ok();
+    proxy.disarm();
+    client.shutdown().await.expect("released");
+    let left = theirs.inspect().await.expect("its wire is whole");
+    assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
+    assert!(tokens.is_sorted(), "{name}: {tokens:?}");
+    was_hit
+}
+
+async fn until_granted(mutex: &DistMutex) -> Guard {
+    let granted = async {
+        loop {
+            match mutex.lock().await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+            }
+        }
+    };
+    within(SOON, granted).await
+}
+
+async fn with_every_request_failing(fault: Fault) {
+    let Some(server) = ZookeeperServer::shared_or_skip("requests that get lost") else { return };
+    let direct = server.client().await;
+    let mut nth = 0;
+    loop {
+        let proxy = Proxy::start(server.port()).await;
+        if !take_turns(&proxy, &server, &direct, nth, fault).await {
+            break;
+        }
+        nth += 1;
+    }
+    assert!(nth >= 12, "only {nth} requests were made");
+    direct.shutdown().await.expect("released");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_request_may_be_lost_with_its_connection() {
+    with_every_request_failing(Fault::Lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_reply_may_be_lost_with_its_connection() {
+    with_every_request_failing(Fault::Unanswered).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_cut_under_load_cost_no_lock() {
+    let Some(server) = ZookeeperServer::shared_or_skip("cut connections") else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let load = Load::start(&server.url_through(proxy.port()), 16).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        proxy.cut();
+    }
+    load.go_on_for(100).await;
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_everything_hangs_nobody() {
+    let Some(server) = ZookeeperServer::shared_or_skip("a black hole") else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let url = format!("{}?reply_timeout=300ms&connect_timeout=1s", server.url_through(proxy.port()));
+    let (client, doomed) =
+        (Client::connect(&url).await.expect("whole"), Client::connect(&url).await.expect("whole"));
+    let direct = server.client().await;
+    let held = mutex(&direct).lock().await.expect("free");
+    let waiter = waiter(&mutex(&client));
+    until_waiting(&mutex(&direct), 1).await;
+    proxy.hold();
+    let error = client.ping(SOON).await.expect_err("nothing arrives");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    // Nobody asks this client for anything, and the connection is found to be dead all the same.
+    eventually(SOON, || async { !doomed.state().status.is_connected() }).await;
+    within(SOON, doomed.shutdown()).await.expect("it holds nothing");
+    held.release().await.expect("held");
+    proxy.let_go();
+    granted(waiter).await.release().await.expect("held");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
+}
+
+// Nodes
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grants_and_forced_releases_are_pushed_to_other_clients() {
+    let Some(server) = ZookeeperServer::shared_or_skip("watches") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    let begun = Instant::now();
+    assert!(mutex(&other).force_release().await.expect("it answers"));
+    assert_eq!(within(SECOND, held.lost()).await, LossReason::Revoked);
+    let guard = granted(waiter).await;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_are_deleted_by_hand_are_lost_and_created_again() {
+    let Some(server) = ZookeeperServer::shared_or_skip("deleted nodes") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let mut wire = server.wire();
+    let root = format!("{}/{NODE}", server.chroot());
+    // The node of a hold.
+    let held = mutex(&one).lock().await.expect("free");
+    let waiting = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    let first = mutex(&one).inspect().await.expect("it answers").holders[0].id.clone();
+    let node = leases(&server).into_iter().find(|name| name.starts_with(&first)).expect("it holds");
+    assert!(wire.delete(&format!("{root}/{node}")));
+    assert_eq!(within(SECOND, held.lost()).await, LossReason::Revoked);
+    // Nobody has told the next one, who asks again by itself; or somebody else comes.
+    let third = server.client().await;
+    assert!(mutex(&third).try_lock().await.expect("it answers").is_none(), "somebody waits");
+    let next = granted(waiting).await;
+    assert!(next.token() > held.token());
+    // The node of a place: its owner joins the queue again.
+    let waiting = waiter(&mutex(&third));
+    until_waiting(&mutex(&one), 1).await;
+    let id = waiting_lease(&mutex(&one)).await;
+    let node = leases(&server).into_iter().find(|name| name.starts_with(&id)).expect("it waits");
+    assert!(wire.delete(&format!("{root}/{node}")));
+    eventually(SOON, || async { leases(&server).len() == 2 && !leases(&server).contains(&node) }).await;
+    next.release().await.expect("held");
+    let last = granted(waiting).await;
+    // Everything.
+    wire.delete_all(&root);
+    assert_eq!(within(SECOND, last.lost()).await, LossReason::Revoked);
+    let again = mutex(&one).lock().await.expect("free");
+    assert!(again.token() > last.token());
+    again.release().await.expect("held");
+}
+
+/// A version that is remembered is not taken for that of a record that was created since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_was_created_again_is_not_overwritten_by_what_is_remembered() {
+    let Some(server) = ZookeeperServer::shared_or_skip("records that are created again") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    let options = || MutexOptions::new().ttl(ms(600));
+    let mine = one.mutex_with(NAME, options()).expect("valid");
+    // Written once and released: it remembers a version that the next record has, too, when it was renewed once.
+    for renewals in 0..3 {
+        mine.lock().await.expect("free").release().await.expect("held");
+        server.wire().delete_all(&format!("{}/{NODE}", server.chroot()));
+        let theirs = other.mutex_with(NAME, options()).expect("valid").lock().await.expect("free");
+        sleep(ms(250) * renewals).await;
+        assert!(mine.try_lock().await.expect("it answers").is_none(), "held");
+        assert!(theirs.is_held());
+        theirs.release().await.expect("held");
+        server.wire().delete_all(&format!("{}/{NODE}", server.chroot()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_another_program_is_told_and_costs_no_other_name() {
+    let Some(server) = ZookeeperServer::shared_or_skip("nodes of other programs") else { return };
+    let client = server.client().await;
+    let options = || MutexOptions::new().ttl(ms(900));
+    let held: Vec<_> = join_all((0..8).map(|n| {
+        let mutex = client.mutex_with(&format!("{n}"), options()).expect("valid");
+        async move { mutex.lock().await.expect("free") }
+    }))
+    .await;
+    let mut wire = server.wire();
+    let root = server.chroot();
+    wire.create(&format!("{root}/{NODE}"), "");
+    wire.set(&format!("{root}/lock:3"), "what else?");
+    for mutex in [mutex(&client), client.mutex("3").expect("valid")] {
+        let error = mutex.try_lock().await.map(drop).expect_err("it is no record");
+        assert_refused(&error, "is a node of another program");
+    }
+    // The others are renewed.
+    assert_eq!(within(SOON, held[3].lost()).await, LossReason::StoreRefused);
+    for (n, guard) in held.into_iter().enumerate() {
+        assert_eq!(guard.is_held(), n != 3, "{n}");
+    }
+    assert_eq!(wire.get(&format!("{root}/lock:3")).expect("it is there").0, "what else?");
+}
+
+#[tokio::test]
+async fn names_and_owners_may_contain_any_character() {
+    let Some(server) = ZookeeperServer::shared_or_skip("names") else { return };
+    let (one, other) = (server.client().await, server.client().await);
+    for name in ["a\0b", ".", "..", "/", "a/b", "zookeeper", "~clock", "a~b%", "é\n\"", &"x\0".repeat(256)] {
+        let options = || one_place_each().prefix("");
+        let theirs = other.mutex_with(name, options()).expect("valid");
+        let lock = one.reentrant_lock_with(name, MutexOptions::new().prefix("")).expect("valid");
+        let guard = lock.with_owner(name).expect("valid").lock().await.expect("free");
+        let waiter = waiter(&theirs);
+        until_waiting(&theirs, 1).await;
+        let holders = theirs.inspect().await.expect("it answers").holders;
+        assert_eq!(holders[0].owner.as_deref(), Some(name));
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_does_not_fit_into_a_request_is_told() {
+    let Some(server) = ZookeeperServer::shared_or_skip("long records") else { return };
+    let backend = server.backend().await;
+    let resource = Resource::named("lock:", NAME, Kind::Reentrant);
+    let request = |owner: &str| {
+        let lease = LeaseRef::new(backend.lease_id(), resource.clone());
+        Request::new(lease, Claim::Owner(owner.into()), SECOND * 30)
+    };
+    let error = backend.request(&request(&"x".repeat(600_000))).await.expect_err("too long");
+    assert!(
+        matches!(&error, BackendError::Refused { source } if source.to_string().contains("longer than ZooKeeper accepts")),
+        "{error:?}"
+    );
+    assert!(matches!(backend.request(&request("x")).await, Ok(Answer::Granted(_))));
+}
+
+// Costs
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_of_many_guards_are_few_requests() {
+    let Some(server) = ZookeeperServer::shared_or_skip("renewals together") else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let backend = ZookeeperBackend::connect(&server.url_through(proxy.port())).await.expect("whole");
+    let mut renewals = Vec::new();
+    for n in 0..256 {
+        let lease = LeaseRef::new(backend.lease_id(), Resource::named("lock:", &format!("{n}"), Kind::Mutex));
+        let request = Request::new(lease.clone(), Claim::Sole, SECOND * 30);
+        assert!(matches!(backend.request(&request).await.expect("it answers"), Answer::Granted(_)));
+        renewals.push(Renew::new(lease, SECOND * 30));
+    }
+    // Holds are watched a moment later.
+    sleep(ms(200)).await;
+    let before = proxy.requests();
+    let answers: Vec<_> = backend.renew(&renewals).collect().await;
+    assert_eq!(answers.len(), 256);
+    assert!(answers.iter().all(|(_, answer)| matches!(answer, Ok(Renewal::Renewed))));
+    let made = proxy.requests() - before;
+    assert!(made <= 4, "{made} requests for 256 renewals");
+    backend.close().await;
+}
+
+/// Unless somebody else has changed it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_this_client_has_written_last_is_not_read_again() {
+    let Some(server) = ZookeeperServer::shared_or_skip("records that are remembered") else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let backend = ZookeeperBackend::connect(&server.url_through(proxy.port())).await.expect("whole");
+    let direct = server.backend().await;
+    let resource = Resource::named("lock:", NAME, Kind::Mutex);
+    let request = |backend: &ZookeeperBackend| {
+        Request::new(LeaseRef::new(backend.lease_id(), resource.clone()), Claim::Sole, SECOND * 30)
+    };
+    let pair = async || {
+        let (own, before) = (request(&backend), proxy.requests());
+        let Ok(Answer::Granted(grant)) = backend.request(&own).await else { panic!("it is free") };
+        assert_eq!(backend.release(&own.lease).await.expect("the wire is whole"), Released::Held);
+        (grant.token, proxy.requests() - before)
+    };
+    pair().await;
+    let (token, requests) = pair().await;
+    // Each writes once, and a release looks who has come. On a slow machine the hold is watched.
+    assert!((3..=4).contains(&requests), "{requests} requests");
+    let other = request(&direct);
+    assert!(matches!(direct.request(&other).await, Ok(Answer::Granted(grant)) if grant.token > token));
+    let refused = backend.request(&request(&backend)).await;
+    assert!(matches!(refused, Ok(Answer::Busy { .. })), "{refused:?}");
+    direct.release(&other.lease).await.expect("it answers");
+    pair().await;
+    backend.close().await;
+}
+
+/// How many requests the clients make for each of some hand-overs.
+async fn requests_per_hand_over(server: &ZookeeperServer, clients: usize) -> f64 {
+    const HAND_OVERS: usize = 600;
+
+    let proxy = Proxy::start(server.port()).await;
+    let mut all = Vec::new();
+    for _ in 0..clients {
+        all.push(Client::connect(&server.url_through(proxy.port())).await.expect("the wire is whole"));
+    }
+    let turns = HAND_OVERS / clients;
+    let take_turns = async |client: &Client, turns: usize| {
+        for _ in 0..turns {
+            let guard = mutex(client).lock().await.expect("granted");
+            guard.release().await.expect("held");
+        }
+    };
+    join_all(all.iter().map(|client| take_turns(client, 1))).await;
+    let before = proxy.requests();
+    join_all(all.iter().map(|client| take_turns(client, turns))).await;
+    let requests = proxy.requests() - before;
+    join_all(all.iter().map(Client::shutdown)).await;
+    requests as f64 / (turns * clients) as f64
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
+    let Some(server) = ZookeeperServer::shared_or_skip("requests per hand-over") else { return };
+    let few = requests_per_hand_over(&server, 4).await;
+    let many = requests_per_hand_over(&server, 200).await;
+    assert!(few < 14.0 && many < few * 1.2, "{few:.1} requests among 4 clients, {many:.1} among 200");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_semaphore_is_used_by_many_clients_at_once() {
+    let Some(server) = ZookeeperServer::shared_or_skip("crowded semaphores") else { return };
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(server.client().await);
+    }
+    let (held, most) = (std::sync::atomic::AtomicUsize::new(0), std::sync::atomic::AtomicUsize::new(0));
+    use std::sync::atomic::Ordering::SeqCst;
+    join_all(clients.iter().map(|client| async {
+        let permits = client.counting_semaphore("permits", 3).expect("valid");
+        for _ in 0..20 {
+            let permit = permits.acquire().await.expect("granted");
+            let now = held.fetch_add(1, SeqCst) + 1;
+            most.fetch_max(now, SeqCst);
+            sleep(ms(20)).await;
+            held.fetch_sub(1, SeqCst);
+            permit.release().await.expect("held");
+        }
+    }))
+    .await;
+    assert_eq!(most.into_inner(), 3);
+}
+
+// Runtimes
+
+#[test]
+fn a_lease_is_kept_while_the_runtime_is_blocked() {
+    let Some(server) = ZookeeperServer::shared_or_skip("a blocked runtime") else { return };
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = server.client().await;
+        let options = MutexOptions::new().ttl(ms(500));
+        let guard = client.mutex_with(NAME, options).expect("valid").lock().await.expect("free");
+        thread::sleep(ms(1500));
+        assert!(guard.is_held());
+        guard.release().await.expect("held");
+        client.shutdown().await.expect("released");
+    });
+}
+
+#[test]
+fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one() {
+    let Some(server) = ZookeeperServer::shared_or_skip("another runtime") else { return };
+    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let first = runtime();
+    let client = first.block_on(async {
+        let client = server.client().await;
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        client
+    });
+    drop(first);
+    runtime().block_on(async {
+        let other = server.client().await;
+        let guard = mutex(&other).lock().await.expect("free");
+        let waiter = waiter(&mutex(&client));
+        until_waiting(&mutex(&other), 1).await;
+        let begun = Instant::now();
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    });
+}
