@@ -172,6 +172,8 @@ async fn tls_that_this_build_lacks_is_refused() {
     let url = format!("mysql://u:{PASSWORD}@127.0.0.1:1/db?require_ssl=true");
     let error = Client::connect(&url).await.map(drop).expect_err("there is no TLS");
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    // Without any TLS, or with that of the system.
+    assert_says(&error, "TLS");
     assert_says(&error, "the feature `rustls`");
 }
 
@@ -203,10 +205,8 @@ async fn too_many_connections_are_told_and_one_less_will_do() {
     let held = mutex(&one).lock().await.expect("free");
     let waiter = waiter(&mutex(&other));
     until_waiting(&mutex(&one), 1).await;
-    let begun = Instant::now();
-    held.release().await.expect("held");
-    granted(waiter).await.release().await.expect("held");
-    assert!(begun.elapsed() < SECOND, "it polls: {:?}", begun.elapsed());
+    // It polls.
+    assert!(hand_over(held, waiter).await < SECOND);
 }
 
 // Tables and rights
@@ -828,6 +828,16 @@ async fn waited_for(
     (held, waiter, lease)
 }
 
+/// How long it takes from a release to the next grant.
+async fn hand_over(held: Guard, waiter: JoinHandle<Result<Guard, Error>>) -> Duration {
+    let begun = Instant::now();
+    held.release().await.expect("held");
+    let next = granted(waiter).await;
+    let took = begun.elapsed();
+    next.release().await.expect("held");
+    took
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_waits_does_so_in_the_server_and_is_granted_at_once() {
     let Some(server) = MysqlServer::start_or_skip("named locks") else { return };
@@ -839,11 +849,15 @@ async fn whoever_waits_does_so_in_the_server_and_is_granted_at_once() {
     sleep(SECOND).await;
     let looks = server.counted("Com_select").await - before;
     assert!(looks < 20, "{looks} queries in a second");
-    let begun = Instant::now();
-    held.release().await.expect("held");
-    granted(waiter).await.release().await.expect("held");
-    assert!(begun.elapsed() < ms(90), "{:?}", begun.elapsed());
+    assert!(hand_over(held, waiter).await < SECOND);
     eventually(SOON, || async { holder_of_named_lock(&server, &lease).await.is_none() }).await;
+    // Some are faster than a look can be that nobody has called for, even on a slow machine.
+    let mut fastest = SECOND;
+    for _ in 0..10 {
+        let (held, waiter, _) = waited_for(&server, &one, &other).await;
+        fastest = fastest.min(hand_over(held, waiter).await);
+    }
+    assert!(fastest < ms(20), "{fastest:?}");
 }
 
 /// By the time it looks, at the latest.
@@ -869,14 +883,12 @@ async fn a_connection_that_held_a_named_lock_is_replaced_and_the_lock_waited_for
     let (held, waiter, lease) = waited_for(&server, &one, &other).await;
     let first = holder_of_named_lock(&server, &lease).await.expect("it is held");
     server.execute(&format!("KILL CONNECTION {first}")).await;
-    eventually(SOON, || async { holder_of_named_lock(&server, &lease).await.is_some_and(|id| id != first) })
-        .await;
+    let is_taken_again =
+        || async { holder_of_named_lock(&server, &lease).await.is_some_and(|id| id != first) };
+    eventually(SOON * 2, is_taken_again).await;
     eventually(SOON, || async { waiting_for_named_locks(&server).await == 1 }).await;
     assert!(!waiter.is_finished() && held.is_held());
-    let begun = Instant::now();
-    held.release().await.expect("held");
-    granted(waiter).await.release().await.expect("held");
-    assert!(begun.elapsed() < ms(90), "{:?}", begun.elapsed());
+    assert!(hand_over(held, waiter).await < SECOND);
 }
 
 /// Somebody who may read the table knows the names of locks, and may take one.
@@ -891,10 +903,7 @@ async fn a_stranger_who_takes_a_named_lock_delays_a_hand_over_and_no_more() {
     let is_taken =
         stranger.query_first(format!("SELECT GET_LOCK('lh:{lease}', 5)")).await.expect("it answers");
     assert_eq!(is_taken, Some(1));
-    let begun = Instant::now();
-    held.release().await.expect("held");
-    granted(waiter).await.release().await.expect("held");
-    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    assert!(hand_over(held, waiter).await < SECOND);
 }
 
 /// All that it waits for, with one query.

@@ -136,19 +136,30 @@ impl MysqlServer {
 
     /// Has the superuser execute statements in the database of the tests, and returns the first value of the last row.
     pub(crate) async fn execute(&self, statements: &str) -> Option<String> {
+        loop {
+            match self.try_to_execute(statements).await {
+                Ok(value) => return value,
+                // The session has the thread of one that a test has killed, and goes with it.
+                Err(mysql_async::Error::Io(_)) => {}
+                Err(error) => panic!("{statements}: {error}"),
+            }
+        }
+    }
+
+    async fn try_to_execute(&self, statements: &str) -> Result<Option<String>, mysql_async::Error> {
         let mut session = self.session("root", "").await;
-        let mut result = session.query_iter(statements).await.expect(statements);
+        let mut result = session.query_iter(statements).await?;
         let mut last: Option<Row> = None;
         loop {
-            let mut rows: Vec<Row> = result.collect().await.expect(statements);
+            let mut rows: Vec<Row> = result.collect().await?;
             last = rows.pop().or(last);
             if result.is_empty() {
                 break;
             }
         }
         drop(result);
-        session.disconnect().await.expect("it says farewell");
-        last.and_then(|row| row.get::<Option<String>, _>(0).flatten())
+        session.disconnect().await?;
+        Ok(last.and_then(|row| row.get::<Option<String>, _>(0).flatten()))
     }
 
     pub(crate) async fn number(&self, query: &str) -> i64 {

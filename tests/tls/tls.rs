@@ -10,6 +10,11 @@ mod etcd;
 mod etcd_server;
 #[cfg(any(feature = "fred", feature = "redis-rs"))]
 mod existing_clients;
+#[cfg(all(feature = "mysql", feature = "rustls"))]
+mod mysql;
+#[cfg(all(feature = "mysql", feature = "rustls"))]
+#[path = "../support/mysql.rs"]
+mod mysql_server;
 #[cfg(all(feature = "postgres", any(feature = "rustls", feature = "native-tls")))]
 mod postgres;
 #[cfg(all(feature = "postgres", any(feature = "rustls", feature = "native-tls")))]

@@ -32,21 +32,21 @@ pub(super) fn with_tls(opts: Opts, options: &TlsOptions, address: &str) -> Resul
         .map(|client| ClientIdentity::new(client.chain.clone().into(), client.key.clone().into()));
     let ssl = SslOpts::default()
         .with_disable_built_in_roots(true)
-        .with_root_certs(authorities(options))
+        .with_root_certs(authorities(options).into_iter().map(Into::into).collect())
         .with_client_identity(identity);
     Ok(OptsBuilder::from_opts(opts).ssl_opts(ssl).into())
 }
 
 /// Those given, or those that the system trusts, if they are of a form that is supported.
 #[cfg(feature = "rustls")]
-fn authorities(options: &TlsOptions) -> Vec<mysql_async::PathOrBuf<'static>> {
+fn authorities(options: &TlsOptions) -> Vec<Vec<u8>> {
     if !options.authorities.is_empty() {
-        return options.authorities.iter().cloned().map(Into::into).collect();
+        return options.authorities.clone();
     }
     let found = rustls_native_certs::load_native_certs().certs;
     let mut known = rustls::RootCertStore::empty();
     let supported = found.into_iter().filter(|certificate| known.add(certificate.clone()).is_ok());
-    supported.map(|certificate| certificate.to_vec().into()).collect()
+    supported.map(|certificate| certificate.to_vec()).collect()
 }
 
 #[cfg(not(feature = "rustls"))]

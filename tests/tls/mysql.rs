@@ -1,0 +1,58 @@
+//! MySQL over TLS.
+
+use leasehold::{Client, Error, MysqlBackend, TlsOptions};
+
+use crate::certificates::{Authority, Signed};
+use crate::mysql_server::{MysqlServer, PASSWORD, USER};
+
+/// A server with this certificate, which takes passwords over TLS only.
+fn start(left_out: &str, Signed { certificate, key }: &Signed) -> Option<MysqlServer> {
+    let options = ["--ssl-cert=../server.pem", "--ssl-key=../server.key", "--require-secure-transport"];
+    let files = [("server.pem", certificate.as_str()), ("server.key", key)];
+    MysqlServer::start_with_files_or_skip(left_out, &options, &files, None)
+}
+
+fn url(server: &MysqlServer) -> String {
+    format!("mysql://{USER}:{PASSWORD}@localhost:{}/{USER}", server.port())
+}
+
+async fn connect(url: &str, authority: &Authority) -> Result<MysqlBackend, Error> {
+    let tls = TlsOptions::new().ca_certificate_pem(authority.pem());
+    MysqlBackend::builder_from_url(url)?.tls(tls).connect().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_taken_over_tls_and_never_without_if_it_is_required() {
+    let authority = Authority::new("ours");
+    let Some(server) = start("MySQL over TLS", &authority.sign(&["localhost"])) else { return };
+    let backend =
+        connect(&format!("{}?require_ssl=true", url(&server)), &authority).await.expect("encrypted");
+    let client = Client::with_backend(std::sync::Arc::new(backend));
+    client.mutex("x").expect("valid").lock().await.expect("free").release().await.expect("held");
+    client.shutdown().await.expect("released");
+    // The server wants it.
+    let error = Client::connect(&url(&server)).await.expect_err("not encrypted");
+    assert!(error.to_string().contains("insecure transport are prohibited"), "{error}");
+    let error = connect(&url(&server), &authority).await.expect_err("not asked for");
+    assert!(matches!(error, Error::InvalidArgument { argument: "tls", .. }), "{error:?}");
+    // The client wants it.
+    let Some(plain) = MysqlServer::start_or_skip("MySQL without TLS") else { return };
+    let error = connect(&format!("{}?require_ssl=true", url(&plain)), &authority).await.expect_err("no TLS");
+    assert!(error.to_string().contains("does not have this capability"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_that_are_not_to_be_trusted_are_told_apart() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    for (certificate, why) in [
+        (other.sign(&["localhost"]), "TLS: the server's certificate is not signed by a known authority"),
+        (authority.sign(&["elsewhere"]), "TLS: the server's certificate is for another host name"),
+        (authority.sign_expired(&["localhost"]), "TLS: the server's certificate has expired"),
+    ] {
+        let Some(server) = start("certificates of MySQL", &certificate) else { return };
+        let error = connect(&format!("{}?require_ssl=true", url(&server)), &authority).await.expect_err(why);
+        assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error:?}");
+    }
+}
