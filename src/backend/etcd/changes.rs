@@ -123,6 +123,18 @@ impl Changes {
         }
     }
 
+    /// Whether a hold begins, and nothing else happens.
+    pub(super) fn is_one_hold(&self) -> bool {
+        let Self { joins, ended, updated, begun, renewed, limit_for, told, .. } = self;
+        begun.len() == 1
+            && joins.is_empty()
+            && ended.is_empty()
+            && updated.is_empty()
+            && renewed.is_empty()
+            && limit_for.is_none()
+            && told.is_empty()
+    }
+
     /// Whether holds and places change, and with them the record.
     pub(super) fn is_to_be_written(&self) -> bool {
         let Self { joins, ended, updated, begun, told, is_head_new, .. } = self;

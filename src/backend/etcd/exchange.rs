@@ -42,6 +42,14 @@ pub(super) struct Exchange<'a> {
     pub(super) joined: BTreeSet<LeaseId>,
 }
 
+/// What became of an attempt to join.
+enum Joined {
+    /// It was free.
+    Took(View),
+    /// There are places now, and this is what is there besides.
+    Waits(View),
+}
+
 impl Exchange<'_> {
     pub(super) async fn carry_out(&mut self) -> Result<(), Stop> {
         let mut view = self.work.written.take();
@@ -52,7 +60,10 @@ impl Exchange<'_> {
             };
             let (now, changes) = self.work_out(now).await?;
             if !changes.joins.is_empty() {
-                view = Some(self.join(changes.joins).await?);
+                match self.join(&now, changes.joins).await? {
+                    Joined::Took(now) => return self.finish(Some(now)).await,
+                    Joined::Waits(now) => view = Some(now),
+                }
                 continue;
             }
             let is_to_be_written = changes.is_to_be_written() || self.work.must_write;
@@ -139,9 +150,22 @@ impl Exchange<'_> {
         u32::try_from(ahead).unwrap_or(u32::MAX)
     }
 
-    /// Makes places, and looks.
-    async fn join(&mut self, joins: Vec<(LeaseId, Value)>) -> Result<View, Stop> {
+    /// What would have to be stored if nobody held or waited any more, if that is but one hold.
+    fn if_free(&self, now: &View) -> Option<Changes> {
+        // Whether a limit is still in force would have to be found out, too.
+        let is_possible = !now.is_fresh && now.record.is_some() && self.joined.is_empty();
+        if !is_possible || now.head().is_ok_and(|head| head.kind().is_semaphore()) {
+            return None;
+        }
+        let free = now.if_free();
+        let changes = Changes::of(&free, self.work, &self.joined, &self.shared.leases).ok()?;
+        changes.is_one_hold().then_some(changes)
+    }
+
+    /// Makes places, and looks. If that is remembered of which nothing may be left, the lock is taken instead if it is free by now.
+    async fn join(&mut self, now: &View, joins: Vec<(LeaseId, Value)>) -> Result<Joined, Stop> {
         let joins = &joins[..joins.len().min(MOST)];
+        let if_free = self.if_free(now).filter(|_| joins.len() == 1);
         let ttls = joins.iter().map(|(_, value)| value.ttl);
         let taken = self.shared.leases.take(self.connection, ttls).await.map_err(Stop::Reading)?;
         let ops = (0..).zip(joins).zip(&taken).map(|((n, (lease, value)), taken)| {
@@ -151,15 +175,18 @@ impl Exchange<'_> {
             }
             self.keys.join(*lease, value.to_text(), taken.lease.id)
         });
-        let success = ops.chain([self.keys.look()]).collect();
-        let request = TxnRequest { success, ..TxnRequest::default() };
+        let join_and_look = ops.chain([self.keys.look()]).collect();
+        let request = match &if_free {
+            Some(changes) => self.take_or(now, changes, &taken, join_and_look),
+            None => TxnRequest { success: join_and_look, ..TxnRequest::default() },
+        };
         let (joined, kept) = join(self.connection.change(request), self.keep_old(&taken)).await;
         let answer = match joined.and_then(|answer| kept.map(|()| answer)) {
             Ok(answer) => answer,
             Err(failure) => {
                 if is_lease_missing(&failure) {
                     self.shared.leases.forget_all(&taken);
-                    return self.look().await;
+                    return self.look().await.map(Joined::Waits);
                 }
                 if !failure.is_certain {
                     let places = joins.iter().zip(&taken);
@@ -169,6 +196,9 @@ impl Exchange<'_> {
                 return Err(Stop::Writing(failure));
             }
         };
+        if let Some(changes) = if_free.filter(|_| answer.succeeded) {
+            return self.taken(now, &changes, &taken, &answer).map(Joined::Took).map_err(Stop::Writing);
+        }
         let view = self.keys.seen(answer).map_err(Stop::Writing)?.map_err(Stop::Unreadable)?;
         for ((lease, _), taken) in joins.iter().zip(&taken) {
             match view.entries.get(lease) {
@@ -179,7 +209,7 @@ impl Exchange<'_> {
                 _ => self.shared.leases.give_back(taken.lease),
             }
         }
-        Ok(view)
+        Ok(Joined::Waits(view))
     }
 
     /// Keeps those alive that were granted for an earlier use.

@@ -20,6 +20,12 @@ impl KeysOf {
         compare(CompareResult::Equal, CompareTarget::Mod, self.record(), with)
     }
 
+    /// The record has this text. As every grant changes it, it then says of all grants the same as it did when it was read.
+    pub(super) fn is_text(&self, text: &str) -> Compare {
+        let with = CompareWith::Value(text.as_bytes().to_vec());
+        compare(CompareResult::Equal, CompareTarget::Value, self.record(), with)
+    }
+
     /// There is no such key.
     pub(super) fn is_new(key: Vec<u8>) -> Compare {
         let with = CompareWith::ModRevision(0);

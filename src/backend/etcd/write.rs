@@ -3,17 +3,22 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use futures::future::join;
+use prost::Message;
 use uuid::Uuid;
 
 use super::changes::Changes;
 use super::exchange::{Exchange, Stop, is_lease_missing};
 use super::leases::{EtcdLease, Taken};
-use super::proto::{RequestOp, TxnRequest, TxnResponse};
+use super::mail::Mail;
+use super::proto::{RangeResponse, RequestOp, TxnRequest, TxnResponse};
 use super::transaction::{MOST, delete, put, revision_of};
 use super::value::{Value, What};
 use super::view::{Record, Stored, View};
 use crate::backend::records::Failure;
 use crate::backend::{Event, LeaseId};
+
+/// How many holds and places there may be so that a client to which one is granted is told of all of them.
+const TOLD: usize = 8;
 
 /// What became of it.
 pub(super) enum Written {
@@ -99,7 +104,7 @@ impl Exchange<'_> {
     }
 
     fn request(&self, transaction: &Transaction<'_>) -> TxnRequest {
-        let Transaction { view, changes, steps, told, limit } = transaction;
+        let Transaction { view, changes, steps, limit, .. } = transaction;
         let known = view.record.as_ref().map_or(0, |record| record.mod_revision);
         let mut compare = vec![self.keys.is_of(known)];
         if changes.could_admit {
@@ -114,7 +119,7 @@ impl Exchange<'_> {
         if let Some(limit) = limit {
             success.push(put(self.keys.limit(), limit.ttl.to_string().into_bytes(), limit.id));
         }
-        success.extend(self.messages(view, told));
+        success.extend(self.messages(transaction));
         TxnRequest { compare, success, failure: vec![self.keys.look()] }
     }
 
@@ -131,57 +136,66 @@ impl Exchange<'_> {
     }
 
     /// A message for each client, attached to an etcd lease of that client, so that it goes when the client has gone.
-    fn messages(&self, view: &View, told: &[Event]) -> impl Iterator<Item = RequestOp> {
-        let mut messages = BTreeMap::<Uuid, (String, i64)>::new();
-        for event in told {
+    fn messages(&self, transaction: &Transaction<'_>) -> Vec<RequestOp> {
+        let Transaction { view, told, .. } = transaction;
+        let mut messages = BTreeMap::<Uuid, (Mail, i64)>::new();
+        for event in *told {
             let Some(lease) = lease_of(event) else { continue };
             let Some(stored) = view.entries.get(&lease) else { continue };
-            let (text, etcd_lease) = messages.entry(lease.client()).or_default();
-            let event = event.to_string();
-            text.push_str(&format!("{} {event}", event.len()));
+            let (mail, etcd_lease) = messages.entry(lease.client()).or_default();
+            mail.events.push(event.to_string());
+            if matches!(event, Event::Granted { .. }) && mail.seen.is_none() {
+                mail.seen = self.seen_after(transaction);
+            }
             *etcd_lease = stored.etcd_lease;
         }
         let keys = &self.shared.keys;
-        messages
-            .into_iter()
-            .map(|(client, (text, lease))| put(keys.mailbox(client), text.into_bytes(), lease))
-            .collect::<Vec<_>>()
-            .into_iter()
+        let put = |(client, (mail, lease)): (Uuid, (Mail, i64))| {
+            put(keys.mailbox(client), mail.encode_to_vec(), lease)
+        };
+        messages.into_iter().map(put).collect()
+    }
+
+    /// What whoever is granted something would see if it looked, unless that is much. Revisions of this transaction are 0.
+    fn seen_after(&self, transaction: &Transaction<'_>) -> Option<RangeResponse> {
+        let (after, _) = apply(transaction, 0);
+        (after.entries.len() <= TOLD).then(|| after.to_kvs(&self.keys))
+    }
+
+    /// Takes a lock if nobody holds or waits and the record is as it is remembered, and does something else if not.
+    pub(super) fn take_or(
+        &self,
+        now: &View,
+        changes: &Changes,
+        taken: &[Taken],
+        failure: Vec<RequestOp>,
+    ) -> TxnRequest {
+        let text = now.record.as_ref().map_or("", |record| &record.text);
+        let compare = vec![self.keys.is_text(text), self.keys.has_none_after(0)];
+        let mut success = vec![put(self.keys.record(), changes.head.clone().into_bytes(), 0)];
+        success.extend(steps(changes, taken).iter().map(|step| self.operation(now, step)));
+        TxnRequest { compare, success, failure }
+    }
+
+    /// What is there after that.
+    pub(super) fn taken(
+        &self,
+        now: &View,
+        changes: &Changes,
+        taken: &[Taken],
+        answer: &TxnResponse,
+    ) -> Result<View, Failure> {
+        let free = now.if_free();
+        let steps: Vec<_> = steps(changes, taken).into();
+        let transaction = Transaction { view: &free, changes, steps: &steps, told: &[], limit: None };
+        self.after(&transaction, answer)
     }
 
     /// What is there after a transaction.
     fn after(&self, transaction: &Transaction<'_>, answer: &TxnResponse) -> Result<View, Failure> {
-        let Transaction { view, changes, steps, limit, .. } = transaction;
-        let revision = revision_of(answer)?;
-        let mut after = view.remembered();
-        after.record = Some(Record { mod_revision: revision, text: changes.head.clone() });
-        after.limit = limit.or(after.limit);
-        if changes.could_admit {
-            after.revision = revision;
-        }
-        for step in *steps {
-            match step {
-                Step::End { lease } => {
-                    if let Some(ended) = after.entries.remove(lease) {
-                        self.release(*lease, &ended);
-                    }
-                }
-                Step::Update { lease, value } => {
-                    if let Some(stored) = after.entries.get_mut(lease) {
-                        stored.value = value.clone();
-                    }
-                }
-                Step::Begin { lease, value, etcd_lease } => {
-                    let before = after.entries.remove(lease);
-                    if let Some(before) = &before {
-                        self.release(*lease, before);
-                    }
-                    let created = before.map_or(revision, |before| before.created);
-                    let stored =
-                        Stored { etcd_lease: etcd_lease.id, created, value: value.clone(), left: None };
-                    after.entries.insert(*lease, stored);
-                }
-            }
+        let (after, ended) = apply(transaction, revision_of(answer)?);
+        for (lease, stored) in ended {
+            self.release(lease, &stored);
         }
         Ok(after)
     }
@@ -202,6 +216,35 @@ struct Transaction<'a> {
     steps: &'a [Step],
     told: &'a [Event],
     limit: Option<EtcdLease>,
+}
+
+/// What is there after a transaction at this revision, and what is not any more under its etcd lease.
+fn apply(transaction: &Transaction<'_>, revision: i64) -> (View, Vec<(LeaseId, Stored)>) {
+    let Transaction { view, changes, steps, limit, .. } = transaction;
+    let (mut after, mut ended) = (view.remembered(), Vec::new());
+    after.record = Some(Record { mod_revision: revision, text: changes.head.clone() });
+    after.limit = limit.or(after.limit);
+    if changes.could_admit {
+        after.revision = revision;
+    }
+    for step in *steps {
+        match step {
+            Step::End { lease } => ended.extend(after.entries.remove(lease).map(|stored| (*lease, stored))),
+            Step::Update { lease, value } => {
+                if let Some(stored) = after.entries.get_mut(lease) {
+                    stored.value = value.clone();
+                }
+            }
+            Step::Begin { lease, value, etcd_lease } => {
+                let before = after.entries.remove(lease);
+                let created = before.as_ref().map_or(revision, |before| before.created);
+                ended.extend(before.map(|before| (*lease, before)));
+                let stored = Stored { etcd_lease: etcd_lease.id, created, value: value.clone(), left: None };
+                after.entries.insert(*lease, stored);
+            }
+        }
+    }
+    (after, ended)
 }
 
 /// Grants to places come last, in the order of the queue.
