@@ -72,10 +72,11 @@ impl View {
                     let ttl = text()?.parse().map_err(|_| unreadable("limit"))?;
                     view.limit = Some(EtcdLease { id: kv.lease, ttl });
                 }
-                Part::Lease(lease) => {
-                    let value = Value::read(&kv.value).ok_or_else(|| unreadable("lease"))?;
-                    let (etcd_lease, created) = (kv.lease, kv.create_revision);
-                    view.entries.insert(lease, Stored { etcd_lease, created, value, left: None });
+                Part::Lease(etcd_lease) => {
+                    let value = Value::read(&kv.value).filter(|_| kv.lease == etcd_lease);
+                    let value = value.ok_or_else(|| unreadable("lease"))?;
+                    let created = kv.create_revision;
+                    view.entries.insert(value.lease, Stored { etcd_lease, created, value, left: None });
                 }
                 Part::Foreign => return Err(unreadable("key")),
             }
@@ -102,8 +103,8 @@ impl View {
             .limit
             .iter()
             .map(|limit| kv(keys.limit(), limit.ttl.to_string().into_bytes(), limit.id, self.revision));
-        let entries = self.entries.iter().map(|(lease, stored)| {
-            kv(keys.lease(*lease), stored.value.to_text(), stored.etcd_lease, stored.created)
+        let entries = self.entries.values().map(|stored| {
+            kv(keys.lease(stored.etcd_lease), stored.value.to_text(), stored.etcd_lease, stored.created)
         });
         let kvs = record.chain(limit).chain(entries).collect();
         let header = Some(Header { cluster_id: 0, revision: self.revision });

@@ -61,8 +61,7 @@ impl Exchange<'_> {
         changes: Changes,
         limit: Option<EtcdLease>,
     ) -> Result<Written, Stop> {
-        let ttls = changes.begun.iter().map(|(_, value)| value.ttl);
-        let taken = self.shared.leases.take(self.connection, ttls).await.map_err(Stop::Reading)?;
+        let taken = self.take(&changes.begun).await?;
         let mut steps = steps(&changes, &taken);
         let mut told = changes.told.clone();
         let (mut view, mut limit, mut is_first) = (now, limit, true);
@@ -78,19 +77,20 @@ impl Exchange<'_> {
                 Ok(answer) => answer,
                 Err(failure) => {
                     return if is_first && is_lease_missing(&failure) {
-                        self.shared.leases.forget_all(taken);
+                        self.forget(&changes.begun, taken);
                         Ok(Written::LeaseEnded)
                     } else {
+                        changes.begun.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
                         Err(Stop::Writing(Failure { is_certain: is_first && failure.is_certain, ..failure }))
                     };
                 }
             };
             if !answer.succeeded {
-                taken.iter().for_each(|taken| self.shared.leases.give_back(taken.lease));
                 let are_grants = || part.iter().chain(&steps).all(|step| step.is_grant());
                 return if !is_first && are_grants() { Ok(Written::Enough) } else { self.beaten(answer) };
             }
-            view = self.after(&transaction, &answer).map_err(Stop::Writing)?;
+            let revision = revision_of(&answer).map_err(Stop::Writing)?;
+            view = apply(&transaction, revision);
             if steps.is_empty() {
                 return Ok(Written::Stored(view));
             }
@@ -111,11 +111,17 @@ impl Exchange<'_> {
             compare.push(self.keys.has_none_after(view.revision));
         }
         compare.extend(steps.iter().map(|step| {
-            let lease = step.lease();
-            self.keys.is_made_at(lease, view.entries.get(&lease).map_or(0, |stored| stored.created))
+            let stored = view.entries.get(&step.lease());
+            match (step, stored) {
+                (Step::Begin { etcd_lease, .. }, None) => self.keys.is_made_at(etcd_lease.id, 0),
+                (_, stored) => {
+                    let (id, created) = stored.map_or((0, 0), |stored| (stored.etcd_lease, stored.created));
+                    self.keys.is_made_at(id, created)
+                }
+            }
         }));
         let mut success = vec![put(self.keys.record(), changes.head.clone().into_bytes(), 0)];
-        success.extend(steps.iter().map(|step| self.operation(view, step)));
+        success.extend(steps.iter().flat_map(|step| self.operations(view, step)));
         if let Some(limit) = limit {
             success.push(put(self.keys.limit(), limit.ttl.to_string().into_bytes(), limit.id));
         }
@@ -123,15 +129,19 @@ impl Exchange<'_> {
         TxnRequest { compare, success, failure: vec![self.keys.look()] }
     }
 
-    fn operation(&self, view: &View, step: &Step) -> RequestOp {
-        let key = self.keys.lease(step.lease());
+    fn operations(&self, view: &View, step: &Step) -> Vec<RequestOp> {
+        let stored = view.entries.get(&step.lease()).map(|stored| stored.etcd_lease);
+        let end = || stored.map(|etcd_lease| delete(self.keys.lease(etcd_lease)));
         match step {
-            Step::End { .. } => delete(key),
-            Step::Update { lease, value } => {
-                let etcd_lease = view.entries.get(lease).map_or(0, |stored| stored.etcd_lease);
-                put(key, value.to_text(), etcd_lease)
+            Step::End { .. } => end().into_iter().collect(),
+            Step::Update { value, .. } => {
+                let etcd_lease = stored.unwrap_or(0);
+                vec![put(self.keys.lease(etcd_lease), value.to_text(), etcd_lease)]
             }
-            Step::Begin { value, etcd_lease, .. } => put(key, value.to_text(), etcd_lease.id),
+            Step::Begin { value, etcd_lease, .. } => {
+                let begin = put(self.keys.lease(etcd_lease.id), value.to_text(), etcd_lease.id);
+                end().into_iter().chain([begin]).collect()
+            }
         }
     }
 
@@ -158,7 +168,7 @@ impl Exchange<'_> {
 
     /// What whoever is granted something would see if it looked, unless that is much. Revisions of this transaction are 0.
     fn seen_after(&self, transaction: &Transaction<'_>) -> Option<RangeResponse> {
-        let (after, _) = apply(transaction, 0);
+        let after = apply(transaction, 0);
         (after.entries.len() <= TOLD).then(|| after.to_kvs(&self.keys))
     }
 
@@ -173,7 +183,8 @@ impl Exchange<'_> {
         let text = now.record.as_ref().map_or("", |record| &record.text);
         let compare = vec![self.keys.is_text(text), self.keys.has_none_after(0)];
         let mut success = vec![put(self.keys.record(), changes.head.clone().into_bytes(), 0)];
-        success.extend(steps(changes, taken).iter().map(|step| self.operation(now, step)));
+        let free = now.if_free();
+        success.extend(steps(changes, taken).iter().flat_map(|step| self.operations(&free, step)));
         TxnRequest { compare, success, failure }
     }
 
@@ -188,24 +199,7 @@ impl Exchange<'_> {
         let free = now.if_free();
         let steps: Vec<_> = steps(changes, taken).into();
         let transaction = Transaction { view: &free, changes, steps: &steps, told: &[], limit: None };
-        self.after(&transaction, answer)
-    }
-
-    /// What is there after a transaction.
-    fn after(&self, transaction: &Transaction<'_>, answer: &TxnResponse) -> Result<View, Failure> {
-        let (after, ended) = apply(transaction, revision_of(answer)?);
-        for (lease, stored) in ended {
-            self.release(lease, &stored);
-        }
-        Ok(after)
-    }
-
-    /// No key is attached to the etcd lease of this hold or place any more.
-    fn release(&self, lease: LeaseId, ended: &Stored) {
-        // An attempt to attach one may still be on its way.
-        if !self.shared.is_doubtful(&self.work.key, lease) {
-            self.shared.leases.give_back(EtcdLease { id: ended.etcd_lease, ttl: ended.value.ttl });
-        }
+        revision_of(answer).map(|revision| apply(&transaction, revision))
     }
 }
 
@@ -218,10 +212,10 @@ struct Transaction<'a> {
     limit: Option<EtcdLease>,
 }
 
-/// What is there after a transaction at this revision, and what is not any more under its etcd lease.
-fn apply(transaction: &Transaction<'_>, revision: i64) -> (View, Vec<(LeaseId, Stored)>) {
+/// What is there after a transaction at this revision.
+fn apply(transaction: &Transaction<'_>, revision: i64) -> View {
     let Transaction { view, changes, steps, limit, .. } = transaction;
-    let (mut after, mut ended) = (view.remembered(), Vec::new());
+    let mut after = view.remembered();
     after.record = Some(Record { mod_revision: revision, text: changes.head.clone() });
     after.limit = limit.or(after.limit);
     if changes.could_admit {
@@ -229,22 +223,20 @@ fn apply(transaction: &Transaction<'_>, revision: i64) -> (View, Vec<(LeaseId, S
     }
     for step in *steps {
         match step {
-            Step::End { lease } => ended.extend(after.entries.remove(lease).map(|stored| (*lease, stored))),
+            Step::End { lease } => drop(after.entries.remove(lease)),
             Step::Update { lease, value } => {
                 if let Some(stored) = after.entries.get_mut(lease) {
                     stored.value = value.clone();
                 }
             }
             Step::Begin { lease, value, etcd_lease } => {
-                let before = after.entries.remove(lease);
-                let created = before.as_ref().map_or(revision, |before| before.created);
-                ended.extend(before.map(|before| (*lease, before)));
-                let stored = Stored { etcd_lease: etcd_lease.id, created, value: value.clone(), left: None };
+                let (etcd_lease, value) = (etcd_lease.id, value.clone());
+                let stored = Stored { etcd_lease, created: revision, value, left: None };
                 after.entries.insert(*lease, stored);
             }
         }
     }
-    (after, ended)
+    after
 }
 
 /// Grants to places come last, in the order of the queue.
