@@ -107,20 +107,35 @@ impl Changes {
         let is_same =
             before.is_some_and(|before| before.permits == entry.permits && before.standing == entry.standing);
         let Entry { lease, permits, owner, .. } = entry;
-        let value = Value { kind: ledger.kind(), ttl, permits, what, owner };
+        let value = Value { lease, kind: ledger.kind(), ttl, permits, what, owner };
         match stored {
             None if is_place => self.joins.push((lease, value)),
             None => self.begun.push((lease, value)),
-            Some(stored) if is_renewed && stored.value.ttl != ttl => self.begun.push((lease, value)),
+            // A place has to stay where it is, so its TTL is the first one.
+            Some(stored) if is_renewed && stored.value.ttl != ttl && !is_place => {
+                self.begun.push((lease, value));
+            }
             Some(stored) => {
                 if is_renewed {
-                    self.renewed.push(EtcdLease { id: stored.etcd_lease, ttl });
+                    self.renewed.push(EtcdLease { id: stored.etcd_lease, ttl: stored.value.ttl });
                 }
                 if !is_same {
                     self.updated.push((lease, value));
                 }
             }
         }
+    }
+
+    /// Whether a hold begins, and nothing else happens.
+    pub(super) fn is_one_hold(&self) -> bool {
+        let Self { joins, ended, updated, begun, renewed, limit_for, told, .. } = self;
+        begun.len() == 1
+            && joins.is_empty()
+            && ended.is_empty()
+            && updated.is_empty()
+            && renewed.is_empty()
+            && limit_for.is_none()
+            && told.is_empty()
     }
 
     /// Whether holds and places change, and with them the record.

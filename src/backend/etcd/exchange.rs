@@ -42,6 +42,14 @@ pub(super) struct Exchange<'a> {
     pub(super) joined: BTreeSet<LeaseId>,
 }
 
+/// What became of an attempt to join.
+enum Joined {
+    /// It was free.
+    Took(View),
+    /// There are places now, and this is what is there besides.
+    Waits(View),
+}
+
 impl Exchange<'_> {
     pub(super) async fn carry_out(&mut self) -> Result<(), Stop> {
         let mut view = self.work.written.take();
@@ -52,7 +60,10 @@ impl Exchange<'_> {
             };
             let (now, changes) = self.work_out(now).await?;
             if !changes.joins.is_empty() {
-                view = Some(self.join(changes.joins).await?);
+                match self.join(&now, changes.joins).await? {
+                    Joined::Took(now) => return self.finish(Some(now)).await,
+                    Joined::Waits(now) => view = Some(now),
+                }
                 continue;
             }
             let is_to_be_written = changes.is_to_be_written() || self.work.must_write;
@@ -139,47 +150,76 @@ impl Exchange<'_> {
         u32::try_from(ahead).unwrap_or(u32::MAX)
     }
 
-    /// Makes places, and looks.
-    async fn join(&mut self, joins: Vec<(LeaseId, Value)>) -> Result<View, Stop> {
+    /// What would have to be stored if nobody held or waited any more, if that is but one hold.
+    fn if_free(&self, now: &View) -> Option<Changes> {
+        // Whether a limit is still in force would have to be found out, too.
+        let is_possible = !now.is_fresh && now.record.is_some() && self.joined.is_empty();
+        if !is_possible || now.head().is_ok_and(|head| head.kind().is_semaphore()) {
+            return None;
+        }
+        let free = now.if_free();
+        let changes = Changes::of(&free, self.work, &self.joined, &self.shared.leases).ok()?;
+        changes.is_one_hold().then_some(changes)
+    }
+
+    /// Makes places, and looks. If that is remembered of which nothing may be left, the lock is taken instead if it is free by now.
+    async fn join(&mut self, now: &View, joins: Vec<(LeaseId, Value)>) -> Result<Joined, Stop> {
         let joins = &joins[..joins.len().min(MOST)];
-        let ttls = joins.iter().map(|(_, value)| value.ttl);
-        let taken = self.shared.leases.take(self.connection, ttls).await.map_err(Stop::Reading)?;
-        let ops = (0..).zip(joins).zip(&taken).map(|((n, (lease, value)), taken)| {
+        let if_free = self.if_free(now).filter(|_| joins.len() == 1);
+        let taken = self.take(joins).await?;
+        let ops = (0..).zip(joins).zip(&taken).map(|((n, (_, value)), taken)| {
             let mut value = value.clone();
             if let What::Place { index, .. } = &mut value.what {
                 *index = n;
             }
-            self.keys.join(*lease, value.to_text(), taken.lease.id)
+            self.keys.join(value.to_text(), taken.lease.id)
         });
-        let success = ops.chain([self.keys.look()]).collect();
-        let request = TxnRequest { success, ..TxnRequest::default() };
+        let join_and_look = ops.chain([self.keys.look()]).collect();
+        let request = match &if_free {
+            Some(changes) => self.take_or(now, changes, &taken, join_and_look),
+            None => TxnRequest { success: join_and_look, ..TxnRequest::default() },
+        };
         let (joined, kept) = join(self.connection.change(request), self.keep_old(&taken)).await;
         let answer = match joined.and_then(|answer| kept.map(|()| answer)) {
             Ok(answer) => answer,
             Err(failure) => {
                 if is_lease_missing(&failure) {
-                    self.shared.leases.forget_all(&taken);
-                    return self.look().await;
+                    self.forget(joins, &taken);
+                    let view = self.look().await?;
+                    return Ok(Joined::Waits(view));
                 }
                 if !failure.is_certain {
-                    let places = joins.iter().zip(&taken);
-                    let places = places.map(|((lease, _), taken)| (*lease, taken.lease.id));
-                    self.shared.doubt(&self.work.key, places);
+                    joins.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
                 }
                 return Err(Stop::Writing(failure));
             }
         };
-        let view = self.keys.seen(answer).map_err(Stop::Writing)?.map_err(Stop::Unreadable)?;
-        for ((lease, _), taken) in joins.iter().zip(&taken) {
-            match view.entries.get(lease) {
-                Some(stored) if stored.etcd_lease == taken.lease.id => {
-                    self.joined.insert(*lease);
-                }
-                // It had been made before, under another etcd lease.
-                _ => self.shared.leases.give_back(taken.lease),
-            }
+        if let Some(changes) = if_free.filter(|_| answer.succeeded) {
+            return self.taken(now, &changes, &taken, &answer).map(Joined::Took).map_err(Stop::Writing);
         }
-        Ok(view)
+        let view = self.keys.seen(answer).map_err(Stop::Writing)?.map_err(Stop::Unreadable)?;
+        let is_there = |lease: &LeaseId| view.entries.contains_key(lease);
+        self.joined.extend(joins.iter().map(|(lease, _)| *lease).filter(is_there));
+        Ok(Joined::Waits(view))
+    }
+
+    /// An etcd lease for each of these holds or places.
+    pub(super) async fn take(&self, new: &[(LeaseId, Value)]) -> Result<Vec<Taken>, Stop> {
+        let key = &self.work.key;
+        let wanted = new.iter().map(|(lease, value)| (self.shared.attached(key, *lease), value.ttl));
+        let taken = self.shared.leases.take(self.connection, wanted).await.map_err(Stop::Reading)?;
+        for ((lease, _), taken) in new.iter().zip(&taken) {
+            self.shared.attach(key, *lease, taken.lease);
+        }
+        Ok(taken)
+    }
+
+    /// One of these etcd leases has ended, so none of these holds or places can be made under it any more.
+    pub(super) fn forget(&self, new: &[(LeaseId, Value)], taken: &[Taken]) {
+        self.shared.leases.forget_all(taken);
+        let is_new = |lease| new.iter().any(|(new, _)| *new == lease);
+        // Nothing can be on its way any more either.
+        drop(self.shared.detach(&self.work.key, |lease| !is_new(lease)));
     }
 
     /// Keeps those alive that were granted for an earlier use.
@@ -220,13 +260,11 @@ impl Exchange<'_> {
 
     async fn finish(&mut self, now: Option<View>) -> Result<(), Stop> {
         // If it is not known what is there, that is found out next time.
-        let is_there = |lease: &LeaseId| now.as_ref().is_none_or(|now| now.entries.contains_key(lease));
-        let gone = self.shared.take_doubtful(&self.work.key, is_there);
-        for (lease, etcd_lease) in gone {
-            // Whatever is still on its way for it then fails.
-            if let Err(failure) = self.connection.revoke(etcd_lease).await {
-                tracing::debug!(key = &*self.work.key, ?lease, %failure, "an etcd lease was not revoked");
-                self.shared.doubt(&self.work.key, [(lease, etcd_lease)].into_iter());
+        let is_there = |lease| now.as_ref().is_none_or(|now| now.entries.contains_key(&lease));
+        for etcd_lease in self.shared.detach(&self.work.key, is_there) {
+            // Whatever is still on its way for it then fails. If this fails, too, it ends by itself.
+            if let Err(failure) = self.connection.revoke(etcd_lease.id).await {
+                tracing::debug!(key = &*self.work.key, %failure, "an etcd lease was not revoked");
             }
         }
         self.work.written = now.map(|now| now.remembered());

@@ -3,15 +3,17 @@
 //! | key | what is there |
 //! |---|---|
 //! | `PREFIX k/KEY/record` | the kind, the limit, and the last number issued |
-//! | `PREFIX k/KEY/lease/LEASE` | a hold or a place, attached to an etcd lease of its own |
+//! | `PREFIX k/KEY/lease/ID` | a hold or a place, attached to the etcd lease with this id |
 //! | `PREFIX k/KEY/limit` | exists as long as the limit of a semaphore is in force without anybody who uses it |
 //! | `PREFIX m/CLIENT` | the latest message to a client |
 //! | `PREFIX turn`, `PREFIX swept` | when idle records were removed last, and at which revision |
+//!
+//! A hold or a place has the name of its etcd lease, and these are used again: whoever looks at a range has to pass over every key that was
+//! ever in it, until the store is compacted.
 
 use uuid::Uuid;
 
 use super::proto::{KeyValue, RangeRequest};
-use crate::backend::LeaseId;
 
 const RECORD: &[u8] = b"record";
 const LEASE: &[u8] = b"lease/";
@@ -32,7 +34,7 @@ pub(super) struct KeysOf(Vec<u8>);
 pub(super) enum Part {
     Record,
     Limit,
-    Lease(LeaseId),
+    Lease(i64),
     Foreign,
 }
 
@@ -96,8 +98,8 @@ impl KeysOf {
         [&self.0, LIMIT].concat()
     }
 
-    pub(super) fn lease(&self, lease: LeaseId) -> Vec<u8> {
-        [&self.0, LEASE, lease.to_string().as_bytes()].concat()
+    pub(super) fn lease(&self, etcd_lease: i64) -> Vec<u8> {
+        [&self.0, LEASE, format!("{etcd_lease:016x}").as_bytes()].concat()
     }
 
     /// The range of all holds and places.
@@ -118,7 +120,7 @@ impl KeysOf {
             Some(LIMIT) => Part::Limit,
             Some(other) => {
                 let lease = other.strip_prefix(LEASE).and_then(|lease| std::str::from_utf8(lease).ok());
-                lease.and_then(LeaseId::parse).map_or(Part::Foreign, Part::Lease)
+                lease.and_then(|id| i64::from_str_radix(id, 16).ok()).map_or(Part::Foreign, Part::Lease)
             }
             None => Part::Foreign,
         }
@@ -137,7 +139,6 @@ fn after(mut begin: Vec<u8>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::LeaseIds;
 
     #[test]
     fn no_resource_has_keys_in_the_range_of_another_one() {
@@ -146,7 +147,7 @@ mod tests {
         for name in names {
             let (of, read) = (keys.of(name), keys.of(name).read());
             for other in names {
-                let lease = LeaseIds::new().next();
+                let lease = 0x1234_5678_9abc_def0;
                 let theirs = keys.of(other);
                 for key in [theirs.record(), theirs.limit(), theirs.lease(lease)] {
                     let is_within = read.key <= key && key < read.range_end;

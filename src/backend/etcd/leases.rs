@@ -59,13 +59,16 @@ impl Leases {
         self.client.get() == Some(&lease.client())
     }
 
-    /// As many leases of this TTL as are needed.
+    /// Leases of these TTLs, or those that have been used for the same before.
     pub(super) async fn take(
         &self,
         connection: &Arc<Connection>,
-        ttls: impl Iterator<Item = u32>,
+        wanted: impl Iterator<Item = (Option<EtcdLease>, u32)>,
     ) -> Result<Vec<Taken>, Failure> {
-        let each = ttls.map(|ttl| async move {
+        let each = wanted.map(|(known, ttl)| async move {
+            if let Some(lease) = known.filter(|known| known.ttl == ttl) {
+                return Ok(Taken { lease, is_old: true });
+            }
             if let Some(id) = self.state.lock().take_unused(ttl) {
                 return Ok(Taken { lease: EtcdLease { id, ttl }, is_old: true });
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
+use prost::Message;
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -14,8 +15,9 @@ use tonic::Streaming;
 use uuid::Uuid;
 
 use super::connection::Connection;
+use super::mail::Mail;
 use super::proto::{
-    EventType, Header, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse, WatchWish,
+    EventType, Header, KeyValue, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse, WatchWish,
 };
 use super::shared::Shared;
 use crate::backend::Event;
@@ -161,36 +163,43 @@ impl Mailbox {
             let Some(kv) = kv else { continue };
             seen.next = seen.next.max(kv.mod_revision + 1);
             if kind == i32::from(EventType::Put) {
-                self.read(&kv.value, client);
+                self.read(&kv, client);
             }
         }
         Ok(())
     }
 
-    /// Passes on what is in a mailbox: messages, each with its length before it.
-    fn read(&self, text: &[u8], client: Uuid) {
-        let Some(events) = std::str::from_utf8(text).ok().and_then(events) else {
+    /// Passes on what is in a mailbox.
+    fn read(&self, kv: &KeyValue, client: Uuid) {
+        let mail = Mail::decode(kv.value.as_slice()).ok();
+        let events =
+            mail.as_ref().and_then(|mail| mail.events.iter().map(|event| event.parse().ok()).collect());
+        let Some((mail, events)) = mail.zip::<Vec<Event>>(events) else {
             tracing::debug!(store = %self.shared.settings.address, "a mailbox has something else in it");
             return;
         };
-        for event in events {
-            let is_ours = match &event {
-                Event::Granted { lease, .. } => lease.id.client() == client,
-                Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client() == client,
-                Event::Changed(_) | Event::Resync => true,
-            };
-            // Whoever may write this prefix can put anything there.
-            if is_ours {
-                self.tell(event);
+        // Whoever may write this prefix can put anything there.
+        let is_ours = |event: &Event| match event {
+            Event::Granted { lease, .. } => lease.id.client() == client,
+            Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client() == client,
+            Event::Changed(_) | Event::Resync => false,
+        };
+        let events: Vec<_> = events.into_iter().filter(is_ours).collect();
+        let granted: Option<&Arc<str>> = events.iter().find_map(|event| match event {
+            Event::Granted { lease, .. } => Some(&lease.resource.key),
+            _ => None,
+        });
+        if let Some(key) = granted {
+            // What somebody else has granted is known before it is acted upon.
+            self.shared.schedule.forget(key);
+            if let Some(view) = mail.view(&self.shared.keys.of(key), kv.mod_revision) {
+                self.shared.schedule.remember(key, view);
             }
         }
+        events.into_iter().for_each(|event| self.tell(event));
     }
 
     fn tell(&self, event: Event) {
-        if let Event::Granted { lease, .. } = &event {
-            // What somebody else has granted is known before it is acted upon.
-            self.shared.schedule.forget(&lease.resource.key);
-        }
         self.tell_through(&self.inbox.lock(), event);
     }
 
@@ -213,15 +222,4 @@ fn canceled(response: &WatchResponse) -> Failure {
     let reason = response.cancel_reason.trim_start_matches("etcdserver: ");
     let reason = if reason.is_empty() { "for no reason" } else { reason };
     Failure::away(format!("the watch was canceled: {reason}"))
-}
-
-fn events(mut text: &str) -> Option<Vec<Event>> {
-    let mut events = Vec::new();
-    while !text.is_empty() {
-        let (length, rest) = text.split_once(' ')?;
-        let length = length.parse().ok()?;
-        events.push(rest.get(..length)?.parse().ok()?);
-        text = rest.get(length..)?;
-    }
-    Some(events)
 }

@@ -12,7 +12,7 @@
 //! | `changes` | what has to be stored for what was asked for |
 //! | `exchange`, `write`, `transaction` | storing it |
 //! | `driver`, `shared` | carrying out everything that a client is asked for; what its tasks share |
-//! | `mailbox` | messages from other clients |
+//! | `mail`, `mailbox` | messages from other clients |
 //! | `sweep` | records that nobody has used for a day |
 //! | `check`, `failure` | what the user of a cluster should know about it; errors of etcd in words |
 //!
@@ -30,6 +30,7 @@ mod keep_alive;
 mod keys;
 mod leases;
 mod link;
+mod mail;
 mod mailbox;
 mod proto;
 mod shared;

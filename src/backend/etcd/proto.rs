@@ -146,7 +146,7 @@ pub(super) enum CompareTarget {
     Lease = 4,
 }
 
-/// Compares revisions of a key, or of all keys of a range.
+/// Compares a key, or all keys of a range.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
     #[prost(enumeration = "CompareResult", tag = "1")]
@@ -155,18 +155,20 @@ pub(super) struct Compare {
     pub(super) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) key: Vec<u8>,
-    #[prost(oneof = "CompareWith", tags = "5, 6")]
+    #[prost(oneof = "CompareWith", tags = "5, 6, 7")]
     pub(super) with: Option<CompareWith>,
     #[prost(bytes = "vec", tag = "64")]
     pub(super) range_end: Vec<u8>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Oneof)]
+#[derive(Clone, PartialEq, Eq, Oneof)]
 pub(super) enum CompareWith {
     #[prost(int64, tag = "5")]
     CreateRevision(i64),
     #[prost(int64, tag = "6")]
     ModRevision(i64),
+    #[prost(bytes, tag = "7")]
+    Value(Vec<u8>),
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -5,15 +5,12 @@ use std::sync::Arc;
 
 use super::builder::Settings;
 use super::keys::Keys;
-use super::leases::Leases;
+use super::leases::{EtcdLease, Leases};
 use super::link::Link;
 use super::view::View;
 use crate::backend::LeaseId;
 use crate::backend::records::{Health, Schedule};
 use crate::sync::Mutex;
-
-/// Places, each with the etcd lease that it was attached to.
-type Attached = Vec<(LeaseId, i64)>;
 
 pub(super) struct Shared {
     pub(super) settings: Arc<Settings>,
@@ -22,8 +19,17 @@ pub(super) struct Shared {
     pub(super) keys: Keys,
     pub(super) leases: Leases,
     pub(super) schedule: Schedule<View>,
-    /// Places of which it is not certain whether they were made, or may still be, with the etcd leases that they were attached to.
-    doubtful: Mutex<HashMap<Arc<str>, Attached>>,
+    /// The etcd leases that holds and places are, or may be, attached to.
+    attached: Mutex<HashMap<Arc<str>, Vec<Attached>>>,
+}
+
+/// What a hold or a place is attached to.
+#[derive(Clone, Copy, Debug)]
+struct Attached {
+    lease: LeaseId,
+    etcd_lease: EtcdLease,
+    /// Whether an attempt to make it may still be on its way.
+    is_doubtful: bool,
 }
 
 impl Shared {
@@ -35,32 +41,45 @@ impl Shared {
             settings,
             leases: Leases::default(),
             schedule: Schedule::default(),
-            doubtful: Mutex::default(),
+            attached: Mutex::default(),
         }
     }
 
-    /// It is not certain whether these places were made, or may still be.
-    pub(super) fn doubt(&self, key: &Arc<str>, places: impl Iterator<Item = (LeaseId, i64)>) {
-        self.doubtful.lock().entry(Arc::clone(key)).or_default().extend(places);
+    /// The etcd lease under which this was tried to be made before, and may have been: it has to be the same again.
+    pub(super) fn attached(&self, key: &str, lease: LeaseId) -> Option<EtcdLease> {
+        let attached = self.attached.lock();
+        let known = attached.get(key)?.iter().find(|known| known.lease == lease)?;
+        Some(known.etcd_lease)
     }
 
-    pub(super) fn is_doubtful(&self, key: &str, lease: LeaseId) -> bool {
-        let doubtful = self.doubtful.lock();
-        doubtful.get(key).is_some_and(|places| places.iter().any(|(known, _)| *known == lease))
-    }
-
-    /// Those of a key that have to be kept from being made after all, as nobody wants them any more.
-    pub(super) fn take_doubtful(
-        &self,
-        key: &str,
-        is_there: impl Fn(&LeaseId) -> bool,
-    ) -> Vec<(LeaseId, i64)> {
-        let mut doubtful = self.doubtful.lock();
-        let Some(places) = doubtful.get_mut(key) else { return Vec::new() };
-        let gone: Vec<_> = places.extract_if(.., |(lease, _)| !is_there(lease)).collect();
-        if places.is_empty() {
-            doubtful.remove(key);
+    /// This is about to be made under an etcd lease.
+    pub(super) fn attach(&self, key: &Arc<str>, lease: LeaseId, etcd_lease: EtcdLease) {
+        let mut attached = self.attached.lock();
+        let known = attached.entry(Arc::clone(key)).or_default();
+        known.retain(|known| known.lease != lease || known.is_doubtful);
+        if !known.iter().any(|known| known.lease == lease && known.etcd_lease == etcd_lease) {
+            known.push(Attached { lease, etcd_lease, is_doubtful: false });
         }
-        gone
+    }
+
+    /// It is not certain whether this was made, or may still be.
+    pub(super) fn doubt(&self, key: &str, lease: LeaseId) {
+        let mut attached = self.attached.lock();
+        let known = attached.get_mut(key).into_iter().flatten();
+        known.filter(|known| known.lease == lease).for_each(|known| known.is_doubtful = true);
+    }
+
+    /// Those of a key that are not there any more may be used again. Returns the others: those that may still be made after all.
+    pub(super) fn detach(&self, key: &str, is_there: impl Fn(LeaseId) -> bool) -> Vec<EtcdLease> {
+        let mut attached = self.attached.lock();
+        let Some(known) = attached.get_mut(key) else { return Vec::new() };
+        let gone: Vec<_> = known.extract_if(.., |known| !is_there(known.lease)).collect();
+        if known.is_empty() {
+            attached.remove(key);
+        }
+        drop(attached);
+        let (doubtful, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|gone| gone.is_doubtful);
+        gone.into_iter().for_each(|gone| self.leases.give_back(gone.etcd_lease));
+        doubtful.into_iter().map(|doubtful| doubtful.etcd_lease).collect()
     }
 }

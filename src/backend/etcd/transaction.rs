@@ -6,8 +6,8 @@ use super::proto::{
     Response, ResponseOp, TxnRequest, TxnResponse,
 };
 use super::view::View;
+use crate::backend::BackendError;
 use crate::backend::records::Failure;
-use crate::backend::{BackendError, LeaseId};
 
 /// How many comparisons and operations a transaction has at most beside those of the record: etcd allows 128 of each, unless it is told
 /// otherwise.
@@ -20,6 +20,12 @@ impl KeysOf {
         compare(CompareResult::Equal, CompareTarget::Mod, self.record(), with)
     }
 
+    /// The record has this text. As every grant changes it, it then says of all grants the same as it did when it was read.
+    pub(super) fn is_text(&self, text: &str) -> Compare {
+        let with = CompareWith::Value(text.as_bytes().to_vec());
+        compare(CompareResult::Equal, CompareTarget::Value, self.record(), with)
+    }
+
     /// There is no such key.
     pub(super) fn is_new(key: Vec<u8>) -> Compare {
         let with = CompareWith::ModRevision(0);
@@ -27,9 +33,9 @@ impl KeysOf {
     }
 
     /// This hold or place was made at this revision; 0 if it does not exist.
-    pub(super) fn is_made_at(&self, lease: LeaseId, revision: i64) -> Compare {
+    pub(super) fn is_made_at(&self, etcd_lease: i64, revision: i64) -> Compare {
         let with = CompareWith::CreateRevision(revision);
-        compare(CompareResult::Equal, CompareTarget::Create, self.lease(lease), with)
+        compare(CompareResult::Equal, CompareTarget::Create, self.lease(etcd_lease), with)
     }
 
     /// No hold or place was made after this revision.
@@ -40,10 +46,10 @@ impl KeysOf {
     }
 
     /// Makes a place, unless there is one, or a hold: an earlier attempt may have been carried out.
-    pub(super) fn join(&self, lease: LeaseId, value: Vec<u8>, etcd_lease: i64) -> RequestOp {
+    pub(super) fn join(&self, value: Vec<u8>, etcd_lease: i64) -> RequestOp {
         let join = TxnRequest {
-            compare: vec![self.is_made_at(lease, 0)],
-            success: vec![put(self.lease(lease), value, etcd_lease)],
+            compare: vec![self.is_made_at(etcd_lease, 0)],
+            success: vec![put(self.lease(etcd_lease), value, etcd_lease)],
             failure: Vec::new(),
         };
         RequestOp { request: Some(Request::Txn(join)) }

@@ -3,14 +3,15 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use crate::backend::Kind;
+use crate::backend::{Kind, LeaseId};
 use crate::fence::FencingToken;
 
 const FORM: &str = "leasehold/1";
 
-/// What is stored under a lease.
+/// What is stored under an etcd lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Value {
+    pub(super) lease: LeaseId,
     /// The kind of the resource.
     pub(super) kind: Kind,
     /// In seconds.
@@ -32,12 +33,12 @@ pub(super) enum What {
 
 impl Value {
     pub(super) fn to_text(&self) -> Vec<u8> {
-        let Self { kind, ttl, permits, what, owner } = self;
+        let Self { lease, kind, ttl, permits, what, owner } = self;
         let kind = kind.as_str();
         let mut text = match what {
-            What::Hold(token) => format!("{FORM} hold {kind} {ttl} {permits} {token} 0"),
+            What::Hold(token) => format!("{FORM} hold {lease} {kind} {ttl} {permits} {token} 0"),
             What::Place { tokens, index } => {
-                format!("{FORM} place {kind} {ttl} {permits} {tokens} {index}")
+                format!("{FORM} place {lease} {kind} {ttl} {permits} {tokens} {index}")
             }
         };
         if let Some(owner) = owner {
@@ -48,11 +49,12 @@ impl Value {
     }
 
     pub(super) fn read(text: &[u8]) -> Option<Self> {
-        let mut words = std::str::from_utf8(text).ok()?.splitn(8, ' ');
+        let mut words = std::str::from_utf8(text).ok()?.splitn(9, ' ');
         if words.next()? != FORM {
             return None;
         }
         let what = words.next()?;
+        let lease = LeaseId::parse(words.next()?)?;
         let kind = Kind::parse(words.next()?)?;
         let (ttl, permits) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let (number, index) = (words.next()?, words.next()?.parse().ok()?);
@@ -61,21 +63,29 @@ impl Value {
             "place" => What::Place { tokens: number.parse().ok()?, index },
             _ => return None,
         };
-        Some(Self { kind, ttl, permits, what, owner: words.next().map(Arc::from) })
+        Some(Self { lease, kind, ttl, permits, what, owner: words.next().map(Arc::from) })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::LeaseIds;
 
     #[test]
     fn what_is_stored_is_read_as_it_was_written() {
         let hold = What::Hold(FencingToken::new(u64::MAX));
         let place = What::Place { tokens: 16, index: 3 };
         for (what, owner) in [(hold, None), (place, Some("a b\nc")), (hold, Some("")), (place, None)] {
-            let value =
-                Value { kind: Kind::Reentrant, ttl: 30, permits: 2, what, owner: owner.map(Arc::from) };
+            let lease = LeaseIds::new().next();
+            let value = Value {
+                lease,
+                kind: Kind::Reentrant,
+                ttl: 30,
+                permits: 2,
+                what,
+                owner: owner.map(Arc::from),
+            };
             assert_eq!(Value::read(&value.to_text()), Some(value));
         }
         for text in ["", "x", "leasehold/1 hold mutex 1 1 1", "leasehold/2 hold mutex 1 1 1 0", "\u{0}"] {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::keys::{KeysOf, Part};
 use super::leases::{EtcdLease, Leases};
-use super::proto::KeyValue;
+use super::proto::{Header, KeyValue, RangeResponse};
 use super::value::{Value, What};
 use crate::backend::ledger::{Entry, Ledger, Stamp, Standing};
 use crate::backend::records::Remembered;
@@ -72,10 +72,11 @@ impl View {
                     let ttl = text()?.parse().map_err(|_| unreadable("limit"))?;
                     view.limit = Some(EtcdLease { id: kv.lease, ttl });
                 }
-                Part::Lease(lease) => {
-                    let value = Value::read(&kv.value).ok_or_else(|| unreadable("lease"))?;
-                    let (etcd_lease, created) = (kv.lease, kv.create_revision);
-                    view.entries.insert(lease, Stored { etcd_lease, created, value, left: None });
+                Part::Lease(etcd_lease) => {
+                    let value = Value::read(&kv.value).filter(|_| kv.lease == etcd_lease);
+                    let value = value.ok_or_else(|| unreadable("lease"))?;
+                    let created = kv.create_revision;
+                    view.entries.insert(value.lease, Stored { etcd_lease, created, value, left: None });
                 }
                 Part::Foreign => return Err(unreadable("key")),
             }
@@ -83,6 +84,36 @@ impl View {
         // So that it is known here whether it can be read.
         view.head()?;
         Ok(view)
+    }
+
+    /// As it would be read, with the revision until which places are known.
+    pub(super) fn to_kvs(&self, keys: &KeysOf) -> RangeResponse {
+        let kv = |key, value, lease, revision| KeyValue {
+            key,
+            create_revision: revision,
+            mod_revision: revision,
+            value,
+            lease,
+        };
+        let record = self
+            .record
+            .iter()
+            .map(|record| kv(keys.record(), record.text.clone().into_bytes(), 0, record.mod_revision));
+        let limit = self
+            .limit
+            .iter()
+            .map(|limit| kv(keys.limit(), limit.ttl.to_string().into_bytes(), limit.id, self.revision));
+        let entries = self.entries.values().map(|stored| {
+            kv(keys.lease(stored.etcd_lease), stored.value.to_text(), stored.etcd_lease, stored.created)
+        });
+        let kvs = record.chain(limit).chain(entries).collect();
+        let header = Some(Header { cluster_id: 0, revision: self.revision });
+        RangeResponse { header, kvs, more: false }
+    }
+
+    /// The same if nobody held or waited any more.
+    pub(super) fn if_free(&self) -> Self {
+        Self { entries: BTreeMap::new(), ..self.remembered() }
     }
 
     /// The same, from now on to be compared with what is stored.

@@ -3,17 +3,22 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use futures::future::join;
+use prost::Message;
 use uuid::Uuid;
 
 use super::changes::Changes;
 use super::exchange::{Exchange, Stop, is_lease_missing};
 use super::leases::{EtcdLease, Taken};
-use super::proto::{RequestOp, TxnRequest, TxnResponse};
+use super::mail::Mail;
+use super::proto::{RangeResponse, RequestOp, TxnRequest, TxnResponse};
 use super::transaction::{MOST, delete, put, revision_of};
 use super::value::{Value, What};
 use super::view::{Record, Stored, View};
 use crate::backend::records::Failure;
 use crate::backend::{Event, LeaseId};
+
+/// How many holds and places there may be so that a client to which one is granted is told of all of them.
+const TOLD: usize = 8;
 
 /// What became of it.
 pub(super) enum Written {
@@ -56,8 +61,7 @@ impl Exchange<'_> {
         changes: Changes,
         limit: Option<EtcdLease>,
     ) -> Result<Written, Stop> {
-        let ttls = changes.begun.iter().map(|(_, value)| value.ttl);
-        let taken = self.shared.leases.take(self.connection, ttls).await.map_err(Stop::Reading)?;
+        let taken = self.take(&changes.begun).await?;
         let mut steps = steps(&changes, &taken);
         let mut told = changes.told.clone();
         let (mut view, mut limit, mut is_first) = (now, limit, true);
@@ -73,19 +77,20 @@ impl Exchange<'_> {
                 Ok(answer) => answer,
                 Err(failure) => {
                     return if is_first && is_lease_missing(&failure) {
-                        self.shared.leases.forget_all(taken);
+                        self.forget(&changes.begun, taken);
                         Ok(Written::LeaseEnded)
                     } else {
+                        changes.begun.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
                         Err(Stop::Writing(Failure { is_certain: is_first && failure.is_certain, ..failure }))
                     };
                 }
             };
             if !answer.succeeded {
-                taken.iter().for_each(|taken| self.shared.leases.give_back(taken.lease));
                 let are_grants = || part.iter().chain(&steps).all(|step| step.is_grant());
                 return if !is_first && are_grants() { Ok(Written::Enough) } else { self.beaten(answer) };
             }
-            view = self.after(&transaction, &answer).map_err(Stop::Writing)?;
+            let revision = revision_of(&answer).map_err(Stop::Writing)?;
+            view = apply(&transaction, revision);
             if steps.is_empty() {
                 return Ok(Written::Stored(view));
             }
@@ -99,99 +104,102 @@ impl Exchange<'_> {
     }
 
     fn request(&self, transaction: &Transaction<'_>) -> TxnRequest {
-        let Transaction { view, changes, steps, told, limit } = transaction;
+        let Transaction { view, changes, steps, limit, .. } = transaction;
         let known = view.record.as_ref().map_or(0, |record| record.mod_revision);
         let mut compare = vec![self.keys.is_of(known)];
         if changes.could_admit {
             compare.push(self.keys.has_none_after(view.revision));
         }
         compare.extend(steps.iter().map(|step| {
-            let lease = step.lease();
-            self.keys.is_made_at(lease, view.entries.get(&lease).map_or(0, |stored| stored.created))
+            let stored = view.entries.get(&step.lease());
+            match (step, stored) {
+                (Step::Begin { etcd_lease, .. }, None) => self.keys.is_made_at(etcd_lease.id, 0),
+                (_, stored) => {
+                    let (id, created) = stored.map_or((0, 0), |stored| (stored.etcd_lease, stored.created));
+                    self.keys.is_made_at(id, created)
+                }
+            }
         }));
         let mut success = vec![put(self.keys.record(), changes.head.clone().into_bytes(), 0)];
-        success.extend(steps.iter().map(|step| self.operation(view, step)));
+        success.extend(steps.iter().flat_map(|step| self.operations(view, step)));
         if let Some(limit) = limit {
             success.push(put(self.keys.limit(), limit.ttl.to_string().into_bytes(), limit.id));
         }
-        success.extend(self.messages(view, told));
+        success.extend(self.messages(transaction));
         TxnRequest { compare, success, failure: vec![self.keys.look()] }
     }
 
-    fn operation(&self, view: &View, step: &Step) -> RequestOp {
-        let key = self.keys.lease(step.lease());
+    fn operations(&self, view: &View, step: &Step) -> Vec<RequestOp> {
+        let stored = view.entries.get(&step.lease()).map(|stored| stored.etcd_lease);
+        let end = || stored.map(|etcd_lease| delete(self.keys.lease(etcd_lease)));
         match step {
-            Step::End { .. } => delete(key),
-            Step::Update { lease, value } => {
-                let etcd_lease = view.entries.get(lease).map_or(0, |stored| stored.etcd_lease);
-                put(key, value.to_text(), etcd_lease)
+            Step::End { .. } => end().into_iter().collect(),
+            Step::Update { value, .. } => {
+                let etcd_lease = stored.unwrap_or(0);
+                vec![put(self.keys.lease(etcd_lease), value.to_text(), etcd_lease)]
             }
-            Step::Begin { value, etcd_lease, .. } => put(key, value.to_text(), etcd_lease.id),
+            Step::Begin { value, etcd_lease, .. } => {
+                let begin = put(self.keys.lease(etcd_lease.id), value.to_text(), etcd_lease.id);
+                end().into_iter().chain([begin]).collect()
+            }
         }
     }
 
     /// A message for each client, attached to an etcd lease of that client, so that it goes when the client has gone.
-    fn messages(&self, view: &View, told: &[Event]) -> impl Iterator<Item = RequestOp> {
-        let mut messages = BTreeMap::<Uuid, (String, i64)>::new();
-        for event in told {
+    fn messages(&self, transaction: &Transaction<'_>) -> Vec<RequestOp> {
+        let Transaction { view, told, .. } = transaction;
+        let mut messages = BTreeMap::<Uuid, (Mail, i64)>::new();
+        for event in *told {
             let Some(lease) = lease_of(event) else { continue };
             let Some(stored) = view.entries.get(&lease) else { continue };
-            let (text, etcd_lease) = messages.entry(lease.client()).or_default();
-            let event = event.to_string();
-            text.push_str(&format!("{} {event}", event.len()));
+            let (mail, etcd_lease) = messages.entry(lease.client()).or_default();
+            mail.events.push(event.to_string());
+            if matches!(event, Event::Granted { .. }) && mail.seen.is_none() {
+                mail.seen = self.seen_after(transaction);
+            }
             *etcd_lease = stored.etcd_lease;
         }
         let keys = &self.shared.keys;
-        messages
-            .into_iter()
-            .map(|(client, (text, lease))| put(keys.mailbox(client), text.into_bytes(), lease))
-            .collect::<Vec<_>>()
-            .into_iter()
+        let put = |(client, (mail, lease)): (Uuid, (Mail, i64))| {
+            put(keys.mailbox(client), mail.encode_to_vec(), lease)
+        };
+        messages.into_iter().map(put).collect()
     }
 
-    /// What is there after a transaction.
-    fn after(&self, transaction: &Transaction<'_>, answer: &TxnResponse) -> Result<View, Failure> {
-        let Transaction { view, changes, steps, limit, .. } = transaction;
-        let revision = revision_of(answer)?;
-        let mut after = view.remembered();
-        after.record = Some(Record { mod_revision: revision, text: changes.head.clone() });
-        after.limit = limit.or(after.limit);
-        if changes.could_admit {
-            after.revision = revision;
-        }
-        for step in *steps {
-            match step {
-                Step::End { lease } => {
-                    if let Some(ended) = after.entries.remove(lease) {
-                        self.release(*lease, &ended);
-                    }
-                }
-                Step::Update { lease, value } => {
-                    if let Some(stored) = after.entries.get_mut(lease) {
-                        stored.value = value.clone();
-                    }
-                }
-                Step::Begin { lease, value, etcd_lease } => {
-                    let before = after.entries.remove(lease);
-                    if let Some(before) = &before {
-                        self.release(*lease, before);
-                    }
-                    let created = before.map_or(revision, |before| before.created);
-                    let stored =
-                        Stored { etcd_lease: etcd_lease.id, created, value: value.clone(), left: None };
-                    after.entries.insert(*lease, stored);
-                }
-            }
-        }
-        Ok(after)
+    /// What whoever is granted something would see if it looked, unless that is much. Revisions of this transaction are 0.
+    fn seen_after(&self, transaction: &Transaction<'_>) -> Option<RangeResponse> {
+        let after = apply(transaction, 0);
+        (after.entries.len() <= TOLD).then(|| after.to_kvs(&self.keys))
     }
 
-    /// No key is attached to the etcd lease of this hold or place any more.
-    fn release(&self, lease: LeaseId, ended: &Stored) {
-        // An attempt to attach one may still be on its way.
-        if !self.shared.is_doubtful(&self.work.key, lease) {
-            self.shared.leases.give_back(EtcdLease { id: ended.etcd_lease, ttl: ended.value.ttl });
-        }
+    /// Takes a lock if nobody holds or waits and the record is as it is remembered, and does something else if not.
+    pub(super) fn take_or(
+        &self,
+        now: &View,
+        changes: &Changes,
+        taken: &[Taken],
+        failure: Vec<RequestOp>,
+    ) -> TxnRequest {
+        let text = now.record.as_ref().map_or("", |record| &record.text);
+        let compare = vec![self.keys.is_text(text), self.keys.has_none_after(0)];
+        let mut success = vec![put(self.keys.record(), changes.head.clone().into_bytes(), 0)];
+        let free = now.if_free();
+        success.extend(steps(changes, taken).iter().flat_map(|step| self.operations(&free, step)));
+        TxnRequest { compare, success, failure }
+    }
+
+    /// What is there after that.
+    pub(super) fn taken(
+        &self,
+        now: &View,
+        changes: &Changes,
+        taken: &[Taken],
+        answer: &TxnResponse,
+    ) -> Result<View, Failure> {
+        let free = now.if_free();
+        let steps: Vec<_> = steps(changes, taken).into();
+        let transaction = Transaction { view: &free, changes, steps: &steps, told: &[], limit: None };
+        revision_of(answer).map(|revision| apply(&transaction, revision))
     }
 }
 
@@ -202,6 +210,33 @@ struct Transaction<'a> {
     steps: &'a [Step],
     told: &'a [Event],
     limit: Option<EtcdLease>,
+}
+
+/// What is there after a transaction at this revision.
+fn apply(transaction: &Transaction<'_>, revision: i64) -> View {
+    let Transaction { view, changes, steps, limit, .. } = transaction;
+    let mut after = view.remembered();
+    after.record = Some(Record { mod_revision: revision, text: changes.head.clone() });
+    after.limit = limit.or(after.limit);
+    if changes.could_admit {
+        after.revision = revision;
+    }
+    for step in *steps {
+        match step {
+            Step::End { lease } => drop(after.entries.remove(lease)),
+            Step::Update { lease, value } => {
+                if let Some(stored) = after.entries.get_mut(lease) {
+                    stored.value = value.clone();
+                }
+            }
+            Step::Begin { lease, value, etcd_lease } => {
+                let (etcd_lease, value) = (etcd_lease.id, value.clone());
+                let stored = Stored { etcd_lease, created: revision, value, left: None };
+                after.entries.insert(*lease, stored);
+            }
+        }
+    }
+    after
 }
 
 /// Grants to places come last, in the order of the queue.

@@ -183,6 +183,12 @@ impl<R: Remembered> Schedule<R> {
         self.changed.notify_one();
     }
 
+    /// What somebody else has made of this record.
+    #[cfg(feature = "etcd")]
+    pub(in crate::backend) fn remember(&self, key: &Arc<str>, written: R) {
+        self.state.lock().remember(key, written);
+    }
+
     /// Somebody else has changed this record.
     pub(in crate::backend) fn forget(&self, key: &str) {
         self.state.lock().written.remove(key);
