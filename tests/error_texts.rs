@@ -16,8 +16,8 @@ async fn refused(url: &str) -> String {
 
 #[tokio::test]
 async fn urls() {
-    let schemes = "invalid url: its scheme is none of `memory:`, `sqlite:`, `postgres://`, `redis://`, `rediss://`, \
-                   `redis+unix://`, `redis-sentinel://`, `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with \
+    let schemes = "invalid url: its scheme is none of `memory:`, `sqlite:`, `postgres://`, `zookeeper://`, `redis://`, \
+                   `rediss://`, `redis+unix://`, `redis-sentinel://`, `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with \
                    `valkey` instead of `redis`, `redlock://` and `redlocks://`";
     let encode = |character, code| {
         format!(

@@ -8,6 +8,8 @@
 //! | `outcome`, `failure` | what became of it; why it failed, and what follows from that |
 //! | `health` | how the server can be reached |
 
+#![cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "no other store needs all of it"))]
+
 mod failure;
 mod health;
 mod job;
