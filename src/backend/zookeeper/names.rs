@@ -126,3 +126,67 @@ const fn letter(kind: Kind) -> &'static str {
         Kind::Fair => "f",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Claim, LeaseIds, Limit};
+
+    fn request(resource: Resource, claim: Claim) -> Request {
+        let lease = LeaseRef::new(LeaseIds::new().next(), resource);
+        Request { tokens: 16, ..Request::new(lease, claim, Duration::from_millis(1500)).waiting() }
+    }
+
+    #[test]
+    fn the_name_of_a_child_says_everything_about_its_request() {
+        let key: Arc<str> = "lock:a:b".into();
+        for (resource, claim) in [
+            (Resource::new(Arc::clone(&key), Kind::Mutex), Claim::Sole),
+            (Resource::named("lock:a:", "b", Kind::Reentrant), Claim::Owner("a/b ~%=é".into())),
+            (Resource::named("", "lock:a:b", Kind::Reentrant), Claim::Owner("".into())),
+            (Resource::new(Arc::clone(&key), Kind::Fair), Claim::Permits(7, Limit::stated(7))),
+        ] {
+            let request = request(resource, claim);
+            for (number, text) in [(0, "0000000000"), (17, "0000000017"), (1 << 31, "-2147483648")] {
+                let node = format!("{}{text}", child(&request));
+                assert!(!node.contains('/'), "{node}");
+                let name = ChildName::parse(&node, &key).expect(&node);
+                assert_eq!((name.number, &name.request.lease), (number, &request.lease), "{node}");
+                assert_eq!((&name.request.claim, name.request.ttl), (&request.claim, request.ttl), "{node}");
+                assert_eq!((name.request.tokens, name.request.waits), (16, true), "{node}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_of_other_programs_are_none_of_ours() {
+        let ours = child(&request(Resource::new("lock:a", Kind::Mutex), Claim::Sole));
+        let key: Arc<str> = "lock:a".into();
+        assert!(ChildName::parse(&format!("{ours}0000000001"), &key).is_some());
+        for node in [
+            "",
+            "~0123",
+            "_c_0bd7ff6e-a7e3-11f0-a9dd-0242ac120002-lock-0000000000",
+            &ours,
+            &format!("{ours}x"),
+            &format!("{ours}0000000001~"),
+            &ours.replace("m5", "x5"),
+            &format!("{}0000000001", ours.replace("m5", "m50")),
+        ] {
+            assert!(ChildName::parse(node, &key).is_none(), "{node}");
+        }
+    }
+
+    #[test]
+    fn different_keys_have_different_nodes_that_zookeeper_allows() {
+        let keys =
+            ["", ".", "..", "...", "%", "%2E", "a/b", "a%2Fb", "~clock", "a\0", "é", "lock:a.b-c_d@e=f"];
+        let paths: std::collections::BTreeSet<_> = keys.iter().map(|key| record("/r", key)).collect();
+        assert_eq!(paths.len(), keys.len());
+        for path in paths {
+            let name = path.strip_prefix("/r/").expect("below the root");
+            assert!(!["", ".", "..", CLOCK].contains(&name) && is_record(name), "{name}");
+            assert!(name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'), "{name}");
+        }
+    }
+}

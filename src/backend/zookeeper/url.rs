@@ -86,3 +86,87 @@ fn not_encoded(character: char, encoded: &str) -> Error {
         "it has a `{character}` too many: percent-encode it as `{encoded}` if it belongs to the password"
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+
+    fn refused(url: &str) -> Error {
+        parse(url).and_then(ZookeeperBuilder::connect_lazy).map(drop).expect_err(url)
+    }
+
+    #[test]
+    fn a_url_is_read_and_shown_without_credentials() {
+        for (url, address) in [
+            ("zookeeper://h", "zookeeper://h:2181/leasehold"),
+            ("zookeeper://h:7/", "zookeeper://h:7/leasehold"),
+            ("zookeeper://u:hunter2@a:1,b,c:3/x/y", "zookeeper://a:1,b:2181,c:3/x/y"),
+            ("zookeeper://u:hunt%2Fer2@[::1]:6000/x/", "zookeeper://[::1]:6000/x"),
+            ("zookeeper://[::1]/%C3%A9", "zookeeper://[::1]:2181/é"),
+        ] {
+            let builder = parse(url).unwrap();
+            assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
+            assert_eq!(builder.connect_lazy().unwrap().capabilities().store, address, "{url}");
+        }
+    }
+
+    #[test]
+    fn every_option_is_set() {
+        let url =
+            "zookeeper://h?session_timeout=10s&connect_timeout=500ms&reply_timeout=3s&create=false&tls=false";
+        let shown = format!("{:?}", parse(url).unwrap());
+        for set in [
+            "session_timeout: 10s",
+            "connect_timeout: 500ms",
+            "reply_timeout: 3s",
+            "create: false",
+            "tls: None",
+        ] {
+            assert!(shown.contains(set), "{set}: {shown}");
+        }
+        let shown = format!("{:?}", parse("zookeeper://h?tls=true").unwrap());
+        assert!(shown.contains("tls: Some"), "{shown}");
+    }
+
+    #[test]
+    fn bad_urls_are_refused_without_repeating_a_password() {
+        for (url, reason) in [
+            ("zookeeper:", "does not begin with"),
+            ("zookeeper://", "names no host"),
+            ("zookeeper://u:hunter2@", "names no host"),
+            ("zookeeper://u@h", "a user and no password"),
+            ("zookeeper://:hunter2@h", "empty or contains a colon"),
+            ("zookeeper://u:hunter2@h:port", "a port is not a number"),
+            ("zookeeper://u:hunter2@h,", "no host is named"),
+            ("zookeeper://u:hunter2@::1", "in brackets"),
+            ("zookeeper://u:hunt/er2@h", "percent-encode it as `%2F`"),
+            ("zookeeper://u:hunt?er2@h", "percent-encode it as `%3F`"),
+            ("zookeeper://u:hunt#er2@h", "percent-encode it as `%23`"),
+            ("zookeeper://u:hunt@er2@h", "percent-encode it as `%40`"),
+            ("zookeeper://u:hunt:er2@h", "percent-encode it as `%3A`"),
+            ("zookeeper://u:hunter2@h?color=red", "unknown option `color`; there are"),
+            ("zookeeper://h?reply_timeout=5", "such as `50ms`"),
+            ("zookeeper://h?create=1", "neither `true` nor `false`"),
+            ("zookeeper://h?tls=yes", "neither `true` nor `false`"),
+            ("zookeeper://h?connect_timeout=0ms", "is not between"),
+            ("zookeeper://h?session_timeout=1ms", "is not between"),
+            ("zookeeper://h/a//b", "not an absolute path"),
+            ("zookeeper://h/a/..", "not an absolute path"),
+            ("zookeeper://h/zookeeper/x", "belongs to the servers"),
+        ] {
+            let error = refused(url);
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(reason), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunt"), "{url}: {error:?}");
+        }
+    }
+
+    #[cfg(not(any(feature = "rustls", feature = "native-tls")))]
+    #[test]
+    fn tls_that_this_build_lacks_is_refused() {
+        let error = refused("zookeeper://u:hunter2@h?tls=true");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+}
