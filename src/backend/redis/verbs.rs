@@ -234,8 +234,8 @@ impl RedisBackend {
     }
 }
 
-/// Releases all permits but `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not divisible: whoever
-/// keeps a permit keeps all of it.
+/// Releases all permits except `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not
+/// divisible: keeping one permit keeps all of it.
 async fn release(
     transport: &Arc<Transport>,
     lease: &LeaseRef,
