@@ -31,7 +31,7 @@ pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: 
         });
         assert_eq!(grant.await.expect("the grant is reported"), place.ticket, "the ticket of another place");
     }
-    // The waiter ignores it and repeats its request when the grant has ended and somebody else holds the resource.
+    // The waiter ignores it and repeats its request when the grant has ended and another client holds the resource.
     let next = one.request_waiting();
     let (next_grant, _) = one.within(one.ttl + one.slack, "the next one", one.wait(next.clone())).await;
     let unheard = asked.elapsed();

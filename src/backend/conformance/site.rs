@@ -51,7 +51,7 @@ impl Site {
         let (mut events, tell) = (backend.events(), told.clone());
         let hears = tokio::spawn(async move {
             while let Some(event) = events.next().await {
-                // Nobody may be listening at the moment.
+                // There may be no listener.
                 let _ = tell.send(event);
             }
         });
