@@ -482,7 +482,7 @@ impl Quorum {
 }
 
 /// How much longer a lease lasts on the nodes than for the client: the drift of their clocks, 1% and 2 ms. The client
-/// counts the TTL that its user has set, and the nodes keep the lease longer by the drift.
+/// counts the TTL that its user has set, and the nodes keep the lease just long enough that this TTL is left after drift.
 pub(super) fn spare(ttl: Duration) -> Duration {
     let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis((millis + 2).div_ceil(99) + 2)
