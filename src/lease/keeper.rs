@@ -449,7 +449,7 @@ impl Keeper {
     }
 }
 
-/// The current hold of a lease, for the waiter that has waited longest, if anybody waits. `None` if the lease has no hold to hand
+/// The current hold of a lease, for the waiter that has waited longest, if there is a waiter. `None` if the lease has no hold to hand
 /// out.
 fn next<W>(queue: &mut Queue<W>, lease: &Arc<Lease>, now: Instant) -> Option<(Hold, Option<W>)> {
     let hold = lease.hand().filter(|hold| hold.loss(now).is_none())?;

@@ -563,7 +563,7 @@ impl Lease {
         }
     }
 
-    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease has to be returned to
+    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease must be returned to
     /// the store: its turn is over, less than half of its time is left, or it is lost.
     pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();

@@ -53,14 +53,17 @@ pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind
         answers.changed().await.expect("the client exists");
         hold_back.send_replace(HeldBack::Nothing);
         let believed = timeout(one.ttl, &mut waiting).await;
-        assert!(believed.is_err(), "the grant of an old ticket was believed beside the next holder");
+        assert!(
+            believed.is_err(),
+            "the grant of an old ticket was accepted while the next holder had the lock"
+        );
     };
     other.keeping(next.lease.id, told_late).await;
     assert_eq!(other.release(next.lease.id).await, Released::Held);
     let guard = one.within(one.ttl + one.slack, "the late one", waiting).await.expect("it is granted");
     assert!(guard.token() > served.token, "an older token after a newer one");
     guard.release().await.expect("it is held to the end");
-    late.shutdown().await.expect("nothing is left to be released");
+    late.shutdown().await.expect("nothing is left to release");
     one.assert_empty().await;
 }
 

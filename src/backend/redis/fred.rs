@@ -264,7 +264,7 @@ fn text(bytes: &Bytes) -> Str {
     Str::from_inner(bytes.clone()).unwrap_or_default()
 }
 
-/// A word of a command that is sent as a line. Quoted only if it has to be, because not every server knows quotes.
+/// A word of a command that is sent as a line. Quoted only if necessary, because not every server knows quotes.
 fn inline(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\'' | b'\\');
     if !word.is_empty() && word.bytes().all(is_plain) {

@@ -14,7 +14,7 @@ pub(super) const END_ALL: &str = "end all programs that use it";
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: BackendError,
-    /// Whether the file has to be opened again.
+    /// Whether the file must be reopened.
     pub(super) is_broken: bool,
 }
 
