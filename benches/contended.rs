@@ -167,7 +167,7 @@ impl Options {
         if strategy.is_ours() {
             let turn = (section + HAND_OVER) * waiters as u32;
             let longest = Duration::from_millis(self.longest_window);
-            // In the first turn each waits for those who came before, in all others for everybody else.
+            // In the first turn, each waits for those before it; in all others, for all others.
             first_turn = (turn * 2).min(longest);
             window = window.max((turn * TURNS).min(longest));
         }

@@ -1,4 +1,4 @@
-//! The crate's own thread, one per process, for work that must go on while the threads of the application are busy.
+//! The crate's own thread, one per process, for work that must continue while the threads of the application are busy.
 //!
 //! A runtime whose thread is blocked runs neither timers nor sockets, and a task that was woken by a blocked worker may have to
 //! wait for that worker. So leases are renewed and their deadlines watched here, through connections that live here.

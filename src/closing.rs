@@ -1,4 +1,4 @@
-//! Whether a client or a store is closed: every operation checks it, and everything that takes long also waits for it.
+//! Whether a client or a store is closed: every operation checks it, and every long operation also waits for it.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -29,12 +29,12 @@ impl Closing {
         self.told.cancelled()
     }
 
-    /// For what outlives that which is closed.
+    /// For code that outlives the closed object.
     pub(crate) fn token(&self) -> CancellationToken {
         self.told.clone()
     }
 
-    /// Runs `work`. `None` if this is closed first; then `work` is not polled any more.
+    /// Runs `work`. `None` if this is closed first; then `work` is no longer polled.
     ///
     /// `work` is pinned by the caller: a future that takes another one by value has room for it twice.
     pub(crate) async fn unless<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {

@@ -40,7 +40,7 @@ use crate::permits::Permits;
 /// while gate.inspect().await?.waiters.is_empty() {
 ///     tokio::task::yield_now().await;
 /// }
-/// assert!(gate.try_acquire().await?.is_none(), "one is free, but somebody waits for two");
+/// assert!(gate.try_acquire().await?.is_none(), "one is free, but a request waits for two");
 /// first.release().await?;
 /// assert_eq!(both.await.expect("no panic")?.permits(), 2);
 /// # Ok(()) }

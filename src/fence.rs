@@ -54,8 +54,8 @@ impl fmt::Display for FencingToken {
 /// assert!(fence.admit(older).is_err(), "an earlier holder is rejected");
 /// ```
 ///
-/// A resource that is read, modified and written back must check both times: if only the write is checked, an
-/// earlier holder may still write between the next holder's read and write.
+/// A resource that is read, modified and written back must check on both the read and the write: if only the write is
+/// checked, an earlier holder may still write between the next holder's read and write.
 ///
 /// The check and the write must be one atomic step at the resource. With several writers in one process, call
 /// [`admit`](Fence::admit) under the lock that guards the write; in a database, compare in the same statement.

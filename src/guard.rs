@@ -139,7 +139,7 @@ impl Guard {
     /// loop {
     ///     tokio::select! {
     ///         end = &mut lost => match end {
-    ///             LeaseEnd::Lost(reason) => panic!("somebody else may hold the lock: {reason}"),
+    ///             LeaseEnd::Lost(reason) => panic!("another client may hold the lock: {reason}"),
     ///             LeaseEnd::Released => break,
     ///         },
     ///         job = jobs.recv() => match job {

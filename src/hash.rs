@@ -1,7 +1,7 @@
 //! Hash maps for what the client looks up with every operation.
 //!
-//! The names of locks may come from outside, so the hash is seeded at random. The standard library's, which is made for stronger
-//! attackers, took 6 % of the client's instructions for a lock and its release.
+//! The names of locks may come from outside, so the hash is seeded at random. The standard library's hash, which is
+//! made for stronger attackers, took 6% of the client's instructions for a lock and its release.
 
 use foldhash::quality::RandomState;
 

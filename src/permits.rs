@@ -1,4 +1,4 @@
-//! What both semaphores have in common; they differ only in the order of service.
+//! The common part of both semaphores; they differ only in the order in which waiters are served.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What all primitives have in common: a name, the terms of its leases, and three methods to acquire one.
+//! The common part of all primitives: a name, the terms of its leases, and three methods to acquire one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ impl Primitive {
         answer.map_err(|error| self.engine.error(error, "inspect", Some(self.name())))
     }
 
-    /// Ends whatever hold there is. `false` if there was none.
+    /// Ends all holds. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
         let answer = self.engine.backend().force_release(&self.resource).await;
         let released =

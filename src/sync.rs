@@ -20,7 +20,7 @@ impl<T> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None` if somebody else has it.
+    /// `None` if it is locked already.
     #[cfg(feature = "_redis")]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {

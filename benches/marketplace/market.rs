@@ -76,7 +76,7 @@ impl Market {
         Ok(())
     }
 
-    /// Removes everything; call it when nobody trades any more.
+    /// Removes everything; call it when trading has ended.
     pub(crate) async fn close(self, connection: &Fred) -> Result<()> {
         let users = self.users();
         let keys = users.iter().flat_map(|user| [self.inventory(user), self.funds(user)]);

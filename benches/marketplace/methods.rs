@@ -74,7 +74,7 @@ impl Access {
         Ok(attempt)
     }
 
-    /// Waits for the lock on everything; whoever finds an item locked does not wait: it is being sold.
+    /// Waits for the lock on everything; a trader that finds an item locked does not wait: it is being sold.
     async fn lock(&self, offer: &Offer) -> Result<Option<Guard>> {
         match &self.exclusion {
             Exclusion::Watch => Ok(None),

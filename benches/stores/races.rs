@@ -18,7 +18,7 @@ const AT_A_TIME: usize = 8;
 /// How long a race takes.
 #[derive(Clone, Copy)]
 pub(crate) struct Times {
-    /// Until everybody has come to wait; not counted.
+    /// Until all have queued up; not counted.
     pub(crate) warm_up: Duration,
     pub(crate) window: Duration,
 }

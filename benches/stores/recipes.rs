@@ -16,7 +16,7 @@ use super::site::Site;
 use crate::common::turns::Contender;
 use crate::common::{LEASE, Ours, Polling, Result};
 
-/// How often whoever polls asks.
+/// How often a poller retries.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// A way to take turns, each contender with connections of its own.

@@ -28,7 +28,7 @@ pub(crate) enum Strategy {
     Poll1,
     /// The same each 10 ms.
     Poll10,
-    /// `SET NX PX` again by everybody whenever a release is published.
+    /// `SET NX PX` again by all waiters whenever a release is published.
     Notify,
     /// No lock: a counter incremented with WATCH, GET, MULTI, SET, EXEC until that succeeds.
     Watch,

@@ -27,7 +27,7 @@ const FALLBACK: Duration = Duration::from_millis(500);
 pub(crate) struct Notify {
     recipe: Recipe,
     released: Arc<tokio::sync::Notify>,
-    /// Lives as long as somebody may wait for a message.
+    /// Lives as long as there may be waiters.
     _subscriber: SubscriberClient,
 }
 
@@ -38,7 +38,7 @@ impl Notify {
         let released = Arc::new(tokio::sync::Notify::new());
         let (mut messages, tell) = (subscriber.message_rx(), Arc::clone(&released));
         tokio::spawn(async move {
-            // fred's own listener would end at the first burst: those who were left behind are told as well.
+            // fred's own listener would end at the first burst: those left behind are notified as well.
             while let Ok(_) | Err(RecvError::Lagged(_)) = messages.recv().await {
                 tell.notify_waiters();
             }

@@ -16,7 +16,7 @@ use crate::common::workers::{self, Workers};
 use crate::common::{Bare, Ours, Polling, Raw, Result, timed, url};
 
 const PROCESSES: usize = 2;
-/// For how long waiters go on when the window is over, so that it does not see how they end.
+/// How long waiters continue after the window, so that their end is not measured.
 const MARGIN: Duration = Duration::from_millis(200);
 /// For how long PINGs alone are measured at most.
 const LONGEST_ALONE: Duration = Duration::from_secs(3);
@@ -40,7 +40,7 @@ pub(crate) struct Race {
 
 impl Race {
     /// Runs the workers and counts what happens between two looks at the server's statistics, after a warm-up in which
-    /// everybody has come to wait.
+    /// all have queued up.
     pub(crate) async fn run(self, port: u16) -> Result<Figures> {
         let name = format!("bench:{}", Uuid::new_v4());
         let (mut raw, bare) = (Raw::connect(port)?, Bare::connect(&url(port)).await?);

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::process;
 use crate::record::{Access, unix_millis};
 
-/// What one scheduler is told; its command line.
+/// The job of one scheduler; its command line.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Scheduler {
     /// Names the lock, so that runs at the same time do not meet.

@@ -81,7 +81,7 @@ impl Writer {
     }
 
     /// A pause that the writer cannot see: a page that must be read from disk, a machine that is moved, a debugger. In
-    /// this example it is a call that blocks the thread until the story goes on.
+    /// this example it is a call that blocks the thread until the story continues.
     fn hold_up(&self, guard: &Guard) -> io::Result<()> {
         let mut stream = TcpStream::connect(self.storage)?;
         writeln!(stream, "sure {} {}", guard.token(), self.number)?;

@@ -47,7 +47,7 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
     }
 }
 
-/// A client of the store that `url` names, which connects when it is needed.
+/// A client of the store that `url` names, which connects when needed.
 pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
@@ -91,7 +91,7 @@ impl Store {
             "redlock" | "redlocks" => Ok(Self::Redlock),
             "sqlite" => Ok(Self::Sqlite),
             "zookeeper" => Ok(Self::Zookeeper),
-            // The store knows which of those that begin like this exist.
+            // The store knows which schemes with this prefix exist.
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
                 let known = format!(
@@ -141,7 +141,7 @@ pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
     duration.ok_or_else(|| Error::invalid("url", format!("`{name}` is not a time such as `50ms` or `2s`")))
 }
 
-/// The error of an option that is none of those `known`.
+/// The error for an option that is not one of those `known`.
 #[cfg(any(feature = "_redis", feature = "etcd", feature = "sqlite"))]
 pub(super) fn unknown_option(name: &str, known: &str) -> Error {
     Error::invalid("url", format!("unknown option `{name}`; there are {known}"))

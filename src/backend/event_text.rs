@@ -26,7 +26,8 @@ impl fmt::Display for Event {
     }
 }
 
-/// Reads what `Display` writes. How long a grant lasts is not part of it: that of a place in the queue ends with the place.
+/// Reads what `Display` writes. How long a grant lasts is not part of it: a grant at a place in the queue ends with the
+/// place.
 impl FromStr for Event {
     type Err = BackendError;
 

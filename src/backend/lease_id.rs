@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
-/// Identifies one acquisition: the client that made it and a number of its own.
+/// Identifies one acquisition: the client that made it, and a number.
 ///
-/// Whoever knows a lease id can end the lease, so `Debug` prints only enough of it to tell two ids apart.
+/// Anyone who knows a lease id can end the lease, so `Debug` prints only enough of it to tell two ids apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId {
     client: Uuid,
@@ -67,7 +67,7 @@ impl fmt::Debug for LeaseId {
     }
 }
 
-/// Makes the lease ids of one client.
+/// Creates the lease ids of one client.
 #[derive(Debug)]
 pub struct LeaseIds {
     client: Uuid,
@@ -81,7 +81,8 @@ impl LeaseIds {
         Self { client: Uuid::new_v4(), next: AtomicU64::new(1) }
     }
 
-    /// More ids of a client that exists already. They are those of its first ids again: only one of them may be asked for ids.
+    /// Another source of ids for an existing client. It starts again with the same ids, so only one of the sources may
+    /// be used.
     #[cfg(feature = "_redis")]
     pub(crate) const fn of(client: Uuid) -> Self {
         Self { client, next: AtomicU64::new(1) }

@@ -256,7 +256,7 @@ impl Ticket {
 
 /// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums, reason = "whoever asks has to tell all of them apart")]
+#[allow(clippy::exhaustive_enums, reason = "callers must tell all of them apart")]
 pub enum Answer {
     /// The lease holds what was claimed. Repeating the request does not extend it: a client whose requests arrive, but which
     /// receives no answers, must not keep the lease alive.
@@ -398,7 +398,7 @@ pub type Answered = (usize, Result<Renewal, BackendError>);
 
 /// What a release found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums, reason = "whoever releases has to tell all of them apart")]
+#[allow(clippy::exhaustive_enums, reason = "callers must tell all of them apart")]
 pub enum Released {
     /// A hold, which has ended or has been reduced as requested.
     Held,

@@ -58,7 +58,7 @@ impl<W> Queue<W> {
         Self { waiting, arrivals: 0, leases, held: 0, in_place: 0, limit }
     }
 
-    /// Adds a waiter and returns its number. `None` if it states another limit than the queue's; then it is not added.
+    /// Adds a waiter and returns its number. `None` if it states a limit other than the queue's; then it is not added.
     pub(crate) fn join(&mut self, limit: Option<u32>, waiter: W) -> Option<Number> {
         if limit != self.limit {
             return None;
@@ -90,8 +90,8 @@ impl<W> Queue<W> {
         self.leases.len() - self.held as usize
     }
 
-    /// How many leases may be requested besides those that are held. A semaphore may have one lease more than permits, so that a
-    /// permit that becomes free at the store is used, and a limit that grows is noticed.
+    /// How many leases may be requested besides those that are held. A semaphore may have one more lease than permits,
+    /// so that a permit that becomes free at the store is used, and an increased limit is noticed.
     fn room(&self) -> usize {
         let most = self.limit.map_or(1, |permits| permits.saturating_add(1));
         most.saturating_sub(self.held) as usize
@@ -142,7 +142,7 @@ impl<W> Queue<W> {
         true
     }
 
-    /// Removes a lease that is neither requested nor held any more.
+    /// Removes a lease that is no longer requested or held.
     pub(crate) fn end(&mut self, lease: LeaseId) {
         if let Some(place) = self.leases.iter().position(|(known, _)| *known == lease) {
             self.remove(place);

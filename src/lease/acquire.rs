@@ -1,9 +1,9 @@
 //! From request to hold: request, wait, give up.
 //!
-//! The task that wants a lease sends the first request itself, unless enough leases are requested for its group already. If the
-//! store grants it, that is all. If not, the keeper repeats the request, and this future waits for a message. Dropping it at any
-//! await point affects no other waiter: a lease that nobody waits for any more is released, and one that other tasks of this
-//! client wait for stays in the store's queue.
+//! The task that wants a lease sends the first request itself, unless enough leases are requested for its group
+//! already. If the store grants it, that is all. If not, the keeper repeats the request, and this future waits for a
+//! message. Dropping it at any await point affects no other waiter: a lease that nobody waits for is released, and one
+//! that other tasks of this client wait for stays in the store's queue.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -25,7 +25,7 @@ use crate::options::Settings;
 
 /// How long a request that does not wait, or a request of an owner, lets earlier releases of this client finish first.
 const RELEASES_FIRST: Duration = Duration::from_secs(1);
-/// The minimum time for a first answer, however short the time limit of the call is.
+/// The minimum time for a first answer, no matter how short the time limit of the call is.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// How long a request that does not wait is repeated while the store does not answer.
 const PERSIST: Duration = Duration::from_secs(4);
@@ -65,7 +65,7 @@ pub(crate) struct Unavailable {
     pub(crate) holder_never_expires: bool,
 }
 
-/// A task that wants a lease, until it holds one. If it is dropped, whatever it was granted is given back.
+/// A task that wants a lease, until it holds one. If this is dropped, whatever it was granted is released.
 pub(crate) struct Waiter<'a> {
     engine: &'a Engine,
     resource: &'a Resource,
@@ -101,7 +101,7 @@ impl<'a> Waiter<'a> {
 
     /// Acquires a lease, unless none was available for as long as the task waits.
     ///
-    /// Cancel safe: dropping the future gives back whatever it was granted.
+    /// Cancel safe: dropping the future releases whatever it was granted.
     pub(crate) async fn acquire(mut self) -> Result<Result<Hold, Unavailable>, Error> {
         let span =
             tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
@@ -148,7 +148,7 @@ impl<'a> Waiter<'a> {
         if hold.lease.owner().is_some() {
             self.engine.owners().remember(&hold.lease);
             if hold.loss(Instant::now()).is_some() {
-                // Perhaps the keeper has looked for it before it was there.
+                // The keeper may have looked for it before it was there.
                 self.engine.owners().forget(&hold.lease);
             }
         }
@@ -183,7 +183,7 @@ impl<'a> Waiter<'a> {
         let latest = now + RELEASES_FIRST;
         let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
         let finished = pin!(self.keeper().releases.finished(&self.resource.key));
-        // A timeout is no error: the request is sent and meets whatever is still held.
+        // A timeout is not an error: the request is sent and finds whatever is still held.
         timeout_at(until, self.engine.closing().unless(finished)).await.is_ok() || until == latest
     }
 
@@ -194,7 +194,7 @@ impl<'a> Waiter<'a> {
         if !group.is_some_and(|group| self.join(group)) {
             self.lease = Some(self.open(None).ok_or_else(|| self.closed())?);
         }
-        // Whoever joins a queue that was cleared before is told nothing any more.
+        // A waiter that joins a queue after it was cleared gets no message.
         self.check_open()
     }
 
@@ -210,7 +210,7 @@ impl<'a> Waiter<'a> {
         let (tell, told) = oneshot::channel();
         let number = with_queue(&keeper.queues, &group, limit, |queue| {
             let number = queue.join(limit, tell)?;
-            // `None` once the client is closed; then nobody waits for it either.
+            // `None` once the client is closed; then nothing waits for it either.
             let lease = (queue.wanted() > 0).then(|| self.open(Some(group.clone()))).flatten();
             match &lease {
                 Some(lease) => queue.ask_in_place(lease.id()),
@@ -231,7 +231,7 @@ impl<'a> Waiter<'a> {
         let asked = send(self.engine, &lease, self.wait);
         let asked = match &mut self.told {
             None => self.engine.closing().unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
-            // Once the client is closed, nobody is left to tell anything.
+            // Once the client is closed, nothing is left to send a message.
             Some(told) => tokio::select! {
                 biased;
                 asked = asked => asked,
@@ -306,7 +306,7 @@ impl<'a> Waiter<'a> {
         }
         self.told = Some(told);
         keeper.file(lease);
-        // If the lease was given up by a shutdown before, nobody tells anything.
+        // If a shutdown has given up the lease already, no message arrives.
         self.check_open().map(ControlFlow::Continue)
     }
 
@@ -384,7 +384,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Gives up its place and its request, and gives back a hold that it has not taken up.
+    /// Gives up its place and its request, and returns a hold that it has not taken up.
     fn leave(&mut self) {
         let keeper = self.keeper();
         if let Some(mut told) = self.told.take() {

@@ -1,9 +1,9 @@
 //! How long a lease may be trusted locally. Pure: `now` is always an argument.
 //!
-//! The store counts a lease from the moment it executes the request; the client counts it from the moment it sent
-//! that request, which is earlier. In addition, the client stops a little before the store does ([`margin`]). So even
-//! with clocks of slightly different speed and a timer that fires late, the holder is notified of its loss before the
-//! store grants the resource to anybody else. Leader leases in Raft are counted from the send time as well.
+//! The store counts a lease from the moment it executes the request; the client counts it from the moment it sent that
+//! request, which is earlier. In addition, the client stops a little before the store does ([`margin`]). So even with
+//! clocks of slightly different speed and a timer that fires late, the holder is notified of its loss before the store
+//! grants the resource to another client. Leader leases in Raft are counted from the send time as well.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use crate::options::Settings;
 
-/// The number of shared moments per TTL at which waiting requests are repeated, so that those of one client travel together.
+/// The number of shared moments per TTL at which waiting requests are repeated, so that those of one client are sent
+/// together.
 const MOMENTS: u32 = 20;
 
 /// How long after `now` to repeat a waiting request: at the last shared moment within a third of the TTL.
@@ -90,12 +91,13 @@ impl Deadline {
         (!self.ends_by_cap()).then_some(at)
     }
 
-    /// How much earlier a renewal may be sent in order to travel with others: a hundredth of the period, 100 ms at most.
+    /// How much earlier a renewal may be sent so that it can be sent with others: a hundredth of the period, 100 ms at
+    /// most.
     pub(crate) fn leeway(&self) -> Duration {
         (self.terms.renewal_period / 100).min(Duration::from_millis(100))
     }
 
-    /// When to retry after a renewal that turned out unanswered at `now`: soon, but never in a tight loop.
+    /// When to retry after a renewal that was found unanswered at `now`: soon, but never in a tight loop.
     pub(crate) fn retry_at(&self, now: Instant) -> Instant {
         let pause = (self.terms.renewal_period / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         (now + pause).min(self.ends())

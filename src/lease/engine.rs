@@ -29,7 +29,7 @@ pub(crate) struct Engine {
     task: Mutex<Option<JoinHandle<()>>>,
     /// Whether held leases are kept on the crate's own thread.
     own_thread: bool,
-    /// Cancelled with the last handle, when no release can be queued any more.
+    /// Cancelled with the last handle, when no further release can be queued.
     abandoned: CancellationToken,
 }
 
@@ -112,8 +112,8 @@ impl Engine {
     }
 }
 
-/// Starts to keep held leases on the crate's own thread. `false` if that thread cannot be started; they are then kept on the
-/// caller's runtime.
+/// Starts keeping held leases on the crate's own thread. `false` if that thread cannot be started; they are then kept
+/// on the caller's runtime.
 fn keep_apart(keeper: &Arc<Keeper>, abandoned: &CancellationToken) -> bool {
     match background::handle() {
         Ok(background) => {

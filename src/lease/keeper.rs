@@ -1,9 +1,10 @@
 //! Keeps the leases of a client, and releases those that have ended.
 //!
-//! The client owns its leases from before they are requested until their release is confirmed; a user's future owns none. What
-//! follows when a lease is requested, granted or ended is decided here. The tasks that do it in the background are in `tasks`
-//! (requests that are repeated, events, renewals) and `release`; none of them waits for one request before it looks after the next
-//! lease. Held leases are renewed on the crate's own thread if the store allows it, otherwise on the runtime of the first request.
+//! The client owns its leases from before they are requested until their release is confirmed; a user's future owns
+//! none. What follows when a lease is requested, granted or ended is decided here. The tasks that do it in the
+//! background are in `tasks` (requests that are repeated, events, renewals) and `release`; none of them waits for one
+//! request before it handles the next lease. Held leases are renewed on the crate's own thread if the store allows it,
+//! otherwise on the runtime of the first request.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
@@ -48,7 +49,7 @@ pub(super) enum Left {
     Shared,
     /// It was the last one, and the lease was passed on within this client.
     PassedOn,
-    /// This is returned to the store: the lease if it was the last guard, or its permits.
+    /// This must be returned to the store: the lease if it was the last guard, or its permits.
     Owed(PendingRelease),
 }
 
@@ -183,8 +184,8 @@ impl Keeper {
         }
     }
 
-    /// A request was answered, or its grant told, after its lease was given up. If it was executed after the release, the store has a
-    /// record of the lease again.
+    /// A request was answered, or its grant reported, after its lease was given up. If it was executed after the
+    /// release, the store has a record of the lease again.
     pub(super) fn known_again(&self, lease: &Lease) {
         lease.note_grant();
         // If the release is still in flight, `released` looks at the note when it is answered.
@@ -235,7 +236,7 @@ impl Keeper {
 // Held and ended leases
 
 impl Keeper {
-    /// A lease was granted, and nobody has taken it up yet.
+    /// A lease was granted, and no waiter has taken it up yet.
     pub(super) fn granted(&self, lease: &Arc<Lease>, now: Instant) {
         let Some(group) = lease.group() else {
             if let Some(waiter) = lease.waiter() {
@@ -250,8 +251,8 @@ impl Keeper {
             self.request(more);
             handed
         });
-        // Its end must be noticed, because others may want it if whoever was told does not take it up. If it is still filed as
-        // waiting, this is soon enough.
+        // Its end must be noticed, because others may want it if the waiter that was notified does not take it up. If
+        // it is still filed as waiting, this is soon enough.
         if !handed || !lease.is_filed() {
             self.file(lease);
         }
@@ -292,7 +293,7 @@ impl Keeper {
         }
     }
 
-    /// The same, where the first waiter is known already. Returns whether a waiter has the lease now.
+    /// The same, if the first waiter is already known. Returns whether a waiter has the lease now.
     fn offer_to(&self, mut first: Option<(Hold, Option<oneshot::Sender<Told>>)>, lease: &Arc<Lease>) -> bool {
         while let Some((hold, waiter)) = first {
             let token = hold.token;
@@ -328,7 +329,7 @@ impl Keeper {
         self.queue_release(PendingRelease::of(lease));
     }
 
-    /// Nobody waits for this lease any more.
+    /// This lease no longer has a waiter.
     pub(super) fn give_up(&self, lease: &Arc<Lease>) {
         if lease.give_up() {
             self.schedule.forget(lease);
@@ -338,7 +339,7 @@ impl Keeper {
         }
     }
 
-    /// Gives up the requested leases of a group for which nobody waits any more.
+    /// Gives up the requested leases of a group for which there is no waiter left.
     pub(super) fn give_up_surplus(&self, group: &Group) {
         while let Some(id) = with_queue(&self.queues, group, None, Queue::surplus) {
             if let Some(lease) = self.lease(id) {
@@ -347,7 +348,7 @@ impl Keeper {
         }
     }
 
-    /// A hold whose receiver has gone: hands it to the next waiter of the group, or returns the lease to the store.
+    /// A hold whose receiver is gone: hands it to the next waiter of the group, or returns the lease to the store.
     pub(super) fn give_back(&self, hold: &Hold) {
         hold.lease.take_back(hold.token);
         if hold.lease.group().is_some() {
@@ -374,7 +375,7 @@ impl Keeper {
         Some(PendingRelease { next: self.followers(lease), ..PendingRelease::of(lease) })
     }
 
-    /// Its owner, if it has one, does not re-enter by it any more.
+    /// Its owner, if it has one, no longer re-enters through it.
     fn forget_owner(&self, lease: &Lease) {
         if lease.owner().is_some() {
             self.owners.forget(lease);
@@ -392,8 +393,8 @@ impl Keeper {
         self.wanted(queue, lease)
     }
 
-    /// The last guard of a hold has gone: passes the lease on to the next waiter of this client, or ends it. `None` if it had been lost
-    /// before.
+    /// The last guard of a hold is gone: passes the lease on to the next waiter of this client, or ends it. `None` if
+    /// it had been lost before.
     pub(super) fn pass_on(&self, lease: &Arc<Lease>, now: Instant) -> Option<Left> {
         let Some(group) = lease.group() else { return self.back(lease).map(Left::Owed) };
         let passed =
@@ -448,7 +449,7 @@ impl Keeper {
     }
 }
 
-/// The current hold of a lease, for the waiter that has waited longest, if anybody waits. `None` if the lease has no hold to hand
+/// The current hold of a lease, for the waiter that has waited longest, if there is a waiter. `None` if the lease has no hold to hand
 /// out.
 fn next<W>(queue: &mut Queue<W>, lease: &Arc<Lease>, now: Instant) -> Option<(Hold, Option<W>)> {
     let hold = lease.hand().filter(|hold| hold.loss(now).is_none())?;

@@ -33,7 +33,7 @@ pub(crate) struct Lease {
     terms: Arc<Settings>,
     /// The group within which the lease may be passed on, if it may be.
     group: Option<Group>,
-    /// Cancelled when the lease is lost. Created by the first who asks for it.
+    /// Cancelled when the lease is lost. Created when first requested.
     lost: OnceLock<CancellationToken>,
     state: Mutex<State>,
 }
@@ -67,7 +67,7 @@ enum Phase {
         detail: Option<String>,
         /// When to release it, if not at once.
         release_at: Option<Instant>,
-        /// Whether somebody has taken charge of its release.
+        /// Whether its release has been claimed.
         seen_to: bool,
     },
 }
@@ -93,7 +93,7 @@ struct Queued {
     asking: bool,
     /// Whether the first request, which the waiter sends itself, is in flight.
     in_place: bool,
-    /// Whether there was reason to ask again while a request was in flight.
+    /// Whether there was a reason to repeat the request while one was in flight.
     again: bool,
     /// When the keeper repeats the request.
     ask_at: Instant,
@@ -153,7 +153,7 @@ pub(super) enum Outcome {
 pub(super) enum Heard {
     /// The lease is held, and nobody has taken it up yet.
     Granted,
-    /// It is not accepted: the client has to ask the store.
+    /// It is not accepted: the client must ask the store.
     Doubtful,
     /// There is nothing to do.
     Known,
@@ -178,11 +178,11 @@ pub(super) enum Step {
     Wait,
     /// It is lost: release it.
     Release,
-    /// Nothing any more.
+    /// Nothing more.
     Forget,
 }
 
-/// A lease as one holder has it. Its token distinguishes it from earlier and later holds of the same lease.
+/// A lease as held by one holder. Its token distinguishes it from earlier and later holds of the same lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) lease: Arc<Lease>,
@@ -301,14 +301,15 @@ impl Lease {
         match answer {
             Ok(Answer::Granted(grant)) => match self.counted_from(grant, sent, now) {
                 Some(counted_from) => self.hold(&mut state, grant, counted_from, now),
-                // Its time is over, or nearly. Nobody would ask again: whoever asked is told, and asks for another lease.
+                // Its time is over, or nearly. No one would repeat this request: the requester is told, and requests
+                // another lease.
                 None if !self.request.waits => {
                     let outcome = self.hold(&mut state, grant, sent, now);
                     self.lose_in(&mut state, LossReason::Expired, None);
                     outcome
                 }
                 None => {
-                    // Its time is over, or nearly: ask again when it has ended at the store, too.
+                    // Its time is over, or nearly: repeat the request when it has ended at the store, too.
                     (queued.heard, queued.silence) = (now, None);
                     queued.ask_at = now + grant.remaining.unwrap_or_default().max(RETRY);
                     Outcome::Queued
@@ -425,7 +426,7 @@ impl Lease {
         }
     }
 
-    /// The request as it is repeated. `None` if the lease does not wait any more.
+    /// The request as it is repeated. `None` if the lease no longer waits.
     pub(super) fn request_again(&self) -> Option<Request> {
         if !self.waits() {
             return None;
@@ -433,7 +434,7 @@ impl Lease {
         Some(Request { claim: self.claim(), ..self.request.clone() })
     }
 
-    /// Whoever has sent the first request does not wait for its answer any more.
+    /// The sender of the first request no longer waits for its answer.
     pub(super) fn leave_to_keeper(&self, now: Instant) {
         if let Phase::Queued(queued) = &mut self.state.lock().phase {
             (queued.in_place, queued.ask_at) = (false, now);
@@ -539,7 +540,7 @@ impl Lease {
         Some(Hold { lease: Arc::clone(self), token })
     }
 
-    /// The waiter to which the hold was handed has gone: it may be handed to another one.
+    /// The waiter to which the hold was handed is gone: it may be handed to another one.
     pub(super) fn take_back(&self, token: FencingToken) {
         if let Phase::Held(held) = &mut self.state.lock().phase
             && held.token == token
@@ -562,7 +563,7 @@ impl Lease {
         }
     }
 
-    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease has to be returned to
+    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease must be returned to
     /// the store: its turn is over, less than half of its time is left, or it is lost.
     pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
@@ -658,8 +659,8 @@ impl Lease {
         self.loss_in(&mut self.state.lock(), token, now)
     }
 
-    /// The store may still count a lease whose deadline has passed as held. It is released after the margin by which holders are always
-    /// told before others are let in.
+    /// The store may still count a lease whose deadline has passed as held. It is released after the margin by which
+    /// holders are always notified before others are let in.
     fn loss_in(&self, state: &mut State, token: FencingToken, now: Instant) -> Option<LossReason> {
         match &state.phase {
             Phase::Lost { token: lost, reason, .. } if *lost == token => Some(*reason),
@@ -672,7 +673,8 @@ impl Lease {
         }
     }
 
-    /// Ends the lease as lost and notifies everybody in this client. The keeper releases it at the store, at once or at `release_at`.
+    /// Ends the lease as lost and notifies everything in this client that waits for that. The keeper releases it at the
+    /// store, at once or at `release_at`.
     fn lose_in(&self, state: &mut State, reason: LossReason, release_at: Option<Instant>) {
         let Phase::Held(held) = &state.phase else { return };
         let token = held.token;
@@ -705,7 +707,7 @@ impl Held {
     }
 
     fn extend(&mut self, counted_from: Instant, now: Instant) {
-        // Too late if the deadline has passed, even if nobody has noticed yet.
+        // Too late if the deadline has passed, even if this has not been noticed yet.
         if !self.deadline.has_passed(now) {
             self.deadline.extend(counted_from);
         }
@@ -769,7 +771,7 @@ impl Lease {
         self.state.lock().filed.is_some()
     }
 
-    /// Whether the lease may be renewed at `now`, a little early, in order to travel with others.
+    /// Whether the lease may be renewed at `now`, a little early, so that it can be sent with others.
     pub(super) fn may_renew(&self, now: Instant) -> bool {
         matches!(&self.state.lock().phase, Phase::Held(held) if held.may_renew(now))
     }
@@ -802,7 +804,7 @@ impl Lease {
         }
     }
 
-    /// Takes charge of the release of a lost lease, whether or not it is due. `false` if somebody else has.
+    /// Claims the release of a lost lease, whether or not it is due. `false` if it has already been claimed.
     pub(super) fn take_charge(&self) -> bool {
         match &mut self.state.lock().phase {
             Phase::Lost { seen_to, .. } => !std::mem::replace(seen_to, true),
@@ -916,7 +918,7 @@ impl Hold {
         released
     }
 
-    /// Its last guard has gone and the release has finished, with whatever result.
+    /// Its last guard is gone and the release has finished, with any result.
     pub(super) fn give_back(&self) {
         let mut state = self.lease.state.lock();
         let place = state.endings.iter().position(|(token, _)| *token == self.token);

@@ -9,25 +9,25 @@
 //!
 //! Invariants, with the files that maintain them:
 //!
-//! 1. From before it is requested until its release is confirmed, a lease belongs to the client, never to a user's future:
-//!    it is in the keeper's table. Whatever ends it queues or sends its release, so nothing is left behind (`keeper`,
-//!    `release`, `release_queue`).
-//! 2. A user's future sends at most the first request itself (one that does not wait repeats it if the answer is lost), and
-//!    then waits for a message. Dropping it removes it from the client's queue and gives back a hold that it had just been
-//!    handed (`acquire`).
+//! 1. From before it is requested until its release is confirmed, a lease belongs to the client, never to a user's
+//!    future: it is in the keeper's table. Whichever code ends it also queues or sends its release, so nothing is left
+//!    behind (`keeper`, `release`, `release_queue`).
+//! 2. A user's future sends at most the first request itself (one that does not wait repeats it if the answer is lost),
+//!    and then waits for a message. Dropping it removes it from the client's queue and returns a hold that it had just
+//!    been handed (`acquire`).
 //! 3. A lease is held only while its [`Deadline`](deadline::Deadline) is in the future. Every question about it reads the
 //!    clock; no task has to run for a lease to end (`lease`, `deadline`).
-//! 4. A lease ends once. Whoever notices the end first sets the reason and notifies everybody; the keeper releases it. A
-//!    renewal that is confirmed later does not bring it back (`lease`).
+//! 4. A lease ends once. The code that notices the end first sets the reason and notifies all that wait for it; the
+//!    keeper releases it. A renewal that is confirmed later does not bring it back (`lease`).
 //! 5. A pushed grant is accepted only if it names the ticket of the last answer from the store, and is counted from the
-//!    request that was answered. After any other pushed grant the client asks again (`lease`).
-//! 6. A grant that nobody has taken up is not renewed (`lease`).
+//!    request that was answered. After any other pushed grant, the client repeats its request (`lease`).
+//! 6. A grant that no waiter has taken up is not renewed (`lease`).
 //! 7. Several guards may share one hold: guards of an owner that re-entered, and guards that were split off. It ends with the
 //!    last of them (`lease`, `reentry`). One lease may have several holds, one after another, when it is passed on within the
 //!    client (`keeper`, and [`handover`](crate::handover)).
-//! 8. Nothing here blocks but the end of a runtime, which waits up to 100 ms for pending releases (`LastReleases`). Dropping a guard
-//!    needs no runtime: a release waits in a queue until the keeper's task runs again, or is sent from the crate's own thread
-//!    (`release_queue`, `engine`).
+//! 8. Nothing here blocks except the end of a runtime, which waits up to 100 ms for pending releases (`LastReleases`).
+//!    Dropping a guard needs no runtime: a release waits in a queue until the keeper's task runs again, or is sent from
+//!    the crate's own thread (`release_queue`, `engine`).
 
 mod acquire;
 mod deadline;

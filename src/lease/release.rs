@@ -68,7 +68,7 @@ impl Keeper {
         let ends = hold.ends().unwrap_or_else(Instant::now);
         let left = self.leave(hold, permits).map_err(ReleaseError::Lost)?;
         let is_part = matches!(left, Left::Shared | Left::Owed(PendingRelease { keep: 1.., .. }));
-        // When the release is over or dropped, everybody who waits for the end of the hold is notified.
+        // When the release is over or dropped, all that wait for the end of the hold are notified.
         let _giving_back = (!is_part).then(|| guard(hold, Hold::give_back));
         let Left::Owed(pending) = left else { return Ok(()) };
         let answer = if pending.next.is_empty() {
@@ -114,8 +114,8 @@ impl Keeper {
         Ok(released)
     }
 
-    /// Has the keeper's task send the requests that come first and then the release. Others wait for those requests, so they must
-    /// not depend on the caller's future.
+    /// Makes the keeper's task send the preceding requests and then the release. Other waiters depend on those
+    /// requests, so they must not depend on the caller's future.
     async fn release_behind(&self, pending: PendingRelease) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
         self.queue_release(PendingRelease { confirm: Some(confirm), ..pending });
@@ -193,7 +193,7 @@ impl Keeper {
         loop {
             let answer = self.send_release(&pending.lease, pending.keep).await;
             if let Some(confirm) = pending.confirm.take() {
-                // Nobody waits any more if the `release` future was dropped.
+                // The receiver is gone if the `release` future was dropped.
                 let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::again));
             }
             match answer {

@@ -46,17 +46,17 @@ pub(super) struct PendingRelease {
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
     /// the store executes the release.
     pub(super) next: Vec<Arc<Lease>>,
-    /// The channel for the first answer, if somebody waits for it.
+    /// The channel for the first answer, if a caller waits for it.
     pub(super) confirm: Option<oneshot::Sender<Result<Released, BackendError>>>,
 }
 
 impl PendingRelease {
-    /// That of a whole lease.
+    /// The release of a whole lease.
     pub(super) fn of(lease: &Lease) -> Self {
         Self { ttl: lease.terms().ttl, ..Self::orphan(lease.lease_ref().clone()) }
     }
 
-    /// That of a grant to a lease that has ended: its request may have been executed after its release.
+    /// The release of a grant to a lease that has ended: its request may have been executed after its release.
     pub(super) const fn orphan(lease: LeaseRef) -> Self {
         Self { lease, keep: 0, ttl: Duration::ZERO, next: Vec::new(), confirm: None }
     }
@@ -101,7 +101,7 @@ impl ReleaseQueue {
         self.until(|queue| queue.unfinished.is_empty() && done()).await;
     }
 
-    /// Has [`drained`](Self::drained) evaluate its condition again.
+    /// Makes [`drained`](Self::drained) evaluate its condition again.
     pub(super) fn look(&self) {
         self.finished.notify_waiters();
     }
@@ -206,7 +206,7 @@ mod tests {
         queue.pop().unwrap().finish();
         assert!(poll!(&mut finished).is_pending(), "the later one was done first");
         first.finish();
-        // Another one is queued before anybody looks.
+        // Another one is queued before the first is looked at.
         queue.push(orphan(&ids));
         assert!(poll!(&mut finished).is_ready());
     }

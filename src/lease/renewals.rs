@@ -14,14 +14,15 @@ use super::lease::{Lease, List};
 use super::schedule::TOGETHER;
 use crate::backend::{Answered, BackendError};
 
-/// No request is sent while this many renewals are in flight, as many as one request takes, so that a burst of renewals does not hold up
-/// other requests at the store. If more of them wait because the store is far away, the limit is one for every
-/// [`WAITING_PER_UNDER_WAY`] that wait, up to [`MAX_UNDER_WAY`]. This bounds by how many round trips a renewal is late.
+/// No request is sent while this many renewals are in flight, as many as one request takes, so that a burst of renewals
+/// does not hold up other requests at the store. If more of them wait because the store is far away, the limit is one
+/// for every [`WAITING_PER_UNDER_WAY`] that wait, up to [`MAX_UNDER_WAY`]. This limits the number of round trips by
+/// which a renewal can be late.
 const UNDER_WAY: usize = TOGETHER;
 const MAX_UNDER_WAY: usize = 1024;
 const WAITING_PER_UNDER_WAY: usize = 16;
 
-/// Takes out leases that are to be renewed together, if enough of those `under_way` have been answered.
+/// Takes out leases to be renewed together, if enough of those `under_way` have been answered.
 pub(super) fn next_together(waiting: &mut VecDeque<Arc<Lease>>, under_way: usize) -> Option<Vec<Arc<Lease>>> {
     let limit = (waiting.len() / WAITING_PER_UNDER_WAY).clamp(UNDER_WAY, MAX_UNDER_WAY);
     let number = waiting.len().min(TOGETHER);

@@ -1,8 +1,9 @@
-//! When something is due for which lease.
+//! What is due for which lease, and when.
 //!
-//! Leases are filed by the instant at which something is due for them, those that wait and those that are held apart; the task
-//! that tends one of these lists sleeps until its earliest instant. Most leases are held for so short a time that nothing is ever due
-//! for them: so a lease that has just been taken up is only noted, and filed if it is still held a little later.
+//! Leases are filed by the instant at which something is due for them, those that wait and those that are held apart;
+//! the task that tends one of these lists sleeps until its earliest instant. Most leases are held so briefly that
+//! nothing is ever due for them, so a lease that has just been taken up is only noted, and filed if it is still held a
+//! little later.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -155,7 +156,7 @@ impl Due {
     fn add_recent(&mut self, lease: Arc<Lease>) {
         if self.recent.len() >= self.prune_recent_at.max(MANY) {
             self.recent.retain(|lease| lease.is_kept());
-            // The effort is constant per lease, however many are still held.
+            // The effort per lease is constant, no matter how many are still held.
             self.prune_recent_at = self.recent.len() * 2;
         }
         self.recent.push(lease);

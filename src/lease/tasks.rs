@@ -30,7 +30,7 @@ impl Keeper {
     ) {
         self.without_runtime.store(false, Ordering::SeqCst);
         self.take_over(held_too);
-        // Tasks of their own, so that a message does not wake those that send releases, and the other way round.
+        // Separate tasks, so that a message does not wake those that send releases, and vice versa.
         let queued = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).keep_queued(events)));
         let held = async {
             if held_too {
@@ -39,7 +39,7 @@ impl Keeper {
                 std::future::pending().await
             }
         };
-        // The task ends when no release is pending any more. The others never end, unless they panic.
+        // The task ends when no release is pending. The others never end, unless they panic.
         tokio::select! {
             () = self.send_releases(&abandoned) => {}
             _ = queued => {}
@@ -113,7 +113,7 @@ impl Keeper {
         std::future::pending().await
     }
 
-    /// Does what is due for every lease of a list. Returns those that are to be requested, or renewed.
+    /// Does what is due for every lease of a list. Returns those that must be requested or renewed.
     fn tend(&self, list: List, now: Instant) -> Vec<Arc<Lease>> {
         let (mut send, mut file) = (Vec::new(), Vec::new());
         for lease in self.schedule.take_due(list, now) {

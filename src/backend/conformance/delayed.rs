@@ -49,18 +49,21 @@ pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind
         answers.mark_unchanged();
         hold_back.send_replace(HeldBack::Events);
         one.until_waiting(1).await;
-        // The client must know its new place before it hears of the old one.
+        // The client must know its new place before it learns of the old one.
         answers.changed().await.expect("the client exists");
         hold_back.send_replace(HeldBack::Nothing);
         let believed = timeout(one.ttl, &mut waiting).await;
-        assert!(believed.is_err(), "the grant of an old ticket was believed beside the next holder");
+        assert!(
+            believed.is_err(),
+            "the grant of an old ticket was accepted while the next holder had the lock"
+        );
     };
     other.keeping(next.lease.id, told_late).await;
     assert_eq!(other.release(next.lease.id).await, Released::Held);
     let guard = one.within(one.ttl + one.slack, "the late one", waiting).await.expect("it is granted");
     assert!(guard.token() > served.token, "an older token after a newer one");
     guard.release().await.expect("it is held to the end");
-    late.shutdown().await.expect("nothing is left to be released");
+    late.shutdown().await.expect("nothing is left to release");
     one.assert_empty().await;
 }
 
@@ -74,7 +77,7 @@ async fn acquire(client: Client, kind: Kind, name: String, ttl: Duration) -> Res
     }
 }
 
-/// What is held back at the moment.
+/// What is currently held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeldBack {
     Nothing,
@@ -92,7 +95,7 @@ struct Delayed {
 
 impl Delayed {
     async fn pass(&self) {
-        // If the sender is gone, nothing is held back any more.
+        // If the sender is gone, nothing is held back.
         let _ = self.held_back.clone().wait_for(|held| *held != HeldBack::Everything).await;
     }
 }

@@ -64,7 +64,7 @@ pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harn
     let (backend, other) = (store.client().await, store.client().await);
     let kinds = KINDS.into_iter().filter(|kind| backend.capabilities().kinds.contains(kind));
     let mut renewals = Vec::new();
-    // None is to expire while the others are granted.
+    // None may expire while the others are granted.
     for (kind, times) in kinds.flat_map(|kind| [(kind, 10), (kind, 20)]) {
         let taken = if kind.is_semaphore() { LossReason::Expired } else { LossReason::Taken };
         for (lost, again) in [(None, false), (Some(LossReason::Expired), false), (Some(taken), true)] {

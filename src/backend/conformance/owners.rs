@@ -22,14 +22,18 @@ pub async fn point_11_an_owner_comes_in_again(store: &dyn Harness) {
     one.until_waiting(1).await;
 
     for _ in 0..2 {
-        assert_eq!(other.grant(&second).await.token, token, "past the one who waits, and twice is once");
+        assert_eq!(
+            other.grant(&second).await.token,
+            token,
+            "admitted ahead of the waiter, and a repeated request changes nothing"
+        );
     }
     assert_eq!(one.inspect().await.holders.len(), 2);
     assert_eq!(one.release(first.lease.id).await, Released::Held);
     assert_eq!(one.renew(first.lease.id).await, Renewal::Lost(LossReason::Taken));
     assert_eq!(other.renew(second.lease.id).await, Renewal::Renewed);
-    assert!(timeout(one.slack / 5, &mut waiting).await.is_err(), "let in while the owner had a hold");
+    assert!(timeout(one.slack / 5, &mut waiting).await.is_err(), "admitted while the owner had a hold");
     assert_eq!(other.release(second.lease.id).await, Released::Held);
-    let (next, _) = one.within(one.slack, "the one who waits", waiting).await;
+    let (next, _) = one.within(one.slack, "the waiter", waiting).await;
     assert!(next.token > token);
 }

@@ -47,14 +47,14 @@ pub async fn point_13_one_limit_is_in_force(store: &dyn Harness, kind: Kind) {
     one.until_waiting(1).await;
     let changed = two.backend.set_limit(&two.resource, 3, two.ttl).await.expect("the store answers");
     assert_eq!(changed, Limit::new(3, met.version), "the same version, changed");
-    one.within(one.slack, "the waiter, when the limit grew", waiting).await;
+    one.within(one.slack, "the waiter, after the limit was increased", waiting).await;
     let one = stating(&one, met);
     let followed = one.grant(&one.request()).await.limit;
-    assert_eq!(followed, Some(changed), "who has met a limit is told how it changed");
+    assert_eq!(followed, Some(changed), "a client that knows the version learns the new limit");
 
     two.backend.set_limit(&two.resource, 1, two.ttl).await.expect("the store answers");
     let now = one.inspect().await;
-    assert_eq!((now.limit, now.in_use), (Some(1), 3), "nothing is taken away");
+    assert_eq!((now.limit, now.in_use), (Some(1), 3), "nothing is revoked");
     one.release(holder.lease.id).await;
     assert!(matches!(one.ask(&one.request()).await, Answer::Busy { .. }));
     let newcomer = stating(&two, Limit::stated(3));

@@ -23,7 +23,7 @@ pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: 
     if one.backend.capabilities().wakes == Wakes::Pushed {
         let grant = timeout(one.slack, async {
             loop {
-                match told.recv().await.expect("the store tells") {
+                match told.recv().await.expect("the store sends events") {
                     Event::Granted { lease, ticket, .. } if lease == waiter.lease => return ticket,
                     _ => {}
                 }
@@ -31,13 +31,13 @@ pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: 
         });
         assert_eq!(grant.await.expect("the grant is reported"), place.ticket, "the ticket of another place");
     }
-    // The waiter ignores it and repeats its request when the grant has ended and somebody else holds the resource.
+    // The waiter ignores it and repeats its request when the grant has ended and another client holds the resource.
     let next = one.request_waiting();
     let (next_grant, _) = one.within(one.ttl + one.slack, "the next one", one.wait(next.clone())).await;
     let unheard = asked.elapsed();
     assert!(
         unheard <= one.ttl + one.slack / 2,
-        "an unheard grant lasted until {unheard:?} after it was asked for"
+        "an unnoticed grant lasted until {unheard:?} after its request"
     );
     let again = one.keeping(next.lease.id, other.queue(&waiter)).await;
     assert!(again.ticket != place.ticket, "a ticket was used twice");

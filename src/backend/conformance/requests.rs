@@ -19,7 +19,7 @@ pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness, kind: Kin
     let left = again.remaining.expect("granted before");
     assert!(
         left <= one.ttl * 5 / 6 + Duration::from_millis(1),
-        "asking again prolonged the lease to {left:?}"
+        "repeating the request extended the lease to {left:?}"
     );
 
     let waiter = other.request_waiting();
@@ -34,7 +34,7 @@ pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness, kind: Kin
     assert_eq!(one.release(holder.lease.id).await, Released::Held);
     let next = other.grant(&waiter).await;
     assert!(next.token > first.token);
-    assert_eq!(one.release(holder.lease.id).await, one.not_ours(), "a release sent again must find nothing");
+    assert_eq!(one.release(holder.lease.id).await, one.not_ours(), "a repeated release must find nothing");
     assert_eq!(other.release(waiter.lease.id).await, Released::Held);
     one.assert_empty().await;
 }

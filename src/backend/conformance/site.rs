@@ -51,7 +51,7 @@ impl Site {
         let (mut events, tell) = (backend.events(), told.clone());
         let hears = tokio::spawn(async move {
             while let Some(event) = events.next().await {
-                // Nobody may be listening at the moment.
+                // There may be no listener.
                 let _ = tell.send(event);
             }
         });
@@ -122,7 +122,7 @@ impl Site {
                 let queued = match site.ask(&request).await {
                     Answer::Granted(grant) => return (grant, site.counted_from(grant, sent)),
                     Answer::Queued(queued) => queued,
-                    Answer::Busy { .. } => panic!("a request that waits was told that it does not"),
+                    Answer::Busy { .. } => panic!("a waiting request was answered as one that does not wait"),
                 };
                 let pause = queued.ask_again_in.map_or(site.ttl / 3, |pause| pause.min(site.ttl / 3));
                 let heard = timeout(pause, async {
@@ -193,7 +193,7 @@ impl Site {
             }
         };
         tokio::select! {
-            () = kept => unreachable!("goes on for ever"),
+            () = kept => unreachable!("it never ends"),
             output = work => output,
         }
     }
@@ -213,7 +213,7 @@ impl Site {
                 sleep(Duration::from_millis(1)).await;
             }
         };
-        assert!(timeout(self.slack * 10, arrived).await.is_ok(), "there never were {count} waiters");
+        assert!(timeout(self.slack * 10, arrived).await.is_ok(), "there were never {count} waiters");
     }
 
     pub(super) async fn assert_empty(&self) {

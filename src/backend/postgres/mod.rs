@@ -14,7 +14,7 @@
 //! | `failure` | errors of PostgreSQL in words, and what follows from them |
 //! | `text` | text that PostgreSQL can store |
 //!
-//! In which order changes are carried out, and by which connection, is in [`records`](super::records).
+//! In which order changes are carried out, and by which connection, is in `backend::records`.
 //!
 //! All connections are carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
 

@@ -6,7 +6,7 @@
 //! small calls, whose fixed cost few operations share, grow with the next turn. So a client with thousands of tasks is limited neither
 //! by system calls nor by round trips, and one with a single task loses nothing.
 //!
-//! * Queued operations are sent by tasks of their own. No operation depends on whether another caller's future is polled.
+//! * Separate tasks send queued operations. No operation depends on whether another caller's future is polled.
 //! * Operations are sent in the order in which they were called. Otherwise the release of a request that was given up could
 //!   reach the server before the request.
 //! * An operation whose future is dropped while it is queued is not sent.
@@ -57,7 +57,7 @@ impl Transport {
         let code = operation.script.code();
         let direct = code.and_then(|_| self.go_direct(operation.resource.kind));
         match code {
-            // It does not wait for ever: the calls before it have a timeout, and then the queue is rejected.
+            // It does not wait forever: the calls before it have a timeout, and then the queue is rejected.
             Some(code) if direct.is_none() => {
                 let answered = self.enqueue(code, operation);
                 Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
@@ -147,7 +147,7 @@ impl Transport {
         let mut state = self.state.lock();
         state.in_flight -= answered;
         let mut operations = Vec::new();
-        // A drain that is not needed any more leaves the rest to the others.
+        // A drain that is no longer needed leaves the rest to the others.
         let needed = state.queue.front().is_some_and(|first| {
             let kind = first.operation.resource.kind;
             state.drains == 1 || state.are_worth_a_call(state.queue.len(), kind, state.calls() - 1)
@@ -267,7 +267,7 @@ impl Transport {
         }
     }
 
-    /// If grants may have been lost and the server answers again, has all waiting requests repeated.
+    /// If grants may have been lost and the server answers again, makes all waiting requests repeat.
     fn make_up(&self, answer: &Result<Value, CallError>) {
         if answer.is_ok()
             && self.unheard.load(Ordering::Relaxed)
@@ -286,7 +286,8 @@ impl Transport {
         }
     }
 
-    /// The server does not answer, or cannot be reached: rejects what is queued, so that it need not wait for a timeout of its own.
+    /// The server does not answer, or cannot be reached: rejects what is queued, so that it need not wait for its own
+    /// timeout.
     fn turn_away(&self, why: &str) {
         let queue = mem::take(&mut self.state.lock().queue);
         tell_all(queue, &CallError::NotSent(why.to_owned()));
@@ -315,7 +316,8 @@ impl Drain {
 }
 
 impl Drop for Drain {
-    /// If the task ended with its runtime and was the last one, nobody else would send what is queued, so that is dropped.
+    /// If the task ended with its runtime and was the last one, nothing would send the queued operations, so they are
+    /// dropped.
     fn drop(&mut self) {
         if !self.working {
             return;

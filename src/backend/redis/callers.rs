@@ -1,5 +1,5 @@
-//! The connections on the caller's runtime: those for commands, and one that is subscribed. If that runtime ends, the next call makes
-//! them again on its own.
+//! The connections on the caller's runtime: those for commands, and one that is subscribed. If that runtime ends, the
+//! next call reopens them on its own runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +22,9 @@ pub(super) struct CallersConnections {
     channel: Channel,
     closed: CancellationToken,
     tasks: Mutex<Tasks>,
-    /// Whether it has been proved once that messages are delivered.
+    /// Whether message delivery has been verified once.
     proved: AtomicBool,
-    /// Held while they are made again.
+    /// Held while they are reopened.
     reviving: tokio::sync::Mutex<()>,
 }
 
@@ -53,7 +53,7 @@ impl CallersConnections {
         })
     }
 
-    /// Connects for the first time, and proves that messages are delivered.
+    /// Connects for the first time, and verifies that messages are delivered.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
         for commands in &self.commands {
             self.keep(commands.connect(self.closed.clone()).await?);
@@ -94,7 +94,8 @@ impl CallersConnections {
             || self.commands.iter().any(Commands::have_ended)
     }
 
-    /// Connects, for the first time or again, from the current runtime, in a task of its own: a caller that gives up, or is not polled, hinders nobody.
+    /// Connects, for the first time or again, from the current runtime, in a separate task: a caller that gives up, or
+    /// is not polled, blocks no other caller.
     pub(super) async fn revive(self: &Arc<Self>) -> Result<(), BackendError> {
         let revived = tokio::spawn(Arc::clone(self).connect_missing());
         revived.await.unwrap_or_else(|gone| Err(BackendError::NotSent { source: gone.into() }))

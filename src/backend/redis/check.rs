@@ -1,4 +1,4 @@
-//! A look at a server: whether it can carry locks, and what its user should know.
+//! Checks of a server: whether it can be used for locks, and what its user should know.
 
 use futures::FutureExt;
 use futures::future::try_join4;
@@ -11,9 +11,9 @@ use crate::backend::{Finding, Severity};
 const COMMANDS: &str = "DEL EXISTS GET SET APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET \
      HSETNX ZADD ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYSCORE ZREVRANGE ZSCORE PUBSUB";
 
-/// Calls each command of a list on keys that are gone afterwards, and returns those that this user may not run. What else goes
-/// wrong, because the user may not use these keys, say, does not matter. The answers of servers differ: "no permissions to run the
-/// 'x' command" from version 7, "can't run this command" before.
+/// Calls each command of a list on keys that are deleted afterwards, and returns those that this user may not run.
+/// Other errors, for instance because the user may not use these keys, do not matter. The answers of servers differ:
+/// "no permissions to run the 'x' command" from version 7, "can't run this command" before.
 const TRY_COMMANDS: &str = "local denied, key = {}, KEYS[1]
 local args = {
   DEL = {key}, EXISTS = {key}, GET = {key}, SET = {key, '', 'XX'}, APPEND = {key .. '1', ''}, PEXPIRE = {key, 1}, PEXPIREAT = {key, 1},
@@ -34,7 +34,7 @@ redis.pcall('DEL', key .. '1')
 redis.pcall('DEL', key .. '2')
 return denied";
 
-/// What is asked about besides what holds everywhere.
+/// What to check in addition to what is always checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     /// Whether the server should be a node of a cluster.
@@ -43,7 +43,7 @@ pub(super) struct Expected {
     pub(super) has_replicas: bool,
 }
 
-/// Looks at the server of a link. What the user may not ask for is left out.
+/// Checks the server of a link. Whatever the user may not query is left out.
 pub(super) async fn look(
     link: &dyn Link,
     expected: Expected,
@@ -85,7 +85,7 @@ pub(super) async fn look(
     Ok(findings)
 }
 
-/// What a server says about itself to everybody, in its answer to HELLO.
+/// What a server tells every user about itself, in its answer to HELLO.
 #[derive(Debug, Default)]
 pub(super) struct Hello {
     version: Option<String>,
@@ -94,7 +94,7 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    /// Asks again what the client library has asked before: nothing changes by that, and every user may ask.
+    /// Repeats a query that the client library has already sent: it changes nothing, and every user may send it.
     pub(super) async fn of(link: &dyn Link) -> Result<Self, CallError> {
         let answer = allowed(command(link, &["HELLO", "3"]).await)?;
         let field = |name: &str| {
@@ -109,7 +109,7 @@ impl Hello {
         self.role.as_deref() == Some("replica")
     }
 
-    /// Why the server cannot be used, whoever the user is, and whether or not it is a replica.
+    /// Why the server cannot be used, by any user, whether or not it is a replica.
     pub(super) fn refusal(&self, in_cluster: bool) -> Option<String> {
         match self.mode.as_deref() {
             Some("cluster") if !in_cluster => {
@@ -128,7 +128,7 @@ impl Hello {
     }
 }
 
-/// The commands that this user may not run, but has to.
+/// The required commands that this user may not run.
 async fn denied(link: &dyn Link, expected: Expected, channel: &str) -> Result<Vec<String>, CallError> {
     let mut denied = Vec::new();
     // No script has this digest. First, because a client library may give up a link on which a node answers that its cluster is down.
@@ -136,7 +136,7 @@ async fn denied(link: &dyn Link, expected: Expected, channel: &str) -> Result<Ve
     if expected.has_replicas {
         denied.extend(denies(link, &["WAIT", "0", "0"]).await?);
     }
-    // Under the default prefix, so that a user with no other rights than those of `docs/acl.md` may use it.
+    // Under the default prefix, so that a user with only the permissions of `docs/acl.md` may use it.
     let key = format!("{{lock:leasehold-check-{}}}", uuid::Uuid::new_v4().simple());
     match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, channel]).await {
         Ok(answer) => {
@@ -164,7 +164,7 @@ fn is_denied(error: &CallError) -> bool {
     matches!(error, CallError::Answer(text) if text.starts_with("NOPERM") && text.contains("to run"))
 }
 
-/// The answer, unless this user may not have it.
+/// The answer, unless this user has no permission for it.
 fn allowed(answer: Result<Value, CallError>) -> Result<Option<Value>, CallError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

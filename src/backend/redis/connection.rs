@@ -1,8 +1,8 @@
-//! One connection to the server: connected again whenever it is lost, until it is closed.
+//! One connection to the server: reconnected whenever it is lost, until it is closed.
 //!
-//! A connection that was lost may still carry requests, in a buffer of the network or of a server that did not run for a while. If one
-//! were executed after the release of its lease, it would hold a lock for nobody. So before a new link is used, the server
-//! is asked to close the previous one; what is on that is then not executed any more.
+//! A connection that was lost may still carry requests, in a buffer of the network or of a server that was stopped for
+//! a while. If one were executed after the release of its lease, it would take a lock that nobody uses. So before a new
+//! link is used, the server is asked to close the previous one; requests on it are then no longer executed.
 //!
 //! The client libraries do not notice a server that hangs while commands are still being written: if nothing is answered for two
 //! timeouts, the link is replaced.
@@ -31,7 +31,7 @@ use super::value::Value;
 use crate::backend::{BackendError, Status};
 use crate::sync::Mutex;
 
-/// The first pause before connecting is tried again, and the longest: a lease of 3 s has to survive an outage of 2 s.
+/// The first and the longest pause before retrying to connect: a lease of 3 s must survive an outage of 2 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// After how many reply timeouts without any answer the link is replaced.
@@ -44,7 +44,7 @@ pub(super) struct Timeouts {
     pub(super) reply: Duration,
 }
 
-/// What all connections of a client have in common.
+/// The common data of all connections of a client.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionSettings {
     pub(super) connector: Arc<dyn Connector>,
@@ -60,7 +60,7 @@ impl ConnectionSettings {
     }
 }
 
-/// Adds what to do to answers that are given to newcomers.
+/// Adds advice to errors that a server gives to new connections.
 fn in_plain_words(error: CallError) -> CallError {
     let CallError::Answer(text) = &error else { return error };
     let advice = if text.starts_with("NOAUTH") {
@@ -82,12 +82,12 @@ pub(super) struct Connection {
     route: Arc<dyn Route>,
     pub(super) timeouts: Timeouts,
     status: ConnectionStatus,
-    /// The present link, while there is one.
+    /// The current link, while there is one.
     link: watch::Sender<Option<Arc<dyn Link>>>,
-    /// Whether no task keeps it connected any more.
+    /// Whether there is no longer a task that keeps it connected.
     ended: AtomicBool,
     silence: Mutex<Silence>,
-    /// Why it is not connected at the moment.
+    /// Why it is currently not connected.
     failure: Mutex<Option<CallError>>,
     /// Its name at the server, unlike that of any other: a restarted server assigns the same ids again.
     name: String,
@@ -98,9 +98,9 @@ pub(super) struct Connection {
 /// How long the server has been silent.
 #[derive(Debug, Default)]
 struct Silence {
-    /// Since when nothing has been answered on the present link.
+    /// Since when nothing has been answered on the current link.
     since: Option<Instant>,
-    /// When the present link was opened: earlier calls say nothing about it.
+    /// When the current link was opened: earlier calls say nothing about it.
     opened: Option<Instant>,
     /// Whether that has been reported.
     is_reported: bool,
@@ -170,7 +170,7 @@ impl Connection {
         runtime.spawn(async move { driven.stay_connected(closed, tell).await })
     }
 
-    /// Whether no task keeps it connected any more, because the runtime of the task has ended.
+    /// Whether there is no longer a task that keeps it connected, because the runtime of the task has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -185,17 +185,17 @@ impl Connection {
         let _ = self.links().wait_for(Option::is_none).await;
     }
 
-    /// The links to come, and the present one.
+    /// The current link and future ones.
     pub(super) fn links(&self) -> watch::Receiver<Option<Arc<dyn Link>>> {
         self.link.subscribe()
     }
 
-    /// The present link, if there is one.
+    /// The current link, if there is one.
     pub(super) fn present_link(&self) -> Option<Arc<dyn Link>> {
         self.link.borrow().clone()
     }
 
-    /// The present link. Waits for one for as long as an answer may take.
+    /// The current link. Waits for one for as long as an answer may take.
     pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
         if let Some(link) = self.present_link() {
             return Ok(link);
@@ -235,8 +235,9 @@ impl Connection {
         answer
     }
 
-    /// Records since when nothing has been answered; if that is too long ago, or the server is not a primary any more or demands to log in,
-    /// the link is replaced. The number of timeouts does not matter: the calls may have been sent together, or have had short timeouts.
+    /// Records since when nothing has been answered; if that is too long ago, or the server is no longer a primary or
+    /// demands a login, the link is replaced. The number of timeouts does not matter: the calls may have been sent
+    /// together, or have had short timeouts.
     pub(super) fn note(&self, answer: &Result<Value, CallError>, sent: Instant) {
         let mut silence = self.silence.lock();
         if !matches!(answer, Err(CallError::Timeout(_))) {
@@ -296,7 +297,7 @@ impl Connection {
                         return link.close().await;
                     }
                     tracing::debug!("the connection was lost, connecting again");
-                    // First the reason, for those who are told that there is no link.
+                    // The reason first, for those that are notified that there is no link.
                     self.failed(&server.to_string(), CallError::Lost("the connection was lost".to_owned()));
                     self.link.send_replace(None);
                 }
@@ -323,14 +324,15 @@ impl Connection {
         *self.failure.lock() = Some(reason);
     }
 
-    /// Opens a link, and has the server close those before it.
+    /// Opens a link, and makes the server close earlier ones.
     async fn open(&self) -> Result<(Arc<dyn Link>, Server), CallError> {
         let server = self.route.server().await?;
         let link = self.settings.open(&server).await?;
         let prepare = async {
             self.route.check(&*link).await?;
             match self.close_earlier(&*link).await {
-                // This user may not do that, or the server does not support it. Releases go on without this safeguard.
+                // This user may not do that, or the server does not support it. Releases continue without this
+                // safeguard.
                 Err(error) if is_refusal(&error) => {
                     tracing::debug!(%error, "connections that were lost are not closed by the server");
                     Ok(())
@@ -351,7 +353,7 @@ impl Connection {
         let (set_name, get_id) = (["CLIENT", "SETNAME", &self.name], ["CLIENT", "ID"]);
         let (_, id) = try_join(command(link, &set_name), command(link, &get_id)).await?;
         let now = id.as_i64();
-        // Also those of which the server has not closed the last one yet, if this fails.
+        // If this fails, also those that the server has not closed yet.
         earlier.extend(now);
         for id in earlier.iter().filter(|id| Some(**id) != now) {
             let id = &id.to_string();

@@ -1,14 +1,15 @@
 //! Links of [fred](https://docs.rs/fred). The only module that uses it.
 //!
-//! Properties of fred, and how they are dealt with here:
+//! Properties of fred, and how they are handled here:
 //!
-//! * It repeats a command whose reply was lost, connects again, and sends what was queued in the meantime: all switched off, so that
-//!   an unknown outcome is reported as such, and nothing is sent on a connection that the caller does not know of.
+//! * It repeats a command whose reply was lost, reconnects, and sends what was queued in the meantime: all of this is
+//!   switched off, so that an unknown outcome is reported as such, and nothing is sent on a connection that the caller
+//!   does not know about.
 //! * Dropping a future does not withdraw its command: every command also has a timeout within fred.
 //! * Dropping its clients leaks the connection, and so does dropping `init` before it is done: a link is opened in a task that is
 //!   never dropped, and its driver is aborted with it.
 //! * If its driver has ended, commands hang: they fail as soon as that is seen.
-//! * It says HELLO as a line of words, in which credentials with spaces would be several: they are quoted.
+//! * It sends HELLO as a line of words, in which credentials with spaces would be several words: they are quoted.
 //! * By default it waits for 10 s and queues without limit: changed below.
 
 use std::pin::Pin;
@@ -44,7 +45,7 @@ const MAX_QUEUED_COMMANDS: usize = 65_536;
 /// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
 const MESSAGE_BUFFER: usize = 4096;
 
-/// The target of a configuration of fred, whose credentials stay there.
+/// The target of a fred configuration, in which the credentials stay.
 #[cfg_attr(not(feature = "fred"), allow(dead_code))]
 pub(super) fn target(config: &Config) -> Target {
     let tcp = |server: &FredServer| Server::Tcp { host: server.host.to_string(), port: server.port };
@@ -85,7 +86,7 @@ impl FredConnector {
             Server::Tcp { host, port } => ServerConfig::new_centralized(host.as_str(), *port),
             Server::Unix(path) => ServerConfig::Unix { path: path.clone() },
         };
-        // What the configuration says holds unless the URL says something else.
+        // The configuration applies unless the URL says something else.
         config.username = login.user.as_deref().map(inline).or(config.username);
         if let Some(password) = &login.password {
             config.password = Some(inline(password));
@@ -258,12 +259,12 @@ fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     Box::into_pin(Box::write(place, make()))
 }
 
-/// fred wants to know that it is UTF-8.
+/// fred requires UTF-8.
 fn text(bytes: &Bytes) -> Str {
     Str::from_inner(bytes.clone()).unwrap_or_default()
 }
 
-/// A word of a command that is sent as a line. Quoted only if it has to be, because not every server knows quotes.
+/// A word of a command that is sent as a line. Quoted only if necessary, because not every server knows quotes.
 fn inline(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\'' | b'\\');
     if !word.is_empty() && word.bytes().all(is_plain) {

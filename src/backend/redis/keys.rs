@@ -5,15 +5,15 @@
 //! | `lock:N` | string | `<lease id> <token>` of the holder, and more (`value.lua`) | with the lease |
 //! | `{lock:N}:queue` | sorted set | the waiting lease ids, in the order of their places; a gap (`gap.lua`) | within two TTLs after the last request |
 //! | `{lock:N}:waiters` | hash | a record of each of them | likewise |
-//! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, by the time they end | with the lock |
+//! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, scored by the time at which they end | with the lock |
 //! | `{lock:}:fence` | string | the last fencing token of all locks of this prefix | a day after the last grant |
 //!
 //! | key | type | content | expires |
 //! |---|---|---|---|
-//! | `semaphore:N` | sorted set | the holders' lease ids by the time their leases end | with the last holder (1) |
+//! | `semaphore:N` | sorted set | the holders' lease ids, scored by the time at which their leases end | with the last holder (1) |
 //! | `{semaphore:N}:holds` | hash | permits and token of each holder | with the last holder (1) |
 //! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
-//! | `{semaphore:N}:state` | string | the limit, the permits in use, and more | two to four TTLs after nobody holds or waits |
+//! | `{semaphore:N}:state` | string | the limit, the permits in use, and more | two to four TTLs after the last use |
 //! | `{semaphore:}:fence` | string | not less than the last token of any semaphore of this prefix | likewise |
 //!
 //! (1) Within two TTLs after the last grant or renewal in any case.
@@ -22,9 +22,9 @@
 //! that of the prefix. A key, or a prefix, with a hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. One with a
 //! `}` that closes no tag cannot be a tag itself; its other keys have as their tag the smallest number that hashes to its slot.
 //!
-//! Because the whole first key is part of the others, different names never share a key; and because the whole prefix is part of the
-//! fence, different prefixes share none. Names whose key starts with `{` and ends as those do are rejected (`name.rs`), so no
-//! lock can be a fence, whatever its prefix; that of the empty prefix is `{}:fence`.
+//! Because the whole first key is part of the others, different names never share a key; and because the whole prefix
+//! is part of the fence, different prefixes share none. Names whose key starts with `{` and ends as those do are
+//! rejected (`name.rs`), so no lock can be a fence, with any prefix; the fence of the empty prefix is `{}:fence`.
 
 use std::borrow::Cow;
 use std::mem;
@@ -41,9 +41,9 @@ use crate::backend::Resource;
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The keys with which a script is called: the lock or semaphore, its queue, and the fence of its prefix. Each key costs as much as
-/// a command, so the scripts make the names of the other keys from that of the queue; in the `slot` of a cluster, where a node has to
-/// know them all, they come after these. One allocation for all of them.
+/// The keys with which a script is called: the lock or semaphore, its queue, and the fence of its prefix. Each key
+/// costs as much as a command, so the scripts derive the names of the other keys from that of the queue; in the `slot`
+/// of a cluster, where a node must know them all, they come after these. One allocation for all of them.
 pub(super) fn of(resource: &Resource, slot: Option<u16>) -> Vec<Bytes> {
     let key = &*resource.key;
     let mut text = String::with_capacity(3 * (key.len() + 10));
@@ -145,7 +145,7 @@ mod tests {
     use crate::backend::Kind;
     use crate::name;
 
-    /// All keys of a resource, those that the scripts name included. The last one is the fence.
+    /// All keys of a resource, including those that the scripts derive. The last one is the fence.
     fn text(prefix: &str, name: &str) -> Vec<String> {
         let resource = Resource::named(prefix, name, Kind::Mutex);
         let keys = of(&resource, None);

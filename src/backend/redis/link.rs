@@ -1,7 +1,8 @@
-//! One established connection to one server: all that this crate needs of a client library.
+//! One established connection to one server: all that this crate needs from a client library.
 //!
-//! There is one implementation per library (`fred`). A link is never connected again: when it has ended, the `connection` opens
-//! another one. So whatever was sent on a link is executed before that link's end, or not at all once the server has closed it.
+//! There is one implementation per library (`fred`). A link is never reconnected: when it has ended, the `connection`
+//! opens another one. So whatever was sent on a link is executed before that link's end, or not at all once the server
+//! has closed it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ pub(super) trait Link: fmt::Debug + Send + Sync {
     /// Cancelled when the connection has ended.
     fn ended(&self) -> &CancellationToken;
 
-    /// Closes the connection in good order. Takes no longer than twice the timeout for replies.
+    /// Closes the connection cleanly. Takes no longer than twice the timeout for replies.
     fn close(&self) -> BoxFuture<'_, ()>;
 
     /// Closes the connection at once.
@@ -78,7 +79,7 @@ pub(super) async fn command(link: &dyn Link, words: &[&str]) -> Result<Value, Ca
 pub(super) enum Message {
     /// A message of the channel.
     Text(Bytes),
-    /// So many messages were lost.
+    /// This many messages were lost.
     Lost(u64),
 }
 
@@ -99,8 +100,9 @@ pub(super) enum CallError {
     Answer(String),
 }
 
-/// Answers after which the command has certainly not been executed: those of a server that is starting, stopping, a replica, or busy
-/// with a script that runs for too long, or that does not know any more who is connected (it did when the link was opened).
+/// Answers after which the command has certainly not been executed: those of a server that is starting, stopping, a
+/// replica, or busy with a script that runs for too long, or that no longer knows who is connected (it did when the
+/// link was opened).
 const NOT_EXECUTED: [&str; 7] =
     ["LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOAUTH"];
 

@@ -35,7 +35,7 @@ pub(super) async fn acquire(
     read_answer(&answer).ok_or_else(|| unreadable(script))
 }
 
-// A function of its own, so that the future that waits for the answer does not contain these variables.
+// A separate function, so that the future that waits for the answer does not contain these variables.
 fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
     let owner = request.claim.owner();
     let script = if owner.is_some() { &ACQUIRE_OWNED } else { &ACQUIRE };
@@ -93,7 +93,7 @@ pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<R
     let operation = to_renew(renew);
     let script = operation.script;
     match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
-        // Somebody has stored something else under the key of the lock.
+        // Another program has stored something else under the key of the lock.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_str() {
             Some(RENEWED) => Ok(Renewal::Renewed),
@@ -176,7 +176,7 @@ fn read_answer(answer: &Value) -> Option<Answer> {
     }
 }
 
-/// What stands under a lock's key (`value.lua`): lease id, token, owner. `None` for what another library has put there.
+/// The value of a lock's key (`value.lua`): lease id, token, owner. `None` for the value of another library.
 fn read_value(value: &str) -> Option<(&str, FencingToken, Option<&str>)> {
     let (id, rest) = value.split_once(' ')?;
     let (token, owner) = rest.split_once('/').map_or((rest, None), |(token, owner)| (token, Some(owner)));

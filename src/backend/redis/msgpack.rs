@@ -18,7 +18,7 @@ pub(super) fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
     packed.extend_from_slice(text);
 }
 
-/// What comes before a text of that many bytes, and its length.
+/// The header of a text of that many bytes, and the header's length.
 pub(super) fn header_of_text(bytes: usize) -> ([u8; 5], usize) {
     match u8::try_from(bytes) {
         Ok(short @ ..0x20) => ([0xa0 | short, 0, 0, 0, 0], 1),

@@ -39,7 +39,7 @@ pub(super) struct Notifications {
     queued: Mutex<HashSet<u64>>,
     /// Notified when the subscription may have failed.
     suspect: Notify,
-    /// Whether a grant that is pushed has to be asked for, because it counts only when replicas have it.
+    /// Whether a pushed grant must be confirmed by a request, because it counts only when replicas have it.
     confirms: bool,
 }
 
@@ -50,7 +50,7 @@ struct Listener {
     tell: Option<UnboundedSender<Event>>,
     /// For the messages of one link after another.
     links: Option<UnboundedSender<BoxStream<'static, Message>>>,
-    /// The link that is subscribed at present, or was last.
+    /// The link that is subscribed now, or was last.
     link: Option<Arc<dyn Link>>,
 }
 
@@ -116,7 +116,7 @@ impl Notifications {
         }
     }
 
-    /// Messages may have been lost: has every waiting request repeated.
+    /// Messages may have been lost: makes every waiting request repeat.
     pub(super) fn resync(&self) {
         self.send(Event::Resync);
     }
@@ -133,7 +133,7 @@ impl Notifications {
         }
     }
 
-    /// This lease does not wait any more. Returns whether it did.
+    /// This lease no longer waits. Returns whether it did.
     pub(super) fn forget(&self, lease: LeaseId) -> bool {
         let mut queued = self.queued.lock();
         !queued.is_empty() && queued.remove(&lease.sequence())
@@ -204,7 +204,7 @@ fn read(message: &str) -> Option<Event> {
     }
 }
 
-/// The channel of a client, and who is told what arrives there.
+/// The channel of a client, and the receiver of its messages.
 #[derive(Clone, Debug)]
 pub(super) struct Channel {
     name: String,
@@ -243,7 +243,7 @@ impl Subscription {
         Ok(Self { _keeper: AbortOnDropHandle::new(keeper) })
     }
 
-    /// The same for a connection that was made anew: it is subscribed as soon as the server answers.
+    /// The same for a reopened connection: it is subscribed as soon as the server answers.
     pub(super) fn reopen(subscriber: &Arc<Connection>, channel: Channel) -> Self {
         let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, subscriber.links(), None));
         Self { _keeper: AbortOnDropHandle::new(keeper) }
@@ -285,7 +285,7 @@ fn not_permitted(error: CallError) -> BackendError {
 const NOT_PERMITTED: &str =
     "the user must be allowed to publish and subscribe on channels `leasehold:*`, or it could not wait";
 
-/// Subscribes on every new link after `subscribed`, and has a link replaced that does not answer any more.
+/// Subscribes on every new link after `subscribed`, and replaces a link that no longer answers.
 async fn keep(
     subscriber: Arc<Connection>,
     channel: Channel,

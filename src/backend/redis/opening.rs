@@ -1,9 +1,9 @@
-//! Opening links, with any client library: credentials are asked for each time, and failures explained that a library reports as a
-//! timeout or a lost connection.
+//! Opening links, with any client library: credentials are requested each time, and failures that a library reports as
+//! a timeout or a lost connection are explained.
 //!
-//! A server without TLS takes the beginning of a handshake for an unfinished command, and waits for the rest; one with TLS ends a
-//! connection on which it finds a command. So if the first handshake takes long, or the first connection is ended, the server is asked
-//! on a connection of its own whether it understands the other one.
+//! A server without TLS mistakes the beginning of a handshake for an unfinished command, and waits for the rest; one
+//! with TLS ends a connection on which it finds a command. So if the first handshake takes long, or the first
+//! connection is ended, the server is asked on a separate connection whether it understands the other protocol.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +61,8 @@ impl Opening {
         }
     }
 
-    /// Opens a link in a task: if this is given up, the task is not, and the link is closed when it is dropped.
+    /// Opens a link in a task: if this future is dropped, the task continues, and the link is closed when it is
+    /// dropped.
     fn start(&self, server: &Server, login: &Login) -> JoinHandle<Result<Arc<dyn Link>, CallError>> {
         let (library, limit) = (Arc::clone(&self.library), self.timeouts.connect * 3 / 4);
         let (server, login) = (server.clone(), login.clone());

@@ -1,5 +1,5 @@
-//! One operation on a lock or a semaphore: a script, a resource and arguments. It becomes a call of its own, or a part of a batch, only
-//! when it is sent.
+//! One operation on a lock or a semaphore: a script, a resource and arguments. It becomes a separate call, or part of a
+//! batch, only when it is sent.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -83,7 +83,7 @@ impl Operation {
     }
 }
 
-/// Says in a batch to which prefix the operations belong that follow.
+/// Says in a batch to which prefix the following operations belong.
 pub(super) fn pack_prefix(prefix: &str, slot: Option<u16>, packed: &mut Vec<u8>) {
     let mut fence = String::new();
     keys::write_fence(&mut fence, prefix, slot);

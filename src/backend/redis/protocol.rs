@@ -1,5 +1,5 @@
-//! What Rust and Lua have to agree on: codes of operations, replies, messages and periods. The Lua text uses the names that they
-//! have here, and gets their values when a script is put together.
+//! What Rust and Lua must agree on: codes of operations, replies, messages and periods. The Lua text uses the names
+//! defined here, which are replaced by their values when a script is assembled.
 
 /// Constants, and a table of them for the Lua text.
 macro_rules! constants {
@@ -71,19 +71,20 @@ constants! {
     GRANT: &str = "grant";
     ASK: &str = "ask";
     REVOKE: &str = "revoke";
-    /// The prefix of the clients' channels; a user with restricted rights needs `&leasehold:*`.
+    /// The prefix of the clients' channels; a user with restricted permissions needs `&leasehold:*`.
     CHANNEL_PREFIX: &str = "leasehold:";
 
-    /// In the value of a lock: somebody may wait for it.
+    /// In the value of a lock: there may be waiters.
     WAITED_FOR: &str = "+";
 
     /// In the queue of a lock: not a place, but a gap (`gap.lua`).
     GAP: &str = "-";
-    /// How often a gap is due: in so many us for each ms that it lasts, so for an eighth of the time at most.
+    /// How often a gap is due: once in this many us for each ms that it lasts, so for an eighth of the time at most.
     GAP_PERIOD: u64 = 8000;
 
-    /// How many tokens a grant reserves, whatever its request says: one for each hold that its lease may have within a client. So
-    /// no request and no record of a waiter has to tell it. A request for more is refused (`verbs.rs`).
+    /// How many tokens a grant reserves, no matter what its request says: one for each hold that its lease may have
+    /// within a client. So no request and no record of a waiter has to contain it. A request for more is refused
+    /// (`verbs.rs`).
     TOKENS_PER_GRANT: u64 = 16;
     /// How far ahead of the last token, and of the time, a proposed token may be.
     PROPOSED_AHEAD_US: u64 = 10000000;

@@ -12,8 +12,8 @@ use crate::backend::Kind;
 
 /// How many calls may be in flight.
 const MAX_CALLS: usize = 4;
-/// How many operations on permits are worth a call of their own. The fewer calls the better: each reads and writes the state of a
-/// semaphore once.
+/// How many operations on permits justify a call of their own. The fewer calls, the better: each reads and writes the
+/// state of a semaphore once.
 const PERMITS_WORTH_A_CALL: usize = 8;
 /// How many operations one call may take: the server does nothing else while it executes them, for about half a millisecond.
 const MAX_OPERATIONS: usize = 128;
@@ -45,8 +45,8 @@ impl State {
         Vec::from(mem::replace(&mut self.queue, VecDeque::with_capacity(queued)))
     }
 
-    /// Whether to send so many operations, the first of them of this kind, in a call of its own while so many other calls are in
-    /// flight.
+    /// Whether to send this many operations, the first of them of this kind, in a separate call while this many other
+    /// calls are in flight.
     pub(super) fn are_worth_a_call(&self, operations: usize, kind: Kind, others: usize) -> bool {
         let is_large = if kind.is_semaphore() {
             operations >= PERMITS_WORTH_A_CALL

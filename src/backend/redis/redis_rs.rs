@@ -1,12 +1,12 @@
 //! Links of [redis-rs](https://docs.rs/redis). The only module that uses it.
 //!
-//! Properties of its multiplexed connection, and how they are dealt with here:
+//! Properties of its multiplexed connection, and how they are handled here:
 //!
-//! * It is driven by a future that ends with the connection: a task of the link's own, which is aborted with it.
+//! * It is driven by a future that ends with the connection: a task of the link, which is aborted with it.
 //! * A command is queued when its future is polled for the first time. While the queue is full, those that wait for room are queued in
 //!   the order in which they came.
 //! * A command whose future is dropped before the command is written is not sent; later, its answer is dropped.
-//! * Errors of the server are taken apart into code and details: they are put together again.
+//! * It splits errors of the server into code and details: they are joined again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const QUEUED_COMMANDS: usize = 4096;
 /// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
 const MESSAGE_BUFFER: usize = 4096;
 
-/// The target of a client of redis-rs.
+/// The target of a redis-rs client.
 pub(super) fn target(client: &redis::Client) -> Result<Target, Error> {
     let info = client.get_connection_info();
     let server = match info.addr() {

@@ -1,9 +1,9 @@
 //! Many renewals in one call.
 //!
-//! Mutexes with the same TTL are renewed together, by a script of their own that is never part of a batch: a renewal then costs the
-//! client one key and a part of an argument. Renewed separately are other kinds, leases for which that script has no answer
-//! because something else is stored under the key, and all leases of a call that was refused as a whole because this user may
-//! not use one of the keys.
+//! Mutexes with the same TTL are renewed together, by a separate script that is never part of a batch: a renewal then
+//! costs the client one key and a part of an argument. Renewed separately are other kinds, leases for which that script
+//! has no answer because something else is stored under the key, and all leases of a call that was refused as a whole
+//! because this user may not use one of the keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub(super) fn renew_all<'a>(transports: &Transports, requests: &'a [Renew]) -> B
     stream::select_all(calls).boxed()
 }
 
-/// What leases that are renewed together have in common: the TTL, which is `None` for a lease that is renewed separately, and in a
-/// cluster the slot.
+/// What leases that are renewed together share: the TTL, which is `None` for a lease that is renewed separately, and in
+/// a cluster the slot.
 fn shared(transports: &Transports, request: &Renew) -> (Option<Duration>, Option<u16>) {
     let resource = &request.lease.resource;
     ((resource.kind == Kind::Mutex).then_some(request.ttl), transports.slot(resource))

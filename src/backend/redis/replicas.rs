@@ -1,8 +1,9 @@
 //! Waiting until replicas have a grant: WAIT.
 //!
-//! A server answers WAIT when replicas have everything that it had executed by the time of the connection's last write. So a write and
-//! a WAIT on a connection of their own cover all grants that were answered before, on whatever connection. Grants that are
-//! answered while a WAIT is in flight share the next one; sent on the connection of the commands, it would hold them up.
+//! A server answers WAIT when replicas have everything that it had executed by the time of the connection's last write.
+//! So a write and a WAIT on a separate connection cover all grants that were answered before, on any connection. Grants
+//! that are answered while a WAIT is in flight share the next one; sent on the connection of the commands, it would
+//! hold them up.
 //!
 //! The write renews the expiry of a fence, which every grant has just written. (Before Redis 8, any command would do.)
 
@@ -31,11 +32,11 @@ pub(super) struct Quota {
 /// One WAIT, and how many replicas have acknowledged.
 type Round = Shared<BoxFuture<'static, Result<u64, CallError>>>;
 
-/// Has grants acknowledged by replicas.
+/// Makes replicas acknowledge grants.
 #[derive(Debug)]
 pub(super) struct Replicas {
     quota: Quota,
-    /// Those of connections that carry nothing else.
+    /// The rounds of connections that carry nothing else.
     transports: Transports,
     servers: Mutex<HashMap<usize, Server>>,
 }

@@ -16,17 +16,17 @@ pub(super) trait Route: fmt::Debug + fmt::Display + Send + Sync {
     /// The server to connect to.
     fn server(&self) -> BoxFuture<'_, Result<Server, CallError>>;
 
-    /// Whether the server is the right one: what others say about it may be out of date, and at the same address there may be another one
-    /// by now.
+    /// Whether the server is the right one: what others say about it may be out of date, and the address may belong to
+    /// another server by now.
     fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>>;
 
-    /// Completes when the server is not the right one any more, as far as that can be known without asking it.
+    /// Completes when the server is no longer the right one, as far as that can be known without asking it.
     fn until_replaced<'a>(&'a self, _server: &'a Server) -> BoxFuture<'a, ()> {
         pending().boxed()
     }
 }
 
-/// Always to the same server, which has to be a primary.
+/// Always to the same server, which must be a primary.
 #[derive(Debug)]
 pub(super) struct ToServer(pub(super) Server);
 

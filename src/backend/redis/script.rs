@@ -12,7 +12,7 @@ use super::protocol;
 pub(super) struct Script {
     source: Bytes,
     hash: Bytes,
-    /// With how many of a resource's keys it is called, the first of those in `keys.rs`.
+    /// How many of a resource's keys it is called with, the first of those in `keys.rs`.
     keys: usize,
     /// Its code in a batch, if it can be part of one.
     code: Option<&'static str>,
@@ -217,7 +217,7 @@ macro_rules! of_lock {
     };
 }
 
-/// The fast paths of a lock where somebody waits. What goes wrong with them the slow path sees for itself.
+/// The fast paths of a lock with waiters. The slow path finds by itself whatever goes wrong in them.
 const JOIN_ALONE: &str = "if #ARGV == 2 then\n\
     local done, answer = pcall(join_fast, KEYS[1], KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', clock, unpack(ARGV))\n\
     if done and answer then return answer end end";
@@ -286,7 +286,7 @@ scripts! {
     RELEASE_OWNED(3, Some(protocol::RELEASE_OWNED)):
         CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS, GAPS,
         [lua!("lock/release"), lua!("lock/release_owned"), PREPARE, of_lock!("release_owned")];
-    /// For one of several servers that have to agree on a token.
+    /// For one of several servers that must agree on a token.
     ACQUIRE_FROM(3, Some(protocol::ACQUIRE_FROM)):
         [lua!("lock/acquire_from_alone")], CLOCK, QUEUE, JOIN, HAND_OVER, NAMES, LOCK, HOLDS, GAPS,
         [lua!("lock/acquire"), lua!("lock/acquire_owned"), lua!("lock/acquire_from"), PREPARE,

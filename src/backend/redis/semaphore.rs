@@ -53,7 +53,7 @@ fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
 pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<Renewal, BackendError> {
     let operation = about(&RENEW_PERMITS, &renew.lease).number(millis(renew.ttl));
     match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
-        // Somebody has stored something else under the key of the semaphore.
+        // Another program has stored something else under the key of the semaphore.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => match answer?.as_str() {
             Some(RENEWED) => Ok(Renewal::Renewed),

@@ -1,4 +1,4 @@
-//! Sentinels: which server is the primary at present.
+//! Sentinels: which server is currently the primary.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use super::target::Server;
 
 /// The sentinels that know which server is the primary.
 ///
-/// After a failover some of them know it later than others, and the old primary may still believe that it is one. So the answer with
-/// the greatest epoch counts, which grows with every failover, and each sentinel is listened to: a connection to an old primary is
-/// given up as soon as one of them says so.
+/// After a failover some of them know it later than others, and the old primary may still believe that it is one. So
+/// the answer with the greatest epoch counts, which increases with every failover, and the client listens to each
+/// sentinel: a connection to an old primary is given up as soon as one of them announces another.
 #[derive(Debug)]
 pub(super) struct Sentinels {
     sentinels: Vec<Server>,
@@ -36,9 +36,9 @@ struct Primary {
     server: Server,
 }
 
-/// How much later than the first sentinel's answer another one may come and still count.
+/// How much later than the first sentinel's answer another answer may arrive and still count.
 const LATER: Duration = Duration::from_millis(20);
-/// The pause before a sentinel is connected to again.
+/// The pause before reconnecting to a sentinel.
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl Sentinels {
@@ -54,7 +54,7 @@ impl Sentinels {
             // A task, because connecting must not be given up halfway.
             tokio::spawn(async move {
                 let answer = sentinels.ask(&sentinel).await;
-                // Nobody waits for it any more if others were faster.
+                // The receiver is gone if others were faster.
                 let _ = tell.send(answer.map_err(|error| format!("{sentinel}: {error}")));
             });
         }
@@ -163,7 +163,7 @@ impl Sentinels {
     }
 }
 
-/// To the server that is the primary at present.
+/// To the server that is currently the primary.
 #[derive(Debug)]
 pub(super) struct ToPrimary(pub(super) Arc<Sentinels>);
 

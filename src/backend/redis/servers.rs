@@ -1,4 +1,4 @@
-//! What a store consists of, and its connections and transports.
+//! The parts of a store: its connections and transports.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Transports {
     }
 }
 
-/// Makes the connections of a store.
+/// Creates the connections of a store.
 #[derive(Debug)]
 pub(super) struct Servers {
     topology: Servings,
@@ -57,7 +57,7 @@ pub(super) struct Servers {
 enum Servings {
     /// One server serves all of them.
     Server(Server),
-    /// So does the one that sentinels name.
+    /// So does the primary named by sentinels.
     Primary(Arc<Sentinels>),
     Cluster(Arc<Slots>),
 }
@@ -147,7 +147,7 @@ impl Commands {
         }
     }
 
-    /// Starts to connect from `runtime`, and does not wait for that.
+    /// Starts connecting from `runtime`, without waiting for that.
     pub(super) fn start(&self, runtime: &Handle, closed: CancellationToken) -> Option<JoinHandle<()>> {
         match self {
             Self::Server(connection) => Some(connection.start(runtime, closed)),
@@ -180,7 +180,7 @@ impl Commands {
         }
     }
 
-    /// Connects again from the current runtime.
+    /// Reconnects from the current runtime.
     pub(super) async fn revive(
         &self,
         closed: CancellationToken,

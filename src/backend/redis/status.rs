@@ -15,7 +15,7 @@ use crate::sync::Mutex;
 /// The state of all connections of a client.
 #[derive(Debug)]
 pub(super) struct Statuses {
-    /// The address of the store, for what is traced.
+    /// The address of the store, for tracing.
     store: String,
     state: watch::Sender<StoreState>,
     connections: Mutex<Connections>,
@@ -26,7 +26,7 @@ struct Connections {
     last: u64,
     /// The server of each and its state, once something is known.
     by_number: BTreeMap<u64, NodeState>,
-    /// Since when the store has been away, if that has been traced.
+    /// Since when the store has been unreachable, if that has been logged.
     away: Option<Instant>,
     closed: bool,
 }
@@ -41,7 +41,7 @@ impl Statuses {
         self.state.borrow().clone()
     }
 
-    /// The states from now on. If several follow each other quickly, only the last.
+    /// The states from now on. If several follow each other quickly, only the last is reported.
     pub(super) fn changes(&self) -> BoxStream<'static, StoreState> {
         let changes = stream::unfold(self.state.subscribe(), |mut changes| async {
             changes.changed().await.ok()?;
@@ -84,7 +84,7 @@ impl Statuses {
         });
     }
 
-    /// Traces once when the store goes, and once when it is back.
+    /// Logs once when the store becomes unreachable, and once when it is back.
     fn trace(&self, connections: &mut Connections, state: &StoreState) {
         let store = &self.store;
         match (state.status, connections.away) {
@@ -168,7 +168,7 @@ impl ConnectionStatus {
         });
     }
 
-    /// It does not count any more.
+    /// It no longer counts.
     pub(super) fn remove(&self) {
         self.statuses.update(|connections| drop(connections.by_number.remove(&self.number)));
     }

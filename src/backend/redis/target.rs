@@ -1,4 +1,4 @@
-//! Where a store is, and who logs in.
+//! Where a store is, and its credentials.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -44,13 +44,13 @@ pub(super) enum Topology {
     Cluster(Vec<Server>),
 }
 
-/// Who logs in, and to which database.
+/// The credentials, and the database.
 #[derive(Clone, Default)]
 pub(super) struct Login {
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
     pub(super) database: Option<u8>,
-    /// Is asked for the user and the password each time, instead of these.
+    /// Provides the user and the password each time, instead of these.
     pub(super) provider: Option<Arc<dyn CredentialsProvider>>,
 }
 

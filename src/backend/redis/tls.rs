@@ -8,7 +8,7 @@ use crate::error::Error;
 
 pub(super) const NEEDS_TLS: &str = "the server speaks TLS: its URL begins with `rediss://` or similar";
 
-/// What the links to this target are opened with.
+/// How the links to this target are opened.
 pub(super) fn of(target: &Target, options: Option<&TlsOptions>) -> Result<Option<Tls>, Error> {
     match options {
         Some(_) if !target.tls => {
@@ -19,7 +19,7 @@ pub(super) fn of(target: &Target, options: Option<&TlsOptions>) -> Result<Option
     }
 }
 
-/// Puts into words why a link was not opened over TLS. What the server itself answered stays as it is.
+/// Explains why a link was not opened over TLS. What the server itself answered stays as it is.
 pub(super) fn explain(error: CallError) -> CallError {
     use crate::backend::tls::explain;
 

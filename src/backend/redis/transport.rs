@@ -22,7 +22,8 @@ use crate::sync::Mutex;
 
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);
-/// How many redirections one call follows. Two nodes that take each other for the owner of a slot could go on for ever.
+/// How many redirections one call follows. Two nodes that each consider the other one the owner of a slot could
+/// redirect forever.
 const MOST_REDIRECTIONS: usize = 5;
 
 /// Where calls go.
@@ -30,10 +31,10 @@ pub(super) trait Place: fmt::Debug + Send + Sync {
     /// The slot to which all calls belong, in a cluster.
     fn slot(&self) -> Option<u16>;
 
-    /// The connection for calls at present.
+    /// The current connection for calls.
     fn connection(&self) -> Arc<Connection>;
 
-    /// The link for calls at present. Waits for one for as long as an answer may take.
+    /// The current link for calls. Waits for one for as long as an answer may take.
     fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>>;
 
     /// A call was not answered: perhaps other calls should go elsewhere.
@@ -76,7 +77,7 @@ impl Place for AtServer {
     }
 }
 
-/// Whether the server does not know a script, or not any more.
+/// Whether the server does not know a script, or no longer does.
 pub(super) fn is_unknown_script(answer: &Result<Value, CallError>) -> bool {
     matches!(answer, Err(error) if error.answers("NOSCRIPT"))
 }
@@ -123,12 +124,12 @@ impl Transport {
         self.place.slot()
     }
 
-    /// The connection for calls at present.
+    /// The current connection for calls.
     pub(super) fn connection(&self) -> Arc<Connection> {
         self.place.connection()
     }
 
-    /// The link for calls at present. Waits for one for as long as an answer may take.
+    /// The current link for calls. Waits for one for as long as an answer may take.
     pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
         if let Some(link) = self.connection().present_link() {
             return Ok(link);
@@ -147,7 +148,7 @@ impl Transport {
         let mut redirections = 0;
         while let Err(CallError::Answer(text)) = &answer {
             if redirections > 2 {
-                // The nodes disagree, and may soon have heard of each other.
+                // The nodes disagree, and may soon agree.
                 sleep(RETRY).await;
             }
             let Some(again) = self.place.redirected(text).await else { break };
@@ -179,7 +180,7 @@ impl Transport {
             answer = link.eval(script, arguments()).await;
         }
         self.note(&connection, &answer, sent);
-        // A primary that was replaced while it hung may execute what it was sent, and nobody else knows of that.
+        // A primary that was replaced while it hung may execute what it was sent, and no other node knows about that.
         if answer.is_ok() && !Arc::ptr_eq(&connection, &self.connection()) {
             return Err(CallError::Lost("another node serves the slot by now".to_owned()));
         }

@@ -145,7 +145,7 @@ fn server(text: &str, default_port: u16) -> Result<Server, Error> {
         Some(port) => port.parse().ok().filter(|port| *port > 0),
         None => None,
     };
-    // What stands there may be a password, so it is not repeated.
+    // This may be a password, so it is not repeated.
     let port = port.ok_or_else(|| invalid("the port of a host is no number from 1 to 65535"))?;
     if host.is_empty() {
         return Err(invalid("it names no host"));

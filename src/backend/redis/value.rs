@@ -1,4 +1,4 @@
-//! Arguments of calls and answers of the server, whichever client library carries them.
+//! Arguments of calls and answers of the server, for any client library.
 
 use std::str;
 

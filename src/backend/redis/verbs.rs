@@ -140,7 +140,7 @@ impl Backend for RedisBackend {
                 Err(BackendError::Refused { source }) if self.callers.are_missing() => {
                     Ok(vec![Finding::new(Severity::Refused, source.to_string())])
                 }
-                // Those of a first look are found again.
+                // The findings of a first check are found again.
                 Ok(()) | Err(BackendError::Refused { .. }) => self.look().await,
                 Err(error) => Err(error),
             }
@@ -154,8 +154,8 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Sees to it that the connections of the caller work on the current runtime. While there is none to the server of `resource`, calls
-    /// that are to fail fast do so here.
+    /// Makes sure that the connections of the caller work on the current runtime. While there is none to the server of
+    /// `resource`, calls that should fail fast do so here.
     async fn ready(&self, resource: &Resource) -> Result<(), BackendError> {
         let fast = |source: BoxError| BackendError::FailedFast { source };
         match self.revive().await {
@@ -197,8 +197,8 @@ impl RedisBackend {
         answer
     }
 
-    /// The transport of this thread: what is released from the crate's own one is so because the runtime has ended on which the
-    /// connection for commands lived.
+    /// The transport of this thread: a release is sent from the crate's own thread only if the runtime of the
+    /// connection for commands has ended.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,
@@ -234,8 +234,8 @@ impl RedisBackend {
     }
 }
 
-/// Releases all permits but `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not divisible: whoever
-/// keeps a permit keeps all of it.
+/// Releases all permits except `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not
+/// divisible: keeping one permit keeps all of it.
 async fn release(
     transport: &Arc<Transport>,
     lease: &LeaseRef,

@@ -1,5 +1,5 @@
-//! The nodes' events. None of them is a grant by itself: the client is told to ask all nodes again when a majority may have granted
-//! its request.
+//! The nodes' events. None of them is a grant by itself: the client is prompted to ask all nodes again when a majority
+//! may have granted its request.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Quorum {
             let late = slot.node().is_none();
             let events = async move {
                 let events = slot.ready().await.events();
-                // Whoever waits has to join the queue of a node that is connected later.
+                // Waiters must join the queue of a node that is connected later.
                 stream::iter(late.then_some(Event::Resync)).chain(events)
             };
             events.flatten_stream().map(move |event| (n, event)).boxed()
@@ -45,7 +45,7 @@ impl Quorum {
         }
     }
 
-    /// What the client is told about an event of a node.
+    /// The event for the client that follows from an event of a node.
     fn hear(self: &Arc<Self>, n: usize, event: Event) -> Option<Event> {
         match event {
             Event::Granted { lease, ticket, grant } => {

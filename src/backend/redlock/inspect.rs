@@ -41,8 +41,8 @@ impl Quorum {
     }
 }
 
-/// What a majority says. A lease is held as long as it is by a majority; a waiter waits if it has a place, or a grant that is not that of
-/// a majority, on a majority of nodes.
+/// What a majority says. A lease is held as long as a majority holds it; a waiter waits if it has a place, or a grant
+/// not made by a majority, on a majority of nodes.
 fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
     let mut holds: BTreeMap<&str, Vec<&Holder>> = BTreeMap::new();
     for holder in views.iter().flat_map(|view| &view.holders) {
@@ -84,7 +84,7 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
 /// One lease as a majority of nodes holds it: for as long as a majority does, under the token that most of them have.
 fn common(holds: &[&Holder], majority: usize) -> Holder {
     let mut remaining: Vec<_> = holds.iter().map(|hold| hold.remaining).collect();
-    // Without an expiry it lasts longest.
+    // A lease without an expiry lasts longest.
     remaining.sort_by_key(|left| std::cmp::Reverse(left.unwrap_or(std::time::Duration::MAX)));
     let same = |holder: &&&Holder| holds.iter().filter(|other| other.token == holder.token).count();
     let mut holder =

@@ -1,7 +1,8 @@
-//! What this client knows of each of its leases on each node. No I/O.
+//! What this client knows about each of its leases on each node. No I/O.
 //!
-//! Only hints follow from it: a lease is held if a majority says so in answer to a request. The exceptions are withdrawals: while a node
-//! is told to end its part of a grant that no majority has made, its word for that lease does not count.
+//! Only hints follow from it: a lease is held if a majority says so in answer to a request. The exceptions are
+//! withdrawals: while a node is asked to end its part of a grant that no majority has made, its answers about that
+//! lease do not count.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::sync::{Mutex, MutexGuard};
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     entries: Mutex<HashMap<u64, Entry>>,
-    /// Told whenever a node has ended a grant that was given up.
+    /// Notified whenever a node has ended a grant that was given up.
     withdrawn: Notify,
     pub(super) overtaken: Overtaken,
 }
@@ -35,13 +36,13 @@ pub(super) struct Entry {
     /// The token, while a majority is known to hold the lease.
     pub(super) token: Option<FencingToken>,
     pub(super) nodes: SmallVec<[NodeEntry; USUAL]>,
-    /// The ticket of its places, which the client is told.
+    /// The ticket of its places, as reported to the client.
     ticket: Option<Ticket>,
     /// How many requests of the client are under way.
     asking: u32,
     /// When the last of them began.
     asked_at: Instant,
-    /// Whether the client has been told to ask again since its last request.
+    /// Whether the client has been prompted to ask again since its last request.
     prompted: bool,
     /// The nodes, as bits, whose answers to a request that was decided without them are still awaited.
     pub(super) awaited: u32,
@@ -63,8 +64,8 @@ pub(super) struct NodeEntry {
     ticket: Option<Ticket>,
     /// The ticket of the last grant that was pushed.
     told: Option<Ticket>,
-    /// Until when the node may end its grant at any time, because it has been told to: until it confirms that, or its lease has ended by
-    /// itself.
+    /// Until when the node may end its grant at any time, because it has been asked to: until it confirms that, or its
+    /// lease has expired.
     withdrawing: Option<Instant>,
     /// Whether it has released the lease by force.
     revoked: bool,
@@ -75,11 +76,11 @@ pub(super) struct NodeEntry {
 pub(super) enum News {
     /// Nothing.
     Nothing,
-    /// The lease is not known any more: what the node has of it is to be released.
+    /// The lease is no longer known: release what the node has of it.
     Orphan,
-    /// The client has to ask all nodes again: a majority may have granted the lease.
+    /// The client must ask all nodes again: a majority may have granted the lease.
     Ask,
-    /// A minority has granted it, and a task has to see to it that this does not stay so.
+    /// A minority has granted it, and a task must make sure that this does not last.
     Split,
     /// The lease is held under this token, and the node has another one.
     Settle(FencingToken),
@@ -144,12 +145,12 @@ impl Leases {
         }
     }
 
-    /// Forgets a lease, which is to be released.
+    /// Forgets a lease, which will be released.
     pub(super) fn remove(&self, id: LeaseId) -> Option<Entry> {
         let mut leases = self.lock();
         leases.get(&id.sequence()).filter(|entry| entry.request.lease.id == id)?;
         let entry = leases.remove(&id.sequence())?;
-        // Before anybody else sees that it is not known any more.
+        // Before others see that it is no longer known.
         self.overtaken.add(id, entry.awaited);
         Some(entry)
     }
@@ -231,7 +232,7 @@ impl Entry {
         self.nodes.iter().filter(|node| node.granted && !node.is_withdrawing()).count()
     }
 
-    /// Has the client ask again, unless it has been told so already.
+    /// Prompts the client to ask again, unless it has been prompted already.
     pub(super) fn prompt(&mut self) -> bool {
         self.token.is_none() && !std::mem::replace(&mut self.prompted, true)
     }
@@ -272,7 +273,7 @@ impl Entry {
         (ttl >= Duration::from_millis(1)).then(|| Request { ttl, ..(*self.request).clone() })
     }
 
-    /// A node has released the lease by force. Returns its token, once, when a majority does not hold it any more.
+    /// A node has released the lease by force. Returns its token, once, when a majority no longer holds it.
     pub(super) fn revoked(&mut self, node: usize) -> Option<FencingToken> {
         let quorum = majority(self.nodes.len());
         let count = |entry: &Self| entry.nodes.iter().filter(|node| node.revoked).count();
@@ -285,7 +286,7 @@ impl Entry {
         Some(self.token.take().unwrap_or(FencingToken::new(0)))
     }
 
-    /// The ticket that the client is told: it stays the same as long as one of the places does.
+    /// The ticket reported to the client: it stays the same as long as one of the places does.
     pub(super) fn ticket(
         &mut self,
         places: impl Iterator<Item = (usize, Queued)> + Clone,

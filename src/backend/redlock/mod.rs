@@ -360,7 +360,7 @@ impl fmt::Debug for RedlockBackend {
 
 impl Drop for RedlockBackend {
     fn drop(&mut self) {
-        // Releases that are under way go on; connecting does not.
+        // Releases in progress continue; connecting does not.
         self.quorum.closing.close();
     }
 }

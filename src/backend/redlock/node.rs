@@ -24,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const SUSPECT_AFTER: u32 = 3;
 const PROBE: u64 = 100;
 
-/// What a node has to do beyond the contract of a store: nodes have to agree on tokens.
+/// What a node must do beyond the contract of a store: nodes must agree on tokens.
 pub(in crate::backend) trait Node: Backend {
     /// As [`request`](Backend::request), for a token that is not less than `proposed`. A node may ignore a proposal that is far ahead
     /// of its own tokens.
@@ -50,7 +50,7 @@ pub(super) enum Status {
     Connecting,
     /// An attempt has failed, and others follow.
     Failed,
-    /// It is, or was once: from then on it connects again by itself.
+    /// It is, or was once: from then on it reconnects by itself.
     Connected,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Overtaken(Mutex<HashMap<u64, Answers>>);
 /// The answers of those nodes, to the request and to the release. Each field is a set of nodes, as bits.
 #[derive(Debug)]
 struct Answers {
-    /// Those of which one of the two is still missing.
+    /// Those for which one of the two is still missing.
     open: u32,
     /// Those that have answered the request,
     answered: u32,
@@ -36,7 +36,7 @@ impl Overtaken {
         }
     }
 
-    /// A node has answered the request, or never will. Returns whether it has to release the lease, again perhaps.
+    /// A node has answered the request, or never will. Returns whether it must release the lease, perhaps again.
     pub(super) fn answered(&self, id: LeaseId, node: usize, granted: bool) -> bool {
         self.note(id, node, |answers, bit| {
             let first = answers.answered & bit == 0;
@@ -49,7 +49,7 @@ impl Overtaken {
         .unwrap_or(granted)
     }
 
-    /// A node has answered the release. Returns whether it has to release the lease again.
+    /// A node has answered the release. Returns whether it must release the lease again.
     pub(super) fn released(&self, id: LeaseId, node: usize, released: Released) -> bool {
         let held = !matches!(released, Released::Absent | Released::Taken);
         self.note(id, node, |answers, bit| {

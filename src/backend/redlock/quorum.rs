@@ -1,4 +1,4 @@
-//! The nodes of one client, and what its operations have in common.
+//! The nodes of one client, and code shared by its operations.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(super) struct Quorum {
     pub(super) leases: Leases,
     /// The channel for events that originate in this client.
     pub(super) tell: Mutex<Option<UnboundedSender<Event>>>,
-    /// What goes on after a decision.
+    /// Work that continues after a decision.
     pub(super) tasks: TaskTracker,
     pub(super) closing: Closing,
     /// The newest token of which this client knows.
@@ -89,8 +89,8 @@ impl Quorum {
         self.node_timeout.min(ttl / 5)
     }
 
-    /// The same for a renewal or a release: nothing waits for a node that is slow, unless a majority is, and then nothing is gained by
-    /// giving up earlier.
+    /// The same for a renewal or a release: nothing waits for a slow node unless a majority is slow, and then giving up
+    /// earlier gains nothing.
     pub(super) fn generous_limit(&self, ttl: Duration) -> Duration {
         (ttl / 5).min(MOST).max(self.node_timeout)
     }
@@ -151,8 +151,8 @@ impl Quorum {
         self.leases.with(id, |_| ()).is_some()
     }
 
-    /// Releases a lease that is not wanted any more on one node, in the background: until the node confirms it, or for `ttl`, when the
-    /// node has ended it by itself.
+    /// Releases an unwanted lease on one node, in the background: until the node confirms it, or for `ttl`, after which
+    /// the lease has expired on the node.
     pub(super) fn release_later(self: &Arc<Self>, node: usize, lease: LeaseRef, ttl: Duration) {
         let (quorum, end) = (Arc::clone(self), Instant::now() + ttl);
         self.spawn(async move {
@@ -195,7 +195,7 @@ impl Quorum {
 // Tokens
 
 impl Quorum {
-    /// The token to be proposed to all nodes: greater than their own, so that they agree on it and need not be told.
+    /// The token to propose to all nodes: greater than their own, so that they agree on it without another round trip.
     pub(super) fn propose(&self) -> FencingToken {
         let now = now().saturating_add(self.ahead.load(Ordering::Relaxed));
         let next = self.newest.load(Ordering::Relaxed).saturating_add(u64::from(super::TOKENS_PER_GRANT));
@@ -232,7 +232,7 @@ impl Quorum {
         self.round_trip.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
     }
 
-    /// A random pause between clients that hold each other up: four usual round trips on average, and longer the more often it is
+    /// A random pause for clients that block each other: four usual round trips on average, and longer each time it is
     /// needed.
     pub(super) fn pause(&self, weight: usize, times: u32) -> Duration {
         let usual = Duration::from_micros(self.round_trip.load(Ordering::Relaxed));

@@ -28,7 +28,7 @@ impl Quorum {
         let for_nodes: Vec<_> = renewals.iter().map(longer).collect();
         let shortest = renewals.iter().map(|renew| renew.ttl).min().unwrap_or_default();
         let (tell, told) = unbounded();
-        // A task of its own: it goes on after the decision.
+        // A separate task: it continues after the decision.
         let time_limit = self.generous_limit(shortest);
         self.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
         told.boxed()
@@ -45,7 +45,7 @@ impl Quorum {
         let cast = |votes: &mut Vec<Renewals>, n: usize, (k, answer): Answered| {
             votes[k].cast(n, answer);
             if let Some(decision) = votes[k].decide(|node| self.store_of(node)) {
-                // Nobody listens any more if the renewal was given up.
+                // The receiver is gone if the renewal was given up.
                 let _ = tell.unbounded_send((k, decision));
             }
         };
@@ -88,8 +88,8 @@ impl Quorum {
         }
     }
 
-    /// Gives a node the lease that a majority holds, if nothing else is stored there. This does not count towards the majority until the
-    /// next renewal: somebody else may have held the lock in the meantime.
+    /// Gives a node the lease that a majority holds, if nothing else is stored there. This does not count towards the
+    /// majority until the next renewal: another client may have held the lock in the meantime.
     async fn take_in(self: &Arc<Self>, n: usize, lease: &LeaseRef, time_limit: Duration) {
         let known = self.leases.with(lease.id, |entry| {
             let node = &mut entry.nodes[n];

@@ -1,4 +1,4 @@
-//! Requests: asked of all nodes, granted by a majority that agrees on a token.
+//! Requests: sent to all nodes, granted by a majority that agrees on a token.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,15 +22,16 @@ use crate::fence::FencingToken;
 /// How often a request that does not wait is repeated because the votes were split.
 const MAX_SPLITS: u32 = 3;
 
-/// A request that all nodes were asked, and their answers so far.
+/// A request that was sent to all nodes, and their answers so far.
 struct Ballot {
     asked: Arc<Request>,
     sent: Instant,
     round: Round<Answer>,
     votes: Votes,
-    /// The nodes whose grants count, as bits: while a node is told to end an earlier grant, it may end this one as well.
+    /// The nodes whose grants count, as bits: while a node is asked to end an earlier grant, it may end this one as
+    /// well.
     counting: u32,
-    /// The tickets of its places before.
+    /// The tickets of its earlier places.
     places: SmallVec<[Option<Ticket>; USUAL]>,
     /// The token, if a majority was known to hold the lease before.
     held: Option<FencingToken>,
@@ -63,7 +64,7 @@ impl Quorum {
         self.check(request)?;
         let mut splits = 0;
         loop {
-            // What nodes answer that are ending an earlier grant does not count. Usually they have done so in a moment.
+            // Answers of nodes that are ending an earlier grant do not count. Usually they are done in a moment.
             let counting = self.leases.until_majority_counts(request.lease.id);
             let _ = timeout(self.generous_limit(request.ttl), counting).await;
             let (answer, split) = self.ask(request).await?;
@@ -73,7 +74,7 @@ impl Quorum {
                 }
                 return Ok(answer);
             }
-            // Others that ask at the same moment have the other nodes. Nobody holds the lock, perhaps.
+            // Clients that request at the same moment have the other nodes. Perhaps none of them holds the lock.
             let withdrawn = self.withdraw(request.lease.id, |_| true);
             let _ = timeout(self.time_limit(request.ttl), join_all(withdrawn)).await;
             sleep(self.pause(1, splits)).await;
@@ -194,8 +195,8 @@ impl Quorum {
         error
     }
 
-    /// The nodes that are asked, as bits: all, but of those that did not answer lately each only now and then, as long as the others are a
-    /// majority.
+    /// The nodes to ask, as bits: all, except that nodes that did not answer lately are asked only now and then, as
+    /// long as the others are a majority.
     fn to_be_asked(&self) -> u32 {
         let all = (1 << self.nodes.len()) - 1;
         let suspect = |n: &usize| self.nodes[*n].is_suspect();
@@ -206,7 +207,7 @@ impl Quorum {
         self.all().filter(|n| !suspect(n) || self.nodes[*n].may_probe()).fold(0, |nodes, n| nodes | 1 << n)
     }
 
-    /// A majority has granted the request: sees to it that a majority has the same token. Returns the grant.
+    /// A majority has granted the request: makes sure that a majority has the same token. Returns the grant.
     async fn grant(self: &Arc<Self>, ballot: &mut Ballot, ttl: Duration) -> Result<Grant, BackendError> {
         let votes = &ballot.votes;
         let token = votes.token(ballot.held).ok_or_else(given_up)?;
@@ -315,7 +316,7 @@ impl Quorum {
         }
     }
 
-    /// A request that does not wait was refused: nothing of it may be left on any node.
+    /// A request that does not wait was refused: no trace of it may be left on any node.
     fn forget(self: &Arc<Self>, lease: &LeaseRef) {
         let Some(entry) = self.leases.remove(lease.id) else { return };
         for (n, _) in entry.nodes.iter().enumerate().filter(|(_, node)| node.reached) {
@@ -333,8 +334,8 @@ impl Quorum {
 // What a minority has granted
 
 impl Quorum {
-    /// Has the nodes end what they have granted for a lease, or may have, as `which` says for those that have granted it and those
-    /// that have not, in the background. Until a node has confirmed that, its grants do not count.
+    /// Makes the nodes end what they have granted for a lease, or may have, in the background; `which` selects those
+    /// that have granted it and those that have not. Until a node has confirmed that, its grants do not count.
     fn withdraw(self: &Arc<Self>, id: LeaseId, which: impl Fn(bool) -> bool) -> Vec<JoinHandle<()>> {
         let withdrawn = self.leases.with(id, |entry| {
             let nodes = entry.withdraw(|_, node| node.reached && which(node.granted));
@@ -353,7 +354,7 @@ impl Quorum {
         drop(self.end_grants(nodes, &request, false));
     }
 
-    /// Has each of these nodes end what it has granted, by itself: one that hangs holds up no other.
+    /// Makes each of these nodes end what it has granted, separately: one that hangs holds up no other.
     fn end_grants(
         self: &Arc<Self>,
         nodes: impl IntoIterator<Item = usize>,
@@ -378,7 +379,7 @@ impl Quorum {
             };
             match released {
                 Ok(()) => break,
-                // It has ended by itself.
+                // It has expired.
                 Err(_) if Instant::now() >= end || self.closing.is_closed() => break,
                 Err(_) => sleep(pause).await,
             }
@@ -452,8 +453,8 @@ impl Quorum {
             _ if !entry.may_yield() => Next::Later,
             _ => {
                 entry.splits += 1;
-                // If this was not enough, the orders of the queues differ too much: whoever queues again on all nodes at once is at the
-                // same place in all of them.
+                // If this was not enough, the orders of the queues differ too much: a client that queues again on all
+                // nodes at once is at the same place in all of them.
                 let everywhere = entry.splits > 1;
                 let nodes = entry.withdraw(|_, node| node.granted || (everywhere && node.reached));
                 Next::Yield(nodes.to_vec(), Arc::clone(&entry.request))
@@ -480,8 +481,8 @@ impl Quorum {
     }
 }
 
-/// How much longer a lease lasts on the nodes than for the client: the drift of their clocks, 1 % and 2 ms. The client counts the TTL
-/// that its user has set, and the nodes keep the lease for so much longer that this is what is left after drift.
+/// How much longer a lease lasts on the nodes than for the client: the drift of their clocks, 1% and 2 ms. The client
+/// counts the TTL that its user has set, and the nodes keep the lease just long enough that this TTL is left after drift.
 pub(super) fn spare(ttl: Duration) -> Duration {
     let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis((millis + 2).div_ceil(99) + 2)

@@ -15,7 +15,7 @@ use crate::backend::BackendError;
 /// The call of one node.
 pub(super) type Call<T> = BoxFuture<'static, (usize, Result<T, BackendError>)>;
 
-/// The calls of several nodes that are under way, and until when they may take. What is dropped is given up.
+/// The calls to several nodes in progress, and their deadline. Dropped calls are given up.
 pub(super) struct Round<T> {
     calls: FuturesUnordered<Call<T>>,
     /// The nodes that have not answered, as bits.
@@ -68,7 +68,7 @@ impl<T> Round<T> {
                 self.open &= !(1 << node);
                 return Some((node, answer));
             }
-            // What has not been sent yet is not sent any more.
+            // Whatever has not been sent yet is no longer sent.
             self.calls.clear();
         }
         if self.open == 0 {

@@ -1,4 +1,4 @@
-//! How the nodes can be reached.
+//! Whether the nodes can be reached.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use super::quorum::Quorum;
 use crate::backend::{BackendError, Finding, NodeState, Severity, Status, StoreState};
 
 impl Quorum {
-    /// A majority of nodes that are connected is enough; otherwise the store is as the best of the nodes that are missing.
+    /// A majority of connected nodes is enough; otherwise the state of the store is that of the best of the missing
+    /// nodes.
     pub(super) fn state(&self) -> StoreState {
         let nodes: Vec<_> = self.nodes.iter().map(|slot| slot.state()).collect();
         let mut statuses: Vec<_> = nodes.iter().map(|node| node.status).collect();
@@ -60,7 +61,7 @@ impl Quorum {
         Err(self.no_quorum(failures))
     }
 
-    /// What is found on each node, and which cannot be reached.
+    /// The findings for each node, and which nodes cannot be reached.
     pub(super) async fn look(&self) -> Result<Vec<Finding>, BackendError> {
         let mut findings = Vec::new();
         for slot in &self.nodes {

@@ -10,7 +10,7 @@ pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
     let Some((scheme, rest)) = url.split_once("://") else {
         return Err(Error::invalid("url", "it does not begin with `redlock://`"));
     };
-    // What `redlocks` needs is up to the nodes: their scheme is that of TLS.
+    // What `redlocks` needs is left to the nodes: their scheme is the TLS one.
     let node_scheme = match scheme {
         "redlock" => "redis",
         "redlocks" => "rediss",

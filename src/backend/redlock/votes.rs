@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::backend::{Answer, BackendError, Grant, NodeFailure, Queued, Released, Renewal};
 use crate::fence::FencingToken;
 
-/// As many nodes as usual.
+/// The usual number of nodes.
 pub(super) const USUAL: usize = 5;
 
 /// How many of `nodes` nodes are a majority.
@@ -151,7 +151,7 @@ pub(super) fn no_quorum(
     if lasting <= of - needed {
         return error;
     }
-    // Asking again does not help.
+    // Retrying does not help.
     let source = error.to_string().into();
     if wrong_type > of - needed {
         BackendError::WrongType { source }

@@ -13,13 +13,13 @@ use super::failure::{END_ALL, Failure, is_busy};
 use super::file::{Fate, Identity, obstacle};
 use super::schema::{self, SCHEMA, Wrong};
 
-/// Another writer is usually done within some microseconds: this often it is awaited without sleeping.
+/// Another writer is usually done within a few microseconds: this many times, wait without sleeping.
 const YIELDS: u32 = 20;
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 const LONGEST_SLEEP: Duration = Duration::from_micros(500);
 
-/// After how many pages in it `-wal` is copied into the file, by whoever commits then: that takes two `fsync`s, and a file of some megabytes
-/// does no harm.
+/// The number of pages in `-wal` after which the next commit copies it into the file: that takes two `fsync`s, and a
+/// file of a few megabytes does no harm.
 const CHECKPOINT: u32 = 4000;
 
 /// The file, opened for writing, with the tables in it.
@@ -97,7 +97,8 @@ impl Database {
     ///
     /// # Errors
     ///
-    /// If the same has happened to a file beside it: programs that have it open do not see what others do, until all of them have closed it.
+    /// If the same has happened to a file beside it: programs that have it open do not see each other's changes until
+    /// all of them have closed it.
     pub(super) fn is_intact(&self) -> Result<bool, Failure> {
         match self.identity.fate(&self.path) {
             Fate::Intact => Ok(true),
@@ -150,7 +151,7 @@ impl Database {
         }
     }
 
-    /// Tries again while somebody else is writing, for as long as the settings say.
+    /// Retries while another program is writing, for as long as the settings say.
     fn patiently<T>(&self, mut attempt: impl FnMut() -> rusqlite::Result<T>) -> Result<T, Failure> {
         let (begun, mut attempts) = (Instant::now(), 0);
         loop {
@@ -207,7 +208,7 @@ impl Database {
         self.write(write, params![name, signed(number)])
     }
 
-    /// The port on which a client hears datagrams.
+    /// The port on which a client receives datagrams.
     pub(super) fn port(&self, client: Uuid) -> Result<Option<u16>, Failure> {
         self.value("SELECT port FROM leasehold_clients WHERE client = ?1", [client.to_string()])
     }
@@ -258,7 +259,8 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // The last one to close a file removes what lies beside it, by name. If the file is gone, those may belong to another one by now.
+        // The last program to close a file removes the files beside it, by name. If the file is gone, those may belong
+        // to another one by now.
         if self.identity.fate(&self.path) != Fate::Intact
             && let Err(error) =
                 self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)

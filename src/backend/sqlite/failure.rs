@@ -1,4 +1,4 @@
-//! Errors of SQLite in words, and what follows from them.
+//! SQLite errors as text, and how to handle them.
 
 use std::path::Path;
 
@@ -14,12 +14,12 @@ pub(super) const END_ALL: &str = "end all programs that use it";
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: BackendError,
-    /// Whether the file has to be opened again.
+    /// Whether the file must be reopened.
     pub(super) is_broken: bool,
 }
 
 impl Failure {
-    /// Trying again does not help until the cause is fixed.
+    /// Retrying does not help until the cause is fixed.
     pub(super) fn refused(path: &Path, why: impl std::fmt::Display) -> Self {
         let source = format!("{}: {why}", path.display()).into();
         Self { error: BackendError::Refused { source }, is_broken: true }
@@ -31,7 +31,7 @@ impl Failure {
         Self { error: BackendError::NotSent { source }, is_broken: true }
     }
 
-    /// What failed before anything was stored.
+    /// An error before anything was stored.
     pub(super) fn of(path: &Path, error: &Error) -> Self {
         let Some(code) = error.sqlite_error_code() else { return Self::refused(path, error) };
         match code {
@@ -65,13 +65,13 @@ impl Failure {
                     format!("{file} seems to have been deleted while it was in use: {END_ALL}"),
                 )
             }
-            // A table that is missing, for instance: somebody has changed the schema.
+            // For instance, a missing table: the schema was changed.
             ErrorCode::Unknown | ErrorCode::SchemaChanged => Self::refused(path, text(error)),
             _ => Self::not_sent(path, text(error)),
         }
     }
 
-    /// What failed while a transaction was being stored: unless it is certain that nothing was, the outcome is unknown.
+    /// An error while a transaction was being stored: unless it is certain that nothing was, the outcome is unknown.
     pub(super) fn of_commit(path: &Path, error: &Error) -> Self {
         let failure = Self::of(path, error);
         let code = error.sqlite_error_code();
@@ -83,7 +83,7 @@ impl Failure {
     }
 }
 
-/// Whether somebody else is writing at the moment.
+/// Whether another program is writing.
 pub(super) fn is_busy(error: &Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -91,7 +91,7 @@ pub(super) fn is_busy(error: &Error) -> bool {
     )
 }
 
-/// What SQLite says, with the number by which its documentation lists it.
+/// SQLite's message, with the error number in its documentation.
 fn text(error: &Error) -> String {
     format!("{error}, SQLite's code {}", number(error))
 }

@@ -8,24 +8,25 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::{Finding, Severity};
 
-/// What SQLite puts beside a file while it is in use.
+/// The files that SQLite keeps beside a file in use.
 const BESIDE: [&str; 2] = ["-wal", "-shm"];
 
-/// Tells a file, and those beside it, from others that later have their names. Where files cannot be deleted while they are open, nothing is
-/// needed.
+/// Distinguishes a file, and those beside it, from others that later have their names. Where open files cannot be
+/// deleted, nothing is needed.
 #[derive(Debug)]
 pub(super) struct Identity {
     file: Option<Id>,
     beside: [Option<Id>; BESIDE.len()],
 }
 
-/// What has become of a file in use.
+/// What became of a file in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Intact,
     /// It was deleted, or another one has its name.
     Replaced,
-    /// The same is true of this file beside it. Whoever opens it now does not see what those do who have it open.
+    /// The same is true of this file beside it. A program that opens it now does not see the changes of those that have
+    /// it open.
     Torn(&'static str),
 }
 
@@ -71,7 +72,8 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// What makes it impossible to open the file, whether or not it is to be created. SQLite would only say that it cannot be opened.
+/// What makes it impossible to open the file, whether or not it should be created. SQLite would say only that it cannot
+/// be opened.
 pub(super) fn obstacle(path: &Path) -> Option<String> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Some("it is a directory".to_owned()),

@@ -1,4 +1,4 @@
-//! Whether the file can be used at present, and what operators read about it.
+//! Whether the file can currently be used, and what operators read about it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -29,7 +29,7 @@ impl Health {
         self.state.borrow().clone()
     }
 
-    /// The states from now on. If several follow each other quickly, only the last.
+    /// The states from now on. If several follow each other quickly, only the last is reported.
     pub(super) fn changes(&self) -> BoxStream<'static, StoreState> {
         let changes = stream::unfold(self.state.subscribe(), |mut changes| async {
             changes.changed().await.ok()?;
@@ -44,7 +44,7 @@ impl Health {
         if self.is_connected.swap(true, Ordering::AcqRel) {
             return;
         }
-        // The first time, it has not been away.
+        // The first time, it has not been unreachable.
         if let Some((since, _)) = self.away() {
             tracing::info!(store = %self.address, away = ?since.elapsed(), "the store is connected again");
         }
@@ -66,7 +66,7 @@ impl Health {
         self.set(NodeState::new(self.address.as_str(), Status::Closed));
     }
 
-    /// Since when it has been away, and why, if that is known.
+    /// Since when it has been unreachable, and why, if known.
     fn away(&self) -> Option<(Instant, String)> {
         let state = self.state.borrow();
         let node = state.nodes.first()?;

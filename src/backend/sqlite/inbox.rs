@@ -1,7 +1,8 @@
 //! Events for this client: datagrams of other processes, messages inside this one, and what polling finds.
 //!
-//! A datagram is an event as text. Only somebody who has read this client's leases in the file can send one that is accepted: it has to name a
-//! lease of this client, whose id contains 122 random bits that are sent to nobody else. Nothing depends on their arrival.
+//! A datagram is an event as text. Only a sender that has read this client's leases in the file can send one that is
+//! accepted: it must name a lease of this client, whose id contains 122 random bits that are sent to no one else.
+//! Nothing depends on their arrival.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{Ipv4Addr, UdpSocket};
@@ -58,7 +59,7 @@ impl Inbox {
         if let Some(event) = self.accept(event)
             && let Some(tell) = &*self.tell.lock()
         {
-            // An error means that the stream has been dropped: nobody listens at the moment.
+            // An error means that the stream has been dropped: no one is listening.
             drop(tell.unbounded_send(event));
         }
     }
@@ -99,7 +100,8 @@ impl Inbox {
         self.waiting.lock().keys().cloned().collect()
     }
 
-    /// Compares what is known with a ledger that others have changed: a lease that does not wait there any more should ask what became of it.
+    /// Compares what is known with a ledger that others have changed: a lease that no longer waits there should ask
+    /// what became of it.
     pub(super) fn compare(&self, key: &Arc<str>, ledger: &Ledger) {
         let Some(mut gone) = self.waiting.lock().get(key).cloned() else { return };
         for lease in ledger.waiting() {
@@ -148,7 +150,7 @@ pub(super) fn lease_of(event: &Event) -> Option<LeaseId> {
 fn datagrams(inbox: Weak<Inbox>) -> BoxStream<'static, Event> {
     let socket = async move {
         let socket = inbox.upgrade()?.socket.as_ref()?.try_clone().ok()?;
-        // Tokio tells by a panic that this runtime has no I/O.
+        // Tokio panics if this runtime has no I/O.
         let socket = catch_unwind(AssertUnwindSafe(|| tokio::net::UdpSocket::from_std(socket))).ok()?.ok()?;
         Some((inbox, socket))
     };
@@ -169,7 +171,7 @@ async fn next(inbox: &Weak<Inbox>, socket: &tokio::net::UdpSocket) -> Option<Eve
     loop {
         let length = socket.recv(&mut buffer).await.ok()?;
         let event = std::str::from_utf8(&buffer[..length]).ok().and_then(|text| text.parse::<Event>().ok());
-        // One without a lease says nothing about who has sent it.
+        // An event without a lease says nothing about its sender.
         let event = event.filter(|event| lease_of(event).is_some());
         if let Some(event) = event.and_then(|event| inbox.upgrade()?.accept(event)) {
             return Some(event);

@@ -1,4 +1,4 @@
-//! What the thread of a client is asked for.
+//! The jobs of a client's thread.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ where
         for (n, key) in self.keys.iter().enumerate() {
             match transaction.change(key, |ledger, stamp| change(n, ledger, stamp)) {
                 Ok(outcome) => outcomes.push(outcome),
-                // What others have asked for has nothing to do with it.
+                // The jobs of others are not affected.
                 Err(NotChanged::Unreadable(error)) => {
                     self.outcome = Err(error);
                     return Ok(());
@@ -70,7 +70,7 @@ where
     }
 
     fn finish(self: Box<Self>, stored: Result<(), BackendError>) {
-        // If nobody waits for the answer any more, it was still done.
+        // Even if the receiver is gone, the job was done.
         drop(self.answer.send(stored.and(self.outcome)));
     }
 }

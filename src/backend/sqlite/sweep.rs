@@ -1,4 +1,4 @@
-//! Rows that nobody has used for a day are removed.
+//! Removes rows that have not been used for a day.
 
 use std::time::Duration;
 
@@ -12,22 +12,23 @@ pub(super) const FLOOR: &str = "floor";
 /// When the rows were last looked through.
 const SWEPT: &str = "swept";
 
-/// How often a client thinks of it. Of several, one does it.
+/// How often a client considers it. Of several clients, one does it.
 pub(super) const INTERVAL: Duration = Duration::from_secs(60 * 60);
 const INTERVAL_MICROS: u64 = INTERVAL.as_micros() as u64;
-/// How long a row is kept that nobody uses.
+/// How long an unused row is kept.
 const IDLE_MICROS: u64 = 24 * INTERVAL_MICROS;
-/// How many rows are looked at in a row: other work of the client waits meanwhile.
+/// How many rows are checked at a time: other work of the client waits meanwhile.
 const AT_ONCE: u32 = 500;
-/// How long after that the next ones are.
+/// The pause before the next ones are checked.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether this client is to remove what nobody uses: not if somebody has begun to within the last hour.
+/// Whether this client should remove unused rows: not if another client has started to within the last hour.
 pub(super) fn begin(database: &Database, settings: &Settings) -> Result<bool, Failure> {
     database.within_transaction(|| claim(database, settings.now()))
 }
 
-/// Looks at some rows after the key `after`, and removes those that nobody uses. Returns the last of them, unless there are no more.
+/// Checks some rows after the key `after`, and removes unused ones. Returns the last one checked, unless there are no
+/// more.
 pub(super) fn go_on(
     database: &Database,
     settings: &Settings,
@@ -43,9 +44,9 @@ pub(super) fn go_on(
     Ok(last)
 }
 
-/// Whether it is to be done now. Removes clients that have died.
+/// Whether to do it now. Removes clients that have died.
 fn claim(database: &Database, now: u64) -> Result<bool, Failure> {
-    // A time in the future is of a clock that was wrong then, or is now.
+    // A time in the future comes from a clock that was wrong then, or is wrong now.
     if now.abs_diff(database.number(SWEPT)?) < INTERVAL_MICROS {
         return Ok(false);
     }
@@ -57,7 +58,7 @@ fn claim(database: &Database, now: u64) -> Result<bool, Failure> {
 fn remove_unused(database: &Database, rows: &[(String, u64)], now: u64) -> Result<(), Failure> {
     let mut floor = database.number(FLOOR)?;
     for (key, _) in rows {
-        // Somebody may have used it meanwhile. What cannot be read is not ours to remove.
+        // It may have been used meanwhile. What cannot be read is not ours to remove.
         let ledger = database.record(key)?.and_then(|record| record.parse::<Ledger>().ok());
         if let Some(ledger) = ledger.filter(|ledger| !ledger.is_in_use(Stamp::new(now, now, 0))) {
             floor = floor.max(ledger.last_number());

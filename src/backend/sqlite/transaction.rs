@@ -24,7 +24,8 @@ impl From<Failure> for NotChanged {
     }
 }
 
-/// A transaction of this client, during which it is the only writer. Each record is read and written once, however often it is changed.
+/// A transaction of this client, during which it is the only writer. Each record is read and written once, no matter
+/// how often it is changed.
 pub(super) struct Transaction<'a> {
     database: &'a Database,
     settings: &'a Settings,
@@ -68,13 +69,14 @@ impl<'a> Transaction<'a> {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
                 let (record, newest) = read(self.database, key)?;
-                // What others have served has been told, unless that got lost. From now on only this client's own changes are seen here.
+                // Grants made by others have been announced, unless a message got lost. From now on, only this client's
+                // own changes are seen here.
                 self.inbox.compare(key, &record.ledger);
                 self.newest = self.newest.max(newest);
                 unknown.insert(record)
             }
         };
-        // Since nobody else can write, the clock of this moment is that of the change.
+        // Since no other client can write, the current time is that of the change.
         let now = self.settings.now();
         let stamp = Stamp::new(now, now, now.max(self.newest.saturating_add(1)));
         let (outcome, told) = change(&mut record.ledger, stamp);
@@ -118,7 +120,7 @@ impl<'a> Transaction<'a> {
 /// The record of a key, and a number that every number it issues must be above.
 fn read(database: &Database, key: &str) -> Result<(Record, u64), NotChanged> {
     let Some(stored) = database.record(key)? else {
-        // There may have been one that was removed because nobody used it.
+        // There may have been one that was removed because it was unused.
         let record = Record { ledger: Ledger::default(), stored: None };
         return Ok((record, database.number(super::sweep::FLOOR)?));
     };

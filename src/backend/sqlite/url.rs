@@ -26,7 +26,7 @@ pub(super) fn parse(url: &str) -> Result<SqliteBuilder, Error> {
 
 fn path_of(text: &str) -> Result<String, Error> {
     let text = match text.strip_prefix("//") {
-        // As some write an absolute path.
+        // A common way to write an absolute path.
         Some(path) if path.starts_with('/') => path,
         Some(_) => {
             let reason =

@@ -1,4 +1,4 @@
-//! The thread of a client, which alone uses the file.
+//! The thread of a client, the only one that uses the file.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -19,14 +19,15 @@ use super::sweep::{self, INTERVAL, PAUSE};
 use super::transaction::{Stored, Transaction};
 use crate::backend::{Event, Ledger};
 
-/// Once so many records are to be changed, jobs that have arrived go into the next transaction: nobody else can write meanwhile.
+/// Beyond this many changed records, further jobs go into the next transaction, because no other client can write
+/// meanwhile.
 const TOGETHER: usize = 128;
 /// How many addresses of other clients are remembered.
 const ADDRESSES: usize = 4096;
 
 pub(super) enum Message {
     Job(Box<dyn Job>),
-    /// Tell others where this client hears their datagrams.
+    /// Tell other clients where this one receives datagrams.
     Listen(Uuid),
     Close(oneshot::Sender<()>),
 }
@@ -37,18 +38,19 @@ pub(super) struct Worker {
     inbox: Arc<Inbox>,
     /// While it can be used.
     pub(super) database: Option<Database>,
-    /// Once it is known: whose address others are to know.
+    /// Once known, the client whose address others should know.
     client: Option<Uuid>,
     /// For datagrams to others.
     socket: Option<UdpSocket>,
     addresses: HashMap<Uuid, u16>,
-    /// The greatest number that this client has seen issued: also if the file is deleted, none below it is issued again.
+    /// The greatest number that this client has seen issued: even if the file is deleted, none below it is issued
+    /// again.
     newest: u64,
     /// The version of the file at which waiting leases were last looked for.
     seen: Option<i64>,
     next_look: Instant,
     next_sweep: Instant,
-    /// The key after which sweeping goes on, while it does.
+    /// The key after which sweeping continues, while it is in progress.
     swept: Option<String>,
 }
 
@@ -71,7 +73,7 @@ impl Worker {
         }
     }
 
-    /// Carries out what is asked for, until the store is closed or dropped.
+    /// Carries out jobs until the store is closed or dropped.
     pub(super) fn work(mut self, messages: &Receiver<Message>) {
         let closed = loop {
             match messages.recv_timeout(self.until_next_task()) {
@@ -89,12 +91,12 @@ impl Worker {
         self.leave();
         drop(self);
         if let Some(closed) = closed {
-            // If nobody waits for it, it is closed all the same.
+            // It is closed even if the receiver is gone.
             let _ = closed.send(());
         }
     }
 
-    /// Handles a message and, if it is a job, those that have arrived since. `Some` if the store is to be closed.
+    /// Handles a message and, if it is a job, those that have arrived since. `Some` if the store must be closed.
     fn handle(&mut self, message: Message, messages: &Receiver<Message>) -> Option<oneshot::Sender<()>> {
         let (mut jobs, mut records) = (Vec::new(), 0);
         let mut next = Some(message);
@@ -130,7 +132,7 @@ impl Worker {
         match self.transact(&mut jobs) {
             Ok(told) => {
                 self.health.succeeded();
-                // Whoever is granted something has waited for longer than whoever has asked for this.
+                // A waiter that is granted something has waited longer than the caller of this job.
                 told.into_iter().for_each(|event| self.tell(event));
                 jobs.into_iter().for_each(|job| job.finish(Ok(())));
             }
@@ -187,7 +189,7 @@ impl Worker {
         if failure.is_broken {
             self.database = None;
         }
-        // Where no space is left, reading goes on, and so do changes that need none.
+        // If no space is left, reading still works, and so do changes that need no space.
         if self.database.is_none() || failure.error.is_transient() {
             self.health.failed(failure.error.to_string());
         }
@@ -195,7 +197,7 @@ impl Worker {
 
     // Events
 
-    /// Has others know where this client hears their datagrams. If the file is not open yet, they will when it is.
+    /// Tells other clients where this one receives datagrams. If the file is not open yet, that happens when it is.
     fn listen(&mut self, client: Uuid) {
         self.client = Some(client);
         if let Err(failure) = self.announce() {
@@ -221,7 +223,7 @@ impl Worker {
         }
     }
 
-    /// Where a client hears datagrams. It does so on the same port for as long as it exists.
+    /// Where a client receives datagrams. The port stays the same for as long as the client exists.
     fn port_of(&mut self, client: Uuid) -> Option<u16> {
         if let Some(port) = self.addresses.get(&client) {
             return Some(*port);
@@ -240,7 +242,7 @@ impl Worker {
         Some(port)
     }
 
-    /// Looks whether leases of this client that wait have been served: datagrams may be lost.
+    /// Checks whether waiting leases of this client have been granted: datagrams may be lost.
     fn look_if_due(&mut self) {
         if self.next_look > Instant::now() {
             return;
@@ -261,7 +263,7 @@ impl Worker {
             return Ok(());
         }
         for key in self.inbox.keys() {
-            // Where there is no record, or none that can be read, nobody waits.
+            // If there is no record, or none that can be read, there are no waiters.
             let record = database.record(&key)?;
             let ledger = record.and_then(|record| record.parse::<Ledger>().ok()).unwrap_or_default();
             self.inbox.compare(&key, &ledger);
@@ -286,18 +288,18 @@ impl Worker {
         self.next_sweep = Instant::now() + if self.swept.is_some() { PAUSE } else { INTERVAL };
     }
 
-    /// Begins to look for rows that nobody uses, or goes on. Returns where to go on.
+    /// Starts looking for unused rows, or continues. Returns where to continue.
     fn sweep(&self) -> Result<Option<String>, Failure> {
         let Some(database) = &self.database else { return Ok(None) };
         if let Some(after) = &self.swept {
             return sweep::go_on(database, &self.settings, after);
         }
-        // Others take this client for dead if it has not said for a day that it is alive.
+        // Others consider this client dead if it has not said for a day that it is alive.
         self.announce()?;
         if sweep::begin(database, &self.settings)? { Ok(Some(String::new())) } else { Ok(None) }
     }
 
-    /// Nothing is to be sent to this client any more.
+    /// Nothing should be sent to this client any longer.
     fn leave(&self) {
         if let (Some(database), Some(client)) = (&self.database, self.client)
             && matches!(database.is_intact(), Ok(true))

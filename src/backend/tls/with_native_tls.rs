@@ -1,4 +1,4 @@
-//! TLS by the system's library.
+//! TLS with the system's library.
 
 #[cfg(any(feature = "_records", feature = "redis-rs"))]
 use std::io;
@@ -8,11 +8,11 @@ use native_tls::{Certificate, Identity, TlsConnector};
 use super::{TlsOptions, invalid};
 use crate::error::Error;
 
-/// What connections are opened with.
+/// How connections are opened.
 #[derive(Clone, Debug)]
 pub(in crate::backend) struct Tls(TlsConnector);
 
-/// What an encrypted connection is.
+/// An encrypted connection.
 #[cfg(any(feature = "_records", feature = "redis-rs"))]
 pub(in crate::backend) type Stream<S> = tokio_native_tls::TlsStream<S>;
 
@@ -59,7 +59,7 @@ impl Tls {
         config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());
     }
 
-    /// Does the handshake with the server, whose certificate has to be for `host`.
+    /// Does the handshake with the server, whose certificate must match `host`.
     #[cfg(any(feature = "_records", feature = "redis-rs"))]
     pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where

@@ -1,4 +1,4 @@
-//! TLS by rustls.
+//! TLS with rustls.
 
 #[cfg(any(feature = "_records", feature = "redis-rs"))]
 use std::io;
@@ -11,16 +11,16 @@ use rustls::{ClientConfig, RootCertStore};
 use super::{TlsOptions, invalid};
 use crate::error::Error;
 
-/// What connections are opened with.
+/// How connections are opened.
 #[derive(Clone, Debug)]
 pub(in crate::backend) struct Tls(Arc<ClientConfig>);
 
-/// What an encrypted connection is.
+/// An encrypted connection.
 #[cfg(any(feature = "_records", feature = "redis-rs"))]
 pub(in crate::backend) type Stream<S> = tokio_rustls::client::TlsStream<S>;
 
 impl Tls {
-    /// With a provider of its own: which one is the process's may be undecided.
+    /// With an explicit provider: the process may not have chosen a default one.
     pub(in crate::backend) fn new(options: &TlsOptions, _: &str) -> Result<Self, Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
@@ -51,7 +51,7 @@ impl Tls {
         config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());
     }
 
-    /// Does the handshake with the server, whose certificate has to be for `host`.
+    /// Does the handshake with the server, whose certificate must match `host`.
     #[cfg(any(feature = "_records", feature = "redis-rs"))]
     pub(in crate::backend) async fn connect<S>(&self, host: &str, stream: S) -> io::Result<Stream<S>>
     where

@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 pub(in crate::backend) struct Tls(Infallible);
 
-/// What an encrypted connection is.
+/// An encrypted connection.
 #[cfg(any(feature = "_records", feature = "redis-rs"))]
 pub(in crate::backend) type Stream<S> = S;
 

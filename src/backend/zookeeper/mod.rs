@@ -15,7 +15,7 @@
 //! | `sweep` | records that nobody has used for a day |
 //! | `check` | what the servers' user should know about them |
 //!
-//! In which order changes are carried out is in [`records`](super::records).
+//! In which order changes are carried out is in `backend::records`.
 //!
 //! Everything is carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
 

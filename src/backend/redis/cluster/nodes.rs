@@ -24,7 +24,7 @@ use crate::backend::redis::target::Server;
 use crate::backend::redis::transport::{Again, RETRY};
 use crate::sync::Mutex;
 
-/// The pause before what the nodes are is asked again.
+/// The pause before the list of nodes is requested again.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Connections to the nodes.
@@ -71,7 +71,7 @@ impl Nodes {
         let connecting = async {
             while let Err(error) = self.connect().await {
                 if self.slots.are_known() {
-                    // From here on each connection goes on by itself.
+                    // From here on, each connection runs by itself.
                     return;
                 }
                 let seed = self.slots.seeds.first().map(Server::to_string).unwrap_or_default();
@@ -88,8 +88,8 @@ impl Nodes {
         map.primaries.iter().map(|node| self.connection(node)).collect()
     }
 
-    /// Connects to the primaries of a new map, and gives up nodes that are lost and serve nothing any more: a client that has nothing to
-    /// do would be disconnected for ever.
+    /// Connects to the primaries of a new map, and gives up nodes that are lost and no longer serve slots: an idle
+    /// client would otherwise be disconnected forever.
     fn adopt_map(&self) {
         let map = self.slots.map();
         let mut open = self.open.lock();
@@ -115,7 +115,7 @@ impl Nodes {
             return Arc::clone(connection);
         }
         let connection = Connection::new(&self.slots.connections, Arc::new(ToNode(node.clone())));
-        // Those of nodes that serve nothing any more are closed.
+        // Those of nodes that no longer serve slots are closed.
         let map = self.slots.map();
         open.connections.retain(|node, _| map.primaries.contains(node));
         open.drivers.retain(|driver| !driver.is_finished());
@@ -221,7 +221,7 @@ impl Nodes {
         let mut open = self.open.lock();
         open.runtime = Some(Handle::current());
         open.drivers.retain(|driver| !driver.is_finished());
-        // They are made again when they are needed.
+        // They are reopened when needed.
         open.connections.retain(|_, (connection, _)| !connection.has_ended());
         Ok(())
     }

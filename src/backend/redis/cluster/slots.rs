@@ -65,7 +65,7 @@ impl Map {
         u16::try_from(index).unwrap_or_default()
     }
 
-    /// The node that serves a slot; if none does, another one, which says so.
+    /// The node that serves a slot; if none does, another one, which will say so.
     pub(super) fn node(&self, slot: u16) -> Option<&Server> {
         let index = self.by_slot.get(usize::from(slot)).copied().flatten();
         self.primaries.get(usize::from(index.unwrap_or_default()))

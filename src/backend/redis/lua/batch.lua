@@ -1,23 +1,25 @@
--- Carries out many operations in one call, in the order given. Every function costs time when it is created, used or not: so the
--- fast paths of semaphores, those of locks that somebody waits for, and the slow paths are created when an operation needs them.
+-- Carries out many operations in one call, in the order given. Creating a function costs time, whether it is used or
+-- not, so the fast paths of semaphores, those of locks with waiters, and the slow paths are created when an operation
+-- needs them.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
---          here: of each its code, its key, how many arguments it has, its arguments. ACQUIRE, RENEW and RELEASE_WITH_GAPS have
---          two and RELEASE has one, which is not said; a request for a lock with more is ACQUIRE_WITH. A key that is not itself the hash tag
---          of its others comes after true and what these start with; instead of the key of the operation before comes false.
---          USE_FENCE and the name of a fence tell of which prefix those that follow are.
+--          here: for each, its code, its key, the number of its arguments, and its arguments. ACQUIRE, RENEW and
+--          RELEASE_WITH_GAPS have two and RELEASE has one, so their number is left out; a request for a lock with more is
+--          ACQUIRE_WITH. A key that is not itself the hash tag of its other keys follows true and what these start with; false
+--          stands for the key of the previous operation. USE_FENCE and the name of a fence give the prefix of the operations
+--          that follow.
 --
 -- Returns  the operations' answers in the same order, in MessagePack as well, which the client reads in a third of the time;
 --          {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one that granted something to another request of
---          the same client, with what would otherwise be published to it
+--          the same client, with the message that would otherwise be published to it
 --
--- An operation that fails, because something else is stored under its key, say, harms no other one.
+-- An operation that fails, for instance because something else is stored under its key, does not affect the others.
 
 local fence, close_semaphores, number, next_at = nil, nil, 0, 1
--- The key of the operation at hand, and what comes before and after it in the names of the others (keys.rs).
+-- The key of the current operation, and what precedes and follows it in the names of the other keys (keys.rs).
 local key, before, after
 
--- Begins with the operation at `next_at`, and ends early if a slow path fails.
+-- Starts with the operation at `next_at`, and ends early if a slow path fails.
 local function carry_out_all(parts, answers, fences)
   local clock, code, seen = clock, parts[next_at], nil
   local acquire_fast, release_fast, renew, waiting_paths, wait_fast, pass_on_fast, permits_fast, slow_path
@@ -52,7 +54,7 @@ local function carry_out_all(parts, answers, fences)
           local id, is_gap_due = parts[arg], false
           if code == RELEASE_WITH_GAPS then
             next_at = arg + 2
-            -- As is_gap_due.lua.
+            -- As in is_gap_due.lua.
             local granted = tonumber(sub(call('GET', key) or '', #id + 2, #id + 17)) or clock.us
             is_gap_due = clock.us - granted > clock.us % (parts[arg + 1] * GAP_PERIOD)
           end
@@ -76,7 +78,7 @@ local function carry_out_all(parts, answers, fences)
         end
       end
       if not answer then
-        -- Something may change in the queue that the operations before were about.
+        -- The queue used by the previous operations may change.
         seen = nil
         slow_path = slow_path or slow_paths()
         answer = slow_path(code, key, before .. key .. after .. ':queue', fence, clock, unpack(parts, arg, next_at - 1))
@@ -92,7 +94,7 @@ local parts, answers, fences = { cmsgpack.unpack(ARGV[1]) }, {}, {}
 repeat
   local done, problem = pcall(carry_out_all, parts, answers, fences)
   if not done then
-    -- They are read anew.
+    -- They are read again.
     if close_semaphores then close_semaphores() end
     number = number + 1
     answers[number] = { FAILED, type(problem) == 'table' and problem.err or tostring(problem) }

@@ -1,2 +1,2 @@
--- Comes before everything else in every script.
+-- The start of every script.
 local call, sub, match = redis.call, string.sub, string.match

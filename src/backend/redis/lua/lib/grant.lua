@@ -1,4 +1,4 @@
--- What a waiter has to know of its grant besides lease, token and ticket: the kind, for a semaphore with the limit and its
+-- What a waiter must know about its grant besides lease, token and ticket: the kind, for a semaphore with the limit and its
 -- version; how many bytes of the key are its prefix; the key. The fence is '{<prefix>}:fence' or '{<tag>}:<prefix>:fence' (keys.rs).
 local function terms_of(kind, fence, key)
   local prefix = fence.prefix
@@ -10,14 +10,15 @@ local function terms_of(kind, fence, key)
   return kind .. prefix .. key
 end
 
--- What tells a waiter that it holds now.
+-- The message that tells a waiter that it is now a holder.
 local function grant_message(id, token, ticket, terms)
   return GRANT .. ' ' .. id .. ' ' .. token .. ' ' .. ticket .. ' ' .. terms
 end
 
--- The fast path of a hand-over: to the waiter at this place, who wants one permit for at most so many ms, is alive, and can be
--- told; a waiter of client `asker` is told with the answer. Takes it out of the queue, and returns its lease id, its token, when
--- its lease ends, in ms, as text, and what is to be told with the answer. Nothing, and nothing has changed, in other cases.
+-- The fast path of a hand-over: to the waiter at this place, if it wants one permit for at most this many ms, is alive,
+-- and is reachable; a waiter of client `asker` is notified with the answer. Removes it from the queue, and returns its
+-- lease id, its token, when its lease ends, in ms, as text, and what to send with the answer. In other cases, returns
+-- nothing and changes nothing.
 local function grant_fast(place, queue, waiters, terms, longest, clock, issue, issuer, asker)
   local id = sub(place, 18)
   -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.
@@ -31,6 +32,6 @@ local function grant_fast(place, queue, waiters, terms, longest, clock, issue, i
   if client ~= asker and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 and not IN_CLUSTER then return end
   call('HDEL', waiters, id)
   call('ZREM', queue, place)
-  -- It ends when the place would have ended: whoever waits there counts it from its last request.
+  -- It ends when the place would have ended: the waiter counts it from its last request.
   return id, token, ends, client == asker and message
 end

@@ -1,9 +1,9 @@
 -- Handing over what is free to those in the queue (queue.lua).
 --
--- A waiter that cannot be reached is set aside, so that no other hand-over comes across it again; when its client is heard from
--- again, it gets back its place.
+-- A waiter that cannot be reached is set aside, so that no other hand-over has to look at it again; when its client is
+-- heard from again, it gets its place back.
 
--- The place to be served next: the first in the queue, or the first among those that fit.
+-- The place to serve next: the first in the queue, or the first among those that fit.
 local function next_place(r)
   if not r.by_size then return call('ZRANGEBYSCORE', r.queue, '1', '+inf', 'LIMIT', '0', '1')[1] end
   local first, size = nil, 0
@@ -16,10 +16,10 @@ local function next_place(r)
   return first
 end
 
--- Hands what is free to those next in the queue that are alive and can be told; `asker`, if it is one of them, is being answered
--- anyway. Returns the token of `asker` if it is served. A waiter on the way is removed if it is dead, or if it asks for more
--- than anybody can have, and set aside if it cannot be reached. So each waiter is looked at three times at most, however many
--- there are.
+-- Hands over what is free to the next waiters in the queue that are alive and reachable; `asker`, if it is one of them,
+-- is being answered anyway. Returns the token of `asker` if it is served. Other waiters on the way are removed if they
+-- are dead or request more than the limit, and set aside if they cannot be reached. So each waiter is looked at three
+-- times at most, no matter how many there are.
 local function hand_over(r, asker)
   local silent, answer = {}, nil
   while r.free > 0 do
@@ -31,11 +31,11 @@ local function hand_over(r, asker)
       remove(r, id, request)
       call('ZREM', r.queue, place)
       if request and request.permits > r.limit then
-        -- It will be told why when it asks.
+        -- It learns why when it repeats its request.
         tell(id, ASK .. ' ' .. id .. ' ' .. r.key)
       end
     elseif request.permits > r.free and (id == asker or listens(id)) then
-      -- Whoever comes behind it waits with it.
+      -- Those behind it wait as well.
       return answer
     else
       local client = sub(id, 1, 36)
@@ -51,7 +51,7 @@ local function hand_over(r, asker)
         if id == asker then
           answer = request.token
         else
-          -- It ends when the place would have ended: whoever waits there counts it from its last request.
+          -- It ends when the place would have ended: the waiter counts it from its last request.
           request.lease_ms = request.alive_until - r.clock.ms
         end
         r.admit(r, id, request)

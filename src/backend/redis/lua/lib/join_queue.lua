@@ -1,4 +1,4 @@
--- How a request comes into the queue (queue.lua).
+-- How a request joins the queue (queue.lua).
 
 local function next_ticket(r)
   local last = r.last_ticket
@@ -9,12 +9,13 @@ local function next_ticket(r)
   return last < r.clock.us and r.clock.text or string.format('%016.0f', last + 1)
 end
 
--- Removes places of those that have died, so that they do not pile up even if no hand-over comes across them: up to a hundred, as
--- one arrival in fifty at least comes by here, and each adds one at most.
+-- Removes places of dead waiters, so that they do not pile up even if no hand-over finds them: up to a hundred, since
+-- at least one arrival in fifty gets here, and each adds at most one.
 local function prune(r)
   local dead = {}
   if r.by_size then
-    -- Adds the places of those that have died among so many at random. Created here, because every function costs time, used or not.
+    -- Adds the places of dead waiters among this many at random. Created here, because creating a function costs time,
+    -- used or not.
     local function look_among(count)
       local places, ids = call('ZRANDMEMBER', r.queue, count), {}
       for i, place in ipairs(places) do
@@ -25,9 +26,9 @@ local function prune(r)
         if (tonumber(alive_until) or 0) <= r.clock.ms then table.insert(dead, places[i]) end
       end
     end
-    -- Hand-overs may pass over one that asked for much. So the dead are looked for at random: first among a few places, which
-    -- tells whether it is worth looking at a hundred, which takes longer than all else. So at most about half of the places
-    -- belong to the dead.
+    -- Hand-overs may skip a waiter that requested many permits. So dead waiters are searched for at random: first among
+    -- a few places, which shows whether it is worth checking a hundred, which takes longer than everything else. So at
+    -- most about half of the places belong to dead waiters.
     look_among(8)
     if dead[1] then look_among(100) end
   else
@@ -46,8 +47,8 @@ local function join_queue(r, id, lease_ms, permits, owner)
   local ticket = before and before.ticket or next_ticket(r)
   local place = ticket .. ' ' .. id
   if before and tonumber(call('ZSCORE', r.queue, place) or -1) < 0 then
-    -- A client that could not be reached for a while is heard again: all its waiters get back the places they had on arrival.
-    -- Done once per such time, by the first of them that asks.
+    -- A client that could not be reached for a while is heard from again: all its waiters get back the places they had
+    -- on arrival. Done once per such period, by the first of them that repeats its request.
     local client = match(id, '^[^.]+%.')
     local records = call('HGETALL', r.waiters)
     for i = 1, #records, 2 do
@@ -64,8 +65,9 @@ local function join_queue(r, id, lease_ms, permits, owner)
   call('HSET', r.waiters, id, record)
   local others = not before and call('ZCARD', r.queue) - 1
   if others == INDEXED_AT then
-    -- Redis keeps up to 128 entries of a sorted set or a hash in a list and walks it, as long as none has more than 64 bytes. In
-    -- a queue of some length that takes longer than the rest of a script, so it is given an index, which it keeps.
+    -- Redis keeps up to 128 entries of a sorted set or a hash in a list and scans it, as long as none has more than 64
+    -- bytes. In a long queue that takes longer than the rest of a script, so the queue is given an index, which it
+    -- keeps.
     local long = string.rep(' ', 65)
     call('ZADD', r.queue, '0', long)
     call('ZREM', r.queue, long)

@@ -1,4 +1,5 @@
--- Two keys that are written together expire when those who use them have been silent for a lease or two. Returns in how many ms.
+-- Two keys that are written together expire when their users have been silent for a lease or two. Returns in how many
+-- ms.
 local function keep(key, other, lease_ms)
   local left = call('PTTL', key)
   if left < lease_ms * 1.5 then

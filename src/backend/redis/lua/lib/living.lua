@@ -1,4 +1,4 @@
--- Those who wait, for inspection.
+-- The waiters, for inspection.
 
 -- {lease id, ms for which it counts as alive, permits, ...} in order of arrival; of the hash `key`, as in queue.lua.
 local function living(key, now_ms)

@@ -1,20 +1,21 @@
--- The queue of those who wait, for locks and for semaphores.
+-- The queue of waiters, for locks and for semaphores.
 --
 -- queue    sorted set: places, "<ticket, 16 digits> <lease id>". Scored by 1, for a counting semaphore by the number of permits
---          wanted; those of one score are in order of arrival, since equal scores are ordered by their text. Places of waiters
---          that nobody listens for are unreachable: scored by minus the time, in ms, until which they count as alive. A lock
---          may have a member that is no place (lock/gap.lua).
+--          wanted; places with the same score are in order of arrival, since equal scores are ordered by text. Places of
+--          unreachable waiters, for which no client listens, are scored by minus the time, in ms, until which they count as
+--          alive. A lock may have a member that is not a place (lock/gap.lua).
 -- waiters  hash: lease id -> "ticket lease_ms alive_until_ms permits[ owner]", for each place;
---          and "/<owner>" -> the lease ids of those who wait for that owner, each followed by a space
+--          and "/<owner>" -> the lease ids that wait for that owner, each followed by a space
 --
--- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place has the ticket of another: the
--- answer "queued" and the grant both name it, so that a grant of an earlier place that was held back on its way is not believed.
+-- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place has the ticket of
+-- another: the answer "queued" and the grant both contain it, so that a delayed grant of an earlier place is not
+-- accepted.
 --
--- `r` is what is waited for, made by lock.lua or semaphore.lua:
+-- `r` is the resource, created by lock.lua or semaphore.lua:
 --   key, queue, waiters   keys
 --   fence, clock          as in fence.lua and time.lua
 --   free, limit           how many permits are free, and how many there can be at most
---   by_size               whether small requests may pass large ones
+--   by_size               whether small requests may overtake large ones
 --   terms                 the kind, as in messages (grant.lua)
 --   last_ticket           of a semaphore, whose places are not in the order of their tickets
 --   next_token            function(r, clock): a new token, as text
@@ -32,12 +33,12 @@ local function waiter(r, id)
   }
 end
 
--- The lease ids of those who wait for `owner`, each followed by a space.
+-- The lease ids that wait for `owner`, each followed by a space.
 local function waiting_for(r, owner)
   return call('HGET', r.waiters, '/' .. owner) or ''
 end
 
--- Takes `id` out of the queue; nil if it is not in it. Whoever knows what it asked for says so.
+-- Removes `id` from the queue; nil if it is not in it. A caller that knows its record passes it.
 local function remove(r, id, request)
   request = request or waiter(r, id)
   if not request then return nil end

@@ -1,4 +1,4 @@
--- The server's time. A clock is read once per call and handed to whoever needs it.
+-- The server's time. The clock is read once per call and passed to the functions that need it.
 
 -- Now: in microseconds as text and as a number, and in milliseconds.
 local function read_clock()

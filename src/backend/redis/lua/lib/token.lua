@@ -1,6 +1,7 @@
 -- Fencing tokens of locks (fence.lua).
 
--- A new token, as text. The first one of a call is the time if possible: turning a number into text costs more than a command.
+-- A new token, as text. The first one of a call is the time if possible: converting a number to text costs more than a
+-- command.
 local function next_token(fence, clock)
   local key, token, now, text = fence.key, fence.token, clock.us, clock.text
   if token then
@@ -22,7 +23,7 @@ local function next_token(fence, clock)
   return text
 end
 
--- This token was issued with its grant, whatever the fence tells.
+-- This token was issued with its grant, no matter what the fence says.
 local function raise_fence(fence, token)
   fence.least = math.max(fence.least, (tonumber(token) or 0) + TOKENS_PER_GRANT)
 end

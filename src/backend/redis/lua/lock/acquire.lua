@@ -1,24 +1,25 @@
--- Asks for the lock, or asks again.
+-- Requests the lock, for the first time or again.
 --
 -- KEYS     as in lock.lua
 -- ARGV[1]  lease id
 -- ARGV[2]  lease, in ms
--- ARGV[3]  '1' or absent to wait if somebody else holds the lock, '0' not to
+-- ARGV[3]  '1' or absent to wait if another client holds the lock, '0' not to
 -- ARGV[4]  expiry in ms for a lock that has none, '0' or absent to leave such a lock alone
 -- ARGV[5]  the owner of a reentrant lock, absent for a mutex
 --
 -- Returns  the token if granted now
 --          {token, ms until the lease ends} if it was granted before
 --          {ms until the holder's lease ends or -1, waiters before this one, unreachable ones included, ticket} if queued
---          BUSY if somebody else holds the lock and this request does not wait
+--          BUSY if another client holds the lock and this request does not wait
 --          In a gap (gap.lua), a request that waits is queued until it ends. One that does not wait gets the lock if nobody waits.
 --
--- Idempotent per lease id: the holder is told its token again, and its lease goes on as it was, so that a client which asks and
--- hears no answer does not keep the lock. A waiter keeps its place and counts as alive for another lease. This one request
--- therefore proves a waiter alive, finds an expired holder, finds a grant that was not heard of, and joins the queue again after
--- the store lost its memory. If the lock is free but others wait, it goes to the oldest of them.
+-- Idempotent per lease id: the holder gets its token again, and its lease continues unchanged, so that a client that
+-- sends requests but receives no answers does not keep the lock. A waiter keeps its place and counts as alive for
+-- another lease. So this one request proves that a waiter is alive, finds an expired holder, finds a grant whose
+-- message was lost, and rejoins the queue after the store has lost its data. If the lock is free but others wait, it
+-- goes to the oldest of them.
 
--- `enter` lets an owner in that holds the lock already (acquire_owned.lua).
+-- `enter` admits an owner that already holds the lock (acquire_owned.lua).
 local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
   lease_ms = tonumber(lease_ms)
   local value = call('GET', r.key)
@@ -46,7 +47,7 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
       token = next_token(r.fence, r.clock)
       hold_lock(r, id, { lease_ms = lease_ms, owner = owner, token = token })
     end
-    -- Its owner may have been let in under another lease.
+    -- Its owner may have been admitted under another lease.
     token = token or (enter and enter(r, id, lease_ms, owner))
     if token then return token end
   end

@@ -1,7 +1,8 @@
--- The fast path of acquire.lua for a request that waits already, while somebody else holds the lock: alive for another lease.
--- Answers nothing, and has changed nothing, if the case is another. Those who wait ask again together, so it is for batches.
+-- The fast path of acquire.lua for a request that already waits, while another client holds the lock: alive for another
+-- lease. Returns nothing, and changes nothing, in other cases. Waiting requests are repeated together, so this is for
+-- batches.
 --
--- `seen` is the queue that the operation before was about, as long as nothing else may have changed there.
+-- `seen` is the queue used by the previous operation, as long as nothing else may have changed in it.
 
 local function look_at_queue(lock, queue)
   return {
@@ -15,7 +16,7 @@ local function acquire_again_fast(seen, lock, queue, waiters, clock, id, lease_m
   if not ticket then return nil, seen end
   if not seen or seen.lock ~= lock then seen = look_at_queue(lock, queue) end
   local before = call('ZRANK', queue, ticket .. ' ' .. id)
-  -- Nobody holds the lock, it has no expiry, or this request holds it or is to get its place back.
+  -- The lock is free or has no expiry, or this request holds it or must get its place back.
   if seen.remaining < 0 or names_lease(seen.value, id) or not before or before < seen.unreachable then
     return nil, seen
   end

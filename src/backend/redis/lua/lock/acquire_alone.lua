@@ -1,5 +1,5 @@
--- The fast path of acquire.lua in a call of its own. The same as acquire_fast.lua with token.lua, in one piece: functions and
--- tables cost time on every call.
+-- The fast path of acquire.lua in a separate call. The same as acquire_fast.lua with token.lua, in one piece: functions
+-- and tables cost time on every call.
 
 if call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   local time = call('TIME')

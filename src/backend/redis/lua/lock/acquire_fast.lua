@@ -1,8 +1,8 @@
--- The fast path of acquire.lua in a batch: the lock is free and nobody waits for it. By far the most frequent case. Answers
--- nothing, and has changed nothing, if the case is another.
+-- The fast path of acquire.lua in a batch: the lock is free and has no waiters. By far the most frequent case. Returns
+-- nothing, and changes nothing, in other cases.
 --
--- Tokens of one lock must grow, those of different locks need not differ. So all that are granted here get the same one, until
--- one of them is released in the same call (release_fast.lua), or a slow path has granted something.
+-- Tokens of one lock must increase; those of different locks need not differ. So all locks granted here get the same
+-- token, until one of them is released in the same call (release_fast.lua), or a slow path has granted something.
 
 local function acquire_fast(lock, queue, fence, clock, id, lease_ms)
   if call('EXISTS', lock, queue) == 0 then

@@ -1,12 +1,13 @@
--- Asks for a lock, or asks again, for a token that is not less than a proposed one. Several servers that are asked with the same
--- proposal usually answer with the same token.
+-- Requests a lock, for the first time or again, with a token not less than a proposed one. Several servers that get the
+-- same proposal usually answer with the same token.
 --
 -- KEYS     as in lock.lua
 -- ARGV[1]  the proposed token, 16 digits
--- ARGV[2]  and those that follow: as in acquire.lua
+-- ARGV[2]  and the following: as in acquire.lua
 --
--- Returns and repetition as in acquire.lua. A proposal that is further ahead of the last token and of this server's time than
--- PROPOSED_AHEAD_US counts for no more than that: a client whose clock is wrong does not drive the tokens into the far future.
+-- Returns and repetition as in acquire.lua. A proposal that is further ahead of the last token and of this server's
+-- time than PROPOSED_AHEAD_US counts for no more than that: a client whose clock is wrong cannot push the tokens into
+-- the far future.
 
 local function acquire_from(r, proposed, id, lease_ms, waits, repair_ms, owner)
   local fence = r.fence

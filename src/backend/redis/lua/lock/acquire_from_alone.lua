@@ -1,4 +1,5 @@
--- The fast path of acquire_from.lua in a call of its own: the lock is free, nobody waits for it, and it is not for an owner.
+-- The fast path of acquire_from.lua in a separate call: the lock is free and has no waiters, and the request is not for
+-- an owner.
 
 if not ARGV[6] and call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   local time, text = call('TIME'), ARGV[1]

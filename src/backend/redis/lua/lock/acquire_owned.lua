@@ -1,6 +1,6 @@
--- Asks for a reentrant lock, or asks again. KEYS, ARGV, answers and repetition as in acquire.lua.
+-- Requests a reentrant lock, for the first time or again. KEYS, ARGV, answers and repetition as in acquire.lua.
 --
--- An owner that holds the lock already, under another lease, overtakes everybody who waits: they wait for this owner.
+-- An owner that already holds the lock, under another lease, overtakes all waiters, since they wait for this owner.
 
 local function enter(r, id, lease_ms, owner)
   local lead, token, owned_by, several = expire_holds(r)

@@ -1,4 +1,4 @@
--- Ends whatever holds the lock, tells all its holders, and hands the lock over to the next waiter.
+-- Ends all holds of the lock, notifies the holders, and hands the lock over to the next waiter.
 --
 -- KEYS     as in lock.lua
 --
@@ -8,15 +8,15 @@
 
 local function force(r)
   local value = call('GET', r.key)
-  -- Whoever waits need not wait for the end of a gap (gap.lua).
+  -- Waiters need not wait for the end of a gap (gap.lua).
   redis.pcall('ZREM', r.queue, GAP)
   if not value then
-    -- A holder who has died may have left it to those who wait.
+    -- A dead holder may have left it to the waiters.
     r.free = 1
     pcall(hand_over, r)
     return NOT_HELD
   end
-  -- If the holds or the queue are broken, the lock is released nevertheless.
+  -- If the holds or the queue are broken, the lock is released all the same.
   local intact, lead, token, _, several = pcall(expire_holds, r)
   if not intact then
     lead, token, several = read_value(value)
@@ -24,8 +24,8 @@ local function force(r)
   end
   local holders = { lead }
   if several then holders = call('ZRANGE', r.holds, 0, -1) end
-  -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease. Several holds
-  -- may have been told different tokens, so it names none.
+  -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease.
+  -- Several holds may have different tokens, so in that case it names none.
   for _, id in ipairs(holders) do
     tell(id, REVOKE .. ' ' .. id .. ' ' .. (several and '0' or token) .. ' ' .. r.key)
   end

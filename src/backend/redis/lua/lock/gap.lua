@@ -1,9 +1,10 @@
 -- Gaps: times for which requests of this crate leave a free lock alone, even though they wait for it. Clients of other libraries
 -- poll; while a lock is handed over from one waiter to the next, they never find it free.
 --
--- A gap is the member GAP of the queue, scored by minus the time, in ms, until which it lasts. So it is among the places that no
--- hand-over looks at (queue.lua), and because there is a queue, no fast path applies to a free lock. When its time is over it is
--- removed by the next request that finds the lock free, or that leaves the queue. A queue with nothing else expires with it.
+-- A gap is the member GAP of the queue, scored by minus the time, in ms, until which it lasts. So it is among the
+-- places that no hand-over looks at (queue.lua), and because there is a queue, no fast path applies to a free lock.
+-- After it has ended, it is removed by the next request that finds the lock free, or that leaves the queue. A queue
+-- with nothing else expires with it.
 
 -- For how many more ms a gap lasts; nil if there is none.
 local function gap_left(r)
@@ -12,8 +13,8 @@ local function gap_left(r)
   if ends ~= 0 then call('ZREM', r.queue, GAP) end
 end
 
--- Has the first waiter that is alive and can be told ask: the answer tells it when the gap ends, and then it asks again.
--- Others are treated as in hand_over.lua.
+-- Sends `ask` to the first waiter that is alive and reachable: the answer tells it when the gap ends, and then it
+-- repeats its request. Others are treated as in hand_over.lua.
 local function ask_first(r)
   local silent, place = {}, next_place(r)
   while place do
@@ -31,7 +32,7 @@ local function ask_first(r)
   end
 end
 
--- Sees to it that the lock is taken up after a gap, by whoever is the first then.
+-- Makes sure that the lock is taken up after a gap, by the waiter that is first then.
 local function tend_gap(r, gap_ms)
   if call('ZCARD', r.queue) == 1 then
     call('PEXPIREAT', r.queue, millis(r.clock.ms + gap_ms))
@@ -40,7 +41,7 @@ local function tend_gap(r, gap_ms)
   end
 end
 
--- Leaves the lock free for so long.
+-- Leaves the lock free for this long.
 local function leave_gap(r, gap_ms)
   call('ZADD', r.queue, '-' .. millis(r.clock.ms + gap_ms), GAP)
   tend_gap(r, gap_ms)

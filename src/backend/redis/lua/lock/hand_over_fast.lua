@@ -1,5 +1,5 @@
--- The fast path of release.lua for a lock that bears the mark of those who wait (value.lua): the first in the queue gets it, if
--- there is one. Answers nothing, and has changed nothing, if the case is another.
+-- The fast path of release.lua for a lock with the mark of waiters (value.lua): the first in the queue gets it, if
+-- there is one. Returns nothing, and changes nothing, in other cases.
 
 local function hand_over_fast(lock, value, queue, waiters, fence, clock, id)
   if not value or #value ~= #id + 18 or sub(value, -1) ~= WAITED_FOR or string.find(value, id, 1, true) ~= 1 then return end

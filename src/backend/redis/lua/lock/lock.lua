@@ -1,7 +1,7 @@
--- A lock: what its operations share.
+-- A lock: code shared by its operations.
 --
 -- KEYS[1]  lock   see value.lua. Expires with the lease.
--- KEYS[2]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are made from this one: each key
+-- KEYS[2]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are derived from this one: each key
 --                 of a call costs as much as a command.
 -- KEYS[3]  fence  see fence.lua
 
@@ -10,7 +10,7 @@ local function hold_lock(r, id, request)
   call('SET', r.key, write_value(id, request.token, request.owner), 'PX', request.lease_ms)
   r.free = 0
   if request.owner then
-    -- Whoever else waits for this owner may come in with it, and is told to ask.
+    -- Other waiters for this owner may be admitted with it, and are sent `ask`.
     for other in string.gmatch(waiting_for(r, request.owner), '%S+') do
       tell(other, ASK .. ' ' .. other .. ' ' .. r.key)
     end

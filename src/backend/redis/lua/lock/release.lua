@@ -2,7 +2,7 @@
 --
 -- KEYS     as in lock.lua
 -- ARGV[1]  lease id
--- ARGV[2]  if the release is to leave a gap when one is due, for how many ms (gap.lua)
+-- ARGV[2]  if the release should leave a gap when one is due, its length in ms (gap.lua)
 --
 -- Returns  RELEASED if a hold has ended, LEFT_QUEUE if a place in the queue was given up; if there was neither, HELD_BY_OTHER if
 --          something else holds the lock and NOT_HELD if nothing does
@@ -11,10 +11,10 @@
 
 local function release(r, id, gap_ms)
   local value = call('GET', r.key)
-  -- If the queue is broken, the lock is released nevertheless. Whoever waits is told when it asks again.
+  -- If the queue is broken, the lock is released all the same. Waiters find out when they repeat their requests.
   local waiting = tonumber(redis.pcall('ZCARD', r.queue)) or 0
   if value and names_lease(value, id) then
-    -- First: a server that has no memory left refuses to write, but not to a script that has written.
+    -- First: a server that is out of memory refuses writes, except those of a script that has already written.
     call('DEL', r.key)
     if gap_ms and is_gap_due(value, id, gap_ms, r.clock) then
       pcall(leave_gap, r, gap_ms)
@@ -28,7 +28,7 @@ local function release(r, id, gap_ms)
   if waiting > 0 and remove(r, id) then
     local gap = gap_left(r)
     if gap then
-      -- Perhaps it was the one that knew when the gap ends.
+      -- This may have been the waiter that knew when the gap ends.
       tend_gap(r, gap)
     elseif not value then
       r.free = 1

@@ -1,4 +1,4 @@
--- The first of the fast paths of release.lua in a call of its own. The same as in release_fast.lua.
+-- The first of the fast paths of release.lua in a separate call. The same as in release_fast.lua.
 
 local value, id = call('GET', KEYS[1]), ARGV[1]
 if value and #value == #id + 17 and string.find(value, id, 1, true) == 1 then

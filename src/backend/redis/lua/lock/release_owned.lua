@@ -1,9 +1,9 @@
 -- Ends one lease of an owner. KEYS, ARGV, answers and repetition as in release.lua.
 
 local function release_owned(r, id, gap_ms)
-  -- Somebody may have put something else in the place of the holds; that must not keep the lock.
+  -- Something else may have been stored in place of the holds; that must not keep the lock.
   local intact, lead, token, owner, several = pcall(expire_holds, r)
-  -- Also from holds that do not count now: they might again, if their lead came back.
+  -- Also from holds that do not count now: they might count again if their lead came back.
   local left = redis.pcall('ZREM', r.holds, id) == 1
   if intact and several and left then
     local last = call('ZREVRANGE', r.holds, 0, 0)[1]

@@ -1,4 +1,4 @@
--- Lets a lease begin anew.
+-- Restarts a lease.
 --
 -- KEYS[1]  lock
 -- ARGV[1]  lease id

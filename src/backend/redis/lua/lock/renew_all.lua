@@ -1,4 +1,4 @@
--- Lets the leases of many mutexes begin anew, each as renew.lua would.
+-- Restarts the leases of many mutexes, each as renew.lua would.
 --
 -- KEYS     the locks
 -- ARGV[1]  lease, in ms, of all of them

@@ -1,4 +1,4 @@
--- Lets a hold of an owner begin anew.
+-- Restarts the lease of an owner's hold.
 --
 -- KEYS     as in lock.lua
 -- ARGV[1]  lease id

@@ -13,7 +13,7 @@ local function settle(r, id, token)
   if not lead or (lead ~= id and not (several and call('ZSCORE', r.holds, id))) then return NOT_HELD end
   if held == token then return SETTLED end
   local last = tonumber(call('GET', r.fence.key) or 0) or 0
-  -- First: a server that refuses to write the fence must not say that it knows the token.
+  -- First: a server that refuses to write the fence must not confirm the token.
   if last < tonumber(token) then call('SET', r.fence.key, token, 'PX', FENCE_MS) end
   local rest = sub(call('GET', r.key), #lead + #held + 2)
   call('SET', r.key, lead .. ' ' .. token .. rest, 'KEEPTTL')

@@ -1,11 +1,11 @@
--- What is stored under the key of a lock: "<lease id> <token>", followed by WAITED_FOR if somebody may wait for it, or by "/<owner>"
--- for a reentrant lock. Set only if absent, with an expiry, and deleted by comparison: the canonical recipe, so that other
--- libraries' locks exclude these and are excluded. What they store there has another form.
+-- The value of a lock's key: "<lease id> <token>", followed by WAITED_FOR if there may be waiters, or by "/<owner>" for
+-- a reentrant lock. Set only if absent, with an expiry, and deleted by comparison: the canonical recipe, so that locks
+-- of other libraries exclude these and vice versa. Their values have another form.
 --
--- The mark spares the release of a mutex a look at the queue. Whoever joins the queue sets it, and whoever gets the lock by a
--- slow path, which is taken if there is a queue.
+-- The mark saves the release of a mutex a look at the queue. It is set by a request that joins the queue, and by one
+-- that gets the lock on a slow path, which is taken if there is a queue.
 
--- Lease id, token and owner; nil for what another library has put there.
+-- Lease id, token and owner; nil for the value of another library.
 local function read_value(value)
   local id, token, rest = match(value or '', '^(%x+%-%x+%-%x+%-%x+%-%x+%.%d+) (%d+)' .. '%' .. WAITED_FOR .. '?(.*)$')
   if not id or not (rest == '' or sub(rest, 1, 1) == '/') then return nil end

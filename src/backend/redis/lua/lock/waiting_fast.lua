@@ -1,6 +1,6 @@
--- The fast paths of a batch for a lock that somebody waits for. What goes wrong with them the slow path sees for itself.
+-- The fast paths of a batch for a lock with waiters. The slow path finds by itself whatever goes wrong in them.
 
--- A waiter that asks again, or a new one. Returns as well what acquire_again_fast.lua has seen.
+-- A waiter that repeats its request, or a new one. Also returns what acquire_again_fast.lua has seen.
 local function wait_fast(seen, lock, queue, clock, id, lease_ms)
   local waiters = sub(queue, 1, -6) .. 'waiters'
   local done, answer, still_seen = pcall(acquire_again_fast, seen, lock, queue, waiters, clock, id, lease_ms)

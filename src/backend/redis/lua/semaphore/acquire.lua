@@ -1,4 +1,4 @@
--- Asks for permits, or asks again.
+-- Requests permits, for the first time or again.
 --
 -- KEYS     as in semaphore.lua
 -- ARGV[1]  'counting' or 'fair'
@@ -14,20 +14,21 @@
 --          {QUEUED, limit, version, ms until the next lease of a holder ends or -1, places before this one, ticket}
 --          {NONE_FREE, limit, version} if there are too few and this request does not wait
 --          {LIMIT_DIFFERS, limit} if another limit is in force
---          {ABOVE_LIMIT, limit} if nobody can have so many
+--          {ABOVE_LIMIT, limit} if the request exceeds the limit
 --
--- The number of places feeds the stagger of repetitions only: it counts unreachable waiters, and for a counting semaphore all
--- that ask for less.
+-- The number of places is used only to stagger repeated requests: it includes unreachable waiters and, for a counting
+-- semaphore, all that request fewer permits.
 --
--- Idempotent per lease id, as the request for a lock. Whoever asks serves the queue on the way, so that what a holder
--- who has died has left goes to the next.
+-- Idempotent per lease id, like the request for a lock. Every request also serves the queue, so that the permits of a
+-- dead holder go to the next waiter.
 
 local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
   lease_ms, permits, stated = tonumber(lease_ms), tonumber(permits), tonumber(stated)
-  -- What a holder who has died has left goes to the next whatever the answer is. A server that has no memory left may refuse that.
+  -- The permits of a dead holder go to the next waiter, whatever the answer is. A server that is out of memory may
+  -- refuse that.
   local held = expire_leases(s, id)
   if held then
-    -- Granted before, and the answer got lost: whatever has become of the limit since.
+    -- Granted before, and the answer was lost, no matter how the limit has changed since.
     local left = call('ZSCORE', s.key, id) - s.clock.ms
     pcall(hand_over_permits, s)
     return { GRANTED, s.limit or stated, s.version or '0', match(held, '%d+$'), left }
@@ -51,7 +52,7 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
     return { QUEUED, s.limit, s.version, remaining, others or call('ZRANK', s.queue, ticket .. ' ' .. id) or 0, ticket }
   end
   if queued then hand_over_permits(s) end
-  -- Nobody in the queue fits. Where nobody may be passed, there must be nobody.
+  -- No waiter in the queue fits. Where overtaking is not allowed, the queue must be empty.
   if permits > s.free or (queued and not s.by_size and call('ZCOUNT', s.queue, 1, '+inf') > 0) then
     return { NONE_FREE, s.limit, s.version }
   end

@@ -1,10 +1,11 @@
--- The fast path of acquire.lua: for a semaphore whose limit the client knows, while no lease has run out. A request gets its
--- permits if nobody waits, and a place in the queue if there are too few. Answers nothing, and has changed nothing, if the case
--- is another. If it fails, because somebody has changed a key by hand, the slow path sees to that.
+-- The fast path of acquire.lua: for a semaphore whose limit the client knows, while no lease has expired. A request
+-- gets its permits if nobody waits, and a place in the queue if there are too few. Returns nothing, and changes
+-- nothing, in other cases. If it fails because a key was changed by hand, the slow path handles that.
 --
--- The state is read once per call and written once, however many operations of the call are for the semaphore. To the fields
--- come, once they are known: waiting, how many places there are in the queue; lease_ms and end_of_lease, when a lease of so many
--- ms would end; grant_terms, what a waiter is told of its grant; and, if batch.lua says so, grants_with_answers.
+-- The state is read once per call and written once, no matter how many operations of the call are for the semaphore.
+-- Fields that are added once known: waiting, the number of places in the queue; lease_ms and end_of_lease, when a lease
+-- of this many ms would end; grant_terms, what the message of a grant contains; and, if batch.lua says so,
+-- grants_with_answers.
 
 local function join_queue_fast(s, id, lease_text, permits)
   local lease_ms, number, ticket = tonumber(lease_text), s.clock.us, s.clock.text
@@ -13,7 +14,7 @@ local function join_queue_fast(s, id, lease_text, permits)
     ticket = micros(number)
   end
   local before = s.waiting or call('ZCARD', s.queue)
-  -- One in fifty goes the slow path, which prunes, and whoever makes the queue a long one, for its index.
+  -- One in fifty takes the slow path, which prunes, and so does the one that makes the queue long enough for an index.
   if number % PRUNE_EVERY == 0 or before == INDEXED_AT or call('HEXISTS', s.holds, id) == 1 then return end
   if s.lease_ms ~= lease_ms then s.lease_ms, s.end_of_lease = lease_ms, millis(s.clock.ms + lease_ms) end
   local record = ticket .. ' ' .. lease_text .. ' ' .. s.end_of_lease .. ' ' .. permits
@@ -35,10 +36,10 @@ local function acquire_permits_fast(s, id, lease_text, waits, permits, _, known)
   if used + permits > s.limit then
     return waits == '1' and s.limit - permits >= 0 and join_queue_fast(s, id, lease_text, permits)
   end
-  -- Nobody waits, and there are holders if permits are in use, and only then. The queue counts for more than those two.
+  -- Nobody waits, and there are holders if and only if permits are in use. The queue takes precedence over those two.
   if call('EXISTS', s.key, s.holds, s.queue, s.queue, s.queue) ~= (used > 0 and 2 or 0) then return end
   local token = next_permit_token(s, s.clock)
-  -- If it holds permits already, nobody gets this token.
+  -- If it already holds permits, this token is not used.
   if call('HSETNX', s.holds, id, permits .. ' ' .. token) == 0 then return end
   call('ZADD', s.key, millis(now_ms + lease_ms), id)
   if used == 0 then

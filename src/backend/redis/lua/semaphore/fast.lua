@@ -1,6 +1,6 @@
--- The fast paths of semaphores in a batch. What goes wrong with them the slow path sees for itself.
+-- The fast paths of semaphores in a batch. The slow path finds by itself whatever goes wrong in them.
 
--- Those whose state has been read, by their keys.
+-- The semaphores whose state has been read, by key.
 local semaphores = {}
 
 local function permits_fast(code, key, before, after, fence, clock, kind, ...)

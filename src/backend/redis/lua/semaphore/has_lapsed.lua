@@ -1,7 +1,7 @@
--- When a limit that nobody uses is no longer in force.
+-- When an unused limit is no longer in force.
 
--- Whether the limit has lapsed. Its time must be over, and nobody may hold or wait. Leases that have ended and waiters who died
--- do not count, although the keys still have them.
+-- Whether the limit has lapsed. Its time must be over, and there must be no holders or waiters. Ended leases and dead
+-- waiters do not count, even though the keys still have them.
 local function has_lapsed(s)
   local now = s.clock.ms
   if now < s.lapse or call('ZCOUNT', s.key, '(' .. millis(now), '+inf') > 0 then return false end

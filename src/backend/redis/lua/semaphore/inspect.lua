@@ -1,10 +1,10 @@
--- Tells who holds permits and who waits for them. Changes nothing.
+-- Returns who holds permits and who waits for them. Changes nothing.
 --
 -- KEYS     as in semaphore.lua
 -- ARGV[1]  EVERYBODY, or NUMBERS for empty lists
 --
 -- Returns  {limit in force or nil, permits in use, {lease id, ms for which it counts as alive, permits, ...} in order of
---           arrival, the living only, {lease id, ms until its lease ends, permits, token, ...} by that time}
+--           arrival, live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time}
 
 local s = semaphore_at(KEYS[1], KEYS[2], nil, nil, read_clock())
 local now = s.clock.ms

@@ -1,8 +1,9 @@
--- The fast path of release.lua: a whole hold ends, while no lease has run out, and nobody waits, or one permit becomes free and
--- goes to the first in the queue, who wants one. Answers nothing, and has changed nothing, if the case is another.
+-- The fast path of release.lua: a whole hold ends while no lease has expired, and either nobody waits, or one permit
+-- becomes free and goes to the first in the queue, which wants one. Returns nothing, and changes nothing, in other
+-- cases.
 
--- The permit of `id` goes to the waiter at `place`. Returns as well what is to be told with the answer: the grant of the
--- caller's own request, if so it may be told.
+-- The permit of `id` goes to the waiter at `place`. Also returns what to send with the answer: the grant of the
+-- caller's own request, if it may be sent that way.
 local function hand_over_permits_fast(s, id, place, used)
   if not s.version or not s.kept then return end
   s.grant_terms = s.grant_terms or terms_of(s.kind .. '/' .. s.limit .. '/' .. s.version, s.fence, s.key)
@@ -11,7 +12,7 @@ local function hand_over_permits_fast(s, id, place, used)
     grant_fast(place, s.queue, s.waiters, s.grant_terms, (s.kept - s.clock.ms) / 1.5, s.clock, next_permit_token, s, asker)
   if not next then return end
   s.waiting = s.waiting and s.waiting - 1
-  -- Before the other goes, since with the last one goes the key and its expiry.
+  -- Before the other one is removed, since removing the last one would remove the key and its expiry.
   call('HSET', s.holds, next, '1 ' .. token)
   call('ZADD', s.key, ends, next)
   call('HDEL', s.holds, id)
@@ -19,7 +20,7 @@ local function hand_over_permits_fast(s, id, place, used)
   s.lapse = math.max(s.lapse, ends * 2 - s.clock.ms)
   local found = call('ZREM', s.key, id)
   if found == 0 then
-    -- Somebody has deleted the holders: they have just been made anew.
+    -- The holders were deleted by hand: they have just been created again.
     s.kept = s.clock.ms + keep(s.key, s.holds, ends - s.clock.ms)
   end
   return found, message
@@ -34,8 +35,8 @@ local function release_permits_fast(s, id, kept)
   local free = s.limit - used
   local place = free == 1 and call('ZRANGEBYSCORE', s.queue, '1', '1', 'LIMIT', '0', '1')[1]
   if place then return hand_over_permits_fast(s, id, place, used) end
-  -- Whoever waits for more stays in the queue. If it is no holder any more, somebody has changed the key, and all is to be
-  -- counted anew.
+  -- A waiter for more permits stays in the queue. If the lease is no longer a holder, the key was changed by hand, and
+  -- everything must be counted again.
   if (free <= 1 or (s.queue_kept or 0) < s.clock.ms or call('EXISTS', s.queue) == 0) and call('ZREM', s.key, id) == 1 then
     call('HDEL', s.holds, id)
     s.used, s.changed = used, true

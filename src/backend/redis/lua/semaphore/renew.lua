@@ -1,4 +1,4 @@
--- Lets a lease begin anew.
+-- Restarts a lease.
 --
 -- KEYS     as in semaphore.lua
 -- ARGV[1]  'counting' or 'fair'

@@ -1,7 +1,7 @@
--- A semaphore: what its operations share.
+-- A semaphore: code shared by its operations.
 --
--- KEYS[1]  holders  sorted set: lease ids by the time their leases end, in ms
--- KEYS[2]  queue    see queue.lua. The names of waiters, state and holds are made from this one.
+-- KEYS[1]  holders  sorted set: lease ids, scored by the time at which their leases end, in ms
+-- KEYS[2]  queue    see queue.lua. The names of waiters, state and holds are derived from this one.
 -- KEYS[3]  fence    see fence.lua
 -- ARGV[1]  'counting' or 'fair'
 --
@@ -9,26 +9,26 @@
 -- state    see state.lua
 -- holds    hash: lease id -> "permits token". Has the same leases as the holders.
 --
--- All times are the server's. Holders and holds go with the last lease, and by themselves if nobody is heard of.
+-- All times are the server's. Holders and holds are removed with the last lease, or expire if all clients are silent.
 
 local function permits_of(record)
   return tonumber(match(record, '^%d+'))
 end
 
--- Needs no memory, and does nothing: a server that has none left refuses to write, but not to a script that has written. Giving
--- back and renewing must not be refused.
+-- Needs no memory, and does nothing: a server that is out of memory refuses writes, except those of a script that has
+-- already written. Releases and renewals must not be refused.
 local function begin_writing(s)
   call('ZREM', s.key, '')
 end
 
--- How many permits are held is written with everything that changes it.
+-- The number of permits held is written with every change.
 local function use(s, permits)
   s.used = permits
   s.free = s.limit and s.limit - permits or 0
   write_state(s)
 end
 
--- Somebody from outside has changed one of the keys: what is in both holders and holds counts.
+-- One of the keys was changed from outside: only what is in both holders and holds counts.
 local function recount(s)
   local permits = 0
   local records = call('HGETALL', s.holds)
@@ -53,7 +53,7 @@ local function end_hold(s, id, permits)
   use(s, s.used - permits)
 end
 
--- Ends the leases whose time is over; each is looked at once. Returns the record of `id`, if it holds permits.
+-- Ends expired leases; each is looked at once. Returns the record of `id`, if it holds permits.
 local function expire_leases(s, id)
   local holders = call('ZCARD', s.key)
   if call('HLEN', s.holds) ~= holders or (holders == 0) ~= ((s.used or 0) == 0) then recount(s) end
@@ -74,7 +74,7 @@ local function expire_leases(s, id)
   return id and call('HGET', s.holds, id)
 end
 
--- The semaphore is in use: its limit stays in force for a lease after this one, and the keys of its holders live on.
+-- The semaphore is in use: its limit stays in force for a lease after this one, and the keys of its holders are kept.
 local function touch(s, lease_ms)
   s.lapse = math.max(s.lapse, s.clock.ms + lease_ms * 2)
   s.kept = s.clock.ms + keep(s.key, s.holds, lease_ms)
@@ -83,12 +83,12 @@ end
 
 local function put_in_force(s, limit, lease_ms)
   if not s.limit or not s.version then
-    -- Grows as tokens do, so that a later version is known from an earlier one.
+    -- Increases like tokens, so that a later version can be told from an earlier one.
     local before = tonumber(s.version) or 0
     s.version = before < s.clock.us and s.clock.text or string.format('%.0f', before + 1)
   end
   s.limit = limit
-  -- First: a store that is full must refuse it.
+  -- First: a full store must refuse it.
   use(s, s.used)
   touch(s, lease_ms)
 end
@@ -107,7 +107,7 @@ local function hold_permits(s, id, request)
   touch(s, request.lease_ms)
 end
 
--- Hands what is free over to those waiters that now fit (queue.lua).
+-- Hands over what is free to those waiters that now fit (queue.lua).
 local function hand_over_permits(s, asker)
   s.terms = s.kind .. '/' .. s.limit .. '/' .. (s.version or '0')
   s.admit = hold_permits

@@ -1,13 +1,13 @@
--- What every operation on a semaphore has to know, as one text: to read and to write it costs one command.
+-- What every operation on a semaphore must know, as one text: reading or writing it costs one command.
 --
 -- state  string, in MessagePack: the limit; its version, when it came into force; its lapse, until when, in ms, it stays in force
---        if nobody holds or waits; how many permits are used; before when, in ms, no holder's lease ends; until when, in ms,
---        holders and holds are kept; until when, in ms, queue and waiters are; when, in ms, the state expires; the last token; up to
---        which the fence covers tokens (token.lua); the last ticket.
---        The version is a text of digits, all else are numbers. What is not known is nil or false. Expires after the limit has
---        lapsed: two to four leases after nobody holds or waits.
+--        without holders or waiters; how many permits are in use; the time, in ms, before which no holder's lease ends; until
+--        when, in ms, holders and holds are kept; until when, in ms, queue and waiters are kept; when, in ms, the state expires;
+--        the last token; the token up to which the fence covers (token.lua); the last ticket.
+--        The version is a text of digits, all others are numbers. Unknown values are nil or false. Expires after the limit has
+--        lapsed: two to four leases after the last use.
 
--- A semaphore as its state tells; keys as in semaphore.lua. Something else under the key of the state tells nothing.
+-- A semaphore according to its state; keys as in semaphore.lua. Anything else under the key of the state is ignored.
 local function semaphore_at(key, queue, kind, fence, clock)
   local stem = sub(queue, 1, -6)
   local state = stem .. 'state'
@@ -22,7 +22,7 @@ local function semaphore_at(key, queue, kind, fence, clock)
     kind = kind, by_size = kind == 'counting',
     limit = limit, version = version, lapse = lapse, used = used, ends = ends, kept = kept, queue_kept = queue_kept,
     expires = expires, token = token, covered = covered, last_ticket = ticket, next_token = next_permit_token,
-    -- Whether the state is to be written.
+    -- Whether the state must be written.
     changed = false,
   }
 end
@@ -44,7 +44,7 @@ local function write_state(s, with)
   return write('SET', s.state, text, 'PXAT', millis(s.expires))
 end
 
--- Writes the state if it has changed. If it may not be written, all is to be counted anew.
+-- Writes the state if it has changed. If it may not be written, everything must be counted again.
 local function close_state(s)
   if s.changed and write_state(s, redis.pcall).err then redis.pcall('DEL', s.state) end
 end
