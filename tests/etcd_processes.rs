@@ -27,6 +27,11 @@ impl Shared for EtcdServer {
     fn lease(&self) -> Duration {
         Duration::from_secs(2)
     }
+
+    /// etcd ends a lease up to half a second late.
+    fn gone_after(&self) -> Duration {
+        self.lease() + Duration::from_millis(600)
+    }
 }
 
 process_promises!(EtcdServer::start_or_skip);

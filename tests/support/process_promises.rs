@@ -62,6 +62,11 @@ pub(crate) trait Shared: Sync {
         SECOND
     }
 
+    /// When nothing is left of a process that has died.
+    fn gone_after(&self) -> Duration {
+        self.lease()
+    }
+
     /// A holder that has died is replaced within this time: its lease, and a second.
     fn replaced(&self) -> Duration {
         self.lease() + SECOND
@@ -321,7 +326,7 @@ pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(
     for _ in 0..kills {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         // What a process leaves behind is gone within a lease, so that each gap is of one death.
-        sleep(store.lease() + ms(u64::from(random >> 16) % 500)).await;
+        sleep(store.gone_after() + ms(u64::from(random >> 16) % 500)).await;
         let victim = (random >> 24) as usize % processes;
         workers[victim].kill();
         workers[victim] = start("logging_worker", store);

@@ -120,6 +120,9 @@ async fn look_together(
 
 /// Whether what is remembered does not do.
 fn has_to_look(shared: &Shared, work: &Work<View>, view: &View) -> bool {
+    if work.tasks.len() > 1 {
+        return true;
+    }
     let changes = Changes::of(view, work, &BTreeSet::new(), &shared.leases);
     changes.is_ok_and(|changes| !changes.is_to_be_written() || !changes.renewed.is_empty())
 }

@@ -42,6 +42,14 @@ pub(super) struct Exchange<'a> {
     pub(super) joined: BTreeSet<LeaseId>,
 }
 
+/// Which holds and places are certainly not there any more.
+enum Gone {
+    /// All that are not known of, as everything was read.
+    Absent,
+    /// These, which have been ended. Others may have been made since that which is remembered.
+    Ended(Vec<LeaseId>),
+}
+
 /// What became of an attempt to join.
 enum Joined {
     /// It was free.
@@ -54,14 +62,15 @@ impl Exchange<'_> {
     pub(super) async fn carry_out(&mut self) -> Result<(), Stop> {
         let mut view = self.work.written.take();
         for _ in 0..TRIES {
-            let now = match view.take() {
+            let now = match view.take().filter(|view| view.is_fresh || self.may_remember()) {
                 Some(view) => view,
                 None => self.look().await?,
             };
+            let is_complete = now.is_fresh;
             let (now, changes) = self.work_out(now).await?;
             if !changes.joins.is_empty() {
                 match self.join(&now, changes.joins).await? {
-                    Joined::Took(now) => return self.finish(Some(now)).await,
+                    Joined::Took(now) => return self.finish(Some(now), Gone::Ended(Vec::new())).await,
                     Joined::Waits(now) => view = Some(now),
                 }
                 continue;
@@ -77,17 +86,23 @@ impl Exchange<'_> {
             }
             let limit = self.keep_limit(&now, changes.limit_for).await?;
             if !is_to_be_written && limit.is_none() {
-                return self.finish(Some(now)).await;
+                return self.finish(Some(now), Gone::Absent).await;
             }
+            let gone = if is_complete { Gone::Absent } else { Gone::Ended(changes.ended.clone()) };
             match self.write(now, changes, limit).await? {
-                Written::Stored(now) => return self.finish(Some(now)).await,
-                Written::Enough => return self.finish(None).await,
+                Written::Stored(now) => return self.finish(Some(now), gone).await,
+                Written::Enough => return self.finish(None, gone).await,
                 Written::Beaten(now) => view = Some(now),
                 Written::LeaseEnded => {}
             }
         }
         let why = "others change it all the time".to_owned();
         Err(Stop::Reading(Failure { why, cure: Cure::Repeat, is_broken: false, is_certain: true }))
+    }
+
+    /// Whether what is remembered will do. Of several tasks, one may change nothing, and that must not be answered from memory.
+    fn may_remember(&self) -> bool {
+        self.work.tasks.len() == 1
     }
 
     async fn look(&self) -> Result<View, Stop> {
@@ -258,9 +273,12 @@ impl Exchange<'_> {
         leases.grant(self.connection, seconds).await.map(Some).map_err(Stop::Reading)
     }
 
-    async fn finish(&mut self, now: Option<View>) -> Result<(), Stop> {
-        // If it is not known what is there, that is found out next time.
-        let is_there = |lease| now.as_ref().is_none_or(|now| now.entries.contains_key(&lease));
+    async fn finish(&mut self, now: Option<View>, gone: Gone) -> Result<(), Stop> {
+        // Of what is not known to be there or not, that is found out next time.
+        let is_there = |lease| match &gone {
+            Gone::Absent => now.as_ref().is_none_or(|now| now.entries.contains_key(&lease)),
+            Gone::Ended(ended) => !ended.contains(&lease),
+        };
         for etcd_lease in self.shared.detach(&self.work.key, is_there) {
             // Whatever is still on its way for it then fails. If this fails, too, it ends by itself.
             if let Err(failure) = self.connection.revoke(etcd_lease.id).await {
