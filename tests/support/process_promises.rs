@@ -325,7 +325,7 @@ pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(
     let mut random = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").subsec_nanos();
     for _ in 0..kills {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // What a process leaves behind is gone within a lease, so that each gap is of one death.
+        // What a process leaves behind is gone by then, so that each gap is of one death.
         sleep(store.gone_after() + ms(u64::from(random >> 16) % 500)).await;
         let victim = (random >> 24) as usize % processes;
         workers[victim].kill();

@@ -126,6 +126,8 @@ const MEANINGS: &[(&str, &str)] = &[
     ("InvalidMessage(InvalidContentType)", NO_TLS),
     ("wrong version number", NO_TLS),
     ("Connection reset by peer", CONNECTION_ENDED),
+    ("tls handshake eof", HANDSHAKE_ENDED),
+    ("unexpected EOF", HANDSHAKE_ENDED),
 ];
 const UNKNOWN_AUTHORITY: &str = "the server's certificate is not signed by a known authority";
 const OTHER_NAME: &str = "the server's certificate is for another host name";
@@ -137,6 +139,8 @@ const CLIENT_REJECTED: &str =
 /// The connection may be reset before the alert has been read.
 const CONNECTION_ENDED: &str =
     "the server ended the connection; perhaps it requires a client certificate, or another one";
+const HANDSHAKE_ENDED: &str =
+    "the server ended the connection during the handshake; perhaps it does not speak TLS";
 pub(super) const NO_TLS: &str =
     "the server answers in plain text: its URL begins with `redis://` or similar, without TLS";
 

@@ -24,7 +24,9 @@ impl Tls {
     /// The same, for connections that speak HTTP/2.
     #[cfg(feature = "etcd")]
     pub(in crate::backend) fn for_http2(options: &TlsOptions, _: &str) -> Result<Self, Error> {
-        Self::build(options, |builder| drop(builder.request_alpns(&["h2"])))
+        Self::build(options, |builder| {
+            builder.request_alpns(&["h2"]);
+        })
     }
 
     fn build(
