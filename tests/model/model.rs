@@ -11,6 +11,9 @@
 //! | `comparison` | both sides, and the comparison |
 
 mod comparison;
+#[cfg(feature = "etcd")]
+#[path = "../support/etcd.rs"]
+mod etcd_server;
 #[cfg(feature = "sqlite")]
 #[path = "../support/sqlite.rs"]
 mod file;
@@ -23,7 +26,13 @@ mod plan;
 mod server;
 mod side;
 mod stores;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
 #[path = "../support/mod.rs"]
 mod support;
 #[cfg(feature = "zookeeper")]
@@ -160,6 +169,38 @@ mod on_redis {
     fn all_of_them_agree_with_the_model_in_rough_times() {
         let Some(store) = Redis::start_or_skip("stores like the model in rough times") else { return };
         agree::<Rough>(store);
+    }
+}
+
+/// Only days can pass on it, and then all is over: its clock cannot be set, which counts leases since the server was started.
+#[cfg(feature = "etcd")]
+mod on_etcd {
+    use super::*;
+    use crate::plan::Timeless;
+    use crate::stores::Etcd;
+
+    #[test]
+    fn locks_agree_with_the_model() {
+        let Some(store) = Etcd::start_or_skip("locks like the model's") else { return };
+        agree::<Timeless<Locks>>(store);
+    }
+
+    #[test]
+    fn counting_semaphores_agree_with_the_model() {
+        let Some(store) = Etcd::start_or_skip("counting semaphores like the model's") else { return };
+        agree::<Timeless<Counting>>(store);
+    }
+
+    #[test]
+    fn fair_semaphores_agree_with_the_model() {
+        let Some(store) = Etcd::start_or_skip("fair semaphores like the model's") else { return };
+        agree::<Timeless<Fair>>(store);
+    }
+
+    #[test]
+    fn all_of_them_agree_with_the_model_in_rough_times() {
+        let Some(store) = Etcd::start_or_skip("stores like the model in rough times") else { return };
+        agree::<Timeless<Rough>>(store);
     }
 }
 

@@ -77,6 +77,8 @@ impl Store for Memory {
     }
 }
 
+#[cfg(feature = "etcd")]
+pub(crate) use etcd::Etcd;
 #[cfg(feature = "redis")]
 pub(crate) use redis::Redis;
 #[cfg(feature = "sqlite")]
@@ -86,6 +88,67 @@ pub(crate) use sqlite::Sqlite;
 pub(crate) use mysql::Mysql;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::Postgres;
+
+#[cfg(feature = "etcd")]
+mod etcd {
+    use leasehold::EtcdBackend;
+
+    use super::*;
+    use crate::etcd_server::EtcdServer;
+    use crate::plan::TWO_DAYS;
+
+    /// How long the server may take.
+    const SLOW: Duration = Duration::from_secs(30);
+
+    /// A real server, and the runtime of its clients.
+    pub(crate) struct Etcd {
+        runtime: Runtime,
+        server: EtcdServer,
+    }
+
+    impl Etcd {
+        /// A server, or `None` where there can be none.
+        #[track_caller]
+        pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+            let server = EtcdServer::start_or_skip(left_out)?;
+            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+            Some(Self { runtime: runtime.expect("the system has room for a runtime"), server })
+        }
+    }
+
+    impl Store for Etcd {
+        fn connect(&mut self) -> Client {
+            // What is slow here is the machine, and nothing is to be given up for that.
+            let builder =
+                EtcdBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
+            Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
+        }
+
+        fn lose_memory(&mut self) {
+            self.server.delete_all();
+        }
+
+        /// Days are over when every lease is.
+        fn pass(&mut self, time: Duration) {
+            assert!(time >= TWO_DAYS, "its clock cannot be set");
+            self.server.end_all_leases();
+        }
+
+        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
+            self.runtime.block_on(verb)
+        }
+
+        fn event_timeout(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+
+        /// A record stays for a day, and says what inspection shows as well.
+        fn leftovers(&mut self, _: &str) -> Vec<String> {
+            Vec::new()
+        }
+    }
+}
 
 #[cfg(feature = "mysql")]
 mod mysql {

@@ -144,6 +144,30 @@ impl EtcdServer {
             .expect("etcdctl starts")
     }
 
+    /// Deletes all keys. Leases go on, and so do revisions.
+    pub(crate) fn delete_all(&self) {
+        // All from the byte 0 on.
+        self.post("/v3/kv/deleterange", r#"{"key":"AA==","range_end":"AA=="}"#);
+    }
+
+    /// Ends all leases, as time does.
+    pub(crate) fn end_all_leases(&self) {
+        let all = self.post("/v3/lease/leases", "{}");
+        for lease in all.split("\"ID\":\"").skip(1) {
+            let id = lease.split('"').next().expect("it is split");
+            self.post("/v3/lease/revoke", &format!("{{\"ID\":{id}}}"));
+        }
+    }
+
+    /// A call by etcd's gateway for JSON, as starting `etcdctl` takes long.
+    fn post(&self, path: &str, json: &str) -> String {
+        let length = json.len();
+        let request = format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{json}");
+        let answer = ask(self.port(), &request).expect("it answers");
+        assert!(answer.starts_with("HTTP/1.0 200"), "{path}: {answer}");
+        answer
+    }
+
     /// The keys that begin like this.
     #[track_caller]
     pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
@@ -315,14 +339,17 @@ fn wait_until_ready(process: &mut ChildProcess, ports: Ports, directory: &Path) 
 
 /// Whether the server can write, by what it says itself.
 fn is_healthy(port: u16) -> bool {
-    let asked = TcpStream::connect(("127.0.0.1", port)).and_then(|mut stream| {
-        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-        stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    });
-    asked.is_ok_and(|answer| answer.contains("\"health\":\"true\""))
+    let answer = ask(port, "GET /health HTTP/1.0\r\n\r\n");
+    answer.is_ok_and(|answer| answer.contains("\"health\":\"true\""))
+}
+
+fn ask(port: u16, request: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 fn new_directory() -> TempDir {
