@@ -1,4 +1,4 @@
-//! Changing records: those that are quiet by reading and then writing what nobody else has changed, a crowded one under its lock.
+//! Changing records: those that are quiet by reading and then writing what nobody else has changed, a crowded one in turns.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -123,47 +123,51 @@ fn finished(
     (work, Done::Finished)
 }
 
-/// Locks the record and reads it in one exchange, and writes it in another one, which ends the transaction.
+/// Waits for its turn and reads the record in one exchange, and writes it in another one. Others may still write in between, if they do not
+/// know that the record is crowded, or have waited for too long.
 pub(super) async fn change_crowded(session: &mut Session, work: Work) -> Outcome {
-    let read = match lock_and_read(session, &work).await {
+    let read = match read_in_turn(session, &work).await {
         Ok(read) => read,
-        Err(failure) => {
-            let failure = roll_back(session, failure).await;
-            return failed(vec![work], failure, Phase::Reading);
-        }
+        Err(failure) => return end_turn(session, failed(vec![work], failure, Phase::Reading)).await,
     };
     let done = match read.change(&work, session.watch.client()) {
-        Ok(Next::Write(record)) => return write_and_commit(session, work, record).await,
+        Ok(Next::Write(record)) => return write_in_turn(session, work, record).await,
         Ok(Next::Keep(version, view)) => {
             session.watch.note(&work.key, version, view);
             Done::Finished
         }
         Err(error) => Done::Failed { error, unsure: false },
     };
-    // What was answered without writing is true, however the transaction ends.
-    let ended = session.run_in_time(&statement::end("ROLLBACK")).await;
-    (vec![(work, done)], ended.err())
+    end_turn(session, (vec![(work, done)], None)).await
 }
 
-/// The record, and the time after it was locked.
-async fn lock_and_read(session: &mut Session, work: &Work) -> Result<Read, Failure> {
-    let answers = session.run_in_time(&statement::lock(&work.key)).await?;
+async fn read_in_turn(session: &mut Session, work: &Work) -> Result<Read, Failure> {
+    let answers = session.run_in_time(&statement::read_in_turn(&work.key)).await?;
     let [.., record, clock] = &answers[..] else { return Err(Failure::away("an answer is missing")) };
     let stored = record.rows.first().map(Stored::of).transpose()?;
     Ok(Read::at(Clock::of(clock)?, stored))
 }
 
-async fn write_and_commit(session: &mut Session, work: Work, record: Changed) -> Outcome {
-    let [commit, idle] = statement::end("COMMIT");
-    let statements = [statement::write(&work.key, &record), commit, idle];
+async fn write_in_turn(session: &mut Session, work: Work, record: Changed) -> Outcome {
+    let [release, idle] = statement::end_turn(&work.key);
+    let statements = [statement::write(&work.key, &record), release, idle];
     let asked = Instant::now();
     match session.run_in_time(&statements).await {
         Ok(answers) => (vec![finished(session, work, record, &answers[0], asked)], None),
-        Err(failure) => {
-            let failure = roll_back(session, failure).await;
-            failed(vec![work], failure, Phase::Writing)
-        }
+        Err(failure) => end_turn(session, failed(vec![work], failure, Phase::Writing)).await,
     }
+}
+
+/// Lets the next one have its turn, unless the session has ended. What has become of the work is known by then.
+async fn end_turn(session: &mut Session, (works, failure): Outcome) -> Outcome {
+    let Some((work, _)) = works.first().filter(|_| failure.as_ref().is_none_or(|failure| !failure.is_broken))
+    else {
+        return (works, failure);
+    };
+    let ended = session.run_in_time(&statement::end_turn(&work.key)).await;
+    // A session that may still have the lock is closed.
+    let broken = ended.err().map(|ended| Failure { is_broken: true, ..failure.clone().unwrap_or(ended) });
+    (works, broken.or(failure))
 }
 
 /// Ends the transaction in which something failed, unless the session has ended with it.
@@ -171,7 +175,7 @@ async fn roll_back(session: &mut Session, failure: Failure) -> Failure {
     if failure.is_broken {
         return failure;
     }
-    match session.run_in_time(&statement::end("ROLLBACK")).await {
+    match session.run_in_time(&["ROLLBACK".to_owned()]).await {
         Ok(_) => failure,
         Err(_) => Failure { is_broken: true, ..failure },
     }

@@ -6,7 +6,7 @@
 //! | `schema` | the tables, their version, and whether they can be used |
 //! | `tls`, `session` | connecting; a session of the server, its settings and checks |
 //! | `statement` | the statements |
-//! | `exchange`, `record` | changing records, optimistically or under a lock; a record as it is read, changed and written |
+//! | `exchange`, `record` | changing records, optimistically, and in turns if they are crowded; a record as it is read, changed and written |
 //! | `view` | what a record is for one client |
 //! | `watch`, `named_locks` | what a client waits for; the named locks that others wait for |
 //! | `watcher`, `waiters` | the connection that looks at records and holds named locks; those that wait for named locks |

@@ -6,17 +6,18 @@ use crate::backend::records::Failure;
 /// The tables of this crate, as statements that create them if they do not exist. A client does the same unless it is told not to
 /// ([`MysqlBuilder::create`](super::MysqlBuilder::create)), in the database that its URL names. Who uses them needs the rights
 /// `SELECT, INSERT, UPDATE, DELETE` on both.
+// Nothing of this is undone if it is interrupted: where the last table exists, so does everything else.
 pub const SCHEMA: &str = "\
-CREATE TABLE IF NOT EXISTS leasehold (
-    k VARBINARY(1024) NOT NULL PRIMARY KEY,
-    version BIGINT NOT NULL,
-    doc MEDIUMBLOB NOT NULL
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 CREATE TABLE IF NOT EXISTS leasehold_meta (
     name VARBINARY(32) NOT NULL PRIMARY KEY,
     value BIGINT NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 INSERT IGNORE INTO leasehold_meta VALUES ('schema', 1), ('floor', 0), ('swept', 0);
+CREATE TABLE IF NOT EXISTS leasehold (
+    k VARBINARY(1024) NOT NULL PRIMARY KEY,
+    version BIGINT NOT NULL,
+    doc MEDIUMBLOB NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 ";
 
 /// Which tables exist, and in which engine.

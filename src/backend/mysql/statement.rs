@@ -6,8 +6,9 @@ use super::record::Changed;
 /// The server's time of day, in microseconds, when it is evaluated. Sessions are in UTC.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))";
 
-/// How long a client that stands still may keep a row locked before the server ends its session, in seconds: the least there is.
-pub(super) const ROW_LOCK: u32 = 1;
+/// How long a client that stands still may keep others from a crowded record before the server ends its session, and how long they wait for
+/// it, in seconds: the least there is.
+const TURN: u32 = 1;
 /// How long a session may be idle otherwise, in seconds.
 pub(super) const IDLE: u32 = 24 * 60 * 60;
 /// How old what was read may be when a record is inserted, in microseconds: since, there may have been one that was removed again.
@@ -20,14 +21,24 @@ pub(super) fn read<'a>(keys: impl Iterator<Item = &'a str>) -> [String; 2] {
     [format!("SELECT k, version, doc FROM leasehold WHERE k IN ({})", keys.join(", ")), clock()]
 }
 
-/// Locks a record and reads it, until the transaction ends. The time is read after that.
-pub(super) fn lock(key: &str) -> [String; 4] {
-    [
-        format!("SET SESSION wait_timeout = {ROW_LOCK}"),
-        "BEGIN".to_owned(),
-        format!("SELECT k, version, doc FROM leasehold WHERE k = {} FOR UPDATE", hex(key)),
-        clock(),
-    ]
+/// Waits for the named lock of a crowded record, for a second at most, and reads the record. Whoever has the lock can write without being
+/// overtaken; whoever does not get it may still try. Waiting for the row itself would be slow: while it grows, InnoDB copies the locks of all that
+/// wait for it.
+pub(super) fn read_in_turn(key: &str) -> Vec<String> {
+    let mut statements =
+        vec![format!("SET SESSION wait_timeout = {TURN}"), format!("SELECT GET_LOCK({}, {TURN})", turn(key))];
+    statements.extend(read(std::iter::once(key)));
+    statements
+}
+
+/// Gives up that lock, if this session has it.
+pub(super) fn end_turn(key: &str) -> [String; 2] {
+    [format!("DO RELEASE_LOCK({})", turn(key)), format!("SET SESSION wait_timeout = {IDLE}")]
+}
+
+/// The name of the lock, which is the server's, not the database's.
+fn turn(key: &str) -> String {
+    format!("CONCAT('lh:', SHA2(CONCAT(DATABASE(), '/', {}), 224))", hex(key))
 }
 
 /// Locks those of these records that there are, until the transaction ends. It fails if somebody else has locked one, which must not keep the
@@ -39,11 +50,6 @@ pub(super) fn lock_without_waiting<'a>(keys: impl Iterator<Item = &'a str>) -> S
 
 fn clock() -> String {
     format!("SELECT {NOW}, (SELECT value FROM leasehold_meta WHERE name = 'floor')")
-}
-
-/// Ends the transaction of `lock`.
-pub(super) fn end(how: &str) -> [String; 2] {
-    [how.to_owned(), format!("SET SESSION wait_timeout = {IDLE}")]
 }
 
 /// Writes a record unless somebody else has changed it, or it is too late. If so, the statement changes no row, else one, and the new version

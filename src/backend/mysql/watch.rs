@@ -48,6 +48,8 @@ struct State {
     client: Option<Uuid>,
     tell: Option<UnboundedSender<Event>>,
     keys: HashMap<Arc<str>, Watched>,
+    /// The client's own changes.
+    changes: u64,
     /// When the records of keys are to be looked at.
     due: BTreeSet<(Instant, Arc<str>)>,
     locks: NamedLocks,
@@ -66,6 +68,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Watched {
     version: i64,
+    /// Counts the client's own changes of any record, up to the latest of this one.
+    changes: u64,
     leases: Vec<LeaseId>,
     waiting: HashMap<LeaseId, Waiting>,
     before: usize,
@@ -99,6 +103,16 @@ pub(super) struct Wait {
     pub(super) pause: Duration,
 }
 
+/// A record that is to be looked at.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) key: Arc<str>,
+    /// The version that is known.
+    pub(super) version: i64,
+    /// How often the client had changed the record before.
+    changes: u64,
+}
+
 /// What the connection that looks does next.
 #[derive(Debug, Default)]
 pub(super) struct Todo {
@@ -106,8 +120,8 @@ pub(super) struct Todo {
     pub(super) release: Vec<LeaseId>,
     /// Named locks to be taken.
     pub(super) take: Vec<LeaseId>,
-    /// Records to be looked at, and the versions that are known.
-    pub(super) look: Vec<(Arc<str>, i64)>,
+    /// Records to be looked at.
+    pub(super) look: Vec<Look>,
 }
 
 impl Watch {
@@ -117,6 +131,7 @@ impl Watch {
             client: None,
             tell: None,
             keys: HashMap::new(),
+            changes: 0,
             due: BTreeSet::new(),
             locks: NamedLocks::new(false),
             to_wait_for: VecDeque::new(),
@@ -146,17 +161,22 @@ impl Watch {
 
     /// A record is of this version and looks like this, after a change of this client.
     pub(super) fn note(&self, key: &Arc<str>, version: Option<i64>, view: View) {
-        if self.state.lock().see(key, version.unwrap_or(0), view) {
+        let mut state = self.state.lock();
+        state.changes += 1;
+        if state.see(key, version.unwrap_or(0), view) {
+            drop(state);
             self.changed.notify_one();
         }
     }
 
     /// The same, as it was found by looking: `None` if it is still as it was known.
-    pub(super) fn looked(&self, key: &Arc<str>, found: Option<(i64, View)>) {
+    pub(super) fn looked(&self, look: &Look, found: Option<(i64, View)>) {
         let mut state = self.state.lock();
-        match found {
-            Some((version, view)) => drop(state.see(key, version, view)),
-            None => state.wait_on(key),
+        let is_known = |watched: &Watched| watched.changes == look.changes;
+        match found.filter(|_| state.keys.get(&look.key).is_some_and(is_known)) {
+            Some((version, view)) => drop(state.see(&look.key, version, view)),
+            // What was found may be older than what this client has written meanwhile.
+            None => state.wait_on(&look.key),
         }
     }
 
@@ -276,6 +296,9 @@ impl State {
         self.tell_what_changed(&watched, &view);
         let is_unchanged = watched.version == version;
         watched.version = version;
+        if view.own.is_some() {
+            watched.changes = self.changes;
+        }
         watched.leases = view.leases().collect();
         let before = std::mem::take(&mut watched.waiting);
         watched.waiting = waiting(before, &view);
@@ -380,7 +403,8 @@ impl State {
             {
                 if let Some(watched) = self.keys.get_mut(&key) {
                     watched.due = None;
-                    todo.look.push((Arc::clone(&key), watched.version));
+                    let (version, changes) = (watched.version, watched.changes);
+                    todo.look.push(Look { key: Arc::clone(&key), version, changes });
                 }
             }
         }

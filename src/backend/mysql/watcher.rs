@@ -134,7 +134,7 @@ impl Watcher {
             statements.push(named_locks::release(release));
         }
         if !look.is_empty() {
-            statements.push(statement::changed_since(look.iter().map(|(key, version)| (&**key, *version))));
+            statements.push(statement::changed_since(look.iter().map(|look| (&*look.key, look.version))));
         }
         if statements.is_empty() && take.is_empty() {
             statements.push("DO 0".to_owned());
@@ -164,13 +164,13 @@ impl Watcher {
         let stored: Result<HashMap<_, _>, Failure> =
             rows.iter().map(|row| Stored::of(row).map(|stored| (stored.key.clone(), stored))).collect();
         let (mut stored, client) = (stored?, self.watch.client());
-        for (key, _) in &todo.look {
-            let found = stored.remove(key.as_bytes()).and_then(|stored| {
+        for look in &todo.look {
+            let found = stored.remove(look.key.as_bytes()).and_then(|stored| {
                 // What cannot be read is told to whoever asks for it.
                 let ledger = stored.ledger().ok()?;
                 Some((stored.version, View::of(&ledger, client)))
             });
-            self.watch.looked(key, found);
+            self.watch.looked(look, found);
         }
         Ok(())
     }
