@@ -138,6 +138,8 @@ impl Ledger {
         told: &mut Vec<Event>,
     ) -> Result<Answer, BackendError> {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
+        #[cfg(feature = "zookeeper")]
+        self.note_request(lease);
         self.open(&request.lease.resource, stamp)?;
         self.prune(stamp);
         // Extend its place before anybody is served.

@@ -18,14 +18,26 @@ pub(in crate::backend) const UNKNOWN: u64 = u64::MAX;
 pub(super) struct Noted {
     /// Whether entries are noted: a record that stays in memory would note them for ever.
     is_noting: bool,
+    asked: Vec<LeaseId>,
     entries: Vec<Request>,
     wants_ends: bool,
 }
 
 impl Ledger {
-    /// From now on it is noted who enters.
+    /// From now on it is noted who asks and who enters.
     pub(in crate::backend) fn note_entries(&mut self) {
         self.noted.is_noting = true;
+    }
+
+    pub(super) fn note_request(&mut self, lease: LeaseId) {
+        if self.noted.is_noting {
+            self.noted.asked.push(lease);
+        }
+    }
+
+    /// The leases that were asked for, whatever the answer was.
+    pub(in crate::backend) fn asked(&self) -> &[LeaseId] {
+        &self.noted.asked
     }
 
     pub(super) fn note(&mut self, request: &Request) {

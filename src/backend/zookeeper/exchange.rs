@@ -188,7 +188,7 @@ impl<'a> Attempt<'a> {
             match step {
                 Step::Nothing if is_remembered && !self.is_stored => self.look().await?,
                 Step::Nothing => {
-                    self.shared.note(&self.work.key, &self.path, &self.view);
+                    self.note(&changed, &[]);
                     if self.is_stored || self.finish() {
                         return Ok(());
                     }
@@ -374,7 +374,14 @@ impl<'a> Attempt<'a> {
                 self.fresh.push(child.name.lease());
             }
         }
-        self.shared.note(&self.work.key, &self.path, &self.view);
+        self.shared.note(&self.work.key, &self.path, &self.view, |_| false);
+    }
+
+    /// The key is as it is known now. This client has been told of the leases that it has asked for or served.
+    fn note(&self, changed: &Changed, served: &[LeaseId]) {
+        let asked = changed.ledger.asked();
+        let knows = |lease| asked.contains(&lease) || served.contains(&lease);
+        self.shared.note(&self.work.key, &self.path, &self.view, knows);
     }
 
     /// Stores a change. `false` if somebody else came first; then it has been looked at again.
@@ -408,6 +415,10 @@ impl<'a> Attempt<'a> {
 
     /// What was asked for has been stored.
     fn written(&mut self, changed: &Changed, writing: &Writing, stored: Vec<Reply>, children: Option<Reply>) {
+        let is_served =
+            |child: &&Child| !self.view.holds(child) && changed.ledger.hold_of(child.name.lease()).is_some();
+        let served: Vec<_> =
+            self.view.children.iter().filter(is_served).map(|child| child.name.lease()).collect();
         let (mut created, mut record) = (Vec::new(), None);
         for (op, reply) in writing.ops.iter().zip(stored) {
             match (op, reply) {
@@ -437,7 +448,7 @@ impl<'a> Attempt<'a> {
             self.view.is_current = self.view.meets(stat);
             self.view.set_children(&self.work.key, names);
         }
-        self.shared.note(&self.work.key, &self.path, &self.view);
+        self.note(changed, &served);
         self.shared.tell(changed.own.iter().cloned());
         self.is_stored = self.finish();
     }
