@@ -12,7 +12,7 @@ use super::op::{MAX_REQUEST, Mode, Op, Reply, Stat};
 use super::plan::{Changed, Context, Step, Writing, create};
 use super::view::{Child, Mark, Record, Seen, Unreadable, View, reads};
 use crate::backend::records::{Done, Failure, Remembered, Round, Work};
-use crate::backend::{BackendError, LeaseId, Request};
+use crate::backend::{BackendError, Event, LeaseId, Request};
 
 /// How often something is tried that others keep from being stored.
 const TRIES: usize = 64;
@@ -299,7 +299,7 @@ impl<'a> Attempt<'a> {
 
     /// Looks at these children.
     async fn look_at(&mut self, children: &[usize]) -> Result<(), Refusal> {
-        let (mut gone, mut served) = (Vec::new(), Vec::new());
+        let (mut gone, mut served, mut asked) = (Vec::new(), Vec::new(), Vec::new());
         for some in children.chunks(TOGETHER) {
             let paths = some.iter().map(|n| format!("{}/{}", self.path, self.view.children[*n].node));
             let ops = paths.map(|path| Op::Get { path, watch: false }).collect();
@@ -309,8 +309,11 @@ impl<'a> Attempt<'a> {
                     Ok(Reply::Data(data, stat)) => {
                         let child = &mut self.view.children[*n];
                         child.seen = Some(Seen::of(&data, stat));
-                        if matches!(Mark::read(&data), Some(Mark::Granted(_))) {
-                            served.push(child.clone());
+                        match Mark::read(&data) {
+                            Some(Mark::Granted(_)) => served.push(child.clone()),
+                            // If it is an own one, it is written next, and its watch would not find that any more.
+                            Some(Mark::AskAgain(_)) => asked.push(child.name.lease()),
+                            _ => {}
                         }
                     }
                     Ok(_) => return Err(Failure::from(Malformed).into()),
@@ -320,6 +323,9 @@ impl<'a> Attempt<'a> {
             }
         }
         self.view.remove(&gone);
+        let client = self.shared.places.client();
+        let own = asked.into_iter().filter(|lease| Some(lease.client()) == client);
+        self.shared.tell(own.map(Event::AskAgain));
         if !served.is_empty() {
             // The record was written after it was read. If it does not know them nevertheless, somebody has interfered.
             self.look().await?;
