@@ -12,7 +12,7 @@ use super::op::{MAX_REQUEST, Mode, Op, Reply, Stat};
 use super::plan::{Changed, Context, Step, Writing, create};
 use super::view::{Child, Mark, Record, Seen, Unreadable, View, reads};
 use crate::backend::records::{Done, Failure, Remembered, Round, Work};
-use crate::backend::{BackendError, LeaseId, Request};
+use crate::backend::{BackendError, Event, LeaseId, Request};
 
 /// How often something is tried that others keep from being stored.
 const TRIES: usize = 64;
@@ -188,7 +188,7 @@ impl<'a> Attempt<'a> {
             match step {
                 Step::Nothing if is_remembered && !self.is_stored => self.look().await?,
                 Step::Nothing => {
-                    self.shared.note(&self.work.key, &self.path, &self.view);
+                    self.note(&changed, &[]);
                     if self.is_stored || self.finish() {
                         return Ok(());
                     }
@@ -299,7 +299,7 @@ impl<'a> Attempt<'a> {
 
     /// Looks at these children.
     async fn look_at(&mut self, children: &[usize]) -> Result<(), Refusal> {
-        let (mut gone, mut served) = (Vec::new(), Vec::new());
+        let (mut gone, mut served, mut asked) = (Vec::new(), Vec::new(), Vec::new());
         for some in children.chunks(TOGETHER) {
             let paths = some.iter().map(|n| format!("{}/{}", self.path, self.view.children[*n].node));
             let ops = paths.map(|path| Op::Get { path, watch: false }).collect();
@@ -309,8 +309,11 @@ impl<'a> Attempt<'a> {
                     Ok(Reply::Data(data, stat)) => {
                         let child = &mut self.view.children[*n];
                         child.seen = Some(Seen::of(&data, stat));
-                        if matches!(Mark::read(&data), Some(Mark::Granted(_))) {
-                            served.push(child.clone());
+                        match Mark::read(&data) {
+                            Some(Mark::Granted(_)) => served.push(child.clone()),
+                            // If it is an own one, it is written next, and its watch would not find that any more.
+                            Some(Mark::AskAgain(_)) => asked.push(child.name.lease()),
+                            _ => {}
                         }
                     }
                     Ok(_) => return Err(Failure::from(Malformed).into()),
@@ -320,6 +323,9 @@ impl<'a> Attempt<'a> {
             }
         }
         self.view.remove(&gone);
+        let client = self.shared.places.client();
+        let own = asked.into_iter().filter(|lease| Some(lease.client()) == client);
+        self.shared.tell(own.map(Event::AskAgain));
         if !served.is_empty() {
             // The record was written after it was read. If it does not know them nevertheless, somebody has interfered.
             self.look().await?;
@@ -374,7 +380,15 @@ impl<'a> Attempt<'a> {
                 self.fresh.push(child.name.lease());
             }
         }
-        self.shared.note(&self.work.key, &self.path, &self.view);
+        self.shared.note(&self.work.key, &self.path, &self.view, |_| false);
+    }
+
+    /// The key is as it is known now. This client has been told of the leases that it has asked for or served.
+    fn note(&self, changed: &Changed, served: &[LeaseId]) {
+        let asked = changed.ledger.noted_requests();
+        let is_asked = |lease| asked.iter().any(|request| request.lease.id == lease);
+        let knows = |lease| is_asked(lease) || served.contains(&lease);
+        self.shared.note(&self.work.key, &self.path, &self.view, knows);
     }
 
     /// Stores a change. `false` if somebody else came first; then it has been looked at again.
@@ -408,6 +422,10 @@ impl<'a> Attempt<'a> {
 
     /// What was asked for has been stored.
     fn written(&mut self, changed: &Changed, writing: &Writing, stored: Vec<Reply>, children: Option<Reply>) {
+        let is_served =
+            |child: &&Child| !self.view.holds(child) && changed.ledger.hold_of(child.name.lease()).is_some();
+        let served: Vec<_> =
+            self.view.children.iter().filter(is_served).map(|child| child.name.lease()).collect();
         let (mut created, mut record) = (Vec::new(), None);
         for (op, reply) in writing.ops.iter().zip(stored) {
             match (op, reply) {
@@ -437,7 +455,7 @@ impl<'a> Attempt<'a> {
             self.view.is_current = self.view.meets(stat);
             self.view.set_children(&self.work.key, names);
         }
-        self.shared.note(&self.work.key, &self.path, &self.view);
+        self.note(changed, &served);
         self.shared.tell(changed.own.iter().cloned());
         self.is_stored = self.finish();
     }

@@ -98,9 +98,16 @@ impl Places {
         }
     }
 
-    /// A key is as this view says. Returns the paths of nodes of waiting leases that are not watched, and whether there are
+    /// A key is as this view says. Of a lease that waited and holds now, this client hears from its node, unless it `knows` from an
+    /// answer. Returns the paths of nodes of waiting leases that are not watched, and whether there are
     /// such nodes of holds.
-    pub(super) fn note(&self, key: &Arc<str>, path: &str, view: &View) -> (Vec<String>, bool) {
+    pub(super) fn note(
+        &self,
+        key: &Arc<str>,
+        path: &str,
+        view: &View,
+        knows: impl Fn(LeaseId) -> bool,
+    ) -> (Vec<String>, bool) {
         let mut state = self.0.lock();
         let Some(client) = state.client else { return (Vec::new(), false) };
         let mut before = state.own.remove(key).unwrap_or_default();
@@ -113,7 +120,9 @@ impl Places {
             let (lease, path) = (&child.name.request.lease, format!("{path}/{}", child.node));
             let known = before.remove(&lease.id);
             let is_watched = known.as_ref().is_some_and(|known| known.path == path && known.is_watched);
+            let waited = known.as_ref().is_some_and(|known| known.holds.is_none());
             let holds = record.ledger.hold_of(lease.id).map(|(token, _)| token);
+            let holds = holds.filter(|_| !waited || knows(lease.id));
             if !is_watched && holds.is_none() {
                 to_watch.push(path.clone());
             }

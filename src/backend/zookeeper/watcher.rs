@@ -13,7 +13,7 @@ use super::names;
 use super::op::{Op, Reply};
 use super::session::Signal;
 use super::view::{View, reads};
-use crate::backend::Event;
+use crate::backend::{Event, LeaseId};
 
 /// After what time a hold is watched. Most end before that, and then there is nothing to be told.
 const SETTLED: Duration = Duration::from_millis(20);
@@ -22,8 +22,14 @@ const TOGETHER: usize = 256;
 
 impl Shared {
     /// A key is as this view says: what is not watched yet will be.
-    pub(super) fn note(self: &Arc<Self>, key: &Arc<str>, path: &str, view: &View) {
-        let (waiting, are_holds) = self.places.note(key, path, view);
+    pub(super) fn note(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        path: &str,
+        view: &View,
+        knows: impl Fn(LeaseId) -> bool,
+    ) {
+        let (waiting, are_holds) = self.places.note(key, path, view, knows);
         if !waiting.is_empty() {
             let shared = Arc::clone(self);
             self.runtime.spawn(async move { shared.watch(&waiting).await });
