@@ -117,9 +117,8 @@ configuration "TLS, without it" -p leasehold-tls
 programs
 
 # Each store without the others. Not the whole workspace: the benches would switch the Redis store on.
-for store in sqlite postgres; do
-    configuration "$store alone" -p leasehold --no-default-features --features "$store,conformance" --lib --test conformance \
-        --test "$store" --test "${store}_processes"
+for store in sqlite postgres mysql etcd zookeeper; do
+    configuration "$store alone" -p leasehold --no-default-features --features "$store,conformance" --lib --test conformance
     programs
 done
 

@@ -56,7 +56,11 @@ impl Case {
             Self::Silence => url == "memory:" || is_tcp(url),
             // A server's leases are renewed from the crate's own thread, regardless of the application's threads.
             Self::Pause => url == "memory:",
-            Self::Force | Self::MaxHold | Self::Forgetting => true,
+            // Where this example has a client with which to delete a key.
+            Self::Forgetting => !["mysql:", "mariadb:", "etcd:", "etcds:", "zookeeper:"]
+                .iter()
+                .any(|scheme| url.starts_with(scheme)),
+            Self::Force | Self::MaxHold => true,
         }
     }
 

@@ -77,8 +77,14 @@ impl Place {
         let port = match scheme {
             "redis" | "valkey" => ":6379",
             "postgres" | "postgresql" => ":5432",
+            "mysql" | "mariadb" => ":3306",
+            "etcd" => ":2379",
+            "zookeeper" => ":2181",
             _ => return None,
         };
+        if server.contains(',') {
+            return None;
+        }
         let bare_host = !server.contains(':') || server.ends_with(']');
         Some(Self {
             before: format!("{scheme}://{credentials}"),
