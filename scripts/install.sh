@@ -7,9 +7,9 @@
 # | Redis 6.2 or later, or Valkey | `redis-server`, `valkey-server` | LEASEHOLD_REDIS_SERVER, a program |
 # | PostgreSQL 12 or later | Debian's directories, `initdb` | LEASEHOLD_POSTGRES_BIN, the directory of `initdb` and `postgres` |
 # | PgBouncer | `pgbouncer` | |
-# | etcd 3.4 or later | `etcd` | |
+# | etcd 3.4 or later | `etcd`, `etcdctl` | LEASEHOLD_ETCD_BIN, the directory of both |
 # | ZooKeeper 3.5 or later, and Java | `/usr/share/java/zookeeper.jar` | LEASEHOLD_ZOOKEEPER_CLASSPATH, what `java` needs to find it |
-# | MariaDB 10.5 or later | `mariadbd` | |
+# | MariaDB 10.5 or later | `mariadbd` | LEASEHOLD_MARIADBD, a program |
 set -euo pipefail
 
 die() {
@@ -58,8 +58,9 @@ have_redis || missing+=(redis-server)
 have_postgres || missing+=(postgresql)
 have pgbouncer || missing+=(pgbouncer)
 have etcd || missing+=(etcd-server)
-have_zookeeper || missing+=(zookeeper)
-have mariadbd || missing+=(mariadb-server)
+have etcdctl || missing+=(etcd-client)
+have_zookeeper || missing+=(zookeeper default-jre-headless)
+[[ -n ${LEASEHOLD_MARIADBD:-} ]] || have mariadbd || missing+=(mariadb-server)
 have_openssl || missing+=(libssl-dev pkg-config)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
 
