@@ -157,6 +157,9 @@ impl Written {
 }
 
 impl Remembered for Written {
+    // So long that it is still known when the next turn of one among hundreds of clients comes.
+    const CROWDED: Duration = Duration::from_secs(5);
+
     fn is_recent(&self) -> bool {
         self.asked.elapsed() < REMEMBERED
     }

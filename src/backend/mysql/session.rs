@@ -17,7 +17,7 @@ use crate::backend::records::{Connection, Failure, Outcome, Phase, Round, failed
 
 /// How long a statement waits for a row that somebody else has locked, in seconds: for as long as anybody can stand still.
 const LOCK_WAIT: u32 = 1;
-/// A connection that was not used for that long is tried before it is used: if it was closed meanwhile, nothing is in doubt.
+/// A connection that was not used for that long is tried before something is written: it may have been closed meanwhile.
 const UNTRIED: Duration = Duration::from_millis(500);
 /// The oldest versions that have all that is needed.
 const OLDEST: (u32, u32) = (8, 0);
@@ -124,9 +124,14 @@ impl Session {
         self.reply_timeout
     }
 
-    /// Makes sure that a connection that has not been used for a while is still there.
-    async fn try_it(&mut self) -> Result<(), Failure> {
-        if self.used.elapsed() < UNTRIED {
+    /// Makes sure that a connection that has not been used for a while is still there, if what is to be done begins with writing. Of what
+    /// begins with reading nothing is in doubt.
+    async fn try_for(&mut self, round: &Round<Written>) -> Result<(), Failure> {
+        let writes_first = match round {
+            Round::Quiet(works) => works.iter().all(|work| work.written.is_some()),
+            Round::Crowded(_) => false,
+        };
+        if !writes_first || self.used.elapsed() < UNTRIED {
             return Ok(());
         }
         let limit = self.reply_timeout;
@@ -151,7 +156,7 @@ impl Connection for Session {
     }
 
     async fn carry_out(&mut self, round: Round<Written>) -> Outcome<Written> {
-        let outcome = match (self.try_it().await, round) {
+        let outcome = match (self.try_for(&round).await, round) {
             (Err(failure), round) => failed(round.into_works(), failure, Phase::Reading),
             (Ok(()), Round::Quiet(works)) => exchange::change_quiet(self, works).await,
             (Ok(()), Round::Crowded(work)) => exchange::change_crowded(self, work).await,

@@ -25,9 +25,11 @@ const POLL: Duration = Duration::from_millis(10);
 const SLOWEST_POLL: Duration = Duration::from_millis(100);
 /// The same for a client that waits for a named lock, for each one that is before it.
 const BACKUP_POLL: Duration = Duration::from_millis(100);
-const SLOWEST_BACKUP_POLL: Duration = Duration::from_secs(2);
+const SLOWEST_BACKUP_POLL: Duration = Duration::from_secs(5);
 /// The first pause before a named lock is waited for that may not have been taken yet.
 const PAUSE: Duration = Duration::from_millis(2);
+/// How many of these pauses there are at most, one for each place that is before.
+const UNHURRIED: u32 = 5;
 /// How long the client polls after a connection could not wait for a named lock.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Records that are looked at together: those due within this time.
@@ -419,9 +421,8 @@ impl Watched {
     fn pause(&self) -> Duration {
         match self.unlocked.filter(|unlocked| Some(unlocked.lease) == self.behind) {
             Some(unlocked) => unlocked.pause.min(pause(self.before, false)),
-            // Whoever joined the queue just before takes it just now.
-            None if self.before > 0 => PAUSE,
-            None => Duration::ZERO,
+            // Whoever joined the queue just before takes it just now. The more there are before, the less urgent it is.
+            None => PAUSE * u32::try_from(self.before).unwrap_or(u32::MAX).min(UNHURRIED),
         }
     }
 }

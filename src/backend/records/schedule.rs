@@ -14,8 +14,6 @@ use crate::sync::Mutex;
 
 /// How many keys are changed by one statement at most.
 const TOGETHER: usize = 128;
-/// For how long a key is changed under a row lock after somebody else came first.
-const CROWDED: Duration = Duration::from_secs(1);
 /// How many crowded keys are remembered before those are forgotten that are no longer crowded.
 const REMEMBERED: usize = 256;
 /// How many records are remembered that this client has written.
@@ -23,6 +21,9 @@ const WRITTEN: usize = 4096;
 
 /// A record as this client has written it last. As long as nobody else changes it, it need not be read again.
 pub(in crate::backend) trait Remembered: Send + 'static {
+    /// For how long a record is crowded after somebody else came first.
+    const CROWDED: Duration = Duration::from_secs(1);
+
     /// Whether it may still be used.
     fn is_recent(&self) -> bool;
 }
@@ -302,7 +303,7 @@ impl<R: Remembered> State<R> {
         if self.crowded_until.len() >= REMEMBERED {
             self.crowded_until.retain(|_, until| *until > now);
         }
-        self.crowded_until.insert(Arc::clone(key), now + CROWDED);
+        self.crowded_until.insert(Arc::clone(key), now + R::CROWDED);
     }
 }
 
