@@ -142,7 +142,7 @@ pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
 }
 
 /// The error for an option that is not one of those `known`.
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "sqlite"))]
+#[cfg(any(feature = "_redis", feature = "etcd", feature = "sqlite", feature = "zookeeper"))]
 pub(super) fn unknown_option(name: &str, known: &str) -> Error {
     Error::invalid("url", format!("unknown option `{name}`; there are {known}"))
 }

@@ -130,9 +130,11 @@ pub(crate) trait Mix: Debug + 'static {
 }
 
 /// The same on a store whose clock the test cannot set.
+#[cfg(feature = "etcd")]
 #[derive(Debug)]
 pub(crate) struct Timeless<M>(PhantomData<M>);
 
+#[cfg(feature = "etcd")]
 impl<M: Mix> Mix for Timeless<M> {
     const SITES: &'static [Nature] = M::SITES;
     const FAULTS: u32 = M::FAULTS;
