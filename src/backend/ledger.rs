@@ -148,15 +148,18 @@ impl Ledger {
             place.ends = ends;
         }
         self.serve_all(&request.lease.resource, stamp, told);
-        if let Some(hold) = self.holds.get(&lease) {
-            // Granted before, perhaps just now: the answer says so, and the event is superfluous.
-            told.retain(
-                |event| !matches!(event, Event::Granted { lease, .. } if lease.id == request.lease.id),
-            );
-            let left = Duration::from_micros(hold.ends.saturating_sub(stamp.late));
-            return Ok(Answer::Granted(Grant::new(hold.token, self.limit).lasting(left)));
+        if let Some(grant) = self.granted_before(lease, stamp, told) {
+            return Ok(Answer::Granted(grant));
         }
+        let limit = self.limit;
         self.agree(request, stamp)?;
+        if self.limit != limit {
+            // Some stores make a place before they know whether a limit is in force.
+            self.serve_all(&request.lease.resource, stamp, told);
+            if let Some(grant) = self.granted_before(lease, stamp, told) {
+                return Ok(Answer::Granted(grant));
+            }
+        }
         if let Some(token) = self.token_of_owner(&request.claim) {
             self.withdraw(lease);
             self.admit(lease, Hold::of(&request.claim, token, ends), request.ttl, stamp);
@@ -176,6 +179,14 @@ impl Ledger {
         }
         let ticket = self.join(request, stamp);
         Ok(self.queued(ticket, stamp))
+    }
+
+    /// The grant of a lease that was granted before, perhaps just now: the answer says so, and the event is superfluous.
+    fn granted_before(&self, id: LeaseId, stamp: Stamp, told: &mut Vec<Event>) -> Option<Grant> {
+        let hold = self.holds.get(&id)?;
+        told.retain(|event| !matches!(event, Event::Granted { lease, .. } if lease.id == id));
+        let left = Duration::from_micros(hold.ends.saturating_sub(stamp.late));
+        Some(Grant::new(hold.token, self.limit).lasting(left))
     }
 
     /// Renews a hold.

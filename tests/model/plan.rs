@@ -284,15 +284,15 @@ fn of_sites<M: Mix>() -> Vec<Choice> {
 }
 
 fn of_faults<M: Mix>() -> Vec<Choice> {
-    vec![
-        (
-            if M::TIME_PASSES { 22 } else { 0 },
-            prop_oneof![8 => 1_u32..3, 1 => 5_u32..15].prop_map(Step::Pass).boxed(),
-        ),
+    let mut choices = vec![
         (M::FAULTS * 3, (0..CLIENTS).prop_map(Step::Crash).boxed()),
         (M::FAULTS, Just(Step::LoseMemory).boxed()),
         (1, Just(Step::Idle).boxed()),
-    ]
+    ];
+    if M::TIME_PASSES {
+        choices.push((22, prop_oneof![8 => 1_u32..3, 1 => 5_u32..15].prop_map(Step::Pass).boxed()));
+    }
+    choices
 }
 
 /// Mostly few, at times as many as the limits that handles declare, or more.

@@ -28,6 +28,8 @@ pub(super) struct Changes {
     pub(super) is_head_new: bool,
     /// Whether a place that nobody knows of yet could be granted, too.
     pub(super) could_admit: bool,
+    /// Whether that which was remembered does not do: it may have ended by itself what an answer relies on.
+    pub(super) needs_fresh: bool,
     pub(super) told: Vec<Event>,
     /// Whether an answer depended on when holds or places end.
     pub(super) do_ends_matter: bool,
@@ -76,6 +78,9 @@ impl Changes {
             changes.note(view, after, known, entry);
         }
         changes.ended = left.into_iter().collect();
+        let is_held = known.values().any(|entry| matches!(entry.standing, Standing::Held(_)));
+        let has_limit = view.limit.is_some() || !after.kind().is_semaphore();
+        changes.needs_fresh = !changes.renewed.is_empty() || (is_owner_admitted && is_held) || !has_limit;
         if after.limit().is_some() && after.lapses() > before.lapses() {
             changes.limit_for = Some(seconds(after.lapses()));
         }

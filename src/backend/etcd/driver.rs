@@ -124,7 +124,7 @@ fn has_to_look(shared: &Shared, work: &Work<View>, view: &View) -> bool {
         return true;
     }
     let changes = Changes::of(view, work, &BTreeSet::new(), &shared.leases);
-    changes.is_ok_and(|changes| !changes.is_to_be_written() || !changes.renewed.is_empty())
+    changes.is_ok_and(|changes| !changes.is_to_be_written() || changes.needs_fresh)
 }
 
 /// Carries out one work. Returns whether the server has answered.

@@ -10,7 +10,7 @@ use super::changes::Changes;
 use super::connection::Connection;
 use super::keys::KeysOf;
 use super::leases::{EtcdLease, Taken};
-use super::proto::TxnRequest;
+use super::proto::{TxnRequest, TxnResponse};
 use super::shared::Shared;
 use super::transaction::MOST;
 use super::value::{Value, What};
@@ -76,9 +76,8 @@ impl Exchange<'_> {
                 continue;
             }
             let is_to_be_written = changes.is_to_be_written() || self.work.must_write;
-            let needs_fresh = !is_to_be_written || !changes.renewed.is_empty();
-            if needs_fresh && !now.is_fresh {
-                // That nothing changes, or that something can be renewed, is true only of what is stored now.
+            if !now.is_fresh && (!is_to_be_written || changes.needs_fresh) {
+                // That nothing changes, for instance, is true only of what is stored now.
                 continue;
             }
             if !self.renew(&changes.renewed).await? {
@@ -194,19 +193,17 @@ impl Exchange<'_> {
             Some(changes) => self.take_or(now, changes, &taken, join_and_look),
             None => TxnRequest { success: join_and_look, ..TxnRequest::default() },
         };
-        let (joined, kept) = join(self.connection.change(request), self.keep_old(&taken)).await;
-        let answer = match joined.and_then(|answer| kept.map(|()| answer)) {
-            Ok(answer) => answer,
-            Err(failure) => {
-                if is_lease_missing(&failure) {
-                    self.forget(joins, &taken);
-                    let view = self.look().await?;
-                    return Ok(Joined::Waits(view));
-                }
+        let answer = match self.send(request, &taken).await {
+            Ok((answer, true)) => answer,
+            Err(failure) if !is_lease_missing(&failure) => {
                 if !failure.is_certain {
-                    joins.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
+                    self.doubt(joins);
                 }
                 return Err(Stop::Writing(failure));
+            }
+            Ok((_, false)) | Err(_) => {
+                self.forget(joins, &taken);
+                return self.look().await.map(Joined::Waits);
             }
         };
         if let Some(changes) = if_free.filter(|_| answer.succeeded) {
@@ -229,6 +226,11 @@ impl Exchange<'_> {
         Ok(taken)
     }
 
+    /// It is not certain whether these holds or places were made, or may still be.
+    pub(super) fn doubt(&self, new: &[(LeaseId, Value)]) {
+        new.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
+    }
+
     /// One of these etcd leases has ended, so none of these holds or places can be made under it any more.
     pub(super) fn forget(&self, new: &[(LeaseId, Value)], taken: &[Taken]) {
         self.shared.leases.forget_all(taken);
@@ -237,16 +239,28 @@ impl Exchange<'_> {
         drop(self.shared.detach(&self.work.key, |lease| !is_new(lease)));
     }
 
-    /// Keeps those alive that were granted for an earlier use.
-    pub(super) async fn keep_old(&self, taken: &[Taken]) -> Result<(), Failure> {
+    /// Sends a transaction, and keeps those etcd leases alive that were granted for an earlier use. If the transaction has not
+    /// succeeded, these may have ended; that is then told.
+    pub(super) async fn send(
+        &self,
+        request: TxnRequest,
+        taken: &[Taken],
+    ) -> Result<(TxnResponse, bool), Failure> {
         let old: Vec<_> = taken.iter().filter(|taken| taken.is_old).map(|taken| taken.lease).collect();
-        let kept = self.shared.leases.keep_alive(self.connection, &old).await;
-        // What they are for may have been stored.
-        let alive = kept.map_err(|failure| Failure { is_certain: false, ..failure })?;
-        if alive.iter().all(|is_alive| *is_alive) {
-            return Ok(());
+        let kept = self.shared.leases.keep_alive(self.connection, &old);
+        let (answer, kept) = join(self.connection.change(request), kept).await;
+        let answer = answer?;
+        let are_alive = match kept {
+            Ok(alive) => alive.iter().all(|is_alive| *is_alive),
+            Err(_) if !answer.succeeded => true,
+            // What they are for has been stored.
+            Err(failure) => return Err(Failure { is_certain: false, ..failure }),
+        };
+        if answer.succeeded && !are_alive {
+            let failure = Failure::away("an etcd lease has ended early");
+            return Err(Failure { is_broken: false, is_certain: false, ..failure });
         }
-        Err(Failure { is_broken: false, is_certain: false, ..Failure::away("an etcd lease has ended early") })
+        Ok((answer, are_alive))
     }
 
     /// Renews holds and places. `false` if one has ended.
@@ -285,7 +299,8 @@ impl Exchange<'_> {
                 tracing::debug!(key = &*self.work.key, %failure, "an etcd lease was not revoked");
             }
         }
-        self.work.written = now.map(|now| now.remembered());
+        // That there is no record may come true again, after others have made and removed one.
+        self.work.written = now.filter(|now| now.record.is_some()).map(|now| now.remembered());
         Ok(())
     }
 }

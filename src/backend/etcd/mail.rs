@@ -29,6 +29,6 @@ impl Mail {
         }
         let known = seen.header.map_or(0, |header| header.revision);
         let view = View::read(keys, seen.kvs, if known == 0 { revision } else { known });
-        view.ok().map(|view| view.remembered())
+        view.ok().filter(|view| view.record.is_some()).map(|view| view.remembered())
     }
 }

@@ -26,6 +26,12 @@ impl KeysOf {
         compare(CompareResult::Equal, CompareTarget::Value, self.record(), with)
     }
 
+    /// What keeps the limit in force is there.
+    pub(super) fn has_limit(&self) -> Compare {
+        let with = CompareWith::CreateRevision(0);
+        compare(CompareResult::Greater, CompareTarget::Create, self.limit(), with)
+    }
+
     /// There is no such key.
     pub(super) fn is_new(key: Vec<u8>) -> Compare {
         let with = CompareWith::ModRevision(0);

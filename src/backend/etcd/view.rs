@@ -150,8 +150,13 @@ impl View {
         let is_meant = |(lease, _): &(&LeaseId, &Stored)| !without.contains(lease);
         let entries = self.entries.iter().filter(is_meant);
         let entries = entries.map(|(lease, stored)| stored.entry(*lease, leases));
-        let lapses = if self.limit.is_some() { NOW + 1 } else { 0 };
-        Ok(self.head()?.with(entries, lapses))
+        let mut head = self.head()?;
+        let is_held = self.entries.values().any(|stored| matches!(stored.value.what, What::Hold(_)));
+        if self.limit.is_none() && !is_held {
+            // A place may have been made since it lapsed: that does not bring it back.
+            head.lapse();
+        }
+        Ok(head.with(entries, if self.limit.is_some() { NOW + 1 } else { 0 }))
     }
 
     /// Whether the record says nothing that the revision does not say: whoever finds none issues greater numbers.

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use futures::future::join;
 use prost::Message;
 use uuid::Uuid;
 
@@ -72,19 +71,23 @@ impl Exchange<'_> {
             let transaction = Transaction { view: &view, changes: &changes, steps: &part, told: &now, limit };
             let request = self.request(&transaction);
             let taken = if is_first { taken.as_slice() } else { &[] };
-            let (answer, kept) = join(self.connection.change(request), self.keep_old(taken)).await;
-            let answer = match answer.and_then(|answer| kept.map(|()| answer)) {
+            let (answer, are_alive) = match self.send(request, taken).await {
                 Ok(answer) => answer,
+                Err(failure) if is_first && is_lease_missing(&failure) => {
+                    self.forget(&changes.begun, taken);
+                    return Ok(Written::LeaseEnded);
+                }
                 Err(failure) => {
-                    return if is_first && is_lease_missing(&failure) {
-                        self.forget(&changes.begun, taken);
-                        Ok(Written::LeaseEnded)
-                    } else {
-                        changes.begun.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
-                        Err(Stop::Writing(Failure { is_certain: is_first && failure.is_certain, ..failure }))
-                    };
+                    let is_certain = is_first && failure.is_certain;
+                    if !is_certain {
+                        self.doubt(&changes.begun);
+                    }
+                    return Err(Stop::Writing(Failure { is_certain, ..failure }));
                 }
             };
+            if !are_alive {
+                self.forget(&changes.begun, taken);
+            }
             if !answer.succeeded {
                 let are_grants = || part.iter().chain(&steps).all(|step| step.is_grant());
                 return if !is_first && are_grants() { Ok(Written::Enough) } else { self.beaten(answer) };
@@ -109,6 +112,9 @@ impl Exchange<'_> {
         let mut compare = vec![self.keys.is_of(known)];
         if changes.could_admit {
             compare.push(self.keys.has_none_after(view.revision));
+        }
+        if !view.is_fresh && view.limit.is_some() {
+            compare.push(self.keys.has_limit());
         }
         compare.extend(steps.iter().map(|step| {
             let stored = view.entries.get(&step.lease());

@@ -77,6 +77,11 @@ impl Ledger {
         self.limit
     }
 
+    /// The limit is not in force any more.
+    pub(in crate::backend) const fn lapse(&mut self) {
+        self.limit = None;
+    }
+
     /// When the limit lapses if nobody holds or waits.
     pub(in crate::backend) const fn lapses(&self) -> u64 {
         self.lapses
