@@ -739,7 +739,8 @@ async fn a_semaphore_is_used_by_many_tasks_of_several_clients_and_nobody_is_forg
         }
     }))
     .await;
-    assert_eq!(most.into_inner(), 5);
+    let most = most.into_inner();
+    assert!((2..=5).contains(&most), "{most} permits were held at a time");
 }
 
 // Runtimes
