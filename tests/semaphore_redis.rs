@@ -1051,7 +1051,7 @@ async fn a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_p
     until_waiting(&wired.near, 1).await;
     let second = queued(&wired.near, 2, 1).await;
     // The connection and the subscription are back: the place can be told of a grant.
-    eventually(SOON, || ready(listeners(&mut raw) == 2 && wired.proxy.open() == 2)).await;
+    eventually(SOON, || ready(listeners(&mut raw) == 2 && wired.proxy.open() >= 2)).await;
     assert_eq!(queued_permits(&wired.near).await, [2, 2]);
     guard.release().await.expect("held to the end");
     let first = granted(first).await;
