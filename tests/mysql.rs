@@ -1083,7 +1083,8 @@ async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
     let few = requests_per_hand_over(&server, 2).await;
     let many = requests_per_hand_over(&server, 200).await;
     // Two changes are four, with the looks, and with taking, waiting for and releasing a named lock; a few find that it is not their turn.
-    assert!(few < 12.0 && many < few * 1.2, "{few:.1} requests among 2 clients, {many:.1} among 200");
+    // On a busy machine, some are repeated; a herd would be two hundred times as many.
+    assert!(few < 16.0 && many < few * 2.0, "{few:.1} requests among 2 clients, {many:.1} among 200");
 }
 
 // Runtimes
