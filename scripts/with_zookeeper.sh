@@ -30,14 +30,14 @@ clientPort=$port
 clientPortAddress=127.0.0.1
 maxClientCnxns=0
 admin.enableServer=false
-4lw.commands.whitelist=ruok
+4lw.commands.whitelist=srvr
 CONFIG
     java -XX:+UseSerialGC -Xmx256m -cp "$dir:$class_path" \
         org.apache.zookeeper.server.quorum.QuorumPeerMain "$dir/zoo.cfg" >"$dir/log" 2>&1 &
     server=$!
     # Another program may have the port: then it ends at once.
     while kill -0 "$server" 2>/dev/null; do
-        if [[ $({ printf ruok >&3 && timeout 1 cat <&3; } 3<>"/dev/tcp/127.0.0.1/$port" 2>/dev/null) == imok ]]; then
+        if [[ $({ printf srvr >&3 && timeout 1 cat <&3; } 3<>"/dev/tcp/127.0.0.1/$port" 2>/dev/null) == *Mode:* ]]; then
             url="zookeeper://127.0.0.1:$port"
             "${@//URL/$url}"
             exit
