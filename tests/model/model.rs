@@ -186,28 +186,24 @@ mod on_etcd {
     use crate::stores::Etcd;
 
     #[test]
-    #[ignore = "rare differences are still being found: docs/etcd.md says which"]
     fn locks_agree_with_the_model() {
         let Some(store) = Etcd::start_or_skip("locks like the model's") else { return };
         agree_on_one_of::<Timeless<Locks>>(8, store);
     }
 
     #[test]
-    #[ignore = "rare differences are still being found: docs/etcd.md says which"]
     fn counting_semaphores_agree_with_the_model() {
         let Some(store) = Etcd::start_or_skip("counting semaphores like the model's") else { return };
         agree_on_one_of::<Timeless<Counting>>(8, store);
     }
 
     #[test]
-    #[ignore = "rare differences are still being found: docs/etcd.md says which"]
     fn fair_semaphores_agree_with_the_model() {
         let Some(store) = Etcd::start_or_skip("fair semaphores like the model's") else { return };
         agree_on_one_of::<Timeless<Fair>>(8, store);
     }
 
     #[test]
-    #[ignore = "rare differences are still being found: docs/etcd.md says which"]
     fn all_of_them_agree_with_the_model_in_rough_times() {
         let Some(store) = Etcd::start_or_skip("stores like the model in rough times") else { return };
         agree_on_one_of::<Timeless<Rough>>(8, store);
