@@ -431,7 +431,8 @@ async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_dead
     server.pause();
     let begun = Instant::now();
     let error = client.ping(SOON).await.expect_err("it stands still");
-    assert_unavailable(&error, "no answer within 500ms");
+    // By the connection that was there, or by one that was opened because that was busy.
+    assert_unavailable(&error, "answer within");
     assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
     assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
     let other = client.mutex("other").expect("valid");
