@@ -170,7 +170,7 @@ impl Written {
 
 impl Remembered for Written {
     // So long that it is still known when the next turn of one among hundreds of clients comes.
-    const CROWDED: Duration = Duration::from_secs(5);
+    const CROWDED: Duration = Duration::from_secs(10);
 
     fn is_recent(&self) -> bool {
         self.asked.elapsed() < REMEMBERED
