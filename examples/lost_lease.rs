@@ -19,6 +19,8 @@
 //! The first command needs nothing installed. Apart from memory, the silent connection needs a `redis://`, `valkey://` or
 //! `postgres://` URL; for others that row is left out.
 //!
+//! On MySQL, which sends nothing to whoever holds a lock, the holder hears of force at its next renewal.
+//!
 //! The output shows how soon the work ended in each case, and that no step of it ran afterwards. If the lease
 //! expires, no step overlaps with the next holder either. Force and forgetting are different: the store gives the
 //! lock away first, so the work may overlap with the next holder until it is notified, and only fencing tokens help.
@@ -115,7 +117,7 @@ async fn show(args: &Args) -> Result<ExitCode, Failure> {
 
 fn row(args: &Args, outcome: &Outcome) -> [String; 7] {
     let Outcome { case, reason, steps, after, beside, ended_after } = outcome;
-    let (_, promise) = case.promise(args.lease());
+    let (_, promise) = case.promise(args);
     let ended_after = format!("{:.1} ms", ended_after.as_secs_f64() * 1e3);
     let [name, reason, promise] = [case.name().to_owned(), reason.to_string(), promise.to_owned()];
     [name, reason, promise, ended_after, steps.to_string(), after.to_string(), beside.to_string()]

@@ -40,7 +40,7 @@ for _ in 1 2 3 4 5; do
     server=$!
     # Another program may have the port: then it ends.
     while kill -0 "$server" 2>/dev/null; do
-        if grep -q "ready for connections" "$dir/log"; then
+        if grep -qs "ready for connections" "$dir/log"; then
             url="mysql://leasehold:leasehold@127.0.0.1:$port/leasehold"
             "${@//URL/$url}"
             exit

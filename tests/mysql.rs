@@ -431,7 +431,8 @@ async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_dead
     server.pause();
     let begun = Instant::now();
     let error = client.ping(SOON).await.expect_err("it stands still");
-    assert_unavailable(&error, "no answer within 500ms");
+    // By the connection that was there, or by one that was opened because that was busy.
+    assert_unavailable(&error, "answer within");
     assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
     assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
     let other = client.mutex("other").expect("valid");
@@ -925,9 +926,9 @@ async fn a_client_that_polls_makes_as_many_queries_for_many_locks_as_for_one() {
     for n in 0..20 {
         until_waiting(&direct.mutex(&format!("{n}")).expect("valid"), 1).await;
     }
-    let (before, begun) = (wire.others(), Instant::now());
+    let (before, begun) = (wire.looks(), Instant::now());
     sleep(SECOND).await;
-    let queries = (wire.others() - before) as f64 / begun.elapsed().as_secs_f64();
+    let queries = (wire.looks() - before) as f64 / begun.elapsed().as_secs_f64();
     assert!((10.0..130.0).contains(&queries), "{queries:.0} queries in a second for 20 locks");
     let begun = Instant::now();
     for guard in held {
@@ -1049,8 +1050,9 @@ async fn a_record_that_this_client_has_written_last_is_not_read_again() {
     backend.close().await;
 }
 
-/// How many requests the clients make for each of some hand-overs.
-async fn requests_per_hand_over(server: &MysqlServer, clients: usize) -> f64 {
+/// How many requests the clients make for each of some hand-overs: to change the record and for named locks, and to look and to wait,
+/// besides those that are made after some time.
+async fn requests_per_hand_over(server: &MysqlServer, clients: usize) -> (f64, f64) {
     const HAND_OVERS: usize = 400;
 
     let wire = Wire::start(server.port()).await;
@@ -1067,24 +1069,36 @@ async fn requests_per_hand_over(server: &MysqlServer, clients: usize) -> f64 {
     };
     // All are under way.
     futures::future::join_all(all.iter().map(|client| take_turns(client, 2))).await;
-    let count = || wire.requests() + wire.others();
-    let before = count();
+    let count = || (wire.requests() + wire.others(), wire.looks());
+    let (before, begun) = (count(), Instant::now());
     futures::future::join_all(all.iter().map(|client| take_turns(client, turns))).await;
-    let requests = count() - before;
+    let (after, seconds) = (count(), begun.elapsed().as_secs_f64());
     for client in all {
         client.shutdown().await.expect("released");
     }
-    requests as f64 / (turns * clients) as f64
+    // Each looks every five seconds, or more often if fewer are before it, and waits for four at a time.
+    let clients = clients as f64;
+    let in_time = seconds * (10.0 * (1.0 + clients.min(50.0).ln()) + clients / 5.0 + clients / 4.0);
+    let hand_overs = turns as f64 * clients;
+    let looks = (after.1 - before.1) as f64 - in_time;
+    ((after.0 - before.0) as f64 / hand_overs, looks.max(0.0) / hand_overs)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
     let Some(server) = MysqlServer::start_or_skip("requests per hand-over") else { return };
-    let few = requests_per_hand_over(&server, 2).await;
-    let many = requests_per_hand_over(&server, 200).await;
-    // Two changes are four, with the looks, and with taking, waiting for and releasing a named lock; a few find that it is not their turn.
-    // On a busy machine, some are repeated; a herd would be two hundred times as many.
-    assert!(few < 16.0 && many < few * 2.0, "{few:.1} requests among 2 clients, {many:.1} among 200");
+    let mut seen = Vec::new();
+    // On a machine that is busy with other things requests are repeated, but not each time.
+    for _ in 0..3 {
+        let (few, looks_of_few) = requests_per_hand_over(&server, 2).await;
+        let (many, looks_of_many) = requests_per_hand_over(&server, 200).await;
+        // Two changes are four, and a named lock is taken and released. One that waits, and one that looks; a few find that it is not their turn.
+        if few < 8.0 && many < few * 1.2 && looks_of_few < 3.0 && looks_of_many < 3.0 {
+            return;
+        }
+        seen.push([few, many, looks_of_few, looks_of_many]);
+    }
+    panic!("requests among 2 and 200 clients, and looks: {seen:.1?}");
 }
 
 // Runtimes

@@ -13,6 +13,9 @@ pub(crate) enum Failure {
     #[cfg(feature = "redis")]
     #[error("the key cannot be deleted: {0}")]
     Store(#[from] fred::error::Error),
+    #[cfg(feature = "mysql")]
+    #[error("the row cannot be deleted: {0}")]
+    Mysql(#[from] mysql_async::Error),
     #[cfg(feature = "postgres")]
     #[error("the row cannot be deleted: {0}")]
     Table(#[from] tokio_postgres::Error),

@@ -56,8 +56,10 @@ struct Shared {
     server_port: u16,
     /// How many requests were sent that open a session or change records,
     requests: AtomicUsize,
-    /// and how many others: that wait, look, or show that a connection is alive.
+    /// how many others: that take or release named locks, or show that a connection is alive,
     others: AtomicUsize,
+    /// and how many that look or wait, which is done again after some time.
+    looks: AtomicUsize,
     /// Which of the former is hit, counted from 0, and how.
     trap: Mutex<Option<(usize, Fault)>>,
     /// Told when it was.
@@ -74,7 +76,8 @@ impl Shared {
     /// What happens to the request that has just been read.
     fn next(&self, request: &Request) -> Option<Fault> {
         if !request.is_of_changes() {
-            self.others.fetch_add(1, Ordering::SeqCst);
+            let count = if request.is_of_any(&LOOKS) { &self.looks } else { &self.others };
+            count.fetch_add(1, Ordering::SeqCst);
             return None;
         }
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
@@ -97,6 +100,7 @@ impl Wire {
             server_port,
             requests: AtomicUsize::default(),
             others: AtomicUsize::default(),
+            looks: AtomicUsize::default(),
             trap: Mutex::default(),
             sprung: Mutex::default(),
             late: watch::Sender::default(),
@@ -116,9 +120,14 @@ impl Wire {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
-    /// How many others: that wait, look, or show that a connection is alive.
+    /// How many others: that take or release named locks, or show that a connection is alive.
     pub(crate) fn others(&self) -> usize {
         self.shared.others.load(Ordering::SeqCst)
+    }
+
+    /// How many that look or wait.
+    pub(crate) fn looks(&self) -> usize {
+        self.shared.looks.load(Ordering::SeqCst)
     }
 
     /// Has the `nth` request from now on fail. The future is ready when it does.
@@ -221,17 +230,19 @@ impl Request<'_> {
     /// Whether it is a query that reads or changes records, or sets up a session.
     fn is_of_changes(&self) -> bool {
         const QUERY: u8 = 3;
-        const OTHERS: [&str; 5] = [
-            "DO 0",
-            "SELECT GET_LOCK",
-            "SELECT RELEASE_LOCK",
-            "SELECT IF(GET_LOCK",
-            "SELECT k, version, doc FROM leasehold WHERE (k",
-        ];
-        let [command, text @ ..] = &self.0[4..] else { return false };
-        *command == QUERY && !OTHERS.iter().any(|other| text.starts_with(other.as_bytes()))
+
+        self.0.get(4) == Some(&QUERY) && !self.is_of_any(&OTHERS) && !self.is_of_any(&LOOKS)
+    }
+
+    /// Whether its text begins like one of these.
+    fn is_of_any(&self, beginnings: &[&str]) -> bool {
+        let text = self.0.get(5..).unwrap_or_default();
+        beginnings.iter().any(|beginning| text.starts_with(beginning.as_bytes()))
     }
 }
+
+const OTHERS: [&str; 3] = ["DO 0", "SELECT GET_LOCK('", "SELECT RELEASE_LOCK"];
+const LOOKS: [&str; 2] = ["SELECT IF(GET_LOCK", "SELECT k, version, doc FROM leasehold WHERE (k"];
 
 /// Finds the end of the answer to a command.
 #[derive(Debug, Default)]

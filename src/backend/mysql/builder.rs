@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use mysql_async::{Opts, OptsBuilder};
 
+use super::session::Session;
 use super::watch::Watch;
 use super::{MysqlBackend, MysqlStore, tls};
-use crate::backend::records::ConnectionLimits;
+use crate::backend::records::{ConnectionLimits, Workers};
 use crate::backend::tls::{TlsOptions, invalid};
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
@@ -66,6 +67,8 @@ pub(super) struct Settings {
     is_tls_of_url: bool,
     /// What this client waits for.
     pub(super) watch: Arc<Watch>,
+    /// Set once there are any.
+    pub(super) workers: OnceLock<Weak<Workers<Session>>>,
 }
 
 impl MysqlBuilder {
@@ -95,6 +98,7 @@ impl MysqlBuilder {
             tls_options: None,
             is_tls_of_url: false,
             watch: Arc::new(Watch::new(0)),
+            workers: OnceLock::new(),
         };
         Self { settings }
     }
@@ -177,8 +181,9 @@ impl MysqlBuilder {
         let settings = self.settings;
         settings.check()?;
         let mut settings = settings.with_tls()?;
-        // What is waited for belongs to one client.
+        // What is waited for belongs to one client, and so do its workers.
         settings.watch = Arc::new(Watch::new(settings.max_waiters()));
+        settings.workers = OnceLock::new();
         let address = settings.address.clone();
         let store = MysqlStore::start(Arc::new(settings)).map_err(|source| {
             let source = BackendError::NotSent { source: source.into() };
@@ -270,6 +275,7 @@ impl fmt::Debug for Settings {
             tls_options: _,
             is_tls_of_url: _,
             watch: _,
+            workers: _,
         } = self;
         f.debug_struct("Settings")
             .field("address", address)

@@ -53,10 +53,13 @@ async fn read_and_write(session: &mut Session, works: Vec<Work>) -> Outcome {
     };
     let client = session.watch.client();
     let (mut outcome, mut changed) = (Vec::new(), Vec::new());
-    for work in works {
-        let read = Read::at(clock, stored.remove(work.key.as_bytes()));
+    for mut work in works {
+        let is_for_later = session.add_later(&mut work);
+        let read = Read::at(clock, stored.remove(work.key.as_bytes()), is_for_later);
         match read.change(&work, client) {
             Ok(Next::Write(record)) => changed.push((work, record)),
+            // That nothing changes, or is wrong, has to be true after it was asked for.
+            Ok(Next::Keep(..)) | Err(_) if is_for_later => outcome.push((work, Done::Again)),
             Ok(Next::Keep(version, view)) => {
                 session.watch.note(&work.key, version, view);
                 outcome.push((work, Done::Finished));
@@ -75,10 +78,11 @@ async fn read_and_write(session: &mut Session, works: Vec<Work>) -> Outcome {
 /// The records that there are, by their keys, and then the time.
 async fn read(session: &mut Session, works: &[Work]) -> Result<(Clock, HashMap<Vec<u8>, Stored>), Failure> {
     let statements = statement::read(works.iter().map(|work| &*work.key));
+    let asked = Instant::now();
     let answers = session.run_in_time(&statements).await?;
     let [records, clock] = &answers[..] else { return Err(Failure::away("an answer is missing")) };
     let records = records.rows.iter().map(|row| Stored::of(row).map(|stored| (stored.key.clone(), stored)));
-    Ok((Clock::of(clock)?, records.collect::<Result<_, _>>()?))
+    Ok((Clock::of(clock, asked)?, records.collect::<Result<_, _>>()?))
 }
 
 /// Writes records that have been changed. A single one is a transaction by itself.
@@ -125,13 +129,18 @@ fn finished(
 
 /// Waits for its turn and reads the record in one exchange, and writes it in another one. Others may still write in between, if they do not
 /// know that the record is crowded, or have waited for too long.
-pub(super) async fn change_crowded(session: &mut Session, work: Work) -> Outcome {
-    let read = match read_in_turn(session, &work).await {
+pub(super) async fn change_crowded(session: &mut Session, mut work: Work) -> Outcome {
+    let (clock, stored) = match read_in_turn(session, &work).await {
         Ok(read) => read,
         Err(failure) => return end_turn(session, failed(vec![work], failure, Phase::Reading)).await,
     };
+    // It may have waited for long.
+    let is_for_later = session.add_later(&mut work);
+    let read = Read::at(clock, stored, is_for_later);
     let done = match read.change(&work, session.watch.client()) {
         Ok(Next::Write(record)) => return write_in_turn(session, work, record).await,
+        // That nothing changes, or is wrong, has to be true after it was asked for.
+        Ok(Next::Keep(..)) | Err(_) if is_for_later => Done::Again,
         Ok(Next::Keep(version, view)) => {
             session.watch.note(&work.key, version, view);
             Done::Finished
@@ -141,11 +150,12 @@ pub(super) async fn change_crowded(session: &mut Session, work: Work) -> Outcome
     end_turn(session, (vec![(work, done)], None)).await
 }
 
-async fn read_in_turn(session: &mut Session, work: &Work) -> Result<Read, Failure> {
+async fn read_in_turn(session: &mut Session, work: &Work) -> Result<(Clock, Option<Stored>), Failure> {
+    let asked = Instant::now();
     let answers = session.run_in_time(&statement::read_in_turn(&work.key)).await?;
     let [.., record, clock] = &answers[..] else { return Err(Failure::away("an answer is missing")) };
     let stored = record.rows.first().map(Stored::of).transpose()?;
-    Ok(Read::at(Clock::of(clock)?, stored))
+    Ok((Clock::of(clock, asked)?, stored))
 }
 
 async fn write_in_turn(session: &mut Session, work: Work, record: Changed) -> Outcome {

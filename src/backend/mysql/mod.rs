@@ -115,6 +115,8 @@ impl MysqlStore {
         // The whole queue is in the record.
         capabilities.constant_work = false;
         let (workers, watcher) = (Arc::new(workers), Arc::new(watcher));
+        // They are this client's first.
+        drop(settings.workers.set(Arc::downgrade(&workers)));
         Ok(Self { capabilities, settings, health, workers, watcher, runtime })
     }
 

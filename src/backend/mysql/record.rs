@@ -16,6 +16,9 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 /// that none ends too early, also if this machine stood still: then it is too late, and the record is read.
 const TO_WRITE_MICROS: i64 = 20_000;
 
+/// By how much clocks may differ that measure the same few seconds.
+const CLOCKS_DIFFER_MICROS: i64 = 1_000;
+
 /// A record at a time.
 pub(super) struct Read {
     /// In microseconds, by the server's clock: not later than the current time,
@@ -54,12 +57,20 @@ impl Stored {
 pub(super) struct Clock {
     now: i64,
     floor: i64,
+    /// When this client asked for it.
+    asked: Instant,
 }
 
 impl Clock {
-    pub(super) fn of(answer: &Answer) -> Result<Self, Failure> {
+    pub(super) fn of(answer: &Answer, asked: Instant) -> Result<Self, Failure> {
         let Some(row) = answer.rows.first() else { return Err(Failure::away("it does not tell the time")) };
-        Ok(Self { now: value(row, 0)?, floor: value::<Option<i64>>(row, 1)?.unwrap_or(0) })
+        Ok(Self { now: value(row, 0)?, floor: value::<Option<i64>>(row, 1)?.unwrap_or(0), asked })
+    }
+
+    /// The latest time that it may be now.
+    fn latest(self) -> i64 {
+        let elapsed = i64::try_from(self.asked.elapsed().as_micros()).unwrap_or(i64::MAX);
+        self.now.saturating_add(elapsed).saturating_add(CLOCKS_DIFFER_MICROS)
     }
 }
 
@@ -81,11 +92,12 @@ pub(super) struct Changed {
 }
 
 impl Read {
-    /// What was read at a time.
-    pub(super) const fn at(clock: Clock, stored: Option<Stored>) -> Self {
-        let Clock { now, floor } = clock;
-        // Whoever is told of a lease counts it from when it asked, which was before the server's clock was read.
-        Self { now, late: now, until: i64::MAX, stored, floor }
+    /// What was read at a time. Whether something is to be carried out that was asked for after that.
+    pub(super) fn at(clock: Clock, stored: Option<Stored>, is_for_later: bool) -> Self {
+        let Clock { now, floor, .. } = clock;
+        // Whoever is told of a lease counts it from when it asked, which was before the server's clock was read, or else before this.
+        let late = if is_for_later { clock.latest() } else { now };
+        Self { now, late, until: i64::MAX, stored, floor }
     }
 
     /// Carries out what was asked for, and looks at what that is for a client.
@@ -158,7 +170,7 @@ impl Written {
 
 impl Remembered for Written {
     // So long that it is still known when the next turn of one among hundreds of clients comes.
-    const CROWDED: Duration = Duration::from_secs(5);
+    const CROWDED: Duration = Duration::from_secs(10);
 
     fn is_recent(&self) -> bool {
         self.asked.elapsed() < REMEMBERED

@@ -1,7 +1,7 @@
 //! A session of the server: opening it, its settings, its statements.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mysql_async::prelude::{FromValue, Queryable};
@@ -13,7 +13,7 @@ use super::record::Written;
 use super::statement::IDLE;
 use super::watch::Watch;
 use super::{exchange, schema, sweep, tls};
-use crate::backend::records::{Connection, Failure, Outcome, Phase, Round, failed};
+use crate::backend::records::{Connection, Failure, Outcome, Phase, Round, Work, Workers, failed};
 
 /// How long a statement waits for a row that somebody else has locked, in seconds: for as long as anybody can stand still.
 const LOCK_WAIT: u32 = 1;
@@ -29,6 +29,7 @@ pub(super) struct Session {
     reply_timeout: Duration,
     used: Instant,
     pub(super) watch: Arc<Watch>,
+    workers: Option<Weak<Workers<Self>>>,
 }
 
 /// What one statement returned.
@@ -61,6 +62,7 @@ impl Session {
             reply_timeout: settings.reply_timeout,
             used: Instant::now(),
             watch: Arc::clone(&settings.watch),
+            workers: settings.workers.get().cloned(),
         })
     }
 
@@ -117,6 +119,16 @@ impl Session {
         limit: Duration,
     ) -> Result<Vec<Answer>, Failure> {
         timeout(limit, self.run(statements)).await.unwrap_or_else(|_| Err(Failure::silence(limit)))
+    }
+
+    /// Adds what was asked for since to what is to be carried out now. Whether there was anything. Only once, or a work to which something is
+    /// added all the time would never be done.
+    pub(super) fn add_later(&self, work: &mut Work<Written>) -> bool {
+        if work.tries > 0 {
+            return false;
+        }
+        let workers = self.workers.as_ref().and_then(Weak::upgrade);
+        workers.is_some_and(|workers| workers.schedule.add_later(work))
     }
 
     /// How long the server may take to answer.

@@ -161,6 +161,17 @@ impl<R: Remembered> Schedule<R> {
         Some(round)
     }
 
+    /// Adds what was asked for of the same key since a work was begun, before it is carried out. Whether there was anything: then what was
+    /// read before may be older than the request.
+    #[cfg(feature = "mysql")]
+    pub(in crate::backend) fn add_later(&self, work: &mut Work<R>) -> bool {
+        let mut state = self.state.lock();
+        let Some(queue) = state.keys.get_mut(&work.key) else { return false };
+        let is_any = !queue.tasks.is_empty();
+        work.tasks.extend(queue.tasks.drain(..));
+        is_any
+    }
+
     /// Whether there is something that nobody is at.
     pub(in crate::backend) fn is_ready(&self) -> bool {
         self.state.lock().is_ready()
@@ -396,6 +407,21 @@ mod tests {
         });
         assert_eq!(quiet, Some(vec![("b", vec![2])]));
         assert!(site.noting.0.lock().is_empty());
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn what_is_asked_for_before_a_work_is_carried_out_may_be_done_with_it() {
+        let mut site = Site::new();
+        site.add(&["a"]);
+        let mut works = site.take();
+        site.add(&["a", "b"]);
+        assert!(site.schedule.add_later(&mut works[0]));
+        assert!(!site.schedule.add_later(&mut works[0]));
+        assert_eq!(shown(&works), [("a", vec![1, 2])]);
+        site.schedule.finish(works.remove(0), Done::Finished);
+        assert_eq!(shown(&site.take()), [("b", vec![3])]);
+        assert_eq!(*site.noting.0.lock(), [(1, true), (2, true)]);
     }
 
     #[test]
