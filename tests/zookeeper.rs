@@ -739,8 +739,10 @@ async fn a_semaphore_is_used_by_many_tasks_of_several_clients_and_nobody_is_forg
         }
     }))
     .await;
-    let most = most.into_inner();
-    assert!((2..=5).contains(&most), "{most} permits were held at a time");
+    assert!(most.into_inner() <= 5, "more permits were held than there are");
+    // None was lost.
+    let permits = clients[0].counting_semaphore("permits", 5).expect("valid");
+    within(SOON, permits.acquire_many(5)).await.expect("granted").release().await.expect("held");
 }
 
 // Runtimes

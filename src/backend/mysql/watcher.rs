@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::stream::BoxStream;
 use tokio::runtime::Handle;
@@ -91,10 +91,19 @@ impl Watcher {
     async fn work(&self) {
         loop {
             let failure = match self.connect().await {
-                Ok(mut session) => self.carry(&mut session).await,
+                Ok(mut session) => {
+                    let connected = Instant::now();
+                    let failure = self.carry(&mut session).await;
+                    self.watch.do_without_locks();
+                    if connected.elapsed() > PAUSE {
+                        // That a connection was lost is noticed late, when the server may be back: whether it is away shows when
+                        // connecting again.
+                        continue;
+                    }
+                    failure
+                }
                 Err(failure) => failure,
             };
-            self.watch.do_without_locks();
             self.health.failed(Purpose::Notifications, &failure.why);
             self.attempt.send_replace(Some(Err(failure)));
             sleep(PAUSE).await;
