@@ -177,7 +177,6 @@ async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing() {
     assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
     assert!(!one.state().status.is_connected());
     server.restart();
-    one.ping(SOON).await.expect("it is there");
     // Nothing has to be asked for.
     eventually(SOON, || async { one.state().status.is_connected() && other.state().status.is_connected() })
         .await;

@@ -30,23 +30,32 @@ pub(crate) const NO_NODE: i32 = -101;
 
 impl Wire {
     pub(crate) fn open(port: u16) -> Self {
-        Self::resume(port, 0, [0; 16], TIMEOUT).expect("the server accepts sessions")
+        Self::resume(port, 0, [0; 16], TIMEOUT).flatten().expect("the server accepts sessions")
     }
 
     /// Whether the server accepts sessions. One that is about to start may leave a connection without an answer.
     pub(crate) fn is_ready(port: u16) -> bool {
-        Self::resume(port, 0, [0; 16], SOON).is_some()
+        Self::resume(port, 0, [0; 16], SOON).flatten().is_some()
     }
 
     /// Ends the session of somebody else. Its password follows from its number.
     pub(crate) fn end_session(port: u16, session: i64) {
-        let mut wire = Self::resume(port, session, password(session), TIMEOUT).expect("the session exists");
-        wire.send(-11, &[]);
-        // The reply to that, or the end of the connection.
-        let _ = wire.receive();
+        let resume = || Self::resume(port, session, password(session), TIMEOUT);
+        let mut taken = resume();
+        assert!(!matches!(taken, Some(None)), "there is no such session");
+        // Its owner may take it back before it is ended.
+        while !matches!(taken, Some(None)) {
+            if let Some(Some(mut wire)) = taken {
+                wire.send(-11, &[]);
+                // The reply to that, or the end of the connection.
+                let _ = wire.receive();
+            }
+            taken = resume();
+        }
     }
 
-    fn resume(port: u16, session: i64, password: [u8; 16], timeout: Duration) -> Option<Self> {
+    /// `None` if the connection is closed, and `Some(None)` if there is no such session.
+    fn resume(port: u16, session: i64, password: [u8; 16], timeout: Duration) -> Option<Option<Self>> {
         let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
         stream.set_read_timeout(Some(timeout)).expect("a setting");
         stream.set_nodelay(true).expect("a setting");
@@ -61,7 +70,7 @@ impl Wire {
         wire.write(&message)?;
         let reply = wire.receive()?;
         wire.stream.set_read_timeout(Some(TIMEOUT)).expect("a setting");
-        (number(&reply[4..8]) > 0).then_some(wire)
+        Some((number(&reply[4..8]) > 0).then_some(wire))
     }
 
     pub(crate) fn create(&mut self, path: &str, data: &str) {

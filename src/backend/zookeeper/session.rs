@@ -178,24 +178,23 @@ impl Carrier {
         loop {
             sleep(pause).await;
             pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
-            let failure = match self.connect().await {
+            let (failure, is_away) = match self.connect().await {
                 Ok(link) => {
                     self.health.succeeded(Purpose::Changes);
                     pause = Duration::ZERO;
                     match self.carry(link).await {
-                        Some(failure) => failure,
+                        Some(failure) => (failure, false),
                         None => break,
                     }
                 }
-                Err(failure) => {
-                    if self.refuse_waiting(&failure) {
-                        break;
-                    }
-                    failure
-                }
+                Err(failure) => (failure, true),
             };
+            // Whoever is refused can ask why.
             self.health.failed(Purpose::Changes, &failure.why);
             tracing::debug!(store = %self.settings.address, %failure, "the connection is lost");
+            if is_away && self.refuse_waiting(&failure) {
+                break;
+            }
         }
         self.state.ended.send_replace(true);
     }
