@@ -19,55 +19,15 @@ use leasehold::backend::{
 };
 use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, PostgresBackend, postgres};
 use server::{PASSWORD, Pooler, PostgresServer, USER};
+use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
 use support::{Load, eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use wire::{Fault, Wire};
 
-const NAME: &str = "machine:42";
-const SECOND: Duration = Duration::from_secs(1);
-/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it just because a
-/// request is repeated.
-const SOON: Duration = Duration::from_secs(5);
-/// What connecting may take at most, with its time limit.
-const CONNECTING: Duration = Duration::from_secs(4);
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
-fn mutex(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, one_place_each()).expect("valid")
-}
-
 fn brief_mutex(client: &Client) -> DistMutex {
     client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
-}
-
-fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
-    let mutex = mutex.clone();
-    tokio::spawn(async move { mutex.lock().await })
-}
-
-/// Waits until `n` requests are queued.
-async fn until_waiting(mutex: &DistMutex, n: usize) {
-    eventually(SOON, || async {
-        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
-    })
-    .await;
-}
-
-async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
-    within(SOON, waiter).await.expect("no panic").expect("granted")
-}
-
-/// The error of connecting to `url`, which is not accepted to take long.
-async fn refused(url: &str) -> Error {
-    let begun = Instant::now();
-    let error = Client::connect(url).await.map(drop).expect_err("it is refused");
-    assert!(begun.elapsed() < CONNECTING, "{:?}: {error}", begun.elapsed());
-    error
 }
 
 #[track_caller]

@@ -2,73 +2,28 @@
 //! collected for the whole process.
 #![cfg(feature = "zookeeper")]
 
+#[path = "support/lines.rs"]
+mod lines;
 #[path = "support/zookeeper.rs"]
 mod server;
 mod support;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
-use std::fmt::{self, Write};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::Client;
+use lines::Lines;
 use server::ZookeeperServer;
 use support::eventually;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 const SOON: Duration = Duration::from_secs(20);
 const PASSWORD: &str = "hunter2";
 
-/// Everything that is traced, one line per event.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        write!(self.0, " {field}={value:?}").expect("a string grows");
-    }
-}
-
-impl Subscriber for Lines {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(event.metadata().level().to_string());
-        event.record(&mut line);
-        self.0.lock().expect("no panic").push(line.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-impl Lines {
-    fn with(&self, words: &str) -> Vec<String> {
-        self.0.lock().expect("no panic").iter().filter(|line| line.contains(words)).cloned().collect()
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back_and_never_its_password() {
     let Some(server) = ZookeeperServer::start_or_skip("what is traced about ZooKeeper") else { return };
-    let lines = Lines::default();
-    tracing::subscriber::set_global_default(lines.clone()).expect("the only one");
+    let lines = Lines::collect();
     let url = server.url().replacen("//", &format!("//user:{PASSWORD}@"), 1);
     let client = Client::connect(&url).await.expect("the server accepts clients");
     let mutex = client.mutex("x").expect("valid");

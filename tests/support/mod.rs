@@ -8,6 +8,7 @@
 //! | [`nodes`] | [`Nodes`]: several independent servers, the nodes of a Redlock |
 //! | [`fake`] | [`FakeServer`]: a server of a version that is not installed |
 //! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
+//! | [`faults`] | what the tests of faults do on every store |
 //! | [`handover`] | whether the tasks of a client pass a mutex on to each other in this run |
 //! | [`intercept`] | a store in memory on which a test answers some of the calls itself |
 //! | [`load`] | [`Load`]: tasks that lock all the time, and what they saw |
@@ -24,6 +25,7 @@ pub(crate) mod acl;
 pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod fake;
+pub(crate) mod faults;
 pub(crate) mod handover;
 pub(crate) mod intercept;
 pub(crate) mod load;

@@ -1,0 +1,59 @@
+//! What is traced, for a test that is the only one of its program: what is traced on the crate's own thread can only be collected
+//! for the whole process.
+
+use std::fmt::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Everything that is traced, one line per event.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {field}={value:?}").expect("a string grows");
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        self.0.lock().expect("no panic").push(line.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Lines {
+    /// Collects everything from now on, at every level.
+    pub(crate) fn collect() -> Self {
+        let lines = Self::default();
+        tracing::subscriber::set_global_default(lines.clone()).expect("the only one");
+        lines
+    }
+
+    /// Those that contain these words.
+    pub(crate) fn with(&self, words: &str) -> Vec<String> {
+        self.0.lock().expect("no panic").iter().filter(|line| line.contains(words)).cloned().collect()
+    }
+}
