@@ -4,21 +4,14 @@
 //! `cargo bench -p leasehold-benches --bench stores` starts its own server for each store that is installed on this
 //! machine (SQLite needs none), and measures:
 //!
-//! * commit: one small write, as durable as the store is configured to make it, by one task: `SET`, or an `UPDATE` of
-//!   one row. All other figures are also given in commits (x), because the machine's disk decides how long a commit
+//! * commit: one small write, as durable as the store is configured to make it, by one task: `SET`, an `UPDATE` of
+//!   one row, or `setData`. All other figures are also given in commits (x), because the machine's disk decides how long a commit
 //!   takes;
 //! * lock + release: of a free lock, by one task, in small blocks interleaved with commits, because a shared machine
 //!   drifts. Two commits are the minimum;
 //! * hand-over: from the call of a release to the next grant, with 2, 16 and 100 clients, each with its own connections
 //!   and one waiter, that release and request again at once; and the number of hand-overs per second. If two holds
 //!   overlap, the run fails;
-//! * commit: one small write that the store makes as durable as it is configured, by one task: `SET`, an `UPDATE` of one row, or
-//!   `setData`. All
-//!   else is also given in commits (x), because it is the machine's disk that decides how long one takes;
-//! * lock + release: of a free lock, by one task, in small blocks interleaved with commits, because a shared machine drifts. Two commits
-//!   are the least;
-//! * hand-over: from the call of a release to the next grant, with 2, 16 and 100 clients, each with connections of its own and one
-//!   waiter, that release at once and ask again; and how many there are in a second. If two holds overlap, the run fails;
 //! * 100 tasks of one client: the same within a client;
 //! * semaphore: permits granted per second, of a counting semaphore of 10, to 100 tasks of one client;
 //! * guards: what 1000 guards of 30 s cost this process while they are renewed for a minute, in % of a core.

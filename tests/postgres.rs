@@ -22,7 +22,6 @@ use server::{PASSWORD, Pooler, PostgresServer, USER};
 use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
 use support::{Load, eventually, one_place_each, within};
 use tokio::runtime::Builder;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use wire::{Fault, Wire};
 

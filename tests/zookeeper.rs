@@ -12,7 +12,6 @@ mod zookeeper_wire;
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::join_all;
@@ -26,7 +25,6 @@ use server::ZookeeperServer;
 use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
 use support::{Load, eventually, one_place_each, within};
 use tokio::runtime::Builder;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use zookeeper_wire::Wire;
 
