@@ -634,8 +634,8 @@ async fn a_record_that_this_client_has_written_last_is_not_read_again() {
     };
     pair().await;
     let (token, requests) = pair().await;
-    // Each writes once, and a release looks who has come. On a slow machine the hold is watched.
-    assert!((3..=4).contains(&requests), "{requests} requests");
+    // Each writes once, and the reply to a release tells that nobody has come. On a slow machine the hold is watched.
+    assert!((2..=3).contains(&requests), "{requests} requests");
     let other = request(&direct);
     assert!(matches!(direct.request(&other).await, Ok(Answer::Granted(grant)) if grant.token > token));
     let refused = backend.request(&request(&backend)).await;

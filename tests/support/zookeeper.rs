@@ -45,6 +45,8 @@ struct Server {
     class_path: PathBuf,
     directory: TempDir,
     port: u16,
+    /// Where it speaks TLS.
+    secure_port: Option<u16>,
     setup: Setup,
     process: Mutex<ChildProcess>,
 }
@@ -55,6 +57,8 @@ struct Setup {
     settings: Vec<String>,
     clock: Option<Clock>,
     is_service: bool,
+    /// A private key and a certificate, in PEM.
+    certificate: Option<String>,
 }
 
 impl ZookeeperServer {
@@ -84,7 +88,7 @@ impl ZookeeperServer {
     ) -> Option<Self> {
         let class_path = class_path_or_skip(left_out)?;
         let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
-        let setup = Setup { settings, clock: clock.cloned(), is_service: false };
+        let setup = Setup { settings, clock: clock.cloned(), ..Setup::default() };
         Some(Self::on(Arc::new(Server::start(class_path, setup))))
     }
 
@@ -93,6 +97,14 @@ impl ZookeeperServer {
     pub(crate) fn start_as_a_service_or_skip(left_out: &str) -> Option<Self> {
         let class_path = class_path_or_skip(left_out)?;
         let setup = Setup { is_service: true, ..Setup::default() };
+        Some(Self::on(Arc::new(Server::start(class_path, setup))))
+    }
+
+    /// A server of its own that speaks TLS on another port.
+    #[track_caller]
+    pub(crate) fn start_with_tls_or_skip(left_out: &str, certificate: &str, key: &str) -> Option<Self> {
+        let class_path = class_path_or_skip(left_out)?;
+        let setup = Setup { certificate: Some(format!("{key}\n{certificate}")), ..Setup::default() };
         Some(Self::on(Arc::new(Server::start(class_path, setup))))
     }
 
@@ -110,6 +122,10 @@ impl ZookeeperServer {
 
     pub(crate) fn port(&self) -> u16 {
         self.server.port
+    }
+
+    pub(crate) fn secure_port(&self) -> u16 {
+        self.server.secure_port.expect("it was started with a certificate")
     }
 
     pub(crate) fn chroot(&self) -> &str {
@@ -194,10 +210,17 @@ impl Server {
                 path.join("data").display(),
             );
             text.extend(setup.settings.iter().flat_map(|setting| [setting, "\n"]));
+            let secure_port = setup.certificate.as_ref().map(|pem| {
+                fs::write(path.join(CERTIFICATE), pem).expect("room");
+                let port = free_port();
+                text.push_str(&secure(port));
+                port
+            });
             fs::write(path.join("zoo.cfg"), text).expect("room");
             fs::write(path.join("logback.xml"), LOGGING).expect("room");
             if let Some(process) = launch(&class_path, path, port, &setup) {
-                return Self { class_path, directory, port, setup, process: Mutex::new(process) };
+                let process = Mutex::new(process);
+                return Self { class_path, directory, port, secure_port, setup, process };
             }
         }
         panic!("the server does not start; its log:\n{}", log(path));
@@ -219,10 +242,27 @@ impl Drop for Server {
     }
 }
 
+const CERTIFICATE: &str = "server.pem";
+
+/// The settings of a server that speaks TLS on this port, and does not ask for certificates of clients.
+fn secure(port: u16) -> String {
+    format!(
+        "secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\n\
+         serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+         ssl.keyStore.location={CERTIFICATE}\nssl.clientAuth=none\n"
+    )
+}
+
 const LOGGING: &str = "<configuration><root level=\"WARN\"/></configuration>\n";
 
 /// Starts a server and waits until it answers; `None` if it ends instead.
 fn launch(class_path: &Path, directory: &Path, port: u16, setup: &Setup) -> Option<ChildProcess> {
+    let mut process = spawn(class_path, directory, setup);
+    until_ready(&mut process, directory, port).then_some(process)
+}
+
+/// Starts a server in the background.
+fn spawn(class_path: &Path, directory: &Path, setup: &Setup) -> ChildProcess {
     // It starts in half of the time if it is not compiled for speed.
     let options = match setup.is_service {
         true => ["-XX:+UseSerialGC", "-Xmx512m", "-Xms512m", "-cp"],
@@ -232,24 +272,139 @@ fn launch(class_path: &Path, directory: &Path, port: u16, setup: &Setup) -> Opti
     let mut all = OsString::from(directory);
     all.push(":");
     all.push(class_path);
+    // What Debian's package forgets, and TLS needs.
+    all.push(":/usr/share/java/netty-codec.jar");
     args.extend([all, "org.apache.zookeeper.server.quorum.QuorumPeerMain".into()]);
     args.push(directory.join("zoo.cfg").into());
     let log_file =
         fs::File::options().create(true).append(true).open(directory.join("server.log")).expect("room");
-    let mut process = ChildProcess::start("java".as_ref(), args, |command| {
+    ChildProcess::start("java".as_ref(), args, |command| {
         let errors = log_file.try_clone().expect("a file can be shared");
         command.env(CHILD_DIR, directory).current_dir(directory).stdout(log_file).stderr(errors);
         command.envs(setup.clock.iter().flat_map(|clock| clock.environment()));
-    });
+    })
+}
+
+/// Waits until a server answers; `false` if it ends instead.
+fn until_ready(process: &mut ChildProcess, directory: &Path, port: u16) -> bool {
     let end = Instant::now() + START;
     while process.is_alive() {
         if Wire::is_ready(port) {
-            return Some(process);
+            return true;
         }
         assert!(Instant::now() < end, "no answer within {START:?}; the log:\n{}", log(directory));
         sleep(Duration::from_millis(10));
     }
-    None
+    false
+}
+
+/// Three servers of which one leads.
+#[derive(Debug)]
+pub(crate) struct ZookeeperEnsemble {
+    class_path: PathBuf,
+    members: Vec<Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    directory: TempDir,
+    port: u16,
+    /// `None` if it was killed.
+    process: Option<ChildProcess>,
+}
+
+impl ZookeeperEnsemble {
+    #[track_caller]
+    pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+        let class_path = class_path_or_skip(left_out)?;
+        for _ in 0..PORTS {
+            let mut ensemble = Self { class_path: class_path.clone(), members: members() };
+            for n in 0..ensemble.members.len() {
+                ensemble.spawn(n);
+            }
+            if ensemble.until_ready() {
+                return Some(ensemble);
+            }
+        }
+        panic!("the ensemble does not start");
+    }
+
+    /// Of all servers, beginning with one of them.
+    pub(crate) fn url(&self) -> String {
+        let servers: Vec<_> =
+            self.members.iter().map(|member| format!("127.0.0.1:{}", member.port)).collect();
+        format!("zookeeper://{}", servers.join(","))
+    }
+
+    /// Of the member that leads, or the first of those that follow.
+    pub(crate) fn find(&self, leads: bool) -> usize {
+        let end = Instant::now() + START;
+        loop {
+            let found = self.members.iter().position(|member| {
+                let mode = member.process.as_ref().and_then(|_| Wire::mode(member.port));
+                mode.is_some_and(|mode| (mode == "leader") == leads)
+            });
+            if let Some(n) = found {
+                return n;
+            }
+            assert!(Instant::now() < end, "nobody leads");
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// SIGKILL to a member.
+    pub(crate) fn kill(&mut self, n: usize) {
+        if let Some(mut process) = self.members[n].process.take() {
+            process.kill();
+        }
+    }
+
+    /// Starts a member that was killed, and waits until all that run answer.
+    pub(crate) fn restart(&mut self, n: usize) {
+        self.spawn(n);
+        assert!(self.until_ready(), "a member has ended");
+    }
+
+    fn spawn(&mut self, n: usize) {
+        let member = &mut self.members[n];
+        member.process = Some(spawn(&self.class_path, member.directory.path(), &Setup::default()));
+    }
+
+    fn until_ready(&mut self) -> bool {
+        let mut running = self.members.iter_mut().filter_map(|Member { directory, port, process }| {
+            Some((process.as_mut()?, directory.path(), *port))
+        });
+        running.all(|(process, directory, port)| until_ready(process, directory, port))
+    }
+}
+
+impl Drop for ZookeeperEnsemble {
+    fn drop(&mut self) {
+        (0..self.members.len()).for_each(|n| self.kill(n));
+    }
+}
+
+/// Three directories, with what servers need to know of each other.
+fn members() -> Vec<Member> {
+    let members: Vec<_> =
+        (0..3).map(|_| Member { directory: new_directory(), port: free_port(), process: None }).collect();
+    let list: String =
+        (1..=3).map(|n| format!("server.{n}=127.0.0.1:{}:{}\n", free_port(), free_port())).collect();
+    for (n, member) in (1..).zip(&members) {
+        let path = member.directory.path();
+        let text = format!(
+            "tickTime={}\ninitLimit=25\nsyncLimit=5\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\n\
+             maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr\n{list}",
+            TICK.as_millis(),
+            path.join("data").display(),
+            member.port,
+        );
+        fs::create_dir(path.join("data")).expect("room");
+        fs::write(path.join("data/myid"), n.to_string()).expect("room");
+        fs::write(path.join("zoo.cfg"), text).expect("room");
+        fs::write(path.join("logback.xml"), LOGGING).expect("room");
+    }
+    members
 }
 
 fn new_directory() -> TempDir {

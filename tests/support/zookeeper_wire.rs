@@ -38,6 +38,16 @@ impl Wire {
         Self::resume(port, 0, [0; 16], SOON).flatten().is_some()
     }
 
+    /// Whether a server leads or follows, in its words; `None` if it serves nobody now.
+    pub(crate) fn mode(port: u16) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a setting");
+        stream.write_all(b"srvr").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Mode: ").map(str::to_owned))
+    }
+
     /// Ends the session of somebody else. Its password follows from its number.
     pub(crate) fn end_session(port: u16, session: i64) {
         let resume = || Self::resume(port, session, password(session), TIMEOUT);

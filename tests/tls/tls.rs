@@ -22,9 +22,16 @@ mod postgres;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;
-
 #[cfg(any(feature = "rustls", feature = "native-tls"))]
 mod with_tls;
+#[cfg(all(feature = "zookeeper", any(feature = "rustls", feature = "native-tls")))]
+mod zookeeper;
+#[cfg(all(feature = "zookeeper", any(feature = "rustls", feature = "native-tls")))]
+#[path = "../support/zookeeper.rs"]
+mod zookeeper_server;
+#[cfg(all(feature = "zookeeper", any(feature = "rustls", feature = "native-tls")))]
+#[path = "../support/zookeeper_wire.rs"]
+mod zookeeper_wire;
 
 #[cfg(not(any(feature = "rustls", feature = "native-tls")))]
 #[tokio::test]

@@ -136,9 +136,8 @@ const NOT_YET_VALID: &str = "the server's certificate is not valid yet";
 const CLIENT_CERTIFICATE: &str = "the server requires a client certificate";
 const CLIENT_REJECTED: &str =
     "the server ended the handshake; perhaps it requires another client certificate";
-/// The connection may be reset before the alert has been read.
-const CONNECTION_ENDED: &str =
-    "the server ended the connection; perhaps it requires a client certificate, or another one";
+/// The connection may be reset before the alert, or what is no TLS, has been read.
+const CONNECTION_ENDED: &str = "the server ended the connection; perhaps it does not speak TLS, or requires a client certificate or another one";
 const HANDSHAKE_ENDED: &str =
     "the server ended the connection during the handshake; perhaps it does not speak TLS";
 pub(super) const NO_TLS: &str =

@@ -396,15 +396,21 @@ impl<'a> Attempt<'a> {
         let leaving = writing.deleted.iter().map(|n| self.view.children[*n].name.lease());
         self.shared.places.leave(&self.work.key, leaving);
         let mut ops = vec![Op::Multi(writing.ops.clone())];
-        if writing.leaves_room || self.view.record.is_none() {
-            ops.push(Op::Children { path: self.path.clone() });
+        // Usually the reply tells that there are no other children than those that are known.
+        if self.view.record.is_none() || (writing.leaves_room && self.view.child_version.is_none()) {
+            ops.push(self.listing());
         }
         let landed = self.shared.fly(ops).await?;
         let mut replies = landed.replies.into_iter();
         match replies.next() {
             Some(Ok(Reply::All(stored))) => {
-                let children = replies.next().and_then(Result::ok);
-                self.written(changed, writing, stored, children);
+                let listed = replies.next();
+                let is_listed = listed.is_some();
+                self.written(changed, writing, stored, listed);
+                if writing.leaves_room && !is_listed && self.view.child_version.is_none() {
+                    let listed = self.shared.fly(vec![self.listing()]).await?.replies.pop();
+                    self.listed(listed);
+                }
                 Ok(true)
             }
             Some(Err(code)) if code.is_conflict() => {
@@ -420,13 +426,29 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// What was asked for has been stored.
-    fn written(&mut self, changed: &Changed, writing: &Writing, stored: Vec<Reply>, children: Option<Reply>) {
+    fn listing(&self) -> Op {
+        Op::Children { path: self.path.clone() }
+    }
+
+    fn listed(&mut self, reply: Option<Result<Reply, Code>>) {
+        if let Some(Ok(Reply::Children(names, stat))) = reply {
+            self.view.list(&self.work.key, names, stat);
+        }
+    }
+
+    /// What was asked for has been stored, and its children may have been listed after that.
+    fn written(
+        &mut self,
+        changed: &Changed,
+        writing: &Writing,
+        stored: Vec<Reply>,
+        listed: Option<Result<Reply, Code>>,
+    ) {
         let is_served =
             |child: &&Child| !self.view.holds(child) && changed.ledger.hold_of(child.name.lease()).is_some();
         let served: Vec<_> =
             self.view.children.iter().filter(is_served).map(|child| child.name.lease()).collect();
-        let (mut created, mut record) = (Vec::new(), None);
+        let (mut created, mut record, mut children) = (Vec::new(), None, None);
         for (op, reply) in writing.ops.iter().zip(stored) {
             match (op, reply) {
                 // When it was created is told with its children.
@@ -435,6 +457,8 @@ impl<'a> Attempt<'a> {
                 (Op::Create { .. }, Reply::Created(path, _)) => created.push(path),
                 (Op::Set { path, .. }, Reply::Set(stat)) if *path == self.path => {
                     record = Some((stat.version, stat.ctime));
+                    // It comes first, before children are created or deleted.
+                    children = Some(stat.child_version);
                 }
                 _ => {}
             }
@@ -443,6 +467,9 @@ impl<'a> Attempt<'a> {
             let ledger = changed.ledger.without_queue();
             self.view.record = Some(Record { generation, version, created, ledger });
         }
+        let changes = writing.ops.iter().filter(|op| op.changes_children_of(&self.path)).count();
+        let met = children.filter(|met| self.view.child_version == Some(*met));
+        self.view.child_version = met.map(|met| met.wrapping_add(i32::try_from(changes).unwrap_or(i32::MAX)));
         self.view.remove(&writing.deleted);
         for path in created {
             let node = path.rsplit('/').next().unwrap_or_default().to_owned();
@@ -451,10 +478,7 @@ impl<'a> Attempt<'a> {
             }
         }
         self.view.is_current = true;
-        if let Some(Reply::Children(names, stat)) = children {
-            self.view.is_current = self.view.meets(stat);
-            self.view.set_children(&self.work.key, names);
-        }
+        self.listed(listed);
         self.note(changed, &served);
         self.shared.tell(changed.own.iter().cloned());
         self.is_stored = self.finish();

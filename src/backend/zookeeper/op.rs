@@ -99,6 +99,8 @@ pub(super) struct Stat {
     pub(super) mtime: i64,
     /// How often it was written.
     pub(super) version: i32,
+    /// How often a child was created or deleted.
+    pub(super) child_version: i32,
 }
 
 const CREATE: i32 = 15;
@@ -143,6 +145,12 @@ impl Op {
             Self::Create { .. } | Self::Delete { .. } | Self::Set { .. } | Self::Multi(_) => true,
             Self::Check { .. } | Self::Get { .. } | Self::Children { .. } | Self::Sync { .. } => false,
         }
+    }
+
+    /// Whether it creates or deletes a child of the node at this path.
+    pub(super) fn changes_children_of(&self, parent: &str) -> bool {
+        let (Self::Create { path, .. } | Self::Delete { path, .. }) = self else { return false };
+        path.rsplit_once('/').is_some_and(|(of, _)| of == parent)
     }
 
     const fn code(&self) -> i32 {
@@ -253,9 +261,9 @@ impl Stat {
     fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (_czxid, _mzxid) = (reader.long()?, reader.long()?);
         let (ctime, mtime) = (reader.long()?, reader.long()?);
-        let (version, _cversion, _aversion) = (reader.int()?, reader.int()?, reader.int()?);
+        let (version, child_version, _aversion) = (reader.int()?, reader.int()?, reader.int()?);
         let (_owner, _length, _children, _pzxid) =
             (reader.long()?, reader.int()?, reader.int()?, reader.long()?);
-        Ok(Self { ctime, mtime, version })
+        Ok(Self { ctime, mtime, version, child_version })
     }
 }

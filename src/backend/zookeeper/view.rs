@@ -22,6 +22,8 @@ pub(super) struct View {
     pub(super) record: Option<Record>,
     /// In the order in which they were created.
     pub(super) children: Vec<Child>,
+    /// How often children have been created or deleted; `None` if there may be others than these.
+    pub(super) child_version: Option<i32>,
     /// Whether the node exists that proves which generation the record is of.
     pub(super) has_generation: bool,
     /// Whether it was read, and not remembered, and the record did not change meanwhile.
@@ -95,7 +97,8 @@ impl View {
         };
         let record = Record::read(&data, stat).ok_or(Unreadable::Foreign)?;
         let is_current = (stat.version, stat.ctime) == (later.version, later.ctime);
-        let mut view = Self { record: Some(record), is_current, ..Self::default() };
+        let child_version = is_current.then_some(later.child_version);
+        let mut view = Self { record: Some(record), is_current, child_version, ..Self::default() };
         view.set_children(key, names);
         Ok(view)
     }
@@ -176,8 +179,15 @@ impl View {
         }
     }
 
+    /// These children were found after a change.
+    pub(super) fn list(&mut self, key: &Arc<str>, names: Vec<String>, stat: Stat) {
+        self.is_current = self.meets(stat);
+        self.child_version = self.is_current.then_some(stat.child_version);
+        self.set_children(key, names);
+    }
+
     /// The record's node was found like this afterwards. `false` if somebody else has written it.
-    pub(super) fn meets(&mut self, stat: Stat) -> bool {
+    fn meets(&mut self, stat: Stat) -> bool {
         let Some(record) = &mut self.record else { return false };
         if record.created == 0 {
             record.created = stat.ctime;

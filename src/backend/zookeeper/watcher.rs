@@ -92,6 +92,8 @@ impl Shared {
         if let Ok(view) = view
             && view.is_current
         {
+            // Whoever has just handed over will soon wait again.
+            let view = View { child_version: None, ..view };
             self.schedule.learn(key, Known::new(view));
         }
         self.found(&path, reply);

@@ -1,0 +1,57 @@
+//! ZooKeeper over TLS.
+
+use std::sync::Arc;
+
+use leasehold::{Client, Error, TlsOptions, ZookeeperBackend};
+
+use crate::certificates::{Authority, Signed};
+use crate::zookeeper_server::ZookeeperServer;
+
+fn start(left_out: &str, Signed { certificate, key }: &Signed) -> Option<ZookeeperServer> {
+    ZookeeperServer::start_with_tls_or_skip(left_out, certificate, key)
+}
+
+fn url(port: u16) -> String {
+    format!("zookeeper://localhost:{port}/tls?tls=true")
+}
+
+async fn connect(url: &str, authority: &Authority) -> Result<ZookeeperBackend, Error> {
+    let tls = TlsOptions::new().ca_certificate_pem(authority.pem());
+    ZookeeperBackend::builder_from_url(url)?.tls(tls).connect().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_taken_over_tls_and_never_without_if_it_is_required() {
+    let authority = Authority::new("ours");
+    let Some(server) = start("ZooKeeper over TLS", &authority.sign(&["localhost"])) else { return };
+    // Whoever passes certificates wants TLS.
+    let url = url(server.secure_port());
+    for url in [url.clone(), url.replace("?tls=true", "")] {
+        let backend = connect(&url, &authority).await.expect("encrypted");
+        let client = Client::with_backend(Arc::new(backend));
+        client.mutex("x").expect("valid").lock().await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("released");
+    }
+    // The server wants it.
+    let error = Client::connect(&url.replace("?tls=true", "")).await.expect_err("not encrypted");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    // The client wants it.
+    let plain = url.replace(&server.secure_port().to_string(), &server.port().to_string());
+    let error = connect(&plain, &authority).await.expect_err("no TLS");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_that_are_not_to_be_trusted_are_told_apart() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    for (certificate, why) in [
+        (other.sign(&["localhost"]), "TLS: the server's certificate is not signed by a known authority"),
+        (authority.sign(&["elsewhere"]), "TLS: the server's certificate is for another host name"),
+        (authority.sign_expired(&["localhost"]), "TLS: the server's certificate has expired"),
+    ] {
+        let Some(server) = start("certificates of ZooKeeper", &certificate) else { return };
+        let error = connect(&url(server.secure_port()), &authority).await.expect_err(why);
+        assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
