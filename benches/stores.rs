@@ -8,7 +8,7 @@
 //!   one row, or `setData`. All other figures are also given in commits (x), because the machine's disk decides how long a commit
 //!   takes;
 //! * lock + release: of a free lock, by one task, in small blocks interleaved with commits, because a shared machine
-//!   drifts. Two commits are the minimum;
+//!   drifts, after as many that warm up. Two commits are the minimum;
 //! * hand-over: from the call of a release to the next grant, with 2, 16 and 100 clients, each with its own connections
 //!   and one waiter, that release and request again at once; and the number of hand-overs per second. If two holds
 //!   overlap, the run fails;
@@ -63,6 +63,8 @@ use site::{Site, Store};
 
 /// Pairs measured before the same number of commits.
 const BLOCK: usize = 20;
+/// Pairs before that: ZooKeeper's virtual machine compiles what it has run a few thousand times, so the first pairs take twice as long.
+const WARM_UP: usize = 2000;
 /// Tasks of one client.
 const TASKS: usize = 100;
 const PERMITS: u32 = 10;
@@ -208,17 +210,17 @@ impl<'a> Bench<'a> {
         let lock = R::connect(self.site, &format!("bench:{}", Uuid::new_v4())).await?;
         let mut commits = self.site.commits().await?;
         let (mut committed, mut paired) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
-        // The first block warms up.
-        for block in 0..=self.options.place.choose(self.options.pairs, BLOCK).div_ceil(BLOCK) {
+        let warm_up = self.options.place.choose(WARM_UP, BLOCK) / BLOCK;
+        for block in 0..warm_up + self.options.place.choose(self.options.pairs, BLOCK).div_ceil(BLOCK) {
             for _ in 0..BLOCK {
                 let took = timed(commits.one()).await?;
-                if block > 0 {
+                if block >= warm_up {
                     committed.record(took)?;
                 }
             }
             for _ in 0..BLOCK {
                 let took = timed(pair(&lock)).await?;
-                if block > 0 {
+                if block >= warm_up {
                     paired.record(took)?;
                 }
             }
