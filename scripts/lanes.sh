@@ -6,10 +6,10 @@
 #   documentation                                                           # runs its documentation tests
 #   run_everything                                                          # prints a line for each; fails if one of them does
 #
-#
 #   open_lanes                                                              # the same for any commands
 #   in_lane log-name title command ...                                      # runs it as soon as a lane is free
 #   close_lanes                                                             # waits for all; fails if one of them has failed
+#   add_lane                                                                # in another process: from now on, one more at a time
 #
 # A program's output goes to a file in target/test-logs, and also to the screen if it fails.
 #
@@ -130,6 +130,9 @@ open_lanes() {
     exec 9<>"$logs/lanes"
     for ((lane = 0; lane < lanes; lane++)); do printf . >&9; done
 }
+
+# Nothing, if nobody has opened lanes. (A pipe that is opened like this waits for no reader.)
+add_lane() { [[ ! -p $logs/lanes ]] || printf . 1<>"$logs/lanes"; }
 
 in_lane() { # name of the log, title, command ...
     local log=$logs/$1.log title=$2 started

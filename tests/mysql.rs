@@ -928,12 +928,12 @@ async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
     eventually(SOON, || async { server.number("SELECT COUNT(*) FROM leasehold").await == 2 }).await;
     let free = client.mutex(NAME).expect("valid");
     eventually(SOON, || async { free.inspect().await.is_ok_and(|seen| seen.holders.is_empty()) }).await;
-    // As if nobody had used them for more than a day, and of a clock that was ahead by a year.
+    // Of a clock that was ahead by a year, and as if nobody had used them for more than a day.
     let year = 365 * 24 * 60 * 60 * 1_000_000_u64;
     let (last, ahead) = (token.get(), token.get() + year);
     server
         .execute(&format!(
-            "UPDATE leasehold SET version = 1; UPDATE leasehold SET doc = replace(doc, '{}', '{}') WHERE k = 'lock:{NAME}'; \
+            "UPDATE leasehold SET doc = replace(doc, '{}', '{}') WHERE k = 'lock:{NAME}'; UPDATE leasehold SET version = 1; \
              UPDATE leasehold_meta SET value = 0 WHERE name = 'swept'",
             last / 1_000_000,
             ahead / 1_000_000
