@@ -382,6 +382,7 @@ impl Ledger {
 
     /// Removes what has ended, and grants what is free to the next places in the queue.
     fn serve_all(&mut self, resource: &Resource, stamp: Stamp, told: &mut Vec<Event>) {
+        self.noted.serving();
         self.prune(stamp);
         while let Some(ticket) = self.next_served() {
             let Some(place) = self.take(ticket) else { return };

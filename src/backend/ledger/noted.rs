@@ -19,6 +19,7 @@ mod noting {
         requests: Vec<Request>,
         ends_of_holds: AtomicBool,
         ends_of_all: AtomicBool,
+        is_served: bool,
     }
 
     impl Noted {
@@ -26,6 +27,11 @@ mod noting {
             if self.is_noting {
                 self.requests.push(request.clone());
             }
+        }
+
+        /// Whoever waits is served.
+        pub(in crate::backend::ledger) const fn serving(&mut self) {
+            self.is_served = true;
         }
 
         /// The answer depends on when holds end.
@@ -59,6 +65,11 @@ mod noting {
             &self.noted.requests
         }
 
+        /// Whether an operation served the queue, even if nobody could be served.
+        pub(in crate::backend) const fn is_queue_served(&self) -> bool {
+            self.noted.is_served
+        }
+
         /// Whether an answer depended on when holds end.
         pub(in crate::backend) fn do_ends_of_holds_matter(&self) -> bool {
             self.noted.ends_of_holds.load(Ordering::Relaxed)
@@ -80,6 +91,8 @@ mod nothing {
 
     impl Noted {
         pub(in crate::backend::ledger) const fn request(&mut self, _: &Request) {}
+
+        pub(in crate::backend::ledger) const fn serving(&mut self) {}
 
         pub(in crate::backend::ledger) const fn ends_of_holds(&self) {}
 

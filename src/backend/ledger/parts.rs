@@ -120,6 +120,27 @@ impl Ledger {
         self.places.get(&lease).and_then(|ticket| self.queue.get(ticket)).map(|place| place.ends)
     }
 
+    /// The owner who holds a reentrant lock.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::backend) fn owner(&self) -> Option<&Arc<str>> {
+        self.holds.values().find_map(|hold| hold.owner.as_ref())
+    }
+
+    /// The first waiter, if something is free and nobody is served as long as it waits: it needs more.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::backend) fn first_that_does_not_fit(&self) -> Option<LeaseId> {
+        let first = self.queue.values().next().filter(|_| self.free() > 0 && self.next_served().is_none())?;
+        Some(first.lease)
+    }
+
+    /// Waiters whose owner holds: they are admitted when they ask again.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::backend) fn admissible(&self) -> impl Iterator<Item = LeaseId> {
+        let owner = self.owner();
+        let is_of_owner = move |place: &&Place| owner.is_some() && place.owner.as_ref() == owner;
+        self.queue.values().filter(is_of_owner).map(|place| place.lease)
+    }
+
     /// Whether somebody holds permits of a semaphore.
     pub(in crate::backend) fn is_shared(&self) -> bool {
         self.kind.is_semaphore() && !self.holds.is_empty()

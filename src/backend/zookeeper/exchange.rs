@@ -199,7 +199,8 @@ impl<'a> Attempt<'a> {
                 Step::Join(requests, prolonged) => self.join(&requests, &prolonged).await?,
                 Step::Write(writing) if !self.may_write(&writing) => self.look().await?,
                 Step::Write(writing) => {
-                    if self.write(&changed, &writing).await? && self.is_stored && !writing.leaves_room {
+                    if self.write(&changed, &writing).await? && self.is_stored && !writing.concerns_newcomers
+                    {
                         return Ok(());
                     }
                 }
@@ -374,11 +375,7 @@ impl<'a> Attempt<'a> {
     /// The children at these paths were written by this client.
     fn note_seen(&mut self, seen: &[(String, Stat)]) {
         for (path, stat) in seen {
-            let node = path.rsplit('/').next().unwrap_or_default();
-            if let Some(child) = self.view.children.iter_mut().find(|child| child.node == node) {
-                child.seen = Some(Seen::of(b"", *stat));
-                self.fresh.push(child.name.lease());
-            }
+            self.fresh.extend(self.view.see(path, Seen::of(b"", *stat)));
         }
         self.shared.note(&self.work.key, &self.path, &self.view, |_| false);
     }
@@ -397,7 +394,7 @@ impl<'a> Attempt<'a> {
         self.shared.places.leave(&self.work.key, leaving);
         let mut ops = vec![Op::Multi(writing.ops.clone())];
         // Usually the reply tells that there are no other children than those that are known.
-        if self.view.record.is_none() || (writing.leaves_room && self.view.child_version.is_none()) {
+        if self.view.record.is_none() || (writing.concerns_newcomers && self.view.child_version.is_none()) {
             ops.push(self.listing());
         }
         let landed = self.shared.fly(ops).await?;
@@ -407,7 +404,7 @@ impl<'a> Attempt<'a> {
                 let listed = replies.next();
                 let is_listed = listed.is_some();
                 self.written(changed, writing, stored, listed);
-                if writing.leaves_room && !is_listed && self.view.child_version.is_none() {
+                if writing.concerns_newcomers && !is_listed && self.view.child_version.is_none() {
                     let listed = self.shared.fly(vec![self.listing()]).await?.replies.pop();
                     self.listed(listed);
                 }
@@ -459,6 +456,9 @@ impl<'a> Attempt<'a> {
                     record = Some((stat.version, stat.ctime));
                     // It comes first, before children are created or deleted.
                     children = Some(stat.child_version);
+                }
+                (Op::Set { path, data, .. }, Reply::Set(stat)) => {
+                    self.view.see(path, Seen::of(data, stat));
                 }
                 _ => {}
             }

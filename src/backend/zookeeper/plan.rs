@@ -47,8 +47,8 @@ pub(super) struct Writing {
     pub(super) created: Vec<Request>,
     /// Whether it would be another one if somebody waited who is not known of.
     pub(super) concerns_waiters: bool,
-    /// Whether somebody who joins meanwhile could be served.
-    pub(super) leaves_room: bool,
+    /// Whether somebody who has joined meanwhile could be served, or admitted with an owner who is.
+    pub(super) concerns_newcomers: bool,
 }
 
 /// What is known of the key besides what was read.
@@ -86,10 +86,13 @@ impl Changed {
         Self::told(ledger, told)
     }
 
-    /// Serves the queue.
+    /// Serves the queue, and sees to it that those ask again who are admitted then.
     pub(super) fn by_serving(key: &Arc<str>, view: &View, stamp: Stamp, client: Option<Uuid>) -> Self {
         let mut ledger = view.ledger(stamp.now);
-        let told = ledger.serve_queue(key, stamp);
+        let mut told = ledger.serve_queue(key, stamp);
+        // This client's own were known before.
+        let is_told = |lease: LeaseId| Some(lease.client()) == client || view.is_prompted(lease);
+        told.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
         let is_own = |event: &Event| match event {
             Event::Granted { lease, .. } => Some(lease.id.client()) == client,
             Event::AskAgain(lease) => Some(lease.client()) == client,
@@ -131,9 +134,10 @@ impl Changed {
         self.write(view, context, held)
     }
 
-    /// Children of which it has to be known when they were last asked for: those that are served or told something, and those that
-    /// their owner prolongs or withdraws, which may have been granted meanwhile.
+    /// Children of which it has to be known when they were last asked for: those that are served or told something, those that
+    /// their owner prolongs or withdraws, which may have been granted meanwhile, and the one that keeps others from being served.
     fn unknown(&self, view: &View) -> Vec<usize> {
+        let blocking = self.ledger.first_that_does_not_fit();
         let matters = |child: &Child| {
             if child.seen.is_some() || view.holds(child) {
                 return false;
@@ -141,7 +145,10 @@ impl Changed {
             let lease = child.name.lease();
             match self.ledger.place_of(lease) {
                 Some(ends) => {
-                    ends != UNKNOWN || self.ledger.do_all_ends_matter() || self.ask_again.contains(&lease)
+                    ends != UNKNOWN
+                        || self.ledger.do_all_ends_matter()
+                        || self.ask_again.contains(&lease)
+                        || blocking == Some(lease)
                 }
                 // Served or withdrawn.
                 None => true,
@@ -212,8 +219,17 @@ impl Changed {
         let is_resized =
             view.record.as_ref().is_some_and(|record| record.ledger.limit() != self.ledger.limit());
         let concerns_waiters = is_resized || !held.is_empty();
-        let leaves_room = self.ledger.has_room();
-        Step::Write(Writing { ops: all, generation, deleted, created: held, concerns_waiters, leaves_room })
+        let owner_before = view.record.as_ref().and_then(|record| record.ledger.owner());
+        let admits_owner = self.ledger.owner().is_some() && self.ledger.owner() != owner_before;
+        let concerns_newcomers = admits_owner || (self.ledger.is_queue_served() && self.ledger.has_room());
+        Step::Write(Writing {
+            ops: all,
+            generation,
+            deleted,
+            created: held,
+            concerns_waiters,
+            concerns_newcomers,
+        })
     }
 
     /// What is to be told to the owner of a child.

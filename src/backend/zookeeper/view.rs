@@ -9,7 +9,7 @@ use super::names::{self, ChildName};
 use super::op::{Op, Reply, Stat};
 use crate::backend::ledger::UNKNOWN;
 use crate::backend::records::Failure;
-use crate::backend::{BackendError, Grant, Ledger, Limit, Ticket};
+use crate::backend::{BackendError, Grant, LeaseId, Ledger, Limit, Ticket};
 use crate::fence::FencingToken;
 
 /// The form of what a record's node contains, of which the generation is the rest of the first line, and the ledger what follows.
@@ -55,6 +55,8 @@ pub(super) struct Seen {
     pub(super) version: i32,
     /// When the lease was last asked for, in milliseconds.
     pub(super) asked: i64,
+    /// Whether its owner was told to ask again, and has not done so yet.
+    pub(super) is_prompted: bool,
 }
 
 /// What the node of a lease says to its owner.
@@ -160,6 +162,20 @@ impl View {
         self.record.as_ref().is_some_and(|record| record.ledger.is_shared())
     }
 
+    /// The child at this path was found, or written, like this. Returns its lease.
+    pub(super) fn see(&mut self, path: &str, seen: Seen) -> Option<LeaseId> {
+        let node = path.rsplit('/').next().unwrap_or_default();
+        let child = self.children.iter_mut().find(|child| child.node == node)?;
+        child.seen = Some(seen);
+        Some(child.name.lease())
+    }
+
+    /// Whether the owner of a lease was told to ask again, and has not done so yet.
+    pub(super) fn is_prompted(&self, lease: LeaseId) -> bool {
+        let child = self.children.iter().find(|child| child.name.lease() == lease);
+        child.and_then(|child| child.seen).is_some_and(|seen| seen.is_prompted)
+    }
+
     /// Children that do not exist any more, by index.
     pub(super) fn remove(&mut self, gone: &[usize]) {
         let mut n = 0;
@@ -255,11 +271,12 @@ impl Child {
 
 impl Seen {
     pub(super) fn of(data: &[u8], stat: Stat) -> Self {
-        let asked = match Mark::read(data) {
-            Some(Mark::AskAgain(asked)) => asked,
-            _ => stat.mtime,
+        let prompted = match Mark::read(data) {
+            Some(Mark::AskAgain(asked)) => Some(asked),
+            _ => None,
         };
-        Self { version: stat.version, asked }
+        let asked = prompted.unwrap_or(stat.mtime);
+        Self { version: stat.version, asked, is_prompted: prompted.is_some() }
     }
 }
 
