@@ -240,6 +240,10 @@ impl<S: Store> Side<S> {
             return Ok(None);
         };
         if let Event::Granted { ticket, grant, .. } = event {
+            if lease.place.is_none() && lease.token == Some(grant.token.get()) {
+                // Events may be repeated: this one by a connection that looked at what another one had just written.
+                return Ok(None);
+            }
             if lease.place.take() != Some(*ticket) {
                 return Err(format!("{event:?} for lease {label} names another place"));
             }
