@@ -458,6 +458,8 @@ async fn waiters_that_could_not_be_told_for_a_while_are_served_in_the_order_of_t
     let Some(fixture) = Fixture::set_up("order after an outage").await else { return };
     let guard = fixture.near(LONG).lock().await.expect("free");
     let waiters = queue_up(&fixture, 8).await;
+    // Their client knows it, too: a request whose answer is lost would be repeated before the others.
+    fixture.far(LONG).inspect().await.expect("the wire is whole");
     fixture.proxy.refuse(true);
     fixture.proxy.cut();
     let mut raw = fixture.server.raw();

@@ -57,17 +57,13 @@ async fn sessions(server: &MysqlServer) -> i64 {
 
 /// Ends all of them, or only what they are executing. Those that have ended by themselves meanwhile need not be ended.
 async fn kill(server: &MysqlServer, what: &str) {
-    let mut stranger = server.session("root", "").await;
-    let ids: Vec<u64> = stranger
-        .query("SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'")
-        .await
-        .expect("it may look");
-    for id in ids {
-        if let Err(error) = stranger.query_drop(format!("KILL {what} {id}")).await {
+    let list = "SELECT GROUP_CONCAT(ID) FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'";
+    let ids = server.execute(list).await.unwrap_or_default();
+    for id in ids.split_terminator(',') {
+        if let Err(error) = server.try_to_execute(&format!("KILL {what} {id}")).await {
             assert!(error.to_string().contains("Unknown thread"), "{error}");
         }
     }
-    stranger.disconnect().await.expect("it says farewell");
 }
 
 // Connecting

@@ -136,18 +136,26 @@ impl MysqlServer {
 
     /// Has the superuser execute statements in the database of the tests, and returns the first value of the last row.
     pub(crate) async fn execute(&self, statements: &str) -> Option<String> {
-        loop {
-            match self.try_to_execute(statements).await {
-                Ok(value) => return value,
-                // The session has the thread of one that a test has killed, and goes with it.
-                Err(mysql_async::Error::Io(_)) => {}
-                Err(error) => panic!("{statements}: {error}"),
-            }
-        }
+        self.try_to_execute(statements).await.unwrap_or_else(|error| panic!("{statements}: {error}"))
     }
 
-    async fn try_to_execute(&self, statements: &str) -> Result<Option<String>, mysql_async::Error> {
-        let mut session = self.session("root", "").await;
+    /// The same, and what the server says if it does not execute them.
+    pub(crate) async fn try_to_execute(
+        &self,
+        statements: &str,
+    ) -> Result<Option<String>, mysql_async::Error> {
+        for _ in 0..10 {
+            match self.execute_in_one_session(statements).await {
+                // The session has the thread of one that a test has killed, and goes with it.
+                Err(mysql_async::Error::Io(_)) => {}
+                executed => return executed,
+            }
+        }
+        self.execute_in_one_session(statements).await
+    }
+
+    async fn execute_in_one_session(&self, statements: &str) -> Result<Option<String>, mysql_async::Error> {
+        let mut session = self.try_session("root", "").await?;
         let mut result = session.query_iter(statements).await?;
         let mut last: Option<Row> = None;
         loop {
@@ -175,6 +183,10 @@ impl MysqlServer {
 
     /// A connection of another program.
     pub(crate) async fn session(&self, user: &str, password: &str) -> Conn {
+        self.try_session(user, password).await.expect("it accepts connections")
+    }
+
+    async fn try_session(&self, user: &str, password: &str) -> Result<Conn, mysql_async::Error> {
         let opts = OptsBuilder::default()
             .ip_or_hostname("127.0.0.1")
             .tcp_port(self.port)
@@ -182,7 +194,7 @@ impl MysqlServer {
             .pass(Some(password))
             .db_name(Some(USER))
             .prefer_socket(false);
-        Conn::new(opts).await.expect("it accepts connections")
+        Conn::new(opts).await
     }
 
     /// SIGSTOP: connections stay open, nothing is answered.
