@@ -18,6 +18,8 @@ const TOGETHER: usize = 128;
 const REMEMBERED: usize = 256;
 /// How many records are remembered that this client has written.
 const WRITTEN: usize = 4096;
+/// How often those are removed that are not recent, if there are so many.
+const PURGE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A record as this client has written it last. As long as nobody else changes it, it need not be read again.
 pub(in crate::backend) trait Remembered: Send + 'static {
@@ -85,6 +87,8 @@ struct State<R> {
     is_turn_of_crowded: bool,
     crowded_until: HashMap<Arc<str>, Instant>,
     written: HashMap<Arc<str>, R>,
+    /// When those of them were removed that are not recent.
+    purged: Option<Instant>,
     is_closed: bool,
 }
 
@@ -112,6 +116,7 @@ impl<R> Default for State<R> {
             is_turn_of_crowded: false,
             crowded_until: HashMap::new(),
             written: HashMap::new(),
+            purged: None,
             is_closed: false,
         }
     }
@@ -301,8 +306,10 @@ impl<R: Remembered> State<R> {
     }
 
     fn remember(&mut self, key: &Arc<str>, written: R) {
-        if self.written.len() >= WRITTEN {
+        // With thousands of guards all of it is recent, and to look through it for each of them would cost more than their renewals.
+        if self.written.len() >= WRITTEN && self.purged.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
             self.written.retain(|_, written| written.is_recent());
+            self.purged = Some(Instant::now());
         }
         if self.written.len() < WRITTEN {
             self.written.insert(Arc::clone(key), written);
