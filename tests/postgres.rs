@@ -159,6 +159,21 @@ async fn the_schema_is_checked_and_can_be_created_by_hand() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_connects_while_somebody_else_creates_the_tables_waits_for_that() {
+    let Some(server) = PostgresServer::start_or_skip("tables that are being created") else { return };
+    let other = server.session("postgres").await;
+    other.batch_execute("SELECT pg_advisory_lock(6841273905571203)").await.expect("nobody has it");
+    let builder = PostgresBackend::builder_from_url(&server.url()).expect("valid");
+    let connecting = tokio::spawn(builder.connect_timeout(SECOND * 20).reply_timeout(SECOND * 20).connect());
+    // For longer than a client waits for a row.
+    let waiting = "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND now() - query_start > '1500 ms'";
+    eventually(SECOND * 10, || async { server.number(waiting).await > 0 }).await;
+    drop(other);
+    let backend = within(SOON, connecting).await.expect("no panic").expect("the tables are created now");
+    backend.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_that_are_taken_away_and_given_back_are_told_and_used() {
     let Some(server) = PostgresServer::start_or_skip("rights that change") else { return };
     let client = server.client().await;

@@ -62,7 +62,10 @@ pub(super) async fn prepare(client: &Client, exist: bool, create: bool) -> Resul
 }
 
 async fn create_tables(client: &Client) -> Result<(), Failure> {
-    let created = client.batch_execute(&format!("BEGIN; {LOCK}; {SCHEMA} COMMIT")).await;
+    // Whoever creates them takes as long as the disk does, and the others wait for that: only the limits for a statement, and for
+    // connecting, apply.
+    let wait = "SET LOCAL lock_timeout = 0";
+    let created = client.batch_execute(&format!("BEGIN; {wait}; {LOCK}; {SCHEMA} COMMIT")).await;
     let Err(error) = created else { return Ok(()) };
     let refusal = match error.code() {
         Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Some("this user may not create them"),
