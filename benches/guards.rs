@@ -40,7 +40,7 @@ struct Options {
 async fn main() -> Result<()> {
     let options = Options::parse();
     let Some((port, _server)) = options.place.server("the cost of guards") else { return Ok(()) };
-    let lease = options.place.choose(Duration::from_secs(30), Duration::from_millis(900));
+    let lease = options.place.choose(Duration::from_secs(30), Duration::from_secs(3));
     let hold = options.place.choose(Duration::from_secs(options.hold), lease);
     let mut bench = Bench::new(port, lease).await?;
     let mut costs = Vec::new();
