@@ -10,8 +10,8 @@ use super::names;
 use super::names::ChildName;
 use super::op::{MAX_REQUEST, Mode, Op, Reply, Stat};
 use super::plan::{Changed, Context, Step, Writing, create};
-use super::view::{Child, Mark, Record, Seen, Unreadable, View, reads};
-use crate::backend::records::{Done, Failure, Remembered, Round, Work};
+use super::view::{Child, Known, Mark, Record, Seen, Unreadable, View, reads};
+use crate::backend::records::{Done, Failure, Round, Work};
 use crate::backend::{BackendError, Event, LeaseId, Request};
 
 /// How often something is tried that others keep from being stored.
@@ -22,25 +22,6 @@ const CROWDED: usize = 2;
 const TOGETHER: usize = 256;
 /// How many bytes are written together at most.
 const BYTES: usize = MAX_REQUEST / 2;
-
-/// A key as this client has written it last.
-pub(super) struct Known {
-    view: View,
-    since: std::time::Instant,
-}
-
-impl Known {
-    pub(super) fn new(view: View) -> Self {
-        Self { view: View { is_current: false, ..view }, since: std::time::Instant::now() }
-    }
-}
-
-impl Remembered for Known {
-    /// Whether it is still so is decided when it is written: this only bounds the memory.
-    fn is_recent(&self) -> bool {
-        self.since.elapsed() < std::time::Duration::from_secs(60)
-    }
-}
 
 /// Why a key was not changed.
 enum Refusal {
@@ -214,7 +195,7 @@ impl<'a> Attempt<'a> {
     /// Takes what is remembered of the key, or reads it, and changes it.
     async fn begin(&mut self) -> Result<(Changed, Step), Refusal> {
         match self.work.written.take() {
-            Some(known) => self.view = known.view,
+            Some(known) => self.view = known.into_view(),
             None => self.look().await?,
         }
         self.change().await

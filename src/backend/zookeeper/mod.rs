@@ -59,11 +59,11 @@ use crate::error::Error;
 use crate::sync::Mutex;
 use builder::Settings;
 use clock::Reading;
-use exchange::Known;
 use failure::{Code, Malformed};
 use op::{ANY, Mode, Op, Reply};
 use places::Places;
 use session::{Ending, Landed, Session, Signal};
+use view::Known;
 
 pub use builder::ZookeeperBuilder;
 

@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::clock::{MILLISECOND, millis};
 use super::failure::Code;
 use super::names::{self, ChildName};
 use super::op::{Op, Reply, Stat};
 use crate::backend::ledger::UNKNOWN;
-use crate::backend::records::Failure;
+use crate::backend::records::{Failure, Remembered};
 use crate::backend::{BackendError, Grant, LeaseId, Ledger, Limit, Ticket};
 use crate::fence::FencingToken;
 
@@ -28,6 +29,29 @@ pub(super) struct View {
     pub(super) has_generation: bool,
     /// Whether it was read, and not remembered, and the record did not change meanwhile.
     pub(super) is_current: bool,
+}
+
+/// A key as this client has written or read it last, for its next change.
+pub(super) struct Known {
+    view: View,
+    since: Instant,
+}
+
+impl Known {
+    pub(super) fn new(view: View) -> Self {
+        Self { view: View { is_current: false, ..view }, since: Instant::now() }
+    }
+
+    pub(super) fn into_view(self) -> View {
+        self.view
+    }
+}
+
+impl Remembered for Known {
+    /// Whether it is still so is decided when it is written: this only bounds the memory.
+    fn is_recent(&self) -> bool {
+        self.since.elapsed() < Duration::from_secs(60)
+    }
 }
 
 #[derive(Clone, Debug)]

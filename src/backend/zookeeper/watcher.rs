@@ -7,12 +7,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::sleep;
 
 use super::Shared;
-use super::exchange::Known;
 use super::failure::Code;
 use super::names;
 use super::op::{Op, Reply};
 use super::session::Signal;
-use super::view::{View, reads};
+use super::view::{Known, View, reads};
 use crate::backend::{Event, LeaseId};
 
 /// After what time a hold is watched. Most end before that, and then there is nothing to be told.
