@@ -2,65 +2,24 @@
 //! can only be collected for the whole process.
 #![cfg(feature = "_redis")]
 
+#[path = "support/lines.rs"]
+mod lines;
 mod support;
 
-use std::fmt::{self, Write};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
+use lines::Lines;
 use support::{RedisServer, eventually};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
-
-/// Everything of this crate from INFO on, one line per event.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        write!(self.0, " {field}={value:?}").expect("a string grows");
-    }
-}
-
-impl Subscriber for Lines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::INFO && metadata.target().starts_with("leasehold")
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(event.metadata().level().to_string());
-        event.record(&mut line);
-        self.0.lock().expect("no panic").push(line.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-impl Lines {
-    fn with(&self, words: &str) -> Vec<String> {
-        self.0.lock().expect("no panic").iter().filter(|line| line.contains(words)).cloned().collect()
-    }
-}
+use tracing::Level;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back() {
     let Some(mut server) = RedisServer::start_or_skip("what is traced about the store") else { return };
-    let lines = Lines::default();
-    tracing::subscriber::set_global_default(lines.clone()).expect("the only one");
+    // What this crate tells operators.
+    let lines = Lines::collect(|metadata| {
+        *metadata.level() <= Level::INFO && metadata.target().starts_with("leasehold")
+    });
     let url = format!("redis://:hunter2@127.0.0.1:{}", server.port());
     let password = ["CONFIG", "SET", "requirepass", "hunter2"];
     assert_eq!(server.raw().send(&password).text().as_deref(), Some("OK"));

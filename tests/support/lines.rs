@@ -8,9 +8,12 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Everything that is traced, one line per event.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Lines(Arc<Mutex<Vec<String>>>);
+/// What is traced, one line per event.
+#[derive(Clone, Debug)]
+pub(crate) struct Lines {
+    lines: Arc<Mutex<Vec<String>>>,
+    is_wanted: fn(&Metadata<'_>) -> bool,
+}
 
 struct Line(String);
 
@@ -21,8 +24,8 @@ impl Visit for Line {
 }
 
 impl Subscriber for Lines {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        (self.is_wanted)(metadata)
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -36,7 +39,7 @@ impl Subscriber for Lines {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line(event.metadata().level().to_string());
         event.record(&mut line);
-        self.0.lock().expect("no panic").push(line.0);
+        self.lines.lock().expect("no panic").push(line.0);
     }
 
     fn enter(&self, _: &Id) {}
@@ -45,15 +48,15 @@ impl Subscriber for Lines {
 }
 
 impl Lines {
-    /// Collects everything from now on, at every level.
-    pub(crate) fn collect() -> Self {
-        let lines = Self::default();
+    /// Collects what is wanted, from now on.
+    pub(crate) fn collect(is_wanted: fn(&Metadata<'_>) -> bool) -> Self {
+        let lines = Self { lines: Arc::default(), is_wanted };
         tracing::subscriber::set_global_default(lines.clone()).expect("the only one");
         lines
     }
 
     /// Those that contain these words.
     pub(crate) fn with(&self, words: &str) -> Vec<String> {
-        self.0.lock().expect("no panic").iter().filter(|line| line.contains(words)).cloned().collect()
+        self.lines.lock().expect("no panic").iter().filter(|line| line.contains(words)).cloned().collect()
     }
 }

@@ -1,5 +1,6 @@
 //! Certificates for one test.
 
+use leasehold::TlsOptions;
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     date_time_ymd,
@@ -31,6 +32,24 @@ impl Authority {
 
     pub(crate) fn pem(&self) -> String {
         self.certificate.pem()
+    }
+
+    /// What a client needs in order to trust what it has signed.
+    pub(crate) fn trusted(&self) -> TlsOptions {
+        TlsOptions::new().ca_certificate_pem(self.pem())
+    }
+
+    /// Certificates of servers at `localhost` that such a client must not accept, each with what it is told.
+    #[allow(dead_code, reason = "the tests of Redis take them one by one")]
+    pub(crate) fn unacceptable(&self) -> [(Signed, &'static str); 3] {
+        [
+            (
+                Self::new("theirs").sign(&["localhost"]),
+                "TLS: the server's certificate is not signed by a known authority",
+            ),
+            (self.sign(&["elsewhere"]), "TLS: the server's certificate is for another host name"),
+            (self.sign_expired(&["localhost"]), "TLS: the server's certificate has expired"),
+        ]
     }
 
     pub(crate) fn sign(&self, hosts: &[&str]) -> Signed {

@@ -21,10 +21,6 @@ fn url(server: &RedisServer) -> String {
     format!("rediss://localhost:{}", server.tls_port())
 }
 
-fn trusting(authority: &Authority) -> TlsOptions {
-    TlsOptions::new().ca_certificate_pem(authority.pem())
-}
-
 async fn connect(url: &str, options: TlsOptions) -> Result<Client, Error> {
     let backend = RedisBackend::builder(url)?.tls(options).connect().await?;
     Ok(Client::with_backend(Arc::new(backend)))
@@ -44,8 +40,8 @@ fn refused(connected: Result<Client, Error>, began: Instant, reason: &str) {
 async fn locks_over_tls_with_an_authority_of_our_own() -> Result<(), Error> {
     let authority = Authority::new("ours");
     let Some(server) = start("TLS", authority.server()) else { return Ok(()) };
-    let one = connect(&url(&server), trusting(&authority)).await?;
-    let two = connect(&url(&server).replace("rediss", "valkeys"), trusting(&authority)).await?;
+    let one = connect(&url(&server), authority.trusted()).await?;
+    let two = connect(&url(&server).replace("rediss", "valkeys"), authority.trusted()).await?;
     let guard = one.mutex("a")?.lock().await?;
     assert!(two.mutex("a")?.try_lock().await?.is_none());
     let waiter = tokio::spawn({
@@ -73,14 +69,14 @@ async fn a_server_is_reached_by_address_and_with_credentials() -> Result<(), Err
     let rules = ["ACL", "SETUSER", "us:er", "on", ">p@ss/", "~*", "&*", "+@all"];
     assert_eq!(server.raw().send(&rules), Reply::ok());
     let url = format!("rediss://us%3Aer:p%40ss%2F@127.0.0.1:{}/2", server.tls_port());
-    let client = connect(&url, trusting(&authority)).await?;
+    let client = connect(&url, authority.trusted()).await?;
     let guard = client.mutex("a")?.lock().await?;
     let clients = server.raw().send(&["CLIENT", "LIST"]).text().expect("text");
     assert_eq!(clients.matches("user=us:er").count(), 3, "{clients}");
     guard.release().await?;
     let began = Instant::now();
     let error =
-        connect(&url.replace("p%40ss", "wrong"), trusting(&authority)).await.expect_err("a wrong password");
+        connect(&url.replace("p%40ss", "wrong"), authority.trusted()).await.expect_err("a wrong password");
     assert!(
         matches!(error, Error::StoreRefused { .. }) && error.to_string().contains("WRONGPASS"),
         "{error}"
@@ -93,7 +89,7 @@ async fn a_server_is_reached_by_address_and_with_credentials() -> Result<(), Err
 async fn a_lock_is_kept_when_its_connections_are_closed() -> Result<(), Error> {
     let authority = Authority::new("ours");
     let Some(server) = start("connecting again over TLS", authority.server()) else { return Ok(()) };
-    let client = connect(&url(&server), trusting(&authority)).await?;
+    let client = connect(&url(&server), authority.trusted()).await?;
     let options = MutexOptions::new().ttl(SECOND);
     let guard = client.mutex_with("a", options)?.lock().await?;
     assert_eq!(server.raw().send(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).int(), 2);
@@ -109,7 +105,7 @@ async fn an_unknown_authority_is_refused() {
     let Some(server) = start("unknown authorities", theirs.server()) else { return };
     let reason = "not signed by a known authority";
     let began = Instant::now();
-    refused(connect(&url(&server), trusting(&ours)).await, began, reason);
+    refused(connect(&url(&server), ours.trusted()).await, began, reason);
     let began = Instant::now();
     refused(Client::connect(&url(&server)).await, began, reason);
 }
@@ -122,7 +118,7 @@ async fn a_certificate_for_another_host_is_refused() {
     let by_address = url(&server).replace("localhost", "127.0.0.1");
     for url in [url(&server), by_address] {
         let began = Instant::now();
-        refused(connect(&url, trusting(&authority)).await, began, "for another host name");
+        refused(connect(&url, authority.trusted()).await, began, "for another host name");
     }
 }
 
@@ -132,7 +128,7 @@ async fn a_certificate_that_has_expired_is_refused() {
     let certificate = authority.server_with(authority.sign_expired(&["localhost"]), false);
     let Some(server) = start("expired certificates", certificate) else { return };
     let began = Instant::now();
-    refused(connect(&url(&server), trusting(&authority)).await, began, "has expired");
+    refused(connect(&url(&server), authority.trusted()).await, began, "has expired");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -142,13 +138,13 @@ async fn a_server_that_requires_a_client_certificate_is_given_one() -> Result<()
     let Some(server) = start("client certificates", certificate) else { return Ok(()) };
     let mine = ours.sign(&[]);
     let client =
-        connect(&url(&server), trusting(&ours).client_certificate_pem(mine.certificate, mine.key)).await?;
+        connect(&url(&server), ours.trusted().client_certificate_pem(mine.certificate, mine.key)).await?;
     client.mutex("a")?.lock().await?.release().await?;
     client.shutdown().await?;
     let began = Instant::now();
-    refused(connect(&url(&server), trusting(&ours)).await, began, "requires a client certificate");
+    refused(connect(&url(&server), ours.trusted()).await, began, "requires a client certificate");
     let other = theirs.sign(&[]);
-    let options = trusting(&ours).client_certificate_pem(other.certificate, other.key);
+    let options = ours.trusted().client_certificate_pem(other.certificate, other.key);
     let began = Instant::now();
     refused(connect(&url(&server), options).await, began, "TLS: the server");
     Ok(())
@@ -160,11 +156,11 @@ async fn a_server_without_tls_is_recognized() {
     let Some(server) = start("plain text in place of TLS", authority.server()) else { return };
     let url = format!("rediss://localhost:{}", server.port());
     let began = Instant::now();
-    refused(connect(&url, trusting(&authority)).await, began, "the server answers in plain text");
+    refused(connect(&url, authority.trusted()).await, began, "the server answers in plain text");
     // It says even less to those who have not logged in.
     assert_eq!(server.raw().send(&["CONFIG", "SET", "requirepass", "hunter2"]), Reply::ok());
     let began = Instant::now();
-    refused(connect(&url, trusting(&authority)).await, began, "the server answers in plain text");
+    refused(connect(&url, authority.trusted()).await, began, "the server answers in plain text");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,11 +186,11 @@ async fn options_that_cannot_be_used_are_refused_before_anything_is_sent() {
         (url, TlsOptions::new().ca_certificate_pem(one.key.as_str()), "no certificate"),
         (
             url,
-            trusting(&authority).client_certificate_pem(one.certificate.as_str(), "no key"),
+            authority.trusted().client_certificate_pem(one.certificate.as_str(), "no key"),
             "client certificate",
         ),
-        (url, trusting(&authority).client_certificate_pem("", one.key.as_str()), "client certificate"),
-        (url, trusting(&authority).client_certificate_pem(one.certificate, two.key), "client certificate"),
+        (url, authority.trusted().client_certificate_pem("", one.key.as_str()), "client certificate"),
+        (url, authority.trusted().client_certificate_pem(one.certificate, two.key), "client certificate"),
     ] {
         let error = connect(url, options).await.expect_err("refused");
         println!("{error}");
@@ -211,7 +207,7 @@ async fn a_cluster_over_tls() -> Result<(), Error> {
         return Ok(());
     };
     let url = format!("rediss-cluster://127.0.0.1:{}", cluster.nodes[0].tls_port());
-    let client = connect(&url, trusting(&authority)).await?;
+    let client = connect(&url, authority.trusted()).await?;
     for n in 0..20 {
         let mutex = client.mutex(&n.to_string())?;
         let guard = mutex.lock().await?;
@@ -244,7 +240,7 @@ async fn sentinels_over_tls() -> Result<(), Error> {
     let setup = Setup { sentinel: Some(rules), ..Setup::with_tls(certificate) };
     let Some(sentinel) = RedisServer::start_with_or_skip("sentinels over TLS", setup) else { return Ok(()) };
     let url = format!("rediss-sentinel://127.0.0.1:{}/main", sentinel.tls_port());
-    let client = connect(&url, trusting(&authority)).await?;
+    let client = connect(&url, authority.trusted()).await?;
     let guard = client.mutex("a")?.lock().await?;
     assert!(primary.raw().get("lock:a").is_some());
     guard.release().await?;
@@ -261,7 +257,7 @@ async fn a_redlock_over_tls() -> Result<(), Error> {
     }
     let builders: Result<Vec<_>, _> = nodes
         .iter()
-        .map(|node| Ok::<_, Error>(RedisBackend::builder(&url(node))?.tls(trusting(&authority))))
+        .map(|node| Ok::<_, Error>(RedisBackend::builder(&url(node))?.tls(authority.trusted())))
         .collect();
     let client = Client::with_backend(Arc::new(RedlockBackend::builder(builders?).connect().await?));
     let guard = client.mutex("a")?.lock().await?;
