@@ -73,7 +73,7 @@ async fn sixty_four_tasks_lock_while_primaries_die() {
         } else {
             servers.servers[old].kill()
         }
-        eventually(SECOND * 30, || async { servers.primary(0) != old }).await;
+        eventually(SECOND * 60, || async { servers.primary(0) != old }).await;
         failovers += 1;
         load.go_on_for(2_000).await;
         if hangs {
@@ -86,8 +86,9 @@ async fn sixty_four_tasks_lock_while_primaries_die() {
             let mut raw = Raw::connect(servers.servers[server].port()).ok()?;
             raw.try_send(&["INFO", "replication"]).ok()?.text()
         };
-        eventually(SECOND * 30, || async {
-            ready(old).is_some_and(|info| info.contains("master_link_status:up"))
+        // On a machine that stands still for half a second, the sentinels may have made it the primary again.
+        eventually(SECOND * 60, || async {
+            ready(old).is_some_and(|info| info.contains("master_link_status:up")) || servers.primary(0) == old
         })
         .await;
     }
