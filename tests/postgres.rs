@@ -17,9 +17,11 @@ use leasehold::backend::{
     Answer, Backend, BackendError, Claim, Detail, Event, Kind, LeaseRef, Released, Renew, Renewal, Request,
     Resource, Severity,
 };
-use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, PostgresBackend, postgres};
+use leasehold::{Client, DistMutex, Error, LossReason, MutexOptions, PostgresBackend, postgres};
 use server::{PASSWORD, Pooler, PostgresServer, USER};
-use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
+use support::faults::{
+    NAME, SECOND, SOON, granted, lock_in_turns, ms, mutex, refused, until_waiting, waiter,
+};
 use support::{Load, eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep, timeout};
@@ -504,26 +506,7 @@ async fn take_turns(wire: &Wire, direct: &Client, nth: usize, fault: Fault) -> b
         direct.mutex_with(&name, options()).expect("valid"),
     );
     let mut sprung = wire.trap(nth, fault);
-
-    let mut tokens = Vec::new();
-    let guard = until_granted(&mine).await;
-    tokens.push(guard.token());
-    let next = waiter(&theirs);
-    until_waiting(&theirs, 1).await;
-    // A release that finds nothing to end was carried out before, and its answer was lost.
-    let _ = guard.release().await;
-    let guard = granted(next).await;
-    tokens.push(guard.token());
-    let last = waiter(&mine);
-    eventually(SOON, || async { theirs.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
-    guard.release().await.expect("its wire is whole");
-    match within(SOON, last).await.expect("no panic") {
-        Ok(guard) => {
-            tokens.push(guard.token());
-            let _ = guard.release().await;
-        }
-        Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
-    }
+    lock_in_turns(&mine, &theirs).await;
     let was_hit = sprung.try_recv().is_ok();
     wire.disarm();
     client.shutdown().await.expect("released");
@@ -531,20 +514,7 @@ async fn take_turns(wire: &Wire, direct: &Client, nth: usize, fault: Fault) -> b
     wire.deliver().await;
     let left = theirs.inspect().await.expect("its wire is whole");
     assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
-    assert!(tokens.is_sorted(), "{name}: {tokens:?}");
     was_hit
-}
-
-async fn until_granted(mutex: &DistMutex) -> Guard {
-    let granted = async {
-        loop {
-            match mutex.lock().await {
-                Ok(guard) => return guard,
-                Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
-            }
-        }
-    };
-    within(SOON, granted).await
 }
 
 async fn with_every_request_failing(fault: Fault) {
@@ -593,7 +563,7 @@ async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
     // else has changed, when writing it has failed.
     for (case, nth) in [("remembered", 0), ("new", 1), ("changed", 2)] {
         let wire = Wire::start(server.port()).await;
-        let backend = with_one_connection(&wire, ms(300)).await;
+        let backend = with_one_connection(&wire, SECOND).await;
         let request = |name: &str| {
             let resource = Resource::named("lock:", name, Kind::Mutex);
             Request::new(LeaseRef::new(backend.lease_id(), resource), Claim::Sole, SECOND * 30)

@@ -19,10 +19,12 @@ use leasehold::backend::{
     Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Renew, Renewal, Request, Resource,
     Severity,
 };
-use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, ZookeeperBackend};
+use leasehold::{Client, DistMutex, Error, LossReason, MutexOptions, ZookeeperBackend};
 use proxy::{Fault, Proxy};
 use server::ZookeeperServer;
-use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
+use support::faults::{
+    NAME, SECOND, SOON, granted, lock_in_turns, ms, mutex, refused, until_waiting, waiter,
+};
 use support::{Load, eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
@@ -352,45 +354,13 @@ async fn take_turns(
         direct.mutex_with(&name, options()).expect("valid"),
     );
     let mut sprung = proxy.trap(nth, fault);
-
-    let mut tokens = Vec::new();
-    let guard = until_granted(&mine).await;
-    tokens.push(guard.token());
-    let next = waiter(&theirs);
-    until_waiting(&theirs, 1).await;
-    // A release that finds nothing to end was carried out before, and its answer was lost.
-    let _ = guard.release().await;
-    let guard = granted(next).await;
-    tokens.push(guard.token());
-    let last = waiter(&mine);
-    eventually(SOON, || async { theirs.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
-    guard.release().await.expect("its wire is whole");
-    match within(SOON, last).await.expect("no panic") {
-        Ok(guard) => {
-            tokens.push(guard.token());
-            let _ = guard.release().await;
-        }
-        Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
-    }
+    lock_in_turns(&mine, &theirs).await;
     let was_hit = sprung.try_recv().is_ok();
     proxy.disarm();
     client.shutdown().await.expect("released");
     let left = theirs.inspect().await.expect("its wire is whole");
     assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
-    assert!(tokens.is_sorted(), "{name}: {tokens:?}");
     was_hit
-}
-
-async fn until_granted(mutex: &DistMutex) -> Guard {
-    let granted = async {
-        loop {
-            match mutex.lock().await {
-                Ok(guard) => return guard,
-                Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
-            }
-        }
-    };
-    within(SOON, granted).await
 }
 
 async fn with_every_request_failing(fault: Fault) {

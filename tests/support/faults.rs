@@ -40,6 +40,41 @@ pub(crate) async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
     within(SOON, waiter).await.expect("no panic").expect("granted")
 }
 
+/// Two clients get a lock in turns, while any request of `mine` may get lost: it is asked for again, and tokens grow.
+pub(crate) async fn lock_in_turns(mine: &DistMutex, theirs: &DistMutex) {
+    let guard = until_granted(mine).await;
+    let mut tokens = vec![guard.token()];
+    let next = waiter(theirs);
+    until_waiting(theirs, 1).await;
+    // A release that finds nothing to end was carried out before, and its answer was lost.
+    let _ = guard.release().await;
+    let guard = granted(next).await;
+    tokens.push(guard.token());
+    let last = waiter(mine);
+    until_waiting(theirs, 1).await;
+    guard.release().await.expect("its wire is whole");
+    match within(SOON, last).await.expect("no panic") {
+        Ok(guard) => {
+            tokens.push(guard.token());
+            let _ = guard.release().await;
+        }
+        Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+    }
+    assert!(tokens.is_sorted(), "{tokens:?}");
+}
+
+async fn until_granted(mutex: &DistMutex) -> Guard {
+    let granted = async {
+        loop {
+            match mutex.lock().await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+            }
+        }
+    };
+    within(SOON, granted).await
+}
+
 /// The error of connecting to `url`, which is not accepted to take long.
 pub(crate) async fn refused(url: &str) -> Error {
     let begun = Instant::now();
