@@ -8,10 +8,12 @@
 #
 #   open_lanes                                                              # the same for any commands
 #   in_lane log-name title command ...                                      # runs it as soon as a lane is free
-#   close_lanes                                                             # waits for all; fails if one of them has failed
+#   close_lanes                                                             # waits for all, repeats those that failed; fails if one does again
 #   add_lane                                                                # in another process: from now on, one more at a time
 #
-# A program's output goes to a file in target/test-logs, and also to the screen if it fails.
+# A program's output goes to a file in target/test-logs, and also to the screen if it fails. Tests have limits of real time, which a machine
+# that stands still for a moment may miss. So a program that has failed is repeated once, alone, when all others are done. What failed only
+# the first time is listed at the end.
 #
 # LEASEHOLD_TEST_LANES: how many programs run at a time, 2 by default.
 
@@ -65,7 +67,7 @@ document() { # configuration, name
     if nice -n 15 cargo test --doc ${builds[$1]/--all-targets/} >"$log" 2>&1; then
         echo "passed $(summary "$log") in $((SECONDS - started)) s: documentation ($2)"
     else
-        echo "failed $log documentation ($2)"
+        echo "failed $1 $log documentation ($2)"
     fi
 }
 
@@ -104,7 +106,7 @@ run_program() { # step, directory, program
 in_directory() { (cd "$1" && exec "${@:2}"); }
 
 run_everything() {
-    local kind rest step directory program
+    local kind rest step directory program number log title
     open_lanes
     while read -r kind rest; do
         case $kind in
@@ -113,8 +115,12 @@ run_everything() {
                 run_program "$step" "$directory" "$program"
                 ;;
             passed) printf 'ok      %s\n' "$rest" ;;
-            failed) show_failure "${rest%% *}" "${rest#* }" ;;
-            broken) echo "$rest: it does not compile" | tee -a "$logs/failed" ;;
+            failed)
+                read -r number log title <<<"$rest"
+                # shellcheck disable=SC2086
+                note_failure "$log" "$title" cargo test --doc ${builds[number]/--all-targets/}
+                ;;
+            broken) echo "$rest: it does not compile" | tee -a "$logs/failed_twice" ;;
         esac
     done < <(build_everything)
     close_lanes
@@ -124,6 +130,7 @@ open_lanes() {
     local lane
     mkdir -p "$logs"
     rm -rf "$logs/lanes" "$logs/screen"
+    rm -f "$logs/failed_once" "$logs/failed_twice"
     : >"$logs/failed"
     # A pipe with as many bytes as there are free lanes.
     mkfifo "$logs/lanes"
@@ -143,7 +150,7 @@ in_lane() { # name of the log, title, command ...
         if "$@" >"$log" 2>&1 </dev/null 9>&-; then
             printf 'ok      %s in %d s: %s\n' "$(summary "$log")" $((SECONDS - started)) "$title"
         else
-            show_failure "$log" "$title"
+            note_failure "$log" "$title" "$@"
         fi
         printf . >&9
     } &
@@ -152,15 +159,39 @@ in_lane() { # name of the log, title, command ...
 close_lanes() {
     wait
     exec 9>&-
-    [[ ! -s $logs/failed ]] || {
-        printf '\nfailed:\n'
-        sed 's/^/    /' "$logs/failed"
-        return 1
+    repeat_failures
+    list "$logs/failed_once" "failed, but not when repeated alone"
+    list "$logs/failed_twice" "failed"
+    [[ ! -s $logs/failed_twice ]]
+}
+
+# Prints what a program has printed that failed, and keeps how to repeat it.
+note_failure() { # log, title, command ...
+    printf '%s\t%s\t%s\n' "$1" "$2" "$(printf '%q ' "${@:3}")" >>"$logs/failed"
+    show_failure "$1" "$2"
+}
+
+repeat_failures() {
+    local log title command
+    while IFS=$'\t' read -r -u 8 log title command; do
+        if eval "$command" >"$log.again" 2>&1 </dev/null 8<&-; then
+            printf 'ok      %s: %s, repeated alone\n' "$(summary "$log.again")" "$title"
+            echo "$title: $log" >>"$logs/failed_once"
+        else
+            show_failure "$log.again" "$title, repeated alone"
+            echo "$title: $log.again" >>"$logs/failed_twice"
+        fi
+    done 8<"$logs/failed"
+}
+
+list() { # file, heading
+    [[ ! -s $1 ]] || {
+        printf '\n%s:\n' "$2"
+        sed 's/^/    /' "$1"
     }
 }
 
 show_failure() { # log, title
-    echo "$2: $1" >>"$logs/failed"
     # One at a time.
     until mkdir "$logs/screen" 2>/dev/null; do sleep 0.1; done
     printf 'FAILED  %s\n' "$2"
