@@ -5,51 +5,67 @@
 #[path = "support/mysql.rs"]
 mod server;
 mod support;
+#[macro_use]
+#[path = "support/server_promises.rs"]
+mod server_promises;
 #[path = "support/mysql_wire.rs"]
 mod wire;
 
-use std::thread;
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::future::join;
 use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Released, Renew, Renewal, Request,
-    Resource, Severity,
+    Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Released, Request, Resource, Severity,
 };
-use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, MysqlBackend, MysqlPush, mysql};
+use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, MysqlBackend, MysqlPush, mysql};
 use mysql_async::prelude::Queryable;
-use server::{MysqlServer, PASSWORD, USER};
-use support::faults::{
-    NAME, SECOND, SOON, granted, lock_in_turns, ms, mutex, refused, until_waiting, waiter,
-};
-use support::{Load, eventually, one_place_each, within};
-use tokio::runtime::Builder;
+use server::{MysqlServer, PASSWORD, USER, url_of};
+use server_promises::{Server, assert_says, assert_unavailable, hold_many, renew_all};
+use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
+use support::wire::Fault;
+use support::{Load, eventually, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
-use wire::{Fault, Wire};
+use wire::Wire;
 
-fn brief_mutex(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
+impl Server for MysqlServer {
+    type Protocol = wire::Mysql;
+
+    fn start_or_skip(left_out: &str) -> Option<Self> {
+        Self::start_or_skip(left_out)
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_through(&self, port: u16) -> String {
+        url_of(port)
+    }
+
+    fn pause(&self) {
+        Self::pause(self);
+    }
+
+    fn resume(&self) {
+        Self::resume(self);
+    }
+
+    fn kill(&mut self) {
+        Self::kill(self);
+    }
+
+    fn restart(&mut self) {
+        Self::restart(self);
+    }
 }
+
+server_promises!(MysqlServer);
 
 #[track_caller]
 fn assert_refused(error: &Error, why: &str) {
     assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
     assert_says(error, why);
-}
-
-#[track_caller]
-fn assert_unavailable(error: &Error, why: &str) {
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert_says(error, why);
-}
-
-#[track_caller]
-fn assert_says(error: &Error, why: &str) {
-    let text = error.to_string();
-    assert!(text.contains("mysql://127.0.0.1:") && text.contains(why), "{text}");
-    assert!(!format!("{error:?} {error}").contains(PASSWORD), "{error:?}");
 }
 
 /// How many sessions the clients of this crate have.
@@ -90,38 +106,6 @@ async fn what_is_wrong_with_a_login_or_a_database_is_told_without_the_password()
     assert_eq!(backend.capabilities().store, server.address());
     let state = backend.state();
     assert!(!format!("{backend:?} {state:?}").contains(PASSWORD), "{backend:?} {state:?}");
-}
-
-#[tokio::test]
-async fn a_server_that_is_away_is_told_with_its_address() {
-    let Some(mut server) = MysqlServer::start_or_skip("a server that is away") else { return };
-    let url = server.url();
-    server.kill();
-    assert_unavailable(&refused(&url).await, "Connection refused");
-    server.restart();
-    server.pause();
-    let error = refused(&format!("{url}?connect_timeout=300ms")).await;
-    assert_unavailable(&error, "it does not answer within 300ms");
-    server.resume();
-    Client::connect(&url).await.expect("it goes on").shutdown().await.expect("closed");
-}
-
-#[tokio::test]
-async fn a_lazy_client_waits_for_its_server_and_says_so() {
-    let Some(mut server) = MysqlServer::start_or_skip("lazy clients") else { return };
-    let url = server.url();
-    server.kill();
-    let client = Client::connect_lazy(&url).expect("it opens nothing yet");
-    assert!(!client.state().status.is_connected());
-    assert_unavailable(&client.ping(SECOND).await.expect_err("there is no server"), "Connection refused");
-    let reason = client.state().nodes[0].reason.clone().expect("a reason");
-    assert!(reason.contains("Connection refused"), "{reason}");
-
-    server.restart();
-    client.ping(SOON).await.expect("it is there");
-    assert!(client.state().status.is_connected());
-    mutex(&client).lock().await.expect("free").release().await.expect("held");
-    client.shutdown().await.expect("released");
 }
 
 #[cfg(not(feature = "rustls"))]
@@ -339,72 +323,6 @@ async fn a_client_that_is_dropped_closes_its_connections() {
     eventually(SOON, || async { sessions(&server).await == 0 }).await;
 }
 
-// The server
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing() {
-    let Some(mut server) = MysqlServer::start_or_skip("a killed server") else { return };
-    let (one, other) = (server.client().await, server.client().await);
-    let held = mutex(&one).lock().await.expect("free");
-    let waiter = waiter(&mutex(&other));
-    until_waiting(&mutex(&one), 1).await;
-    server.kill();
-    let error = one.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("it is away");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert!(!one.state().status.is_connected());
-    server.restart();
-    one.ping(SOON).await.expect("it is there");
-    eventually(SOON, || async { one.state().status.is_connected() && other.state().status.is_connected() })
-        .await;
-    assert!(held.is_held());
-    until_waiting(&mutex(&one), 1).await;
-    // The waiter hears of it: its client listens again.
-    held.release().await.expect("held");
-    let next = granted(waiter).await;
-    next.release().await.expect("held");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_a_killed_server_costs_no_lock() {
-    let Some(mut server) = MysqlServer::start_or_skip("a killed server under load") else { return };
-    let load = Load::start(&server.url(), 16).await;
-    for _ in 0..2 {
-        load.go_on_for(100).await;
-        server.restart();
-    }
-    load.go_on_for(100).await;
-    let report = load.stop().await;
-    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
-    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline() {
-    let Some(server) = MysqlServer::start_or_skip("a stalled server") else { return };
-    let url = format!("{}?reply_timeout=500ms&connect_timeout=1s", server.url());
-    let client = Client::connect(&url).await.expect("it answers");
-    let held = brief_mutex(&client).lock().await.expect("free");
-    let waiter = waiter(&brief_mutex(&client));
-    until_waiting(&brief_mutex(&client), 1).await;
-    server.pause();
-    let begun = Instant::now();
-    let error = client.ping(SOON).await.expect_err("it stands still");
-    // By the connection that was there, or by one that was opened because that was busy.
-    assert_unavailable(&error, "answer within");
-    assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
-    assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
-    let other = client.mutex("other").expect("valid");
-    let error = within(SOON, other.try_lock()).await.map(drop).expect_err("it stands still");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert!(!client.state().status.is_connected());
-    server.resume();
-    let next = granted(waiter).await;
-    assert!(next.token() > held.token());
-    next.release().await.expect("held");
-    eventually(SOON, || async { client.state().status.is_connected() }).await;
-    client.shutdown().await.expect("released");
-}
-
 // Sessions
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -536,60 +454,6 @@ async fn a_row_that_a_stranger_keeps_locked_holds_up_no_other_lock() {
 
 // Requests that get lost
 
-/// A client behind a wire takes, renews, releases and waits, while one of its requests fails.
-async fn take_turns(wire: &Wire, direct: &Client, nth: usize, fault: Fault) -> bool {
-    let name = format!("{fault:?} {nth}");
-    let ttl = ms(1500);
-    let options = || one_place_each().ttl(ttl);
-    let builder = MysqlBackend::builder_from_url(&wire.url()).expect("a URL").reply_timeout(ms(300));
-    let backend = builder.connect_timeout(SECOND).connect().await.expect("the wire is whole");
-    let client = Client::with_backend(std::sync::Arc::new(backend));
-    let (mine, theirs) = (
-        client.mutex_with(&name, options()).expect("valid"),
-        direct.mutex_with(&name, options()).expect("valid"),
-    );
-    let mut sprung = wire.trap(nth, fault);
-    lock_in_turns(&mine, &theirs).await;
-    let was_hit = sprung.try_recv().is_ok();
-    wire.disarm();
-    client.shutdown().await.expect("released");
-    // What was given up must not take effect later.
-    wire.deliver().await;
-    let left = theirs.inspect().await.expect("its wire is whole");
-    assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
-    was_hit
-}
-
-async fn with_every_request_failing(fault: Fault) {
-    let Some(server) = MysqlServer::start_or_skip("requests that get lost") else { return };
-    let direct = server.client().await;
-    let mut nth = 0;
-    loop {
-        let wire = Wire::start(server.port()).await;
-        if !take_turns(&wire, &direct, nth, fault).await {
-            break;
-        }
-        nth += 1;
-    }
-    assert!(nth >= 8, "only {nth} requests were made");
-    direct.shutdown().await.expect("released");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_request_may_be_lost_with_its_connection() {
-    with_every_request_failing(Fault::Lost).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_answer_may_be_lost_with_its_connection() {
-    with_every_request_failing(Fault::Unanswered).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_request_may_arrive_after_it_was_given_up() {
-    with_every_request_failing(Fault::Late).await;
-}
-
 /// A client with one connection for changes, so that no other one is opened in between on a slow machine.
 async fn with_one_connection(wire: &Wire, reply_timeout: Duration) -> MysqlBackend {
     let builder = MysqlBackend::builder_from_url(&wire.url()).expect("a URL");
@@ -691,44 +555,6 @@ async fn a_client_that_stops_while_it_is_its_turn_holds_up_the_others_for_a_mome
     let held = direct.inspect(&asked.lease.resource, Detail::Everybody).await.expect("it answers");
     assert_eq!(held.holders.len(), 1, "what came late has changed nothing");
     stopping.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_cut_under_load_cost_no_lock() {
-    let Some(server) = MysqlServer::start_or_skip("cut connections") else { return };
-    let wire = Wire::start(server.port()).await;
-    let load = Load::start(&wire.url(), 16).await;
-    for _ in 0..10 {
-        load.go_on_for(30).await;
-        wire.cut();
-    }
-    load.go_on_for(100).await;
-    let report = load.stop().await;
-    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
-    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_swallows_everything_hangs_nobody() {
-    let Some(server) = MysqlServer::start_or_skip("a black hole") else { return };
-    let wire = Wire::start(server.port()).await;
-    let url = format!("{}?reply_timeout=300ms&connect_timeout=1s", wire.url());
-    let (client, doomed) =
-        (Client::connect(&url).await.expect("whole"), Client::connect(&url).await.expect("whole"));
-    let direct = server.client().await;
-    let held = mutex(&direct).lock().await.expect("free");
-    let waiter = waiter(&mutex(&client));
-    until_waiting(&mutex(&direct), 1).await;
-    wire.hold();
-    let error = client.ping(SOON).await.expect_err("nothing arrives");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    // Nobody uses the connection that looks, and it is found to be dead all the same.
-    eventually(SOON * 2, || async { !doomed.state().status.is_connected() }).await;
-    within(SOON, doomed.shutdown()).await.expect("it holds nothing");
-    held.release().await.expect("held");
-    wire.let_go();
-    granted(waiter).await.release().await.expect("held");
-    eventually(SOON, || async { client.state().status.is_connected() }).await;
 }
 
 // Hand-overs
@@ -869,23 +695,6 @@ async fn a_client_that_polls_makes_as_many_queries_for_many_locks_as_for_one() {
 // Records
 
 #[tokio::test]
-async fn names_and_owners_may_contain_any_character() {
-    let Some(server) = MysqlServer::start_or_skip("names") else { return };
-    let (one, other) = (server.client().await, server.client().await);
-    for name in ["a\0b", "\\", "\\0", "'; DROP TABLE leasehold; --", "é\n\"", &"x\0".repeat(256)] {
-        let lock = one.reentrant_lock(name).expect("valid").with_owner(name).expect("valid");
-        let guard = lock.lock().await.expect("free");
-        let theirs = other.mutex_with(name, one_place_each()).expect("valid");
-        let waiter = waiter(&theirs);
-        until_waiting(&theirs, 1).await;
-        let holders = theirs.inspect().await.expect("it answers").holders;
-        assert_eq!(holders[0].owner.as_deref(), Some(name));
-        guard.release().await.expect("held");
-        granted(waiter).await.release().await.expect("held");
-    }
-}
-
-#[tokio::test]
 async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
     let Some(server) = MysqlServer::start_or_skip("idle records") else { return };
     let client = server.client().await;
@@ -918,17 +727,9 @@ async fn renewals_of_many_guards_are_few_transactions() {
     let Some(server) = MysqlServer::start_or_skip("renewals together") else { return };
     let wire = Wire::start(server.port()).await;
     let backend = with_one_connection(&wire, SECOND * 2).await;
-    let mut renewals = Vec::new();
-    for n in 0..256 {
-        let lease = LeaseRef::new(backend.lease_id(), Resource::named("lock:", &format!("{n}"), Kind::Mutex));
-        let request = Request::new(lease.clone(), Claim::Sole, SECOND * 30);
-        assert!(matches!(backend.request(&request).await.expect("it answers"), Answer::Granted(_)));
-        renewals.push(Renew::new(lease, SECOND * 30));
-    }
+    let renewals = hold_many(&backend, 256).await;
     let before = wire.requests();
-    let answers: Vec<_> = backend.renew(&renewals).collect().await;
-    assert_eq!(answers.len(), 256);
-    assert!(answers.iter().all(|(_, answer)| matches!(answer, Ok(Renewal::Renewed))));
+    renew_all(&backend, &renewals).await;
     // Two times reading and writing; preparing the statements, and what goes on besides.
     let made = wire.requests() - before;
     assert!(made <= 12, "{made} requests for 256 renewals");
@@ -1025,44 +826,4 @@ async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
         seen.push([few, many, looks_of_few, looks_of_many]);
     }
     panic!("requests among 2 and 200 clients, and looks: {seen:.1?}");
-}
-
-// Runtimes
-
-#[test]
-fn a_lease_is_kept_while_the_runtime_is_blocked() {
-    let Some(server) = MysqlServer::start_or_skip("a blocked runtime") else { return };
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let client = server.client().await;
-        let options = MutexOptions::new().ttl(ms(500));
-        let guard = client.mutex_with(NAME, options).expect("valid").lock().await.expect("free");
-        thread::sleep(ms(1500));
-        assert!(guard.is_held());
-        guard.release().await.expect("held");
-        client.shutdown().await.expect("released");
-    });
-}
-
-#[test]
-fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one() {
-    let Some(server) = MysqlServer::start_or_skip("another runtime") else { return };
-    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    let first = runtime();
-    let client = first.block_on(async {
-        let client = server.client().await;
-        mutex(&client).lock().await.expect("free").release().await.expect("held");
-        client
-    });
-    drop(first);
-    runtime().block_on(async {
-        let other = server.client().await;
-        let guard = mutex(&other).lock().await.expect("free");
-        let waiter = waiter(&mutex(&client));
-        until_waiting(&mutex(&other), 1).await;
-        let begun = Instant::now();
-        guard.release().await.expect("held");
-        granted(waiter).await.release().await.expect("held");
-        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
-    });
 }

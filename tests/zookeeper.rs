@@ -7,54 +7,71 @@ mod proxy;
 #[path = "support/zookeeper.rs"]
 mod server;
 mod support;
+#[macro_use]
+#[path = "support/server_promises.rs"]
+mod server_promises;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
-use std::sync::Arc;
-use std::thread;
-
-use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Renew, Renewal, Request, Resource,
-    Severity,
+    Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Request, Resource, Severity,
 };
 use leasehold::{Client, DistMutex, Error, LossReason, MutexOptions, ZookeeperBackend};
-use proxy::{Fault, Proxy};
+use proxy::Proxy;
 use server::ZookeeperServer;
-use support::faults::{
-    NAME, SECOND, SOON, granted, lock_in_turns, ms, mutex, refused, until_waiting, waiter,
-};
-use support::{Load, eventually, one_place_each, within};
-use tokio::runtime::Builder;
+use server_promises::{Server, assert_says, hold_many, renew_all, requests_per_hand_over};
+use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
+use support::{eventually, within};
 use tokio::time::{Instant, sleep};
 use zookeeper_wire::Wire;
+
+impl Server for ZookeeperServer {
+    type Protocol = proxy::Zookeeper;
+
+    fn start_or_skip(left_out: &str) -> Option<Self> {
+        Self::start_or_skip(left_out)
+    }
+
+    fn shared_or_skip(left_out: &str) -> Option<Self> {
+        Self::shared_or_skip(left_out)
+    }
+
+    fn port(&self) -> u16 {
+        Self::port(self)
+    }
+
+    fn url_through(&self, port: u16) -> String {
+        Self::url_through(self, port)
+    }
+
+    fn pause(&self) {
+        Self::pause(self);
+    }
+
+    fn resume(&self) {
+        Self::resume(self);
+    }
+
+    fn kill(&mut self) {
+        Self::kill(self);
+    }
+
+    fn restart(&mut self) {
+        Self::restart(self);
+    }
+}
+
+server_promises!(ZookeeperServer, grants_and_forced_releases_are_pushed_to_other_clients);
 
 /// Of that name, in ZooKeeper.
 const NODE: &str = "lock:machine:42";
 const PASSWORD: &str = "hunter2";
 
-fn brief_mutex(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
-}
-
 #[track_caller]
 fn assert_refused(error: &Error, why: &str) {
     assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
     assert_says(error, why);
-}
-
-#[track_caller]
-fn assert_unavailable(error: &Error, why: &str) {
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert_says(error, why);
-}
-
-#[track_caller]
-fn assert_says(error: &Error, why: &str) {
-    let text = error.to_string();
-    assert!(text.contains("zookeeper://127.0.0.1:") && text.contains(why), "{text}");
-    assert!(!format!("{error:?} {error}").contains(PASSWORD), "{error:?}");
 }
 
 /// The nodes of leases of the usual name.
@@ -75,29 +92,6 @@ fn sessions(server: &ZookeeperServer) -> Vec<(String, i64)> {
 }
 
 // Connecting
-
-#[tokio::test]
-async fn a_server_that_is_away_or_stands_still_is_told_with_its_address() {
-    let Some(server) = ZookeeperServer::start_or_skip("a server that is away") else { return };
-    let url = server.url();
-    server.pause();
-    let error = refused(&format!("{url}?connect_timeout=300ms")).await;
-    assert_unavailable(&error, "no answer within 300ms");
-    server.resume();
-    server.kill();
-    assert_unavailable(&refused(&url).await, "Connection refused");
-
-    let client = Client::connect_lazy(&url).expect("it opens nothing yet");
-    assert!(!client.state().status.is_connected());
-    assert_unavailable(&client.ping(SECOND).await.expect_err("there is no server"), "Connection refused");
-    let reason = client.state().nodes[0].reason.clone().expect("a reason");
-    assert!(reason.contains("Connection refused"), "{reason}");
-    let waiting = waiter(&mutex(&client));
-    server.restart();
-    granted(waiting).await.release().await.expect("held");
-    assert!(client.state().status.is_connected());
-    client.shutdown().await.expect("released");
-}
 
 #[tokio::test]
 async fn of_several_servers_one_that_answers_is_used() {
@@ -166,28 +160,6 @@ async fn what_an_operator_should_know_is_found() {
 // Servers
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing() {
-    let Some(server) = ZookeeperServer::start_or_skip("a killed server") else { return };
-    let (one, other) = (server.client().await, server.client().await);
-    let held = mutex(&one).lock().await.expect("free");
-    let waiter = waiter(&mutex(&other));
-    until_waiting(&mutex(&one), 1).await;
-    server.kill();
-    let error = one.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("it is away");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert!(!one.state().status.is_connected());
-    server.restart();
-    // Nothing has to be asked for.
-    eventually(SOON, || async { one.state().status.is_connected() && other.state().status.is_connected() })
-        .await;
-    assert!(held.is_held());
-    until_waiting(&mutex(&one), 1).await;
-    // The waiter hears of it: its client watches again.
-    held.release().await.expect("held");
-    granted(waiter).await.release().await.expect("held");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_has_lost_everything_is_used_again_and_tokens_grow() {
     let Some(server) = ZookeeperServer::start_or_skip("a server without its data") else { return };
     let client =
@@ -202,55 +174,6 @@ async fn a_server_that_has_lost_everything_is_used_again_and_tokens_grow() {
     let next = within(SOON, brief_mutex(&client).lock()).await.expect("free");
     assert!(next.token() > before, "{} after {before}", next.token());
     next.release().await.expect("held");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_a_killed_server_costs_no_lock() {
-    let Some(server) = ZookeeperServer::start_or_skip("a killed server under load") else { return };
-    let load = Load::start(&server.url(), 16).await;
-    for _ in 0..2 {
-        load.go_on_for(100).await;
-        server.restart();
-    }
-    load.go_on_for(100).await;
-    let report = load.stop().await;
-    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
-    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline() {
-    let Some(server) = ZookeeperServer::start_or_skip("a stalled server") else { return };
-    let url = format!("{}?reply_timeout=500ms&connect_timeout=1s", server.url());
-    let client = Client::connect(&url).await.expect("it answers");
-    let long = client.mutex("long").expect("valid").lock().await.expect("free");
-    // For less than a lease: nobody loses anything.
-    let held = brief_mutex(&client).lock().await.expect("free");
-    server.pause();
-    sleep(ms(400)).await;
-    server.resume();
-    sleep(SECOND).await;
-    assert!(held.is_held() && long.is_held());
-    let waiter = waiter(&brief_mutex(&client));
-    until_waiting(&brief_mutex(&client), 1).await;
-    server.pause();
-    let begun = Instant::now();
-    let error = client.ping(SOON).await.expect_err("it stands still");
-    assert_unavailable(&error, "no answer within 500ms");
-    assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
-    assert!(begun.elapsed() < SECOND + ms(300), "{:?}", begun.elapsed());
-    let other = client.mutex("other").expect("valid");
-    // It is tried for some seconds.
-    let error = within(SOON * 2, other.try_lock()).await.map(drop).expect_err("it stands still");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert!(!client.state().status.is_connected());
-    server.resume();
-    let next = granted(waiter).await;
-    assert!(next.token() > held.token());
-    next.release().await.expect("held");
-    eventually(SOON, || async { client.state().status.is_connected() }).await;
-    assert!(long.is_held());
-    client.shutdown().await.expect("released");
 }
 
 // Sessions
@@ -333,115 +256,7 @@ async fn a_client_leaves_no_node_of_a_lease_behind() {
     other.shutdown().await.expect("released");
 }
 
-// Requests that get lost
-
-/// A client behind a wire takes, renews, releases and waits, while one of its requests fails.
-async fn take_turns(
-    proxy: &Proxy,
-    server: &ZookeeperServer,
-    direct: &Client,
-    nth: usize,
-    fault: Fault,
-) -> bool {
-    let name = format!("{fault:?} {nth}");
-    let options = || one_place_each().ttl(ms(1500));
-    let builder = ZookeeperBackend::builder_from_url(&server.url_through(proxy.port())).expect("a URL");
-    let backend =
-        builder.reply_timeout(ms(300)).connect_timeout(SECOND).connect().await.expect("the wire is whole");
-    let client = Client::with_backend(Arc::new(backend));
-    let (mine, theirs) = (
-        client.mutex_with(&name, options()).expect("valid"),
-        direct.mutex_with(&name, options()).expect("valid"),
-    );
-    let mut sprung = proxy.trap(nth, fault);
-    lock_in_turns(&mine, &theirs).await;
-    let was_hit = sprung.try_recv().is_ok();
-    proxy.disarm();
-    client.shutdown().await.expect("released");
-    let left = theirs.inspect().await.expect("its wire is whole");
-    assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
-    was_hit
-}
-
-async fn with_every_request_failing(fault: Fault) {
-    let Some(server) = ZookeeperServer::shared_or_skip("requests that get lost") else { return };
-    let direct = server.client().await;
-    let mut nth = 0;
-    loop {
-        let proxy = Proxy::start(server.port()).await;
-        if !take_turns(&proxy, &server, &direct, nth, fault).await {
-            break;
-        }
-        nth += 1;
-    }
-    assert!(nth >= 12, "only {nth} requests were made");
-    direct.shutdown().await.expect("released");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_request_may_be_lost_with_its_connection() {
-    with_every_request_failing(Fault::Lost).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_reply_may_be_lost_with_its_connection() {
-    with_every_request_failing(Fault::Unanswered).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_cut_under_load_cost_no_lock() {
-    let Some(server) = ZookeeperServer::shared_or_skip("cut connections") else { return };
-    let proxy = Proxy::start(server.port()).await;
-    let load = Load::start(&server.url_through(proxy.port()), 16).await;
-    for _ in 0..10 {
-        load.go_on_for(30).await;
-        proxy.cut();
-    }
-    load.go_on_for(100).await;
-    let report = load.stop().await;
-    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
-    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_swallows_everything_hangs_nobody() {
-    let Some(server) = ZookeeperServer::shared_or_skip("a black hole") else { return };
-    let proxy = Proxy::start(server.port()).await;
-    let url = format!("{}?reply_timeout=300ms&connect_timeout=1s", server.url_through(proxy.port()));
-    let (client, doomed) =
-        (Client::connect(&url).await.expect("whole"), Client::connect(&url).await.expect("whole"));
-    let direct = server.client().await;
-    let held = mutex(&direct).lock().await.expect("free");
-    let waiter = waiter(&mutex(&client));
-    until_waiting(&mutex(&direct), 1).await;
-    proxy.hold();
-    let error = client.ping(SOON).await.expect_err("nothing arrives");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    // Nobody asks this client for anything, and the connection is found to be dead all the same.
-    eventually(SOON, || async { !doomed.state().status.is_connected() }).await;
-    within(SOON, doomed.shutdown()).await.expect("it holds nothing");
-    held.release().await.expect("held");
-    proxy.let_go();
-    granted(waiter).await.release().await.expect("held");
-    eventually(SOON, || async { client.state().status.is_connected() }).await;
-}
-
 // Nodes
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grants_and_forced_releases_are_pushed_to_other_clients() {
-    let Some(server) = ZookeeperServer::shared_or_skip("watches") else { return };
-    let (one, other) = (server.client().await, server.client().await);
-    let held = mutex(&one).lock().await.expect("free");
-    let waiter = waiter(&mutex(&other));
-    until_waiting(&mutex(&one), 1).await;
-    let begun = Instant::now();
-    assert!(mutex(&other).force_release().await.expect("it answers"));
-    assert_eq!(within(SECOND, held.lost()).await, LossReason::Revoked);
-    let guard = granted(waiter).await;
-    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
-    guard.release().await.expect("held");
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_are_deleted_by_hand_are_lost_and_created_again() {
@@ -526,24 +341,6 @@ async fn a_node_of_another_program_is_told_and_costs_no_other_name() {
 }
 
 #[tokio::test]
-async fn names_and_owners_may_contain_any_character() {
-    let Some(server) = ZookeeperServer::shared_or_skip("names") else { return };
-    let (one, other) = (server.client().await, server.client().await);
-    for name in ["a\0b", ".", "..", "/", "a/b", "zookeeper", "~clock", "a~b%", "é\n\"", &"x\0".repeat(256)] {
-        let options = || one_place_each().prefix("");
-        let theirs = other.mutex_with(name, options()).expect("valid");
-        let lock = one.reentrant_lock_with(name, MutexOptions::new().prefix("")).expect("valid");
-        let guard = lock.with_owner(name).expect("valid").lock().await.expect("free");
-        let waiter = waiter(&theirs);
-        until_waiting(&theirs, 1).await;
-        let holders = theirs.inspect().await.expect("it answers").holders;
-        assert_eq!(holders[0].owner.as_deref(), Some(name));
-        guard.release().await.expect("held");
-        granted(waiter).await.release().await.expect("held");
-    }
-}
-
-#[tokio::test]
 async fn a_record_that_does_not_fit_into_a_request_is_told() {
     let Some(server) = ZookeeperServer::shared_or_skip("long records") else { return };
     let backend = server.backend().await;
@@ -567,19 +364,11 @@ async fn renewals_of_many_guards_are_few_requests() {
     let Some(server) = ZookeeperServer::shared_or_skip("renewals together") else { return };
     let proxy = Proxy::start(server.port()).await;
     let backend = ZookeeperBackend::connect(&server.url_through(proxy.port())).await.expect("whole");
-    let mut renewals = Vec::new();
-    for n in 0..256 {
-        let lease = LeaseRef::new(backend.lease_id(), Resource::named("lock:", &format!("{n}"), Kind::Mutex));
-        let request = Request::new(lease.clone(), Claim::Sole, SECOND * 30);
-        assert!(matches!(backend.request(&request).await.expect("it answers"), Answer::Granted(_)));
-        renewals.push(Renew::new(lease, SECOND * 30));
-    }
+    let renewals = hold_many(&backend, 256).await;
     // Holds are watched a moment later.
     sleep(ms(200)).await;
     let before = proxy.requests();
-    let answers: Vec<_> = backend.renew(&renewals).collect().await;
-    assert_eq!(answers.len(), 256);
-    assert!(answers.iter().all(|(_, answer)| matches!(answer, Ok(Renewal::Renewed))));
+    renew_all(&backend, &renewals).await;
     let made = proxy.requests() - before;
     assert!(made <= 4, "{made} requests for 256 renewals");
     backend.close().await;
@@ -615,30 +404,6 @@ async fn a_record_that_this_client_has_written_last_is_not_read_again() {
     backend.close().await;
 }
 
-/// How many requests the clients make for each of some hand-overs.
-async fn requests_per_hand_over(server: &ZookeeperServer, clients: usize) -> f64 {
-    const HAND_OVERS: usize = 600;
-
-    let proxy = Proxy::start(server.port()).await;
-    let mut all = Vec::new();
-    for _ in 0..clients {
-        all.push(Client::connect(&server.url_through(proxy.port())).await.expect("the wire is whole"));
-    }
-    let turns = HAND_OVERS / clients;
-    let take_turns = async |client: &Client, turns: usize| {
-        for _ in 0..turns {
-            let guard = mutex(client).lock().await.expect("granted");
-            guard.release().await.expect("held");
-        }
-    };
-    join_all(all.iter().map(|client| take_turns(client, 1))).await;
-    let before = proxy.requests();
-    join_all(all.iter().map(|client| take_turns(client, turns))).await;
-    let requests = proxy.requests() - before;
-    join_all(all.iter().map(Client::shutdown)).await;
-    requests as f64 / (turns * clients) as f64
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
     let Some(server) = ZookeeperServer::shared_or_skip("requests per hand-over") else { return };
@@ -671,44 +436,4 @@ async fn a_semaphore_is_used_by_many_tasks_of_several_clients_and_nobody_is_forg
     // None was lost.
     let permits = clients[0].counting_semaphore("permits", 5).expect("valid");
     within(SOON, permits.acquire_many(5)).await.expect("granted").release().await.expect("held");
-}
-
-// Runtimes
-
-#[test]
-fn a_lease_is_kept_while_the_runtime_is_blocked() {
-    let Some(server) = ZookeeperServer::shared_or_skip("a blocked runtime") else { return };
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let client = server.client().await;
-        let options = MutexOptions::new().ttl(ms(500));
-        let guard = client.mutex_with(NAME, options).expect("valid").lock().await.expect("free");
-        thread::sleep(ms(1500));
-        assert!(guard.is_held());
-        guard.release().await.expect("held");
-        client.shutdown().await.expect("released");
-    });
-}
-
-#[test]
-fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one() {
-    let Some(server) = ZookeeperServer::shared_or_skip("another runtime") else { return };
-    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    let first = runtime();
-    let client = first.block_on(async {
-        let client = server.client().await;
-        mutex(&client).lock().await.expect("free").release().await.expect("held");
-        client
-    });
-    drop(first);
-    runtime().block_on(async {
-        let other = server.client().await;
-        let guard = mutex(&other).lock().await.expect("free");
-        let waiter = waiter(&mutex(&client));
-        until_waiting(&mutex(&other), 1).await;
-        let begun = Instant::now();
-        guard.release().await.expect("held");
-        granted(waiter).await.release().await.expect("held");
-        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
-    });
 }

@@ -23,6 +23,11 @@ pub(crate) fn mutex(client: &Client) -> DistMutex {
     client.mutex_with(NAME, one_place_each()).expect("valid")
 }
 
+/// With leases of a second.
+pub(crate) fn brief_mutex(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
+}
+
 pub(crate) fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
     let mutex = mutex.clone();
     tokio::spawn(async move { mutex.lock().await })

@@ -16,6 +16,7 @@
 //! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
 //! | [`child`] | child processes that end with the test process |
 //! | [`topology`] | clusters, and primaries with replicas and sentinels |
+//! | [`wire`] | [`Wire`](wire::Wire): a proxy to a server of another store on which one request can get lost, or arrive late |
 //! | [`time`] | waiting for an event with a deadline |
 
 // Every test binary includes all of it and uses a part.
@@ -35,6 +36,7 @@ pub(crate) mod redis;
 pub(crate) mod resp;
 pub(crate) mod time;
 pub(crate) mod topology;
+pub(crate) mod wire;
 pub(crate) mod workers;
 
 pub(crate) use acl::{more_rules, url_of};

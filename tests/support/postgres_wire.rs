@@ -1,194 +1,57 @@
-//! A wire between a client and a PostgreSQL server on which one request can get lost, lose its answer, or arrive late.
-//!
-//! It knows where requests end, so that a fault hits exactly the one it is meant for, however the bytes were packed.
+//! PostgreSQL's protocol, as far as a [`Wire`](wire::Wire) needs it.
 
-use std::future::pending;
-use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{oneshot, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::OwnedReadHalf;
 
 use crate::server::url_of;
-use crate::support::within;
+use crate::support::wire::{self, Message, Protocol};
 
-/// How long a request that was late may take then.
-const DELIVERY: Duration = Duration::from_secs(5);
-
-/// What happens to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// The connection is cut before the request reaches the server.
-    Lost,
-    /// The connection is cut when the server has answered.
-    Unanswered,
-    /// The client hears nothing; the request reaches the server when [`Wire::deliver`] is called.
-    Late,
-}
-
-/// How far a request is that is late.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Late {
-    /// There is none.
-    #[default]
-    None,
-    Held,
-    Sent,
-    /// The server has carried it out, or has closed the connection.
-    Done,
-}
-
-/// A proxy on loopback, on the runtime that started it. Ends when dropped, with all its connections.
-#[derive(Debug)]
-pub(crate) struct Wire {
-    port: u16,
-    shared: Arc<Shared>,
-    accepting: JoinHandle<()>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    server_port: u16,
-    /// How many requests were sent, without heartbeats.
-    requests: AtomicUsize,
-    /// Which of them is hit, counted from 0, and how.
-    trap: Mutex<Option<(usize, Fault)>>,
-    /// Told when it was.
-    sprung: Mutex<Option<oneshot::Sender<()>>>,
-    /// What has become of the request that is late.
-    late: watch::Sender<Late>,
-    /// Sending is a cut.
-    cuts: watch::Sender<()>,
-    /// Whether nothing goes either way.
-    is_held: watch::Sender<bool>,
-}
-
-impl Shared {
-    /// What happens to the request that has just been read.
-    fn next(&self) -> Option<Fault> {
-        let number = self.requests.fetch_add(1, Ordering::SeqCst);
-        let mut trap = self.trap.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, fault) = trap.take_if(|(nth, _)| *nth == number)?;
-        if let Some(sprung) = self.sprung.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // The test may not wait for it.
-            let _ = sprung.send(());
-        }
-        Some(fault)
-    }
-}
+pub(crate) type Wire = wire::Wire<Postgres>;
 
 impl Wire {
-    /// A wire to the server on `server_port`.
-    pub(crate) async fn start(server_port: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
-        let port = listener.local_addr().expect("a listener has an address").port();
-        let shared = Arc::new(Shared {
-            server_port,
-            requests: AtomicUsize::default(),
-            trap: Mutex::default(),
-            sprung: Mutex::default(),
-            late: watch::Sender::default(),
-            cuts: watch::Sender::new(()),
-            is_held: watch::Sender::new(false),
-        });
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
-        Self { port, shared, accepting }
-    }
-
     pub(crate) fn url(&self) -> String {
-        url_of(self.port)
+        url_of(self.port())
     }
+}
 
-    /// How many requests were sent so far, without heartbeats.
-    pub(crate) fn requests(&self) -> usize {
-        self.shared.requests.load(Ordering::SeqCst)
-    }
+/// A request is everything up to a message that the server answers to.
+#[derive(Debug, Default)]
+pub(crate) struct Postgres {
+    /// Whether the first message has been sent, the only one without a tag.
+    has_begun: bool,
+}
 
-    /// Has the `nth` request from now on fail. The future is ready when it does.
-    pub(crate) fn trap(&self, nth: usize, fault: Fault) -> oneshot::Receiver<()> {
-        let (send, sprung) = oneshot::channel();
-        *self.shared.sprung.lock().expect("no panic") = Some(send);
-        *self.shared.trap.lock().expect("no panic") = Some((self.requests() + nth, fault));
-        sprung
-    }
-
-    /// No request will fail.
-    pub(crate) fn disarm(&self) {
-        *self.shared.trap.lock().expect("no panic") = None;
-    }
-
-    /// Lets what is late reach the server, if anything is, and waits until it has been carried out.
-    pub(crate) async fn deliver(&self) {
-        let is_held = self.shared.late.send_if_modified(|late| {
-            let is_held = *late == Late::Held;
-            *late = if is_held { Late::Sent } else { *late };
-            is_held
-        });
-        if is_held {
-            let mut late = self.shared.late.subscribe();
-            within(DELIVERY, late.wait_for(|late| *late == Late::Done)).await.expect("the wire is there");
+impl Protocol for Postgres {
+    async fn request(&mut self, from: &mut OwnedReadHalf) -> Option<(Vec<u8>, Message)> {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        let mut request = message(from, !is_first).await?;
+        if is_first {
+            return Some((request, Message::Part));
         }
+        let mut last = request.clone();
+        while !matches!(last[0], b'Q' | b'S' | b'p' | b'X') {
+            last = message(from, true).await?;
+            request.extend_from_slice(&last);
+        }
+        let is_heartbeat = last.ends_with(b"SELECT 1\0");
+        let kind = match last[0] {
+            b'Q' | b'S' if is_heartbeat => Message::Other,
+            b'Q' | b'S' => Message::Request(0),
+            _ => Message::Part,
+        };
+        Some((request, kind))
     }
 
-    /// Closes all connections there are. New ones are welcome.
-    pub(crate) fn cut(&self) {
-        self.shared.cuts.send_replace(());
+    async fn answer(from: &mut OwnedReadHalf) -> Option<Vec<u8>> {
+        message(from, true).await
     }
 
-    /// Black hole: nothing goes either way any more, and no connection is closed.
-    pub(crate) fn hold(&self) {
-        self.shared.is_held.send_replace(true);
-    }
-
-    /// Ends the hold; what was sent meanwhile arrives.
-    pub(crate) fn let_go(&self) {
-        self.shared.is_held.send_replace(false);
+    fn ends_answer(&mut self, message: &[u8], _: u32) -> bool {
+        message[0] == b'Z'
     }
 }
 
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.accepting.abort();
-    }
-}
-
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok((client, _)) = listener.accept().await else { continue };
-        let shared = Arc::clone(&shared);
-        connections.spawn(async move {
-            let mut cuts = shared.cuts.subscribe();
-            tokio::select! {
-                () = connect(client, &shared) => {}
-                _ = cuts.changed() => {}
-            }
-        });
-    }
-}
-
-async fn connect(client: TcpStream, shared: &Shared) {
-    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, shared.server_port)).await else { return };
-    for end in [&client, &server] {
-        // Messages are passed on one by one.
-        end.set_nodelay(true).expect("a connection");
-    }
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    let (fault, faults) = watch::channel(None);
-    tokio::select! {
-        () = pass_requests(from_client, to_server, shared, fault) => {}
-        () = pass_answers(from_server, to_client, shared, faults) => {}
-    }
-}
-
-/// A message, after the first ones with its tag.
-async fn message(from: &mut (impl AsyncRead + Unpin), has_tag: bool) -> Option<Vec<u8>> {
+async fn message(from: &mut OwnedReadHalf, has_tag: bool) -> Option<Vec<u8>> {
     let mut bytes = vec![0; if has_tag { 5 } else { 4 }];
     from.read_exact(&mut bytes).await.ok()?;
     let length = u32::from_be_bytes(bytes[bytes.len() - 4..].try_into().ok()?) as usize;
@@ -196,77 +59,4 @@ async fn message(from: &mut (impl AsyncRead + Unpin), has_tag: bool) -> Option<V
     bytes.resize(head + length - 4, 0);
     from.read_exact(&mut bytes[head..]).await.ok()?;
     Some(bytes)
-}
-
-async fn unheld(shared: &Shared) {
-    // An error means that the wire is gone, and this with it.
-    let _ = shared.is_held.subscribe().wait_for(|is_held| !is_held).await;
-}
-
-async fn pass_requests(
-    mut client: OwnedReadHalf,
-    mut server: OwnedWriteHalf,
-    shared: &Shared,
-    fault: watch::Sender<Option<Fault>>,
-) {
-    let mut is_first = true;
-    let mut request = Vec::new();
-    while let Some(message) = message(&mut client, !is_first).await {
-        let ends = is_first || matches!(message[0], b'Q' | b'S' | b'p' | b'X');
-        // Those that only show that the connection is alive come at any time.
-        let is_heartbeat = message.ends_with(b"SELECT 1\0");
-        let counts = !is_first && matches!(message[0], b'Q' | b'S') && !is_heartbeat;
-        is_first = false;
-        request.extend(message);
-        if !ends {
-            continue;
-        }
-        match counts.then(|| shared.next()).flatten() {
-            None => {}
-            Some(Fault::Lost) => return,
-            Some(Fault::Unanswered) => drop(fault.send_replace(Some(Fault::Unanswered))),
-            Some(Fault::Late) => {
-                fault.send_replace(Some(Fault::Late));
-                shared.late.send_replace(Late::Held);
-                // Whatever the client does meanwhile.
-                let _ = shared.late.subscribe().wait_for(|late| *late == Late::Sent).await;
-                let _ = server.write_all(&request).await;
-                // Until it is answered.
-                pending::<()>().await;
-            }
-        }
-        unheld(shared).await;
-        if server.write_all(&std::mem::take(&mut request)).await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn pass_answers(
-    mut server: OwnedReadHalf,
-    mut client: OwnedWriteHalf,
-    shared: &Shared,
-    faults: watch::Receiver<Option<Fault>>,
-) {
-    // When this ends, a request that is late is done.
-    let _late = scopeguard::guard((), |()| {
-        if *faults.borrow() == Some(Fault::Late) {
-            shared.late.send_replace(Late::Done);
-        }
-    });
-    while let Some(message) = message(&mut server, true).await {
-        let fault = *faults.borrow();
-        match fault {
-            // What it answers to requests before that one is lost, too.
-            Some(Fault::Late) if *shared.late.borrow() != Late::Sent => continue,
-            // The last part of an answer.
-            Some(_) if message[0] == b'Z' => return,
-            Some(_) => continue,
-            None => {}
-        }
-        unheld(shared).await;
-        if client.write_all(&message).await.is_err() {
-            return;
-        }
-    }
 }

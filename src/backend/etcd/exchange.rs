@@ -14,7 +14,7 @@ use super::proto::{TxnRequest, TxnResponse};
 use super::shared::Shared;
 use super::transaction::MOST;
 use super::value::{Value, What};
-use super::view::View;
+use super::view::{View, look_again_in};
 use super::write::Written;
 use crate::backend::records::{Cure, Failure, Work};
 use crate::backend::{BackendError, LeaseId};
@@ -130,7 +130,8 @@ impl Exchange<'_> {
 
     /// Asks how long the holds of other clients last, and the places if all are to be known. Returns whether there are any.
     async fn find_ends(&self, now: &mut View, are_all_asked: bool) -> Result<bool, Stop> {
-        let (ahead, leases) = (self.places_ahead(now), &self.shared.leases);
+        let leases = &self.shared.leases;
+        let ahead = now.places_ahead(leases);
         let unknown = now.entries.iter_mut().filter(|(_, stored)| {
             let is_hold = matches!(stored.value.what, What::Hold(_));
             (are_all_asked || is_hold) && leases.remaining(stored.etcd_lease).is_none()
@@ -153,15 +154,6 @@ impl Exchange<'_> {
         let are_there = !asked.is_empty();
         asked.into_iter().collect::<Result<(), _>>().map_err(Stop::Reading)?;
         Ok(are_there)
-    }
-
-    /// How many places are before the first one of this client.
-    fn places_ahead(&self, now: &View) -> u32 {
-        let places = now.entries.iter().filter_map(|(lease, stored)| Some((stored.ticket()?, *lease)));
-        let mut places: Vec<_> = places.collect();
-        places.sort_unstable();
-        let ahead = places.iter().take_while(|(_, lease)| !self.shared.leases.is_own(*lease)).count();
-        u32::try_from(ahead).unwrap_or(u32::MAX)
     }
 
     /// What would have to be stored if nobody held or waited any more, if that is but one hold.
@@ -303,13 +295,6 @@ impl Exchange<'_> {
         self.work.written = now.filter(|now| now.record.is_some()).map(|now| now.remembered());
         Ok(())
     }
-}
-
-/// When to look again whether a hold has ended that lasts for so many whole seconds, rounded down. etcd ends a lease up to half a second
-/// late. The first one in the queue looks most often: whoever is behind it only has to notice if that one has died, too.
-fn look_again_in(seconds: Duration, ahead: u32) -> Duration {
-    const SOON: Duration = Duration::from_millis(100);
-    seconds + SOON * ahead.saturating_add(1).min(100)
 }
 
 pub(super) const fn is_lease_missing(failure: &Failure) -> bool {

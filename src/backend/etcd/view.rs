@@ -20,7 +20,7 @@ const NOW: u64 = 1 << 40;
 const NUMBERS_PER_REVISION: u64 = 16;
 /// Tickets are this many times the revision that made the place, and its number among those that were made by one transaction.
 const PLACES_PER_REVISION: u64 = 128;
-/// When a waiter should look again for the first time.
+/// When a waiter looks again for the first time that does not know how long the hold lasts that it waits for. Those behind it do so later.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -149,7 +149,8 @@ impl View {
     ) -> Result<Ledger, BackendError> {
         let is_meant = |(lease, _): &(&LeaseId, &Stored)| !without.contains(lease);
         let entries = self.entries.iter().filter(is_meant);
-        let entries = entries.map(|(lease, stored)| stored.entry(*lease, leases));
+        let first_look = look_again_in(FIRST_LOOK, self.places_ahead(leases));
+        let entries = entries.map(|(lease, stored)| stored.entry(*lease, leases, first_look));
         let mut head = self.head()?;
         let is_held = self.entries.values().any(|stored| matches!(stored.value.what, What::Hold(_)));
         if self.limit.is_none() && !is_held {
@@ -157,6 +158,14 @@ impl View {
             head.lapse();
         }
         Ok(head.with(entries, if self.limit.is_some() { NOW + 1 } else { 0 }))
+    }
+
+    /// How many places are before the first one of this client.
+    pub(super) fn places_ahead(&self, leases: &Leases) -> u32 {
+        let own = |(lease, stored): (&LeaseId, &Stored)| stored.ticket().filter(|_| leases.is_own(*lease));
+        let Some(first) = self.entries.iter().filter_map(own).min() else { return 0 };
+        let is_before = |stored: &&Stored| stored.ticket().is_some_and(|ticket| ticket < first);
+        u32::try_from(self.entries.values().filter(is_before).count()).unwrap_or(u32::MAX)
     }
 
     /// Whether the record says nothing that the revision does not say: whoever finds none issues greater numbers.
@@ -171,11 +180,11 @@ impl View {
 }
 
 impl Stored {
-    fn entry(&self, lease: LeaseId, leases: &Leases) -> Entry {
+    fn entry(&self, lease: LeaseId, leases: &Leases, first_look: Duration) -> Entry {
         let Value { ttl, permits, what, owner, .. } = &self.value;
         let ttl = Duration::from_secs((*ttl).into());
         // One of this client of which nothing is known may end at any moment.
-        let unknown = || if leases.is_own(lease) { Duration::ZERO } else { ttl.min(FIRST_LOOK) };
+        let unknown = || if leases.is_own(lease) { Duration::ZERO } else { ttl.min(first_look) };
         let left = leases.remaining(self.etcd_lease).or(self.left).unwrap_or_else(unknown);
         Entry {
             lease,
@@ -212,4 +221,11 @@ pub(super) fn seconds(ends: u64) -> u32 {
 
 fn unreadable(what: &str) -> BackendError {
     BackendError::WrongType { source: format!("it is no {what} of this crate").into() }
+}
+
+/// When to look again whether a hold has ended that lasts for so many whole seconds, rounded down. etcd ends a lease up to half a second
+/// late. The first one in the queue looks most often: whoever is behind it only has to notice if that one has died, too.
+pub(super) fn look_again_in(seconds: Duration, ahead: u32) -> Duration {
+    const SOON: Duration = Duration::from_millis(100);
+    seconds + SOON * ahead.saturating_add(1).min(100)
 }

@@ -1,0 +1,442 @@
+//! What a lock promises on every store that is a server: whatever becomes of the server, the network or the runtime, nobody hangs, no two
+//! hold the lock, and a loss is told in time.
+
+#![allow(dead_code, reason = "not every store takes all")]
+
+use std::thread;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::join_all;
+use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Renew, Renewal, Request, Resource};
+use leasehold::{Client, DistMutex, Error, LossReason, MutexOptions};
+use tokio::runtime::Builder;
+use tokio::time::Instant;
+
+use crate::support::faults::{
+    NAME, SECOND, SOON, granted, lock_in_turns, ms, mutex, refused, until_waiting, waiter,
+};
+use crate::support::wire::{Fault, Protocol, Wire};
+use crate::support::{Load, eventually, one_place_each, within};
+
+/// Of every server for tests.
+const PASSWORD: &str = "hunter2";
+
+/// A server for one test.
+pub(crate) trait Server: Sized + Send + Sync {
+    type Protocol: Protocol;
+
+    /// The shortest lease of a test.
+    const LEASE: Duration = SECOND;
+
+    fn start_or_skip(left_out: &str) -> Option<Self>;
+
+    /// A server that is neither stopped nor killed: tests may share it.
+    fn shared_or_skip(left_out: &str) -> Option<Self> {
+        Self::start_or_skip(left_out)
+    }
+
+    fn port(&self) -> u16;
+
+    /// Its URL behind a proxy on this port.
+    fn url_through(&self, port: u16) -> String;
+
+    fn pause(&self);
+
+    fn resume(&self);
+
+    fn kill(&mut self);
+
+    fn restart(&mut self);
+}
+
+fn url(server: &impl Server) -> String {
+    server.url_through(server.port())
+}
+
+async fn client(server: &impl Server) -> Client {
+    Client::connect(&url(server)).await.expect("it answers")
+}
+
+async fn wire<S: Server>(server: &S) -> (Wire<S::Protocol>, String) {
+    let wire = Wire::start(server.port()).await;
+    let url = server.url_through(wire.port());
+    (wire, url)
+}
+
+fn brief_mutex<S: Server>(client: &Client) -> DistMutex {
+    client.mutex_with(NAME, one_place_each().ttl(S::LEASE)).expect("valid")
+}
+
+/// The server cannot be used, for this reason.
+#[track_caller]
+pub(crate) fn assert_unavailable(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
+/// An error names the server, says this, and does not contain the password.
+#[track_caller]
+pub(crate) fn assert_says(error: &Error, words: &str) {
+    let text = error.to_string();
+    assert!(text.contains("://127.0.0.1:") && text.contains(words), "{text}");
+    assert!(!format!("{error:?} {error}").contains(PASSWORD), "{error:?}");
+}
+
+/// What tasks that lock all the time saw: no two held the same lock, no token went back, and what failed was not there.
+async fn nothing_went_wrong(load: Load) {
+    let report = load.stop().await;
+    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
+    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+}
+
+// Connecting
+
+pub(crate) async fn a_server_that_is_away_is_told_with_its_address<S: Server>() {
+    let Some(mut server) = S::start_or_skip("a server that is away") else { return };
+    let url = url(&server);
+    server.kill();
+    assert_unavailable(&refused(&url).await, "Connection refused");
+    server.restart();
+    server.pause();
+    let error = refused(&format!("{url}?connect_timeout=300ms&reply_timeout=300ms")).await;
+    assert_unavailable(&error, "within 300ms");
+    server.resume();
+    Client::connect(&url).await.expect("it goes on").shutdown().await.expect("closed");
+}
+
+pub(crate) async fn a_lazy_client_waits_for_its_server_and_says_so<S: Server>() {
+    let Some(mut server) = S::start_or_skip("lazy clients") else { return };
+    let url = url(&server);
+    server.kill();
+    let client = Client::connect_lazy(&url).expect("it opens nothing yet");
+    assert!(!client.state().status.is_connected());
+    assert_unavailable(&client.ping(SECOND).await.expect_err("there is no server"), "Connection refused");
+    let reason = client.state().nodes[0].reason.clone().expect("a reason");
+    assert!(reason.contains("Connection refused"), "{reason}");
+
+    server.restart();
+    client.ping(SOON).await.expect("it is there");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    client.shutdown().await.expect("released");
+}
+
+// The server
+
+pub(crate) async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing<S: Server>() {
+    let Some(mut server) = S::start_or_skip("a killed server") else { return };
+    let (one, other) = (client(&server).await, client(&server).await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    server.kill();
+    let error = one.mutex("other").expect("valid").try_lock().await.map(drop).expect_err("it is away");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!one.state().status.is_connected());
+    server.restart();
+    one.ping(SOON).await.expect("it is there");
+    eventually(SOON, || async { one.state().status.is_connected() && other.state().status.is_connected() })
+        .await;
+    assert!(held.is_held());
+    until_waiting(&mutex(&one), 1).await;
+    // The waiter hears of it: its client listens again.
+    held.release().await.expect("held");
+    granted(waiter).await.release().await.expect("held");
+}
+
+pub(crate) async fn under_load_a_killed_server_costs_no_lock<S: Server>() {
+    let Some(mut server) = S::start_or_skip("a killed server under load") else { return };
+    let load = Load::start_with_ttl(&url(&server), 16, S::LEASE).await;
+    for _ in 0..2 {
+        load.go_on_for(100).await;
+        server.restart();
+    }
+    load.go_on_for(100).await;
+    nothing_went_wrong(load).await;
+}
+
+pub(crate) async fn a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline<S: Server>() {
+    let Some(server) = S::start_or_skip("a stalled server") else { return };
+    let url = format!("{}?reply_timeout=500ms&connect_timeout=1s", url(&server));
+    let client = Client::connect(&url).await.expect("it answers");
+    let long = client.mutex("long").expect("valid").lock().await.expect("free");
+    let held = brief_mutex::<S>(&client).lock().await.expect("free");
+    let waiter = waiter(&brief_mutex::<S>(&client));
+    until_waiting(&brief_mutex::<S>(&client), 1).await;
+    server.pause();
+    let begun = Instant::now();
+    let error = client.ping(SOON).await.expect_err("it stands still");
+    // By a connection that was there, or by one that was opened because that was busy.
+    assert_unavailable(&error, "answer within");
+    assert_eq!(within(SOON, held.lost()).await, LossReason::StoreUnreachable);
+    assert!(begun.elapsed() < S::LEASE + ms(300), "{:?}", begun.elapsed());
+    let other = client.mutex("other").expect("valid");
+    // It is tried for some seconds.
+    let error = within(SOON * 2, other.try_lock()).await.map(drop).expect_err("it stands still");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(!client.state().status.is_connected());
+    server.resume();
+    let next = granted(waiter).await;
+    assert!(next.token() > held.token());
+    next.release().await.expect("held");
+    eventually(SOON, || async { client.state().status.is_connected() }).await;
+    assert!(long.is_held());
+    client.shutdown().await.expect("released");
+}
+
+// The network
+
+/// Two clients take, release and wait in turns, while one request of the one behind the wire fails. Whether there was such a request.
+async fn take_turns<S: Server>(server: &S, direct: &Client, nth: usize, fault: Fault) -> bool {
+    let (wire, url) = wire(server).await;
+    let url = format!("{url}?reply_timeout=400ms&connect_timeout=1s");
+    let client = Client::connect(&url).await.expect("the wire is whole");
+    let name = format!("{fault:?} {nth}");
+    let make =
+        |client: &Client| client.mutex_with(&name, one_place_each().ttl(S::LEASE * 3 / 2)).expect("valid");
+    let (mine, theirs) = (make(&client), make(direct));
+    let mut sprung = wire.trap(nth, fault);
+    lock_in_turns(&mine, &theirs).await;
+    let was_hit = sprung.try_recv().is_ok();
+    wire.disarm();
+    client.shutdown().await.expect("released");
+    // What was given up must not take effect later.
+    wire.deliver().await;
+    let left = theirs.inspect().await.expect("its wire is whole");
+    assert!(left.holders.is_empty() && left.waiters.is_empty(), "{name}: {left:?}");
+    was_hit
+}
+
+async fn with_every_request_failing<S: Server>(fault: Fault) {
+    const TOGETHER: usize = 4;
+    let Some(server) = S::shared_or_skip("requests that get lost") else { return };
+    let direct = client(&server).await;
+    let mut hits = 0;
+    for first in (0..).step_by(TOGETHER) {
+        let turns = (first..first + TOGETHER).map(|nth| take_turns(&server, &direct, nth, fault));
+        let hit = join_all(turns).await.into_iter().filter(|was_hit| *was_hit).count();
+        hits += hit;
+        if hit < TOGETHER {
+            break;
+        }
+    }
+    assert!(hits >= 8, "only {hits} requests were made");
+    direct.shutdown().await.expect("released");
+}
+
+pub(crate) async fn any_request_may_be_lost_with_its_connection<S: Server>() {
+    with_every_request_failing::<S>(Fault::Lost).await;
+}
+
+pub(crate) async fn any_answer_may_be_lost_with_its_connection<S: Server>() {
+    with_every_request_failing::<S>(Fault::Unanswered).await;
+}
+
+pub(crate) async fn any_request_may_arrive_after_it_was_given_up<S: Server>() {
+    with_every_request_failing::<S>(Fault::Late).await;
+}
+
+pub(crate) async fn connections_cut_under_load_cost_no_lock<S: Server>() {
+    let Some(server) = S::shared_or_skip("cut connections") else { return };
+    let (wire, url) = wire(&server).await;
+    let load = Load::start_with_ttl(&url, 16, S::LEASE).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        wire.cut();
+    }
+    load.go_on_for(100).await;
+    nothing_went_wrong(load).await;
+}
+
+pub(crate) async fn a_network_that_swallows_everything_hangs_nobody<S: Server>() {
+    let Some(server) = S::shared_or_skip("a black hole") else { return };
+    let (wire, url) = wire(&server).await;
+    let url = format!("{url}?reply_timeout=300ms&connect_timeout=1s");
+    let connect = || async { Client::connect(&url).await.expect("the wire is whole") };
+    let (client_of_wire, doomed) = (connect().await, connect().await);
+    let direct = client(&server).await;
+    let held = mutex(&direct).lock().await.expect("free");
+    let waiter = waiter(&mutex(&client_of_wire));
+    until_waiting(&mutex(&direct), 1).await;
+    wire.hold();
+    let error = client_of_wire.ping(SOON).await.expect_err("nothing arrives");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    // Nobody asks this client for anything, and its connections are found to be dead all the same.
+    eventually(SOON * 2, || async { !doomed.state().status.is_connected() }).await;
+    within(SOON, doomed.shutdown()).await.expect("it holds nothing");
+    held.release().await.expect("held");
+    wire.let_go();
+    granted(waiter).await.release().await.expect("held");
+    eventually(SOON, || async { client_of_wire.state().status.is_connected() }).await;
+}
+
+// Other clients
+
+pub(crate) async fn grants_and_forced_releases_are_pushed_to_other_clients<S: Server>() {
+    let Some(server) = S::shared_or_skip("events") else { return };
+    let (one, other) = (client(&server).await, client(&server).await);
+    let held = mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&mutex(&other));
+    until_waiting(&mutex(&one), 1).await;
+    let begun = Instant::now();
+    assert!(mutex(&other).force_release().await.expect("it answers"));
+    assert_eq!(within(SECOND, held.lost()).await, LossReason::Revoked);
+    let guard = granted(waiter).await;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    guard.release().await.expect("held");
+}
+
+pub(crate) async fn names_and_owners_may_contain_any_character<S: Server>() {
+    let Some(server) = S::shared_or_skip("names") else { return };
+    let (one, other) = (client(&server).await, client(&server).await);
+    let long = "x\0".repeat(256);
+    for name in [
+        "a\0b",
+        "\\",
+        "\\0",
+        "'; DROP TABLE leasehold; --",
+        "é\n\" ",
+        "/",
+        "%2F",
+        "a/b",
+        "a/lease/b",
+        ".",
+        "..",
+        "zookeeper",
+        "~clock",
+        "a~b%",
+        &long,
+    ] {
+        let theirs = other.mutex_with(name, one_place_each().prefix("")).expect("valid");
+        let lock = one.reentrant_lock_with(name, MutexOptions::new().prefix("")).expect("valid");
+        let guard = lock.with_owner(name).expect("valid").lock().await.expect("free");
+        let waiter = waiter(&theirs);
+        until_waiting(&theirs, 1).await;
+        let holders = theirs.inspect().await.expect("it answers").holders;
+        assert_eq!(holders[0].owner.as_deref(), Some(name));
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+    }
+}
+
+/// How many requests a hand-over takes among so many clients.
+pub(crate) async fn requests_per_hand_over<S: Server>(server: &S, clients: usize) -> f64 {
+    const HAND_OVERS: usize = 800;
+    let (wire, url) = wire(server).await;
+    let mut all = Vec::new();
+    for _ in 0..clients {
+        all.push(Client::connect(&url).await.expect("the wire is whole"));
+    }
+    let turns = HAND_OVERS / clients;
+    let take_turns = async |client: &Client, turns: usize| {
+        for _ in 0..turns {
+            mutex(client).lock().await.expect("granted").release().await.expect("held");
+        }
+    };
+    // All are under way, and have prepared what they need.
+    join_all(all.iter().map(|client| take_turns(client, 2))).await;
+    let (before, begun) = (wire.requests(), Instant::now());
+    join_all(all.iter().map(|client| take_turns(client, turns))).await;
+    let (requests, seconds) = (wire.requests() - before, begun.elapsed().as_secs_f64());
+    join_all(all.iter().map(Client::shutdown)).await;
+    // Whoever waits for long is renewed, and asks now and then whether the holder is alive.
+    let in_time = seconds * clients as f64 / 5.0;
+    (requests as f64 - in_time) / (turns * clients) as f64
+}
+
+// Renewals
+
+/// So many locks, held by a store's own means, as they are to be renewed.
+pub(crate) async fn hold_many(backend: &impl Backend, many: usize) -> Vec<Renew> {
+    let mut renewals = Vec::new();
+    for n in 0..many {
+        let lease = LeaseRef::new(backend.lease_id(), Resource::named("lock:", &format!("{n}"), Kind::Mutex));
+        let request = Request::new(lease.clone(), Claim::Sole, SECOND * 30);
+        assert!(matches!(backend.request(&request).await.expect("it answers"), Answer::Granted(_)));
+        renewals.push(Renew::new(lease, SECOND * 30));
+    }
+    renewals
+}
+
+pub(crate) async fn renew_all(backend: &impl Backend, renewals: &[Renew]) {
+    let answers: Vec<_> = backend.renew(renewals).collect().await;
+    assert_eq!(answers.len(), renewals.len());
+    assert!(answers.iter().all(|(_, answer)| matches!(answer, Ok(Renewal::Renewed))));
+}
+
+// Runtimes. These begin on none.
+
+pub(crate) fn a_lease_is_kept_while_the_runtime_is_blocked<S: Server>() {
+    let Some(server) = S::shared_or_skip("a blocked runtime") else { return };
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = client(&server).await;
+        let guard = brief_mutex::<S>(&client).lock().await.expect("free");
+        thread::sleep(S::LEASE * 2);
+        assert!(guard.is_held());
+        guard.release().await.expect("held");
+        client.shutdown().await.expect("released");
+    });
+}
+
+pub(crate) fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one<S: Server>() {
+    let Some(server) = S::shared_or_skip("another runtime") else { return };
+    let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let first = runtime();
+    let one = first.block_on(async {
+        let client = client(&server).await;
+        mutex(&client).lock().await.expect("free").release().await.expect("held");
+        client
+    });
+    drop(first);
+    runtime().block_on(async {
+        let other = client(&server).await;
+        let guard = mutex(&other).lock().await.expect("free");
+        let waiter = waiter(&mutex(&one));
+        until_waiting(&mutex(&other), 1).await;
+        let begun = Instant::now();
+        guard.release().await.expect("held");
+        granted(waiter).await.release().await.expect("held");
+        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    });
+}
+
+/// Those that every store keeps, and the others that are named, as tests.
+macro_rules! server_promises {
+    ($server:ty $(, $more:ident)* $(,)?) => {
+        server_promises! {
+            @ $server:
+            a_server_that_is_away_is_told_with_its_address
+            a_lazy_client_waits_for_its_server_and_says_so
+            a_server_that_is_killed_and_restarted_has_forgotten_nothing
+            under_load_a_killed_server_costs_no_lock
+            a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline
+            any_request_may_be_lost_with_its_connection
+            any_answer_may_be_lost_with_its_connection
+            any_request_may_arrive_after_it_was_given_up
+            connections_cut_under_load_cost_no_lock
+            a_network_that_swallows_everything_hangs_nobody
+            names_and_owners_may_contain_any_character
+            $($more)*
+        }
+
+        #[test]
+        fn a_lease_is_kept_while_the_runtime_is_blocked() {
+            server_promises::a_lease_is_kept_while_the_runtime_is_blocked::<$server>();
+        }
+
+        #[test]
+        fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one() {
+            server_promises::a_client_whose_runtime_has_ended_goes_on_on_the_next_one::<$server>();
+        }
+    };
+    (@ $server:ty: $($name:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                server_promises::$name::<$server>().await;
+            }
+        )*
+    };
+}
