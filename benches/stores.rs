@@ -335,7 +335,7 @@ fn aims(options: &Options, measured: &[Measured]) -> Table {
             Some(false) => "not met",
             None => "not measured",
         };
-        let measured = measured.map_or("-".to_owned(), |measured| format!("{measured:.2}"));
+        let measured = measured.map_or("-".to_owned(), |measured| format!("{measured:.3}"));
         table.add_row([what, measured, format!("{sign} {bar}"), verdict.to_owned()]);
     };
     let of = |lock: &Lock, clients: usize| {

@@ -21,7 +21,7 @@ if [[ $EUID -eq 0 ]]; then
     chown postgres "$dir"
     as_owner=(setpriv --reuid=postgres --regid=postgres --clear-groups)
 fi
-"${as_owner[@]}" "$bin/initdb" --pgdata "$dir/data" --username=leasehold --auth=trust --encoding=UTF8 --locale=C --no-sync \
+${as_owner[@]+"${as_owner[@]}"} "$bin/initdb" --pgdata "$dir/data" --username=leasehold --auth=trust --encoding=UTF8 --locale=C --no-sync \
     >"$dir/initdb.log"
 
 server=
@@ -32,7 +32,7 @@ stop() {
 trap stop EXIT
 for _ in 1 2 3 4 5; do
     port=$((20000 + RANDOM % 10000))
-    "${as_owner[@]}" "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 2>"$dir/log" &
+    ${as_owner[@]+"${as_owner[@]}"} "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 2>"$dir/log" &
     server=$!
     # Another program may use the port: then the server ends at once.
     while kill -0 "$server" 2>/dev/null; do

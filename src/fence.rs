@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A number that increases with every grant of one name.
 ///
 /// Tokens of different names are not comparable. A new token is the store's time in microseconds or the next number
-/// after all those already reserved, whichever is greater, so tokens keep increasing after the store has lost its data.
+/// after all those already reserved, whichever is greater, so tokens keep increasing after the store has lost its data
+/// (on etcd, the number of changes takes the place of the time, so there tokens start again).
 /// They fit into an `i64`, and into a JavaScript number until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);

@@ -532,7 +532,7 @@ async fn notifications_of_strangers_grant_nothing() {
     assert_eq!(within(SOON, events.next()).await, Some(Event::Resync), "it listens");
     let channel = format!("lh_{}", lease.id.client().simple());
     let somebody = mutex(&one).inspect().await.expect("it answers").holders[0].id.clone();
-    for message in ["", "x", "a 1", "g 1 2 3", &format!("r {somebody} 1")] {
+    for message in ["", "x", "s", "c lock:machine:42", "a 1", "g 1 2 3", &format!("r {somebody} 1")] {
         server.execute(&format!("NOTIFY {channel}, '{message}'")).await;
     }
     assert!(timeout(ms(300), events.next()).await.is_err(), "nothing of that concerns this client");

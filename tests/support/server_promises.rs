@@ -217,7 +217,7 @@ async fn with_every_request_failing<S: Server>(fault: Fault) {
         let turns = (first..first + TOGETHER).map(|nth| take_turns(&server, &direct, nth, fault));
         let hit = join_all(turns).await.into_iter().filter(|was_hit| *was_hit).count();
         hits += hit;
-        if hit < TOGETHER {
+        if hit == 0 {
             break;
         }
     }

@@ -36,6 +36,8 @@ pub(super) struct Leases {
     /// This client, once it is known.
     client: OnceLock<Uuid>,
     state: Mutex<State>,
+    /// Set when it was told that leases are longer than was asked for.
+    has_told_ttl: OnceLock<()>,
 }
 
 #[derive(Debug, Default)]
@@ -80,7 +82,15 @@ impl Leases {
 
     pub(super) async fn grant(&self, connection: &Arc<Connection>, ttl: u32) -> Result<EtcdLease, Failure> {
         let sent = Instant::now();
-        let id = connection.grant(ttl).await?.id;
+        let granted = connection.grant(ttl).await?;
+        if granted.ttl > i64::from(ttl) && self.has_told_ttl.set(()).is_ok() {
+            tracing::warn!(
+                asked = ttl,
+                granted = granted.ttl,
+                "etcd grants longer leases, as its election timeout is long: whoever dies blocks others for so many seconds"
+            );
+        }
+        let id = granted.id;
         self.state.lock().note(EtcdLease { id, ttl }, sent);
         Ok(EtcdLease { id, ttl })
     }
@@ -141,7 +151,9 @@ impl State {
         if id.is_none() {
             // All others were used before it.
             let old = self.unused.remove(&ttl).unwrap_or_default();
-            self.alive.retain(|id, _| !old.contains(id));
+            for id in old {
+                self.alive.remove(&id);
+            }
         }
         id
     }

@@ -156,6 +156,10 @@ impl Listener {
 
     fn hear(&self, notification: &Notification) {
         match unescape(notification.payload()).parse() {
+            // They name no lease, so anybody could have sent them, and no client does.
+            Ok(event @ (Event::Changed(_) | Event::Resync)) => {
+                tracing::debug!(store = %self.settings.address, ?event, "a notification of somebody else");
+            }
             Ok(event) => self.tell(event),
             Err(error) => {
                 tracing::debug!(store = %self.settings.address, %error, "a notification of somebody else");

@@ -20,6 +20,7 @@ impl Code {
     pub(super) const NONE: Self = Self(0);
     /// Of a request in a multi after the one that failed.
     pub(super) const NOT_TRIED: Self = Self(-2);
+    pub(super) const UNIMPLEMENTED: Self = Self(-6);
     pub(super) const NO_NODE: Self = Self(-101);
     pub(super) const NO_AUTH: Self = Self(-102);
     pub(super) const BAD_VERSION: Self = Self(-103);
@@ -54,6 +55,7 @@ impl Code {
             Self::SESSION_MOVED => ("the session is at another server", Cure::Reconnect),
             Self::NOT_READ_ONLY => ("the server is read-only at present", Cure::Wait),
             Self::QUOTA => ("a quota is exceeded", Cure::Fix),
+            Self::UNIMPLEMENTED => ("the server is too old: ZooKeeper 3.5 or later is needed", Cure::Fix),
             Self::THROTTLED => ("the server has too much to do", Cure::Wait),
             _ => ("the server has failed", Cure::Wait),
         };

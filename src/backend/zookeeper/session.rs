@@ -227,10 +227,11 @@ impl Carrier {
                     self.begin(identity);
                     return Ok(link);
                 }
-                Ok(Greeted::Expired) => {
+                Ok(Greeted::Expired) if self.identity.is_some() => {
                     self.forget_session();
                     continue;
                 }
+                Ok(Greeted::Expired) => Failure::away("it does not begin a session"),
                 // A server that has lost its data will never accept it.
                 Ok(Greeted::Refused(failure)) => {
                     let lasts = self.identity.as_ref().map_or(Duration::ZERO, |known| known.timeout);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Shared;
 use super::clock::millis;
-use super::failure::{Code, Malformed};
+use super::failure::Code;
 use super::names::{self, ChildName};
 use super::op::{Mode, Op, Reply, Stat};
 use super::view::{Child, Record, Seen};
@@ -81,7 +81,8 @@ impl Shared {
         let replies = self.fly(reads).await?.replies;
         let mut ops = Vec::new();
         for (node, reply) in nodes.iter().zip(replies) {
-            let Ok(Reply::Data(data, stat)) = reply else { return Err(Malformed.into()) };
+            // It is gone, or another user's: then somebody uses the record.
+            let Ok(Reply::Data(data, stat)) = reply else { return Ok(()) };
             if *node != names::generation(&record.generation) && !has_ended(node, &data, stat, now) {
                 return Ok(());
             }
