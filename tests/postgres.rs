@@ -431,34 +431,49 @@ async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
     // A record that is remembered is written at once. One that is not, because it is new here, is read before, and so is one that somebody
     // else has changed, when writing it has failed.
     for (case, nth) in [("remembered", 0), ("new", 1), ("changed", 2)] {
-        let wire = Wire::start(server.port()).await;
-        let backend = with_one_connection(&wire, SECOND).await;
-        let request = |name: &str| {
-            let resource = Resource::named("lock:", name, Kind::Mutex);
-            Request::new(LeaseRef::new(backend.lease_id(), resource), Claim::Sole, SECOND * 30)
-        };
-        // All statements are prepared, and if the record is to be there, it is.
-        for name in ["used", if case == "new" { "else" } else { "name" }] {
-            let used = request(name);
-            backend.request(&used).await.expect("the wire is whole");
-            backend.release(&used.lease).await.expect("the wire is whole");
+        let mut attempts = 5;
+        while !is_released_before_it_arrives(&server, &direct, case, nth).await {
+            attempts -= 1;
+            assert!(attempts > 0, "{case}: the request that writes was never late");
         }
-        let late = request("name");
-        match case {
-            "new" => drop(server.execute("DELETE FROM leasehold").await),
-            "changed" => drop(server.execute("UPDATE leasehold SET version = version + 1").await),
-            _ => {}
-        }
-        let sprung = wire.trap(nth, Fault::Late);
-        let error = backend.request(&late).await.expect_err("no answer");
-        sprung.await.expect("it was hit");
-        assert!(matches!(error, BackendError::Unanswered { .. }), "{error:?}");
-        assert_eq!(backend.release(&late.lease).await.expect("another connection"), Released::Absent);
-        wire.deliver().await;
-        let seen = direct.inspect(&late.lease.resource, Detail::Everybody).await.expect("it answers");
-        assert!(seen.holders.is_empty(), "{case}: {seen:?}");
-        backend.close().await;
     }
+}
+
+/// Whether it was the request that writes which was late. On a machine that is busy there may be others before it.
+async fn is_released_before_it_arrives(
+    server: &PostgresServer,
+    direct: &PostgresBackend,
+    case: &str,
+    nth: usize,
+) -> bool {
+    let wire = Wire::start(server.port()).await;
+    let backend = with_one_connection(&wire, SECOND).await;
+    let request = |name: &str| {
+        let resource = Resource::named("lock:", name, Kind::Mutex);
+        Request::new(LeaseRef::new(backend.lease_id(), resource), Claim::Sole, SECOND * 30)
+    };
+    // All statements are prepared, and if the record is to be there, it is.
+    for name in ["used", if case == "new" { "else" } else { "name" }] {
+        let used = request(name);
+        backend.request(&used).await.expect("the wire is whole");
+        backend.release(&used.lease).await.expect("the wire is whole");
+    }
+    let late = request("name");
+    match case {
+        "new" => drop(server.execute("DELETE FROM leasehold").await),
+        "changed" => drop(server.execute("UPDATE leasehold SET version = version + 1").await),
+        _ => {}
+    }
+    let _sprung = wire.trap(nth, Fault::Late);
+    let answer = backend.request(&late).await;
+    let is_late = matches!(answer, Err(BackendError::Unanswered { .. }));
+    let released = backend.release(&late.lease).await.expect("another connection");
+    assert!(released == Released::Absent || !is_late, "{case}: {answer:?}, {released:?}");
+    wire.deliver().await;
+    let seen = direct.inspect(&late.lease.resource, Detail::Everybody).await.expect("it answers");
+    assert!(seen.holders.is_empty(), "{case}: {seen:?}");
+    backend.close().await;
+    is_late
 }
 
 /// Nobody is told of it.
