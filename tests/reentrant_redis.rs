@@ -1613,19 +1613,22 @@ async fn a_list_of_holds_of_another_type_is_refused_and_over_admits_nobody() {
             guards.push(enter(lock).await);
         }
         replace_by_list(&mut raw, HOLDS);
-        // Whoever asks now is refused, or excluded.
+        // Whoever asks now is refused, or excluded, unless the holders have been told already, and have released the lock.
+        let is_held = |guards: &[Guard]| guards.iter().any(Guard::is_held);
         let asked = [
             within(SOON, fixture.other_owner().try_lock()).await,
             within(SOON, owned(&fixture.other, OWNER, LONG).try_lock()).await,
         ];
         for answer in asked {
             match answer {
-                Ok(guard) => assert!(guard.is_none(), "{holds} holds: over-admitted"),
+                Ok(guard) => assert!(guard.is_none() || !is_held(&guards), "{holds} holds: over-admitted"),
                 Err(Error::StoreRefused { .. }) => {}
                 Err(error) => panic!("not a refusal: {error:?}"),
             }
         }
-        assert!(fixture.mutex().try_lock().await.expect("answered").is_none());
+        let mutex = fixture.mutex().try_lock().await.expect("answered");
+        assert!(mutex.is_none() || !is_held(&guards), "{holds} holds: over-admitted");
+        drop(mutex);
         // Told, or still in: whoever believes it holds the lock at the end does.
         sleep(ms(200)).await;
         let believing = guards.iter().filter(|guard| guard.is_held()).count();
