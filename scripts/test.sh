@@ -105,7 +105,7 @@ configuration "redis-rs" -p leasehold --no-default-features --features redis-rs,
 programs
 
 # With all features, rustls was tested.
-configuration "TLS, native-tls" -p leasehold-tls --features native-tls,postgres,zookeeper
+configuration "TLS, native-tls" -p leasehold-tls --features native-tls,postgres,etcd,zookeeper
 programs
 configuration "TLS, redis-rs with rustls" -p leasehold-tls --no-default-features --features redis-rs,rustls
 programs
