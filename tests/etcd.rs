@@ -543,7 +543,7 @@ async fn a_limit_stays_in_force_for_one_to_two_leases_after_its_last_user() {
         }
     };
     let permit = within(SOON, lapsed).await;
-    assert!(released.elapsed() < BRIEF * 2 + SECOND, "{:?}", released.elapsed());
+    assert!(released.elapsed() < BRIEF * 3, "{:?}", released.elapsed());
     permit.release().await.expect("held");
 }
 

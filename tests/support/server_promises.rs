@@ -322,7 +322,7 @@ pub(crate) async fn names_and_owners_may_contain_any_character<S: Server>() {
 
 /// How many requests a hand-over takes among so many clients.
 pub(crate) async fn requests_per_hand_over<S: Server>(server: &S, clients: usize) -> f64 {
-    const HAND_OVERS: usize = 800;
+    const HAND_OVERS: usize = 400;
     let (wire, url) = wire(server).await;
     // Hundreds of clients on a slow machine are not to repeat requests.
     let url = format!("{url}?reply_timeout=20s");
@@ -337,7 +337,7 @@ pub(crate) async fn requests_per_hand_over<S: Server>(server: &S, clients: usize
         }
     };
     // All are under way, and have prepared what they need.
-    join_all(all.iter().map(|client| take_turns(client, 2))).await;
+    join_all(all.iter().map(|client| take_turns(client, 1))).await;
     let (before, begun) = (wire.requests(), Instant::now());
     join_all(all.iter().map(|client| take_turns(client, turns))).await;
     let (requests, seconds) = (wire.requests() - before, begun.elapsed().as_secs_f64());
