@@ -32,40 +32,7 @@ fn brief_mutex(client: &Client) -> DistMutex {
     client.mutex_with(NAME, one_place_each().ttl(BRIEF)).expect("valid")
 }
 
-impl Server for EtcdServer {
-    type Protocol = wire::Etcd;
-
-    const LEASE: Duration = BRIEF;
-
-    fn start_or_skip(left_out: &str) -> Option<Self> {
-        Self::start_or_skip(left_out)
-    }
-
-    fn port(&self) -> u16 {
-        Self::port(self)
-    }
-
-    fn url_through(&self, port: u16) -> String {
-        url_of(port)
-    }
-
-    fn pause(&self) {
-        Self::pause(self);
-    }
-
-    fn resume(&self) {
-        Self::resume(self);
-    }
-
-    fn kill(&mut self) {
-        Self::kill(self);
-    }
-
-    fn restart(&mut self) {
-        Self::restart(self);
-    }
-}
-
+server!(EtcdServer, wire::Etcd, start_or_skip, BRIEF);
 server_promises!(EtcdServer, grants_and_forced_releases_are_pushed_to_other_clients);
 
 /// The shortest lease.

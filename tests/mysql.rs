@@ -19,7 +19,7 @@ use leasehold::backend::{
 };
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, MysqlBackend, MysqlPush, mysql};
 use mysql_async::prelude::Queryable;
-use server::{MysqlServer, PASSWORD, USER, url_of};
+use server::{MysqlServer, PASSWORD, USER};
 use server_promises::{Server, assert_says, assert_unavailable, hold_many, renew_all};
 use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
 use support::wire::Fault;
@@ -28,38 +28,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use wire::Wire;
 
-impl Server for MysqlServer {
-    type Protocol = wire::Mysql;
-
-    fn start_or_skip(left_out: &str) -> Option<Self> {
-        Self::start_or_skip(left_out)
-    }
-
-    fn port(&self) -> u16 {
-        Self::port(self)
-    }
-
-    fn url_through(&self, port: u16) -> String {
-        url_of(port)
-    }
-
-    fn pause(&self) {
-        Self::pause(self);
-    }
-
-    fn resume(&self) {
-        Self::resume(self);
-    }
-
-    fn kill(&mut self) {
-        Self::kill(self);
-    }
-
-    fn restart(&mut self) {
-        Self::restart(self);
-    }
-}
-
+server!(MysqlServer, wire::Mysql, start_or_skip, SECOND);
 server_promises!(MysqlServer);
 
 #[track_caller]

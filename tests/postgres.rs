@@ -20,7 +20,7 @@ use leasehold::backend::{
     Severity,
 };
 use leasehold::{Client, DistMutex, Error, PostgresBackend, postgres};
-use server::{PASSWORD, Pooler, PostgresServer, USER, url_of};
+use server::{PASSWORD, Pooler, PostgresServer, USER};
 use server_promises::{
     Server, assert_says, assert_unavailable, hold_many, renew_all, requests_per_hand_over,
 };
@@ -30,38 +30,7 @@ use support::{Load, eventually, within};
 use tokio::time::{Instant, sleep, timeout};
 use wire::Wire;
 
-impl Server for PostgresServer {
-    type Protocol = wire::Postgres;
-
-    fn start_or_skip(left_out: &str) -> Option<Self> {
-        Self::start_or_skip(left_out)
-    }
-
-    fn port(&self) -> u16 {
-        Self::port(self)
-    }
-
-    fn url_through(&self, port: u16) -> String {
-        url_of(port)
-    }
-
-    fn pause(&self) {
-        Self::pause(self);
-    }
-
-    fn resume(&self) {
-        Self::resume(self);
-    }
-
-    fn kill(&mut self) {
-        Self::kill(self);
-    }
-
-    fn restart(&mut self) {
-        Self::restart(self);
-    }
-}
-
+server!(PostgresServer, wire::Postgres, start_or_skip, SECOND);
 server_promises!(PostgresServer, grants_and_forced_releases_are_pushed_to_other_clients);
 
 #[track_caller]

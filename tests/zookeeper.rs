@@ -26,42 +26,7 @@ use support::{eventually, within};
 use tokio::time::{Instant, sleep};
 use zookeeper_wire::Wire;
 
-impl Server for ZookeeperServer {
-    type Protocol = proxy::Zookeeper;
-
-    fn start_or_skip(left_out: &str) -> Option<Self> {
-        Self::start_or_skip(left_out)
-    }
-
-    fn shared_or_skip(left_out: &str) -> Option<Self> {
-        Self::shared_or_skip(left_out)
-    }
-
-    fn port(&self) -> u16 {
-        Self::port(self)
-    }
-
-    fn url_through(&self, port: u16) -> String {
-        Self::url_through(self, port)
-    }
-
-    fn pause(&self) {
-        Self::pause(self);
-    }
-
-    fn resume(&self) {
-        Self::resume(self);
-    }
-
-    fn kill(&mut self) {
-        Self::kill(self);
-    }
-
-    fn restart(&mut self) {
-        Self::restart(self);
-    }
-}
-
+server!(ZookeeperServer, proxy::Zookeeper, shared_or_skip, SECOND);
 server_promises!(ZookeeperServer, grants_and_forced_releases_are_pushed_to_other_clients);
 
 /// Of that name, in ZooKeeper.

@@ -109,6 +109,11 @@ impl EtcdServer {
         url_of(self.port())
     }
 
+    /// The same, through a proxy on this port.
+    pub(crate) fn url_through(&self, port: u16) -> String {
+        url_of(port)
+    }
+
     /// As it is in errors.
     pub(crate) fn address(&self) -> String {
         self.url()

@@ -104,6 +104,11 @@ impl PostgresServer {
         url_of(self.port)
     }
 
+    /// The same, through a proxy on this port.
+    pub(crate) fn url_through(&self, port: u16) -> String {
+        url_of(port)
+    }
+
     /// As it is in errors.
     pub(crate) fn address(&self) -> String {
         format!("postgres://127.0.0.1:{}/{USER}", self.port)

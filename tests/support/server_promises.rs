@@ -27,14 +27,12 @@ pub(crate) trait Server: Sized + Send + Sync {
     type Protocol: Protocol;
 
     /// The shortest lease of a test.
-    const LEASE: Duration = SECOND;
+    const LEASE: Duration;
 
     fn start_or_skip(left_out: &str) -> Option<Self>;
 
     /// A server that is neither stopped nor killed: tests may share it.
-    fn shared_or_skip(left_out: &str) -> Option<Self> {
-        Self::start_or_skip(left_out)
-    }
+    fn shared_or_skip(left_out: &str) -> Option<Self>;
 
     fn port(&self) -> u16;
 
@@ -402,6 +400,49 @@ pub(crate) fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one<S: Server
         granted(waiter).await.release().await.expect("held");
         assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
     });
+}
+
+/// Has a server for tests be a [`Server`]: its protocol, how one is started that tests may share, and the shortest lease of a test.
+macro_rules! server {
+    ($server:ty, $protocol:ty, $shared:ident, $lease:expr) => {
+        impl Server for $server {
+            type Protocol = $protocol;
+
+            const LEASE: std::time::Duration = $lease;
+
+            fn start_or_skip(left_out: &str) -> Option<Self> {
+                Self::start_or_skip(left_out)
+            }
+
+            fn shared_or_skip(left_out: &str) -> Option<Self> {
+                Self::$shared(left_out)
+            }
+
+            fn port(&self) -> u16 {
+                Self::port(self)
+            }
+
+            fn url_through(&self, port: u16) -> String {
+                Self::url_through(self, port)
+            }
+
+            fn pause(&self) {
+                Self::pause(self);
+            }
+
+            fn resume(&self) {
+                Self::resume(self);
+            }
+
+            fn kill(&mut self) {
+                Self::kill(self);
+            }
+
+            fn restart(&mut self) {
+                Self::restart(self);
+            }
+        }
+    };
 }
 
 /// Those that every store keeps, and the others that are named, as tests.
