@@ -135,6 +135,7 @@ open_lanes() {
     # A pipe with as many bytes as there are free lanes.
     mkfifo "$logs/lanes"
     exec 9<>"$logs/lanes"
+    running=()
     for ((lane = 0; lane < lanes; lane++)); do printf . >&9; done
 }
 
@@ -154,10 +155,12 @@ in_lane() { # name of the log, title, command ...
         fi
         printf . >&9
     } &
+    running+=($!)
 }
 
 close_lanes() {
-    wait
+    # Not for whatever else the caller has started, such as a server.
+    wait ${running[@]+"${running[@]}"}
     exec 9>&-
     repeat_failures
     list "$logs/failed_once" "failed, but not when repeated alone"
