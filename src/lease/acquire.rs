@@ -130,6 +130,10 @@ impl<'a> Waiter<'a> {
             // It may have been handed this hold while a request of its own was in flight.
             self.leave();
             match hold.loss(Instant::now()) {
+                None if self.engine.closing().is_closed() => {
+                    self.keeper().give_back(&hold);
+                    return Err(self.closed());
+                }
                 None => return Ok(Some(self.begin(hold))),
                 Some(LossReason::ClientClosed) => return Err(self.closed()),
                 // The process was paused since the request, or the lease was released by force in the meantime.

@@ -433,19 +433,23 @@ impl Keeper {
     }
 
     /// Closes the client: no more requests are sent, and every held lease is lost.
+    ///
+    /// Requests end first: what the client releases afterwards would otherwise be granted to those of its own.
     pub(super) fn close(&self) {
         self.closing.close();
+        drop(dismiss_all(&self.queues));
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
-        for lease in leases {
+        let (waited, granted): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.give_up());
+        for lease in waited {
+            self.queue_release(PendingRelease::of(&lease));
+        }
+        for lease in granted {
             lease.lose(LossReason::ClientClosed);
             if lease.take_charge() {
                 self.schedule.forget(&lease);
                 self.release_lost(&lease);
-            } else if lease.give_up() {
-                self.queue_release(PendingRelease::of(&lease));
             }
         }
-        drop(dismiss_all(&self.queues));
     }
 }
 
