@@ -8,19 +8,22 @@ mod support;
 #[macro_use]
 #[path = "support/server_promises.rs"]
 mod server_promises;
+#[macro_use]
+#[path = "support/sql_promises.rs"]
+mod sql_promises;
 #[path = "support/mysql_wire.rs"]
 mod wire;
 
 use std::time::Duration;
 
-use futures::future::join;
 use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Released, Request, Resource, Severity,
+    Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Request, Resource, Severity,
 };
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, MysqlBackend, MysqlPush, mysql};
 use mysql_async::prelude::Queryable;
 use server::{MysqlServer, PASSWORD, USER};
-use server_promises::{Server, assert_says, assert_unavailable, hold_many, renew_all};
+use server_promises::{Server, assert_says, assert_unavailable};
+use sql_promises::SqlServer;
 use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
 use support::wire::Fault;
 use support::{Load, eventually, within};
@@ -30,6 +33,25 @@ use wire::Wire;
 
 server!(MysqlServer, wire::Mysql, start_or_skip, SECOND);
 server_promises!(MysqlServer);
+sql_promises!(MysqlServer);
+
+impl SqlServer for MysqlServer {
+    type Store = MysqlBackend;
+
+    async fn store(&self) -> MysqlBackend {
+        self.backend().await
+    }
+
+    async fn store_with_one_connection(url: &str, reply_timeout: Duration) -> MysqlBackend {
+        let builder =
+            MysqlBackend::builder_from_url(url).expect("a URL").max_connections(2).push(MysqlPush::Off);
+        builder.reply_timeout(reply_timeout).connect().await.expect("the server accepts clients")
+    }
+
+    async fn change(&self, statement: &str) {
+        self.execute(statement).await;
+    }
+}
 
 #[track_caller]
 fn assert_refused(error: &Error, why: &str) {
@@ -423,84 +445,6 @@ async fn a_row_that_a_stranger_keeps_locked_holds_up_no_other_lock() {
 
 // Requests that get lost
 
-/// A client with one connection for changes, so that no other one is opened in between on a slow machine.
-async fn with_one_connection(wire: &Wire, reply_timeout: Duration) -> MysqlBackend {
-    let builder = MysqlBackend::builder_from_url(&wire.url()).expect("a URL");
-    let builder = builder.max_connections(2).push(MysqlPush::Off).reply_timeout(reply_timeout);
-    builder.connect().await.expect("the wire is whole")
-}
-
-/// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its way.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
-    let Some(server) = MysqlServer::start_or_skip("late requests") else { return };
-    let direct = server.backend().await;
-    // A record that is remembered is written at once. One that is not, because it is new here, is read before, and so is one that somebody
-    // else has changed, when writing it has failed.
-    for (case, nth) in [("remembered", 0), ("new", 1), ("changed", 2)] {
-        let mut attempts = 5;
-        while !is_released_before_it_arrives(&server, &direct, case, nth).await {
-            attempts -= 1;
-            assert!(attempts > 0, "{case}: the request that writes was never late");
-        }
-    }
-}
-
-/// Whether it was the request that writes which was late. On a machine that is busy there may be others before it.
-async fn is_released_before_it_arrives(
-    server: &MysqlServer,
-    direct: &MysqlBackend,
-    case: &str,
-    nth: usize,
-) -> bool {
-    let wire = Wire::start(server.port()).await;
-    let backend = with_one_connection(&wire, SECOND).await;
-    let request = |name: &str| {
-        let resource = Resource::named("lock:", name, Kind::Mutex);
-        Request::new(LeaseRef::new(backend.lease_id(), resource), Claim::Sole, SECOND * 30)
-    };
-    // If the record is to be there, it is.
-    for name in ["used", if case == "new" { "else" } else { "name" }] {
-        let used = request(name);
-        backend.request(&used).await.expect("the wire is whole");
-        backend.release(&used.lease).await.expect("the wire is whole");
-    }
-    let late = request("name");
-    match case {
-        "new" => drop(server.execute("DELETE FROM leasehold").await),
-        "changed" => drop(server.execute("UPDATE leasehold SET version = version + 1").await),
-        _ => {}
-    }
-    let _sprung = wire.trap(nth, Fault::Late);
-    let answer = backend.request(&late).await;
-    let is_late = matches!(answer, Err(BackendError::Unanswered { .. }));
-    let released = backend.release(&late.lease).await.expect("another connection");
-    assert!(released == Released::Absent || !is_late, "{case}: {answer:?}, {released:?}");
-    wire.deliver().await;
-    let seen = direct.inspect(&late.lease.resource, Detail::Everybody).await.expect("it answers");
-    assert!(seen.holders.is_empty(), "{case}: {seen:?}");
-    backend.close().await;
-    is_late
-}
-
-/// Nobody is told of it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_whose_connection_is_lost_before_it_writes_is_repeated() {
-    let Some(server) = MysqlServer::start_or_skip("lost requests") else { return };
-    let wire = Wire::start(server.port()).await;
-    let backend = with_one_connection(&wire, SECOND * 2).await;
-    for fault in [Fault::Lost, Fault::Unanswered] {
-        let resource = Resource::named("lock:", &format!("{fault:?}"), Kind::Mutex);
-        let lease = LeaseRef::new(backend.lease_id(), resource);
-        let sprung = wire.trap(0, fault);
-        let answer = backend.request(&Request::new(lease.clone(), Claim::Sole, SECOND)).await;
-        assert!(matches!(answer, Ok(Answer::Granted(_))), "{fault:?}: {answer:?}");
-        sprung.await.expect("it was hit");
-        assert_eq!(backend.release(&lease).await.expect("the wire is whole"), Released::Held);
-    }
-    backend.close().await;
-}
-
 /// Between reading a crowded row and writing it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_while_it_is_its_turn_holds_up_the_others_for_a_moment() {
@@ -704,61 +648,6 @@ async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
     assert_eq!(server.execute("SELECT k FROM leasehold").await.as_deref(), Some("lock:kept"));
     let next = mutex(&other).lock().await.expect("free").token();
     assert!(next.get() >= ahead - 1_000_000, "{next} follows {ahead}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewals_of_many_guards_are_few_transactions() {
-    let Some(server) = MysqlServer::start_or_skip("renewals together") else { return };
-    let wire = Wire::start(server.port()).await;
-    let backend = with_one_connection(&wire, SECOND * 2).await;
-    let renewals = hold_many(&backend, 256).await;
-    let before = wire.requests();
-    renew_all(&backend, &renewals).await;
-    // Two times reading and writing; preparing the statements, and what goes on besides.
-    let made = wire.requests() - before;
-    assert!(made <= 12, "{made} requests for 256 renewals");
-}
-
-/// Unless somebody else has changed it, or writing it takes so long that its leases would not be counted correctly.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_this_client_has_written_last_is_not_read_again() {
-    let Some(server) = MysqlServer::start_or_skip("records that are remembered") else { return };
-    let wire = Wire::start(server.port()).await;
-    let (backend, direct) = (with_one_connection(&wire, SECOND * 2).await, server.backend().await);
-    let resource = Resource::named("lock:", NAME, Kind::Mutex);
-    let request = |backend: &MysqlBackend| {
-        Request::new(LeaseRef::new(backend.lease_id(), resource.clone()), Claim::Sole, SECOND * 30)
-    };
-    let pair = async || {
-        let (own, before) = (request(&backend), wire.requests());
-        let Ok(Answer::Granted(grant)) = backend.request(&own).await else { panic!("it is free") };
-        assert_eq!(backend.release(&own.lease).await.expect("the wire is whole"), Released::Held);
-        (grant.token, wire.requests() - before)
-    };
-    // All statements are prepared.
-    pair().await;
-    let (token, requests) = pair().await;
-    // On a very slow machine a record is read after all.
-    assert!((2..=4).contains(&requests), "{requests} requests");
-    let other = request(&direct);
-    assert!(matches!(direct.request(&other).await, Ok(Answer::Granted(grant)) if grant.token > token));
-    let refused = backend.request(&request(&backend)).await;
-    assert!(matches!(refused, Ok(Answer::Busy { .. })), "{refused:?}");
-    direct.release(&other.lease).await.expect("it answers");
-    pair().await;
-
-    let (slow, before) = (request(&backend), wire.requests());
-    wire.hold();
-    let (answer, ()) = join(backend.request(&slow), async {
-        eventually(SOON, || async { wire.requests() > before }).await;
-        // Longer than it may take to be written.
-        sleep(ms(50)).await;
-        wire.let_go();
-    })
-    .await;
-    assert!(matches!(answer, Ok(Answer::Granted(_))), "{answer:?}");
-    assert!(wire.requests() - before >= 3, "it was not read");
-    backend.close().await;
 }
 
 /// How many requests the clients make for each of some hand-overs: to change the record and for named locks, and to look and to wait,

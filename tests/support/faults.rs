@@ -1,8 +1,10 @@
 //! What the tests of faults do on every store: waiters of one lock, and logins that are refused.
 
+use std::mem;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold::{Client, DistMutex, Error, Guard};
+use leasehold::{Client, DistMutex, Error, FairSemaphore, Guard};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -68,16 +70,62 @@ pub(crate) async fn lock_in_turns(mine: &DistMutex, theirs: &DistMutex) {
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
 }
 
+/// Two clients share three permits, then four, while any request of `mine` may get lost: several at once, parts, a new limit, renewals.
+pub(crate) async fn share_in_turns(mine: &FairSemaphore, theirs: &FairSemaphore) {
+    let mut guard = until_available(|| mine.acquire_many(3)).await;
+    let first = guard.token();
+    let part = guard.split(1).expect("of three");
+    // A renewal that gets lost is repeated in time.
+    until_renewed(&guard).await;
+    let waiting = theirs.clone();
+    let waiting = tokio::spawn(async move { waiting.acquire_many(2).await });
+    eventually(SOON, || async { theirs.inspect().await.is_ok_and(|now| now.waiters.len() == 1) }).await;
+    // What is not confirmed is still carried out, or was carried out before.
+    let _ = part.release().await;
+    until_available(|| mine.resize(4)).await;
+    let next = granted(waiting).await;
+    assert!(next.token() > first, "{} after {first}", next.token());
+    assert!(guard.is_held());
+    let _ = guard.release().await;
+    eventually(SOON, || async { theirs.inspect().await.is_ok_and(|now| now.in_use == 2) }).await;
+    match mine.try_acquire_many(2).await {
+        Ok(guard) => {
+            let guard = guard.expect("two of four are free");
+            assert!(guard.token() > next.token(), "{} after {}", guard.token(), next.token());
+            let _ = guard.release().await;
+        }
+        Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
+    }
+    next.release().await.expect("its wire is whole");
+}
+
+async fn until_renewed(guard: &Guard) {
+    let last = Mutex::new(guard.remaining());
+    let is_renewed = || {
+        let now = guard.remaining();
+        now > mem::replace(&mut *last.lock().expect("no panic"), now)
+    };
+    eventually(SOON, || async { is_renewed() }).await;
+}
+
 async fn until_granted(mutex: &DistMutex) -> Guard {
-    let granted = async {
+    until_available(|| mutex.lock()).await
+}
+
+/// Repeats what fails because the store is unavailable.
+async fn until_available<T: Send, F>(call: impl Fn() -> F + Send + Sync) -> T
+where
+    F: Future<Output = Result<T, Error>> + Send,
+{
+    let answered = async {
         loop {
-            match mutex.lock().await {
-                Ok(guard) => return guard,
+            match call().await {
+                Ok(answer) => return answer,
                 Err(error) => assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}"),
             }
         }
     };
-    within(SOON, granted).await
+    within(SOON, answered).await
 }
 
 /// The error of connecting to `url`, which is not accepted to take long.
