@@ -1,7 +1,7 @@
 //! Whatever happens to a store, by operations, time, drops and crashes in any order, it answers as `MemoryBackend` does.
 //!
 //! Sequences of steps are made up at random and taken by both sides; a sequence on which they differ is shrunk and shown.
-//! `PROPTEST_CASES` sets how many there are per test, 256 by default.
+//! `PROPTEST_CASES` sets how many there are per test, 64 by default.
 //!
 //! | file | holds |
 //! |---|---|
@@ -43,6 +43,7 @@ mod zookeeper_server;
 mod zookeeper_wire;
 
 use std::cell::RefCell;
+use std::env;
 use std::sync::atomic::Ordering;
 
 use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestError, TestRunner};
@@ -84,6 +85,9 @@ impl Mix for Rough {
     const FAULTS: u32 = 4;
 }
 
+/// How many sequences are made up per test, if `PROPTEST_CASES` does not say otherwise.
+const CASES: u32 = 64;
+
 /// For how long a sequence is shrunk, in milliseconds, if `PROPTEST_MAX_SHRINK_TIME` does not say otherwise.
 const SHRINKING: u32 = 5 * 60 * 1000;
 
@@ -99,6 +103,9 @@ fn agree_on_one_of<M: Mix>(several: u32, store: impl Store) {
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
         ..Config::default()
     };
+    if env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = CASES;
+    }
     config.cases = config.cases.div_ceil(several);
     if config.max_shrink_time == 0 {
         config.max_shrink_time = SHRINKING;
@@ -188,25 +195,25 @@ mod on_etcd {
     #[test]
     fn locks_agree_with_the_model() {
         let Some(store) = Etcd::start_or_skip("locks like the model's") else { return };
-        agree_on_one_of::<Timeless<Locks>>(8, store);
+        agree_on_one_of::<Timeless<Locks>>(4, store);
     }
 
     #[test]
     fn counting_semaphores_agree_with_the_model() {
         let Some(store) = Etcd::start_or_skip("counting semaphores like the model's") else { return };
-        agree_on_one_of::<Timeless<Counting>>(8, store);
+        agree_on_one_of::<Timeless<Counting>>(4, store);
     }
 
     #[test]
     fn fair_semaphores_agree_with_the_model() {
         let Some(store) = Etcd::start_or_skip("fair semaphores like the model's") else { return };
-        agree_on_one_of::<Timeless<Fair>>(8, store);
+        agree_on_one_of::<Timeless<Fair>>(4, store);
     }
 
     #[test]
     fn all_of_them_agree_with_the_model_in_rough_times() {
         let Some(store) = Etcd::start_or_skip("stores like the model in rough times") else { return };
-        agree_on_one_of::<Timeless<Rough>>(8, store);
+        agree_on_one_of::<Timeless<Rough>>(4, store);
     }
 }
 
@@ -278,25 +285,25 @@ mod on_zookeeper {
     #[test]
     fn locks_agree_with_the_model() {
         let Some(store) = Zookeeper::start_or_skip("locks like the model's") else { return };
-        agree_on_one_of::<Locks>(4, store);
+        agree_on_one_of::<Locks>(2, store);
     }
 
     #[test]
     fn counting_semaphores_agree_with_the_model() {
         let Some(store) = Zookeeper::start_or_skip("counting semaphores like the model's") else { return };
-        agree_on_one_of::<Counting>(4, store);
+        agree_on_one_of::<Counting>(2, store);
     }
 
     #[test]
     fn fair_semaphores_agree_with_the_model() {
         let Some(store) = Zookeeper::start_or_skip("fair semaphores like the model's") else { return };
-        agree_on_one_of::<Fair>(4, store);
+        agree_on_one_of::<Fair>(2, store);
     }
 
     #[test]
     fn all_of_them_agree_with_the_model_in_rough_times() {
         let Some(store) = Zookeeper::start_or_skip("stores like the model in rough times") else { return };
-        agree_on_one_of::<Rough>(4, store);
+        agree_on_one_of::<Rough>(2, store);
     }
 }
 

@@ -231,9 +231,9 @@ pub(crate) async fn clients_take_turns_in_order(clients: &[Client]) {
     let served = served.next(EACH * mutexes.len()).await;
     let runs = runs(&served);
     assert!(runs.iter().all(|(_, length)| *length <= TURN), "{runs:?}");
-    // As long as all have somebody who waits.
+    // As long as all have somebody who waits. If letting them wait has taken longer than a turn, that of the first client is over.
     let order: Vec<_> = runs.iter().map(|(who, _)| *who).take(6).collect();
-    assert_eq!(order, [0, 1, 2, 0, 1, 2], "{runs:?}");
+    assert!(order == [0, 1, 2, 0, 1, 2] || order == [1, 2, 0, 1, 2, 0], "{runs:?}");
     nothing_left(clients).await;
 }
 

@@ -54,12 +54,21 @@ pub(crate) fn queued_named(client: &Client, name: &str, lease: Duration) -> Dist
 /// Makes the server remember every script, so that none of the next calls is refused as unknown.
 pub(crate) async fn warm_up(server: &RedisServer, client: &Client) {
     let mutex = named(client, "warm", ms(300));
-    let guard = mutex.lock().await.expect("free");
     let mut raw = server.raw();
     raw.send(&["CONFIG", "RESETSTAT"]);
     // Of all scripts only the renewal calls this.
-    eventually(SOON, || std::future::ready(raw.info_commandstats().contains_key("pexpire"))).await;
-    guard.release().await.expect("held");
+    let mut is_renewed = || std::future::ready(raw.info_commandstats().contains_key("pexpire"));
+    loop {
+        let guard = mutex.lock().await.expect("free");
+        tokio::select! {
+            () = eventually(SOON, &mut is_renewed) => {}
+            // A machine that stands still may miss such a short lease.
+            _ = guard.lost() => {}
+        }
+        if guard.release().await.is_ok() {
+            return;
+        }
+    }
 }
 
 // What a request asks for

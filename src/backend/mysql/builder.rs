@@ -5,12 +5,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use mysql_async::{Opts, OptsBuilder};
+use mysql_async::{Opts, OptsBuilder, Pool};
+use tokio::time::timeout;
 
 use super::session::Session;
 use super::watch::Watch;
 use super::{MysqlBackend, MysqlStore, tls};
-use crate::backend::records::{ConnectionLimits, Workers};
+use crate::backend::records::{ConnectionLimits, Failure, Workers};
 use crate::backend::tls::{TlsOptions, invalid};
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
@@ -101,6 +102,16 @@ impl MysqlBuilder {
             workers: OnceLock::new(),
         };
         Self { settings }
+    }
+
+    pub(super) async fn of_pool(pool: &Pool) -> Result<Self, Error> {
+        let connection = match timeout(TIMEOUT, pool.get_conn()).await {
+            Ok(connection) => connection.map_err(Failure::from),
+            Err(_) => Err(Failure::away(format!("the pool provided no connection within {TIMEOUT:?}"))),
+        };
+        let failed =
+            |failure: Failure| Error::from_backend(failure.before_storing(), "connect", None, "mysql");
+        Ok(Self::new(connection.map_err(failed)?.opts().clone()))
     }
 
     pub(super) fn of_url(opts: Opts) -> Self {

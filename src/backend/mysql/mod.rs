@@ -94,6 +94,20 @@ impl LedgerBackend<MysqlStore> {
         MysqlBuilder::new(opts.into())
     }
 
+    /// A builder with the server, the credentials and the TLS settings of a pool. The pool does not tell them, but each of its connections does:
+    /// one is taken for a moment. The store opens connections of its own, so it takes none away from the pool later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StoreUnavailable`] if the pool provides no connection within 2 s; [`Error::StoreRefused`] if the server rejects the credentials.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future hands the connection back.
+    pub async fn builder_from_pool(pool: &mysql_async::Pool) -> Result<MysqlBuilder, Error> {
+        MysqlBuilder::of_pool(pool).await
+    }
+
     /// A builder with the server and the options of a URL.
     ///
     /// # Errors
