@@ -17,7 +17,8 @@ install_program=$(dirname "$server_program")/mariadb-install-db
 [[ -x $install_program ]] || install_program=$(command -v mariadb-install-db) || die "mariadb-install-db is missing"
 
 dir=$(mktemp -d)
-options=(--no-defaults "--datadir=$dir/data" --innodb-log-file-size=8M)
+# A server removes the temporary files of others that it finds when it starts.
+options=(--no-defaults "--datadir=$dir/data" "--tmpdir=$dir" --innodb-log-file-size=8M)
 # The server runs as root only if it is told to.
 [[ $EUID -ne 0 ]] || options+=(--user=root)
 

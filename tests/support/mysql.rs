@@ -259,7 +259,7 @@ static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     if !kept.is_dir() {
         let directory = new_directory();
         let data = directory.path().join("data");
-        initialize(&program, &data);
+        initialize(&program, &data, directory.path());
         // Whoever comes first.
         let new = Path::new(DIR).join(format!("mariadb-{}", std::process::id()));
         copy(&data, &new);
@@ -270,7 +270,7 @@ static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     kept
 });
 
-fn initialize(program: &Path, data: &Path) {
+fn initialize(program: &Path, data: &Path, temporary: &Path) {
     let beside = program.with_file_name("mariadb-install-db");
     let installer = if beside.is_file() { beside.into_os_string() } else { "mariadb-install-db".into() };
     let output = Command::new(installer)
@@ -279,6 +279,7 @@ fn initialize(program: &Path, data: &Path) {
         .args(as_root())
         .args(["--auth-root-authentication-method=normal", "--skip-test-db"])
         .current_dir("/")
+        .env("TMPDIR", temporary)
         .output()
         .expect("mariadb-install-db starts");
     assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stderr));
@@ -288,6 +289,7 @@ fn initialize(program: &Path, data: &Path) {
         .arg(format!("--datadir={}", data.display()))
         .args(as_root())
         .arg("--bootstrap")
+        .env("TMPDIR", temporary)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -332,6 +334,8 @@ fn launch(
     let log_file =
         fs::File::options().create(true).append(true).open(directory.join("server.log")).expect("room");
     let mut process = ChildProcess::start(program.as_os_str(), args, |command| {
+        // A server removes the temporary files of others that it finds when it starts.
+        command.env("TMPDIR", directory);
         command.env(CHILD_DIR, directory).current_dir(directory).stdout(Stdio::null()).stderr(log_file);
         command.envs(clock.iter().flat_map(|clock| clock.environment()));
     });
