@@ -271,7 +271,8 @@ async fn a_node_that_is_slow_delays_nothing_and_keeps_nothing() {
     for _ in 0..20 {
         lock(&client, LONG).await.release().await.expect("held");
     }
-    assert!(begin.elapsed() < ms(290), "a slow node delayed 20 locks: {:?}", begin.elapsed());
+    // If they waited for it, they would take six seconds.
+    assert!(begin.elapsed() < ms(1500), "a slow node delayed 20 locks: {:?}", begin.elapsed());
     left_empty(&mut nodes).await;
     client.shutdown().await.expect("released");
 }
