@@ -267,12 +267,11 @@ async fn a_node_that_is_slow_delays_nothing_and_keeps_nothing() {
     let client = Client::connect(&url(ports)).await.expect("all nodes accept clients");
     lock(&client, LONG).await.release().await.expect("held");
     slow.delay_replies(ms(300));
-    let begin = Instant::now();
     for _ in 0..20 {
+        let begin = Instant::now();
         lock(&client, LONG).await.release().await.expect("held");
+        assert!(begin.elapsed() < ms(290), "a slow node delayed a lock: {:?}", begin.elapsed());
     }
-    // If they waited for it, they would take six seconds.
-    assert!(begin.elapsed() < ms(1500), "a slow node delayed 20 locks: {:?}", begin.elapsed());
     left_empty(&mut nodes).await;
     client.shutdown().await.expect("released");
 }

@@ -219,6 +219,7 @@ pub(crate) async fn clients_take_turns_in_order(clients: &[Client]) {
     // So long that the next one of a client is in the store's queue before the last hold of its turn ends.
     const HOLD: Duration = Duration::from_millis(1);
     let mutexes: Vec<_> = clients.iter().map(|client| local(client, LONG)).collect();
+    let locked = Instant::now();
     let guard = mutexes[0].lock().await.expect("free");
     let mut served = Served::new();
     for (who, mutex) in mutexes.iter().enumerate() {
@@ -227,13 +228,14 @@ pub(crate) async fn clients_take_turns_in_order(clients: &[Client]) {
         }
         until_waiting(mutex, who).await;
     }
+    let is_over = locked.elapsed() >= TURN_TIME;
     guard.release().await.expect("held to the end");
     let served = served.next(EACH * mutexes.len()).await;
     let runs = runs(&served);
     assert!(runs.iter().all(|(_, length)| *length <= TURN), "{runs:?}");
-    // As long as all have somebody who waits. If letting them wait has taken longer than a turn, that of the first client is over.
+    // As long as all have somebody who waits. If letting them wait has taken longer than a turn, that of the first client may be over.
     let order: Vec<_> = runs.iter().map(|(who, _)| *who).take(6).collect();
-    assert!(order == [0, 1, 2, 0, 1, 2] || order == [1, 2, 0, 1, 2, 0], "{runs:?}");
+    assert!(order == [0, 1, 2, 0, 1, 2] || is_over && order == [1, 2, 0, 1, 2, 0], "{runs:?}");
     nothing_left(clients).await;
 }
 

@@ -36,8 +36,8 @@ pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness, kind: Kin
     assert!(tokens.windows(2).all(takes_up), "{tokens:?}");
 }
 
-/// 3. Two clients acquire and release as fast as they can for two seconds: they never hold at the same time, and tokens increase.
-///    This is most likely to expose a record that is deleted too early or a lost update.
+/// 3. Two clients acquire and release as fast as they can, for two seconds and six turns each: they never hold at the same time, and
+///    tokens increase. This is most likely to expose a record that is deleted too early or a lost update.
 pub async fn point_3_two_clients_in_turns_exclude_each_other(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "turns").await;
     let (inside, newest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));
@@ -46,7 +46,7 @@ pub async fn point_3_two_clients_in_turns_exclude_each_other(store: &dyn Harness
         let (inside, newest) = (Arc::clone(&inside), Arc::clone(&newest));
         tokio::spawn(async move {
             let mut turns = 0;
-            while Instant::now() < end {
+            while Instant::now() < end || turns < 6 {
                 let request = site.request_waiting();
                 let lease = request.lease.id;
                 let waiting = site.wait(request);
@@ -59,15 +59,11 @@ pub async fn point_3_two_clients_in_turns_exclude_each_other(store: &dyn Harness
                 assert_eq!(site.release(lease).await, Released::Held);
                 turns += 1;
             }
-            turns
         })
     };
     let clients = [client(one.clone()), client(other)];
-    let mut turns = 0;
     for client in clients {
-        turns += one.within(one.ttl * 4 + Duration::from_secs(3), "a client", client).await;
+        one.within(one.ttl * 4 + Duration::from_secs(3), "a client", client).await;
     }
-    // Even a slow store on a busy machine manages that.
-    assert!(turns >= 4, "{turns} turns in two seconds");
     one.assert_empty().await;
 }
