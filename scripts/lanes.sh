@@ -11,11 +11,13 @@
 #   close_lanes                                                             # waits for all, repeats those that failed; fails if one does again
 #   add_lane                                                                # in another process: from now on, one more at a time
 #
+# One more runs at a time as soon as everything is built.
+#
 # A program's output goes to a file in target/test-logs, and also to the screen if it fails. Tests have limits of real time, which a machine
 # that stands still for a moment may miss. So a program that has failed is repeated once, alone, when all others are done. What failed only
 # the first time is listed at the end.
 #
-# LEASEHOLD_TEST_LANES: how many programs run at a time, 2 by default.
+# LEASEHOLD_TEST_LANES: how many programs run at a time during the build, 2 by default.
 
 lanes=${LEASEHOLD_TEST_LANES:-2}
 logs=$PWD/target/test-logs
@@ -59,6 +61,8 @@ build_everything() {
             fi
         done
     done
+    # The processors have less to do now.
+    add_lane
 }
 
 document() { # configuration, name
@@ -159,8 +163,8 @@ in_lane() { # name of the log, title, command ...
 }
 
 close_lanes() {
-    # Not for whatever else the caller has started, such as a server.
-    wait ${running[@]+"${running[@]}"}
+    # Not for whatever else the caller has started, such as a server. A shell does not remember all that have ended, and says so.
+    wait ${running[@]+"${running[@]}"} 2>/dev/null || true
     exec 9>&-
     repeat_failures
     list "$logs/failed_once" "failed, but not when repeated alone"

@@ -582,18 +582,18 @@ async fn short_stalls_under_many_leases_do_not_cost_the_connection_or_a_lease() 
     warm_up(&server, &client).await;
     let mut guards = Vec::new();
     for n in 0..20 {
-        guards.push(named(&client, &n.to_string(), SECOND).lock().await.expect("free"));
+        guards.push(named(&client, &n.to_string(), SECOND * 2).lock().await.expect("free"));
     }
     let connections = |raw: &mut Raw| {
         let list = raw.send(&["CLIENT", "LIST"]).text().expect("a list");
         list.lines().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect::<Vec<_>>()
     };
     let before = connections(&mut raw);
-    for _ in 0..5 {
+    for _ in 0..3 {
         server.pause();
-        lasting(ms(450)).await;
+        lasting(ms(900)).await;
         server.resume();
-        lasting(ms(450)).await;
+        lasting(ms(900)).await;
     }
     assert_eq!(connections(&mut raw), before, "a connection was replaced");
     for guard in guards {
