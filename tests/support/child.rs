@@ -57,6 +57,12 @@ impl ChildProcess {
         self.signal("CONT");
     }
 
+    /// SIGQUIT, and waits until the program is gone.
+    pub(crate) fn quit(&mut self) {
+        self.signal("QUIT");
+        self.wait();
+    }
+
     /// SIGKILL, and waits until the program is gone.
     pub(crate) fn kill(&mut self) -> ExitStatus {
         // An error means that it is gone already.

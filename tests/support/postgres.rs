@@ -212,8 +212,9 @@ impl Drop for PostgresServer {
         if self.process.is_alive() {
             // Whatever was paused has to run to end.
             self.resume();
+            // A server that is killed leaves its shared memory behind.
+            self.process.quit();
         }
-        self.process.kill();
     }
 }
 
