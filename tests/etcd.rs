@@ -494,8 +494,8 @@ async fn a_limit_stays_in_force_for_one_to_two_leases_after_its_last_user() {
     sleep(BRIEF * 2).await;
     let error = four.try_acquire().await.map(drop).expect_err("another limit");
     assert!(matches!(error, Error::LimitDiffers { .. }), "{error:?}");
-    permit.release().await.expect("held");
     let released = Instant::now();
+    permit.release().await.expect("held");
     sleep(BRIEF - ms(100)).await;
     let error = four.try_acquire().await.map(drop);
     // On a machine that stood still it may have lapsed by then.
