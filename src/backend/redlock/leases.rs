@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use scopeguard::guard;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -16,7 +17,7 @@ use super::overtaken::Overtaken;
 use super::votes::{USUAL, majority};
 use crate::backend::{Answer, BackendError, LeaseId, Queued, Request, Ticket};
 use crate::fence::FencingToken;
-use crate::hash::HashMap;
+use crate::hash::{HashMap, HashSet};
 use crate::sync::{Mutex, MutexGuard};
 
 /// The leases of a client, by the numbers in their ids, from before they are requested until they are released.
@@ -25,6 +26,10 @@ pub(super) struct Leases {
     entries: Mutex<HashMap<u64, Entry>>,
     /// Notified whenever a node has ended a grant that was given up.
     withdrawn: Notify,
+    /// Those that the client is releasing.
+    releasing: Mutex<HashSet<LeaseId>>,
+    /// Notified whenever such a release is over.
+    released: Notify,
     pub(super) overtaken: Overtaken,
 }
 
@@ -142,6 +147,28 @@ impl Leases {
                 return;
             }
             withdrawn.await;
+        }
+    }
+
+    /// The client releases a lease. Until what this returns is dropped, nothing else should release it: the client would be told that it
+    /// was lost.
+    pub(super) fn releasing(&self, id: LeaseId) -> impl Drop {
+        self.releasing.lock().insert(id);
+        guard((), move |()| {
+            self.releasing.lock().remove(&id);
+            self.released.notify_waiters();
+        })
+    }
+
+    /// Returns when the client is not releasing this lease.
+    pub(super) async fn until_released(&self, id: LeaseId) {
+        loop {
+            let mut released = pin!(self.released.notified());
+            released.as_mut().enable();
+            if !self.releasing.lock().contains(&id) {
+                return;
+            }
+            released.await;
         }
     }
 

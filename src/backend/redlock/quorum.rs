@@ -152,11 +152,12 @@ impl Quorum {
     }
 
     /// Releases an unwanted lease on one node, in the background: until the node confirms it, or for `ttl`, after which
-    /// the lease has expired on the node.
+    /// the lease has expired on the node. If the client is releasing it, that comes first.
     pub(super) fn release_later(self: &Arc<Self>, node: usize, lease: LeaseRef, ttl: Duration) {
         let (quorum, end) = (Arc::clone(self), Instant::now() + ttl);
         self.spawn(async move {
             let mut pause = FIRST_PAUSE;
+            quorum.leases.until_released(lease.id).await;
             while Instant::now() < end && !quorum.closing.is_closed() {
                 let released = match quorum.nodes[node].connected() {
                     Ok(node) => node.release(&lease).await,

@@ -15,6 +15,8 @@ impl Quorum {
     /// Ends a lease on all nodes.
     pub(super) async fn release(self: &Arc<Self>, lease: &LeaseRef) -> Result<Released, BackendError> {
         self.open_or_closed()?;
+        // From before others see that it is no longer known.
+        let _releasing = self.leases.releasing(lease.id);
         let entry = self.leases.remove(lease.id);
         let mut found = Releases::default();
         let mut asked = 0_u32;

@@ -314,6 +314,26 @@ async fn a_request_that_a_node_executes_after_its_release_keeps_nothing_there() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_release_finds_the_lease_even_if_a_repeated_request_is_given_up_meanwhile() {
+    let stores = Stores::new(3);
+    let client = stores.client();
+    let request = client.new_request();
+    client.grant(&request).await;
+    client.hang(&[0, 1, 2], true);
+    let mut again = Box::pin(client.ask(&request));
+    assert!(again.as_mut().now_or_never().is_none());
+    let mut release = Box::pin(client.release(&request));
+    assert!(release.as_mut().now_or_never().is_none());
+    // The lease is released once more in the background, because some nodes may execute this request after the release.
+    drop(again);
+    client.hang(&[0, 1, 2], false);
+    // Tasks in the background go first.
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(release.await.unwrap(), Released::Held);
+    stores.left_empty().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lease_is_not_lost_with_a_minority_and_taken_up_again_there() {
     let stores = Stores::new(5);
     let client = stores.client();
