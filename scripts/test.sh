@@ -95,6 +95,9 @@ fi
 # shellcheck source=scripts/lanes.sh
 source scripts/lanes.sh
 
+# Makes the configurations share what they compile.
+shared=(-p leasehold-dependencies)
+
 # Unit, integration, documentation and model tests, those of the examples, and one short round of each bench.
 configuration "all features" --workspace --all-features --all-targets
 programs
@@ -115,28 +118,28 @@ programs LEASEHOLD_TEST_ACL=1 conformance model -- on_redis
 # Without fred: what was tested above is the same protocol on the other library. (With --all-servers, more of it is repeated.)
 over_redis_rs=(batch_redis cancellation cluster conformance error_texts faults_network faults_server handover_redis mutex_redis
     renewals_redis replicas runtimes sentinel stalls store_state store_tracing)
-configuration "redis-rs" -p leasehold --no-default-features --features redis-rs,conformance "${over_redis_rs[@]/#/--test=}"
+configuration "redis-rs" "${shared[@]}" -p leasehold --no-default-features --features redis-rs,conformance "${over_redis_rs[@]/#/--test=}"
 programs
 
 # With all features, rustls was tested.
-configuration "TLS, native-tls" -p leasehold-tls --features native-tls,postgres,etcd,zookeeper
+configuration "TLS, native-tls" "${shared[@]}" -p leasehold-tls --features native-tls,postgres,etcd,zookeeper
 programs
-configuration "TLS, redis-rs with rustls" -p leasehold-tls --no-default-features --features redis-rs,rustls
+configuration "TLS, redis-rs with rustls" "${shared[@]}" -p leasehold-tls --no-default-features --features redis-rs,rustls
 programs
-configuration "TLS, redis-rs with native-tls" -p leasehold-tls --no-default-features --features redis-rs,native-tls
+configuration "TLS, redis-rs with native-tls" "${shared[@]}" -p leasehold-tls --no-default-features --features redis-rs,native-tls
 programs
-configuration "TLS, redis-rs without it" -p leasehold-tls --no-default-features --features redis-rs
+configuration "TLS, redis-rs without it" "${shared[@]}" -p leasehold-tls --no-default-features --features redis-rs
 programs
-configuration "TLS, without it" -p leasehold-tls
+configuration "TLS, without it" "${shared[@]}" -p leasehold-tls
 programs
 
 # Each store without the others. Not the whole workspace: the benches would switch the Redis store on.
 for store in sqlite postgres mysql etcd zookeeper; do
-    configuration "$store alone" -p leasehold --no-default-features --features "$store,conformance" --test conformance
+    configuration "$store alone" "${shared[@]}" -p leasehold --no-default-features --features "$store,conformance" --test conformance
     programs
 done
 
-configuration "no features" -p leasehold -p leasehold-model --no-default-features
+configuration "no features" "${shared[@]}" -p leasehold -p leasehold-model --no-default-features
 programs
 documentation
 

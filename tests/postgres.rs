@@ -22,7 +22,9 @@ use leasehold::backend::{
 };
 use leasehold::{Client, DistMutex, Error, PostgresBackend, postgres};
 use server::{PASSWORD, Pooler, PostgresServer, USER};
-use server_promises::{Server, a_hand_over_takes_fewer_requests_than, assert_says, assert_unavailable};
+use server_promises::{
+    Server, a_hand_over_takes_fewer_requests_than, assert_says, assert_unavailable, is_process_of_its_own,
+};
 use sql_promises::SqlServer;
 use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
 use support::wire::Fault;
@@ -497,6 +499,9 @@ async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
+    if !is_process_of_its_own("a_hand_over_takes_as_many_requests_among_many_clients_as_among_few").await {
+        return;
+    }
     let settings = &["max_connections=500"];
     let Some(server) = PostgresServer::start_with_or_skip("requests per hand-over", settings, None) else {
         return;

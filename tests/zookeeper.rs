@@ -20,7 +20,9 @@ use leasehold::backend::{
 use leasehold::{Client, DistMutex, Error, LossReason, MutexOptions, ZookeeperBackend};
 use proxy::Proxy;
 use server::ZookeeperServer;
-use server_promises::{Server, a_hand_over_takes_fewer_requests_than, assert_says, hold_many, renew_all};
+use server_promises::{
+    Server, a_hand_over_takes_fewer_requests_than, assert_says, hold_many, is_process_of_its_own, renew_all,
+};
 use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
 use support::{eventually, within};
 use tokio::time::{Instant, sleep};
@@ -371,6 +373,9 @@ async fn a_record_that_this_client_has_written_last_is_not_read_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
+    if !is_process_of_its_own("a_hand_over_takes_as_many_requests_among_many_clients_as_among_few").await {
+        return;
+    }
     let Some(server) = ZookeeperServer::shared_or_skip("requests per hand-over") else { return };
     a_hand_over_takes_fewer_requests_than(&server, 14.0).await;
 }

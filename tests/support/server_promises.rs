@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "not every store takes all")]
 
+use std::env;
 use std::thread;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Renew, Renewal, Request, Resource};
 use leasehold::{Client, DistMutex, Error, Inspection, LossReason, MutexOptions, SemaphoreOptions};
+use tokio::process::Command;
 use tokio::runtime::Builder;
 use tokio::time::Instant;
 
@@ -91,6 +93,22 @@ async fn nothing_went_wrong(load: Load) {
 /// A server in a virtual machine that has just started may take longer for its first answer than a client waits for any.
 async fn until_it_answers(client: &Client) {
     eventually(SOON * 2, || async { client.ping(SOON).await.is_ok() }).await;
+}
+
+/// Whether this process is to run the test of this name. A test that keeps the crate's thread busy is run by a process of its own, because
+/// the same thread renews the leases of all other tests; if this is not that process, it has run the test when this returns.
+pub(crate) async fn is_process_of_its_own(test: &str) -> bool {
+    const APART: &str = "LEASEHOLD_TEST_APART";
+    if env::var_os(APART).is_some() {
+        return true;
+    }
+    let mut program = Command::new(env::current_exe().expect("it has a path"));
+    let output = program.args(["--exact", test, "--nocapture"]).env(APART, "1").kill_on_drop(true).output();
+    let output = output.await.expect("it starts");
+    let [printed, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let has_passed = output.status.success() && printed.contains("1 passed");
+    assert!(has_passed, "{}\n{printed}\n{errors}", output.status);
+    false
 }
 
 // Connecting
