@@ -226,10 +226,11 @@ async fn a_provider_that_fails_is_the_reason_of_the_error() {
         (Broken::Panics, "panicked"),
     ] {
         let began = Instant::now();
-        let error = within(SECOND * 2, connect(&server.url(), broken)).await.expect_err("not connected");
+        let error = within(SECOND * 5, connect(&server.url(), broken)).await.expect_err("not connected");
         assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
         assert!(error.to_string().contains(reason), "{error}");
-        assert!(matches!(broken, Broken::Hangs) || began.elapsed() < SECOND, "{broken:?}");
+        // A panic is printed first, which may take as long on a busy machine.
+        assert!(!matches!(broken, Broken::Fails) || began.elapsed() < SECOND, "{broken:?}");
     }
     assert_eq!(connections(&mut server.raw(), "default"), 1, "only ours");
 }

@@ -164,18 +164,28 @@ impl PostgresServer {
     }
 
     fn signal_all(&self, signal: &str) {
+        self.signal_children(signal);
         let parent = self.process.pid().to_string();
-        // A process that has ended meanwhile need not be paused.
-        let _ = Command::new("pkill")
-            .args([&format!("-{signal}"), "-P", &parent])
-            .status()
-            .expect("pkill starts");
         let status = Command::new("kill").args(["-s", signal, &parent]).status().expect("kill starts");
         assert!(status.success(), "SIG{signal} was delivered");
     }
 
-    /// SIGKILL of the server; its processes end at once. Waits until all are gone.
+    fn signal_children(&self, signal: &str) {
+        let parent = self.process.pid().to_string();
+        // One that has ended meanwhile need not be signaled.
+        let _ = Command::new("pkill")
+            .args([&format!("-{signal}"), "-P", &parent])
+            .status()
+            .expect("pkill starts");
+    }
+
+    /// SIGKILL of all processes of the server. Waits until they are gone.
     pub(crate) fn kill(&mut self) {
+        if self.process.is_alive() {
+            // The sessions would go on until they are idle. The first process starts no others meanwhile.
+            self.process.pause();
+            self.signal_children("KILL");
+        }
         self.process.kill();
         let end = Instant::now() + START;
         // The next server waits for them by itself, but a test must not talk to one of them.
