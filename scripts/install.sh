@@ -9,7 +9,7 @@
 # | PgBouncer | `pgbouncer` | |
 # | etcd 3.4 or later | `etcd`, `etcdctl` | LEASEHOLD_ETCD_BIN, the directory of both |
 # | ZooKeeper 3.5 or later, and Java | `/usr/share/java/zookeeper.jar` | LEASEHOLD_ZOOKEEPER_CLASSPATH, what `java` needs to find it |
-# | MariaDB 10.5 or later | `mariadbd` | LEASEHOLD_MARIADBD, a program |
+# | MariaDB 10.5 or later, or MySQL 8.0 or later | `mariadbd`, `mysqld` | LEASEHOLD_MYSQL_SERVER, a program |
 set -euo pipefail
 
 die() {
@@ -49,6 +49,9 @@ have_postgres() {
         compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || have initdb
 }
 have_zookeeper() { have java && [[ -n ${LEASEHOLD_ZOOKEEPER_CLASSPATH:-} || -e /usr/share/java/zookeeper.jar ]]; }
+have_mysql() {
+    named LEASEHOLD_MYSQL_SERVER "${LEASEHOLD_MYSQL_SERVER:-}" || have mariadbd || have mysqld
+}
 have_openssl() {
     [[ $(uname -s) != Linux || -n ${OPENSSL_DIR:-}${OPENSSL_LIB_DIR:-} ]] || pkg-config --exists openssl 2>/dev/null
 }
@@ -60,7 +63,7 @@ have pgbouncer || missing+=(pgbouncer)
 have etcd || missing+=(etcd-server)
 have etcdctl || missing+=(etcd-client)
 have_zookeeper || missing+=(zookeeper default-jre-headless)
-[[ -n ${LEASEHOLD_MARIADBD:-} ]] || have mariadbd || missing+=(mariadb-server)
+have_mysql || missing+=(mariadb-server)
 have_openssl || missing+=(libssl-dev pkg-config)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
 

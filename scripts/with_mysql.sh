@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a MariaDB server of its own, runs a command in whose arguments `URL` stands for the server's URL, and stops the server.
+# Starts a MariaDB or MySQL server of its own, runs a command in whose arguments `URL` stands for the server's URL, and stops the server.
 #
 #   scripts/with_mysql.sh cargo run --features mysql --example merge -- --url URL
 set -euo pipefail
@@ -11,14 +11,12 @@ die() {
 
 [[ $# -gt 0 ]] || die "which command?"
 PATH=$PATH:/usr/sbin:/usr/local/sbin
-server_program=${LEASEHOLD_MARIADBD:-$(command -v mariadbd || true)}
+server_program=${LEASEHOLD_MYSQL_SERVER:-$(command -v mariadbd || command -v mysqld || true)}
 [[ -x $server_program ]] || die "MariaDB is missing: see scripts/install.sh"
-install_program=$(dirname "$server_program")/mariadb-install-db
-[[ -x $install_program ]] || install_program=$(command -v mariadb-install-db) || die "mariadb-install-db is missing"
 
 dir=$(mktemp -d)
 # A server removes the temporary files of others that it finds when it starts.
-options=(--no-defaults "--datadir=$dir/data" "--tmpdir=$dir" --innodb-log-file-size=8M)
+options=(--no-defaults "--datadir=$dir/data" "--tmpdir=$dir")
 # The server runs as root only if it is told to.
 [[ $EUID -ne 0 ]] || options+=(--user=root)
 
@@ -28,11 +26,23 @@ stop() {
     rm -rf "$dir"
 }
 trap stop EXIT
-"$install_program" "${options[@]}" --auth-root-authentication-method=normal --skip-test-db >"$dir/install.log" 2>&1 ||
-    { cat "$dir/install.log" >&2; die "the database cannot be made"; }
-printf '%s\n' "FLUSH PRIVILEGES;" "CREATE DATABASE leasehold;" "CREATE USER leasehold@'%' IDENTIFIED BY 'leasehold';" \
-    "GRANT ALL ON leasehold.* TO leasehold@'%';" |
-    "$server_program" "${options[@]}" --bootstrap >"$dir/bootstrap.log" 2>&1 || { cat "$dir/bootstrap.log" >&2; die "no user can be made"; }
+
+statements=("CREATE DATABASE leasehold;" "CREATE USER leasehold@'%' IDENTIFIED BY 'leasehold';" "GRANT ALL ON leasehold.* TO leasehold@'%';")
+make_database() {
+    local install_program
+    if [[ $("$server_program" --version) == *MariaDB* ]]; then
+        options+=(--innodb-log-file-size=8M)
+        install_program=$(dirname "$server_program")/mariadb-install-db
+        [[ -x $install_program ]] || install_program=$(command -v mariadb-install-db) || die "mariadb-install-db is missing"
+        "$install_program" "${options[@]}" --auth-root-authentication-method=normal --skip-test-db &&
+            printf '%s\n' "FLUSH PRIVILEGES;" "${statements[@]}" | "$server_program" "${options[@]}" --bootstrap
+    else
+        options+=(--innodb-redo-log-capacity=8M --mysqlx=OFF)
+        printf '%s\n' "${statements[@]}" >"$dir/statements.sql" &&
+            "$server_program" "${options[@]}" --initialize-insecure --init-file="$dir/statements.sql"
+    fi
+}
+make_database >"$dir/install.log" 2>&1 || { cat "$dir/install.log" >&2; die "the database cannot be made"; }
 
 for _ in 1 2 3 4 5; do
     port=$((20000 + RANDOM % 10000))

@@ -1,18 +1,18 @@
-//! A real MariaDB server for one test: its own directory, its own port, gone at the end.
+//! A real MariaDB or MySQL server for one test: its own directory, its own port, gone at the end.
 
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]
 
 use std::collections::hash_map::RandomState;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,8 @@ use crate::support::Clock;
 use crate::support::child::{CHILD_DIR, ChildProcess};
 use crate::support::redis::REQUIRE;
 
-/// Names the program `mariadbd`, instead of a search. `mariadb-install-db` has to be beside it, or on the path.
-const PROGRAM: &str = "LEASEHOLD_MARIADBD";
+/// Names the program, `mariadbd` or `mysqld`, instead of a search. `mariadb-install-db` has to be beside MariaDB's, or on the path.
+const PROGRAM: &str = "LEASEHOLD_MYSQL_SERVER";
 const DIR: &str = env!("CARGO_TARGET_TMPDIR");
 /// How long a server may take to answer.
 const START: Duration = Duration::from_secs(30);
@@ -34,8 +34,8 @@ const PORTS: u32 = 10;
 /// The user whose password is in the URLs.
 pub(crate) const USER: &str = "leasehold";
 pub(crate) const PASSWORD: &str = "hunter2";
-/// A server that takes little room.
-const SMALL: [&str; 9] = [
+/// A server of MariaDB that takes little room.
+const SMALL_MARIADB: [&str; 9] = [
     "--no-defaults",
     "--innodb-log-file-size=8M",
     "--innodb-data-file-path=ibdata1:5M:autoextend",
@@ -45,6 +45,15 @@ const SMALL: [&str; 9] = [
     "--key-buffer-size=1M",
     "--aria-pagecache-buffer-size=1M",
     "--performance-schema=OFF",
+];
+/// The same of MySQL.
+const SMALL_MYSQL: [&str; 6] = [
+    "--no-defaults",
+    "--innodb-redo-log-capacity=8M",
+    "--innodb-buffer-pool-size=32M",
+    "--key-buffer-size=1M",
+    "--performance-schema=OFF",
+    "--mysqlx=OFF",
 ];
 
 /// A running server. Killed when dropped, and with the test process.
@@ -85,9 +94,12 @@ impl MysqlServer {
         clock: Option<&Clock>,
     ) -> Option<Self> {
         let Some(program) = find_program() else {
-            assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "no MariaDB for: {left_out}");
+            assert!(
+                env::var_os(REQUIRE).is_none_or(|value| value != "1"),
+                "no MariaDB or MySQL for: {left_out}"
+            );
             let notice =
-                format!("\nLEFT OUT: {left_out}: no mariadbd in {PROGRAM} or on PATH; see scripts/test.sh\n");
+                format!("\nLEFT OUT: {left_out}: no server in {PROGRAM} or on PATH; see scripts/test.sh\n");
             std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
             return None;
         };
@@ -105,6 +117,11 @@ impl MysqlServer {
             }
         }
         panic!("the server does not start; its log:\n{}", log(directory.path()));
+    }
+
+    /// Whether it is one of MariaDB; otherwise, of MySQL.
+    pub(crate) fn is_mariadb(&self) -> bool {
+        is_mariadb(&self.program)
     }
 
     pub(crate) const fn port(&self) -> u16 {
@@ -182,8 +199,11 @@ impl MysqlServer {
 
     /// How often the server has done something, by the name of its counter, such as `Questions`.
     pub(crate) async fn counted(&self, name: &str) -> i64 {
-        let query = "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME =";
-        self.number(&format!("{query} '{name}'")).await
+        let mut session = self.session("root", "").await;
+        let found = session.query_first(format!("SHOW GLOBAL STATUS LIKE '{name}'")).await;
+        let (_, count): (String, i64) = found.expect("it answers").expect("a known counter");
+        session.disconnect().await.expect("it answers");
+        count
     }
 
     /// A connection of another program.
@@ -251,17 +271,14 @@ pub(crate) fn url_of(port: u16) -> String {
 /// An empty database, made once and kept for later runs.
 static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     let program = find_program().expect("whoever needs it has looked");
-    let output = Command::new(&program).arg("--version").output().expect("mariadbd starts");
-    let version = String::from_utf8_lossy(&output.stdout).into_owned();
-    let version = version.split("Ver ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or("unknown");
-    let version = version.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-    let kept = Path::new(DIR).join(format!("mariadb-{version}"));
+    let version = version(&program).replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let kept = Path::new(DIR).join(format!("mysql-{version}"));
     if !kept.is_dir() {
         let directory = new_directory();
         let data = directory.path().join("data");
         initialize(&program, &data, directory.path());
         // Whoever comes first.
-        let new = Path::new(DIR).join(format!("mariadb-{}", std::process::id()));
+        let new = Path::new(DIR).join(format!("mysql-{}", std::process::id()));
         copy(&data, &new);
         if fs::rename(&new, &kept).is_err() {
             fs::remove_dir_all(&new).expect("it is ours");
@@ -270,39 +287,59 @@ static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     kept
 });
 
+/// Such as `10.11.19-MariaDB-0+deb12u1`.
+fn version(program: &Path) -> String {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    let ask = || {
+        let output = Command::new(program).arg("--version").output().expect("the server starts");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = said.split("Ver ").nth(1).and_then(|rest| rest.split(' ').next());
+        version.unwrap_or("unknown").to_owned()
+    };
+    VERSION.get_or_init(ask).clone()
+}
+
+fn is_mariadb(program: &Path) -> bool {
+    version(program).contains("MariaDB")
+}
+
+fn small(program: &Path) -> &'static [&'static str] {
+    if is_mariadb(program) { &SMALL_MARIADB } else { &SMALL_MYSQL }
+}
+
 fn initialize(program: &Path, data: &Path, temporary: &Path) {
-    let beside = program.with_file_name("mariadb-install-db");
-    let installer = if beside.is_file() { beside.into_os_string() } else { "mariadb-install-db".into() };
-    let output = Command::new(installer)
-        .args(SMALL)
-        .arg(format!("--datadir={}", data.display()))
-        .args(as_root())
-        .args(["--auth-root-authentication-method=normal", "--skip-test-db"])
-        .current_dir("/")
-        .env("TMPDIR", temporary)
-        .output()
-        .expect("mariadb-install-db starts");
-    assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stderr));
-    // The server executes what it reads, alone, without an account.
-    let mut process = Command::new(program)
-        .args(SMALL)
-        .arg(format!("--datadir={}", data.display()))
-        .args(as_root())
-        .arg("--bootstrap")
-        .env("TMPDIR", temporary)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("mariadbd starts");
-    let mut stdin = process.stdin.take().expect("it was piped");
     let statements = format!(
-        "FLUSH PRIVILEGES;\nCREATE DATABASE {USER};\nCREATE USER {USER}@'%' IDENTIFIED BY '{PASSWORD}';\n\
+        "CREATE DATABASE {USER};\nCREATE USER {USER}@'%' IDENTIFIED BY '{PASSWORD}';\n\
          GRANT ALL ON {USER}.* TO {USER}@'%';\n"
     );
-    stdin.write_all(statements.as_bytes()).expect("it reads");
-    drop(stdin);
-    assert!(process.wait().expect("it ends").success());
+    let options = small(program);
+    let command = |program: &OsStr| {
+        let mut command = Command::new(program);
+        command.args(options).arg(format!("--datadir={}", data.display())).args(as_root());
+        command.current_dir("/").env("TMPDIR", temporary);
+        command
+    };
+    let run = |command: &mut Command| {
+        let output = command.output().expect("it starts");
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let file = temporary.join("statements.sql");
+    if !is_mariadb(program) {
+        // The superuser of MySQL comes from a name only, and names are not looked up.
+        let superuser =
+            "CREATE USER root@'127.0.0.1';\nGRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n";
+        fs::write(&file, format!("{superuser}{statements}")).expect("room");
+        let file = format!("--init-file={}", file.display());
+        return run(command(program.as_os_str()).args(["--initialize-insecure", &file]));
+    }
+    let beside = program.with_file_name("mariadb-install-db");
+    let installer = if beside.is_file() { beside.into_os_string() } else { "mariadb-install-db".into() };
+    run(command(&installer).args(["--auth-root-authentication-method=normal", "--skip-test-db"]));
+    // The server executes what it reads, alone, without an account.
+    fs::write(&file, format!("FLUSH PRIVILEGES;\n{statements}")).expect("room");
+    run(command(program.as_os_str())
+        .arg("--bootstrap")
+        .stdin(fs::File::open(&file).expect("it was written")));
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -319,7 +356,7 @@ fn launch(
     clock: Option<&Clock>,
 ) -> Option<ChildProcess> {
     let before = log(directory).len();
-    let mut args: Vec<OsString> = SMALL.map(OsString::from).to_vec();
+    let mut args: Vec<OsString> = small(program).iter().map(OsString::from).collect();
     args.push(format!("--datadir={}", directory.join("data").display()).into());
     args.push(format!("--socket={}", directory.join("socket").display()).into());
     args.push(format!("--pid-file={}", directory.join("pid").display()).into());
@@ -382,7 +419,8 @@ fn find_program() -> Option<PathBuf> {
     }
     let path = env::var_os("PATH").unwrap_or_default();
     let places = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
-    places.map(|place| place.join("mariadbd")).find(|program| program.is_file())
+    let programs = places.flat_map(|place| ["mariadbd", "mysqld"].map(|name| place.join(name)));
+    programs.into_iter().find(|program| program.is_file())
 }
 
 fn log(directory: &Path) -> String {

@@ -36,9 +36,17 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Server(said) => said_by_server(&said),
+            Error::Driver(DriverError::UnknownAuthPlugin { name }) => login_unknown(&name),
             error => Self { cure: Cure::Reconnect, is_certain: false, ..Self::away(cause(&error)) },
         }
     }
+}
+
+/// MySQL asks for this way of authentication also for accounts that do not exist, so that nobody learns which do.
+fn login_unknown(plugin: &str) -> Failure {
+    Failure::refused(format!(
+        "it does not know this user, or authenticates it by the plugin `{plugin}`, which is not supported"
+    ))
 }
 
 fn said_by_server(said: &ServerError) -> Failure {
@@ -76,4 +84,17 @@ fn cause(error: &Error) -> String {
         (text, source) = (error.to_string(), error.source());
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_that_mysql_does_not_know_is_refused_and_not_tried_again() {
+        let unknown = DriverError::UnknownAuthPlugin { name: "sha256_password".to_owned() };
+        let failure = Failure::from(Error::Driver(unknown));
+        assert!(matches!(failure.cure, Cure::Fix), "{failure:?}");
+        assert!(failure.why.contains("does not know this user"), "{failure:?}");
+    }
 }
