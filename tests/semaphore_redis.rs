@@ -223,7 +223,8 @@ promise!(asking_what_is_available_costs_the_same_however_many_hold_and_wait: cou
 async fn asking_what_is_available_costs_the_same_however_many_hold_and_wait<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     warm_up::<S>(&client).await;
-    let semaphore = S::of(&client, 1000);
+    // While it is asked, nothing is repeated or renewed.
+    let semaphore = S::leased(&client, 1000, SECOND * 60);
     let (mut held, mut waiters, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (holders, waiting) in [(1, 1), (1000, 200)] {
         held.extend(join_all((held.len()..holders).map(|_| taken(&semaphore, 1))).await);

@@ -285,7 +285,7 @@ async fn a_record_that_was_created_again_is_not_overwritten_by_what_is_remembere
 async fn a_node_of_another_program_is_told_and_costs_no_other_name() {
     let Some(server) = ZookeeperServer::shared_or_skip("nodes of other programs") else { return };
     let client = server.client().await;
-    let options = || MutexOptions::new().ttl(ms(900));
+    let options = || MutexOptions::new().ttl(SECOND * 2);
     let held: Vec<_> = join_all((0..8).map(|n| {
         let mutex = client.mutex_with(&format!("{n}"), options()).expect("valid");
         async move { mutex.lock().await.expect("free") }
