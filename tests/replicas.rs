@@ -11,6 +11,9 @@ use leasehold::{Client, Error};
 use support::{Cluster, RedisServer, Reply, Setup, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// For a replica that acknowledges, however busy the machine is.
+const AMPLE: Duration = Duration::from_millis(1500);
+/// For one that does not.
 const TIME_LIMIT: Duration = Duration::from_millis(300);
 
 /// A primary with a replica that is in step.
@@ -27,15 +30,15 @@ async fn servers() -> Option<(RedisServer, RedisServer)> {
     Some((primary, replica))
 }
 
-async fn connect(server: &RedisServer, replicas: u32) -> Client {
-    let builder = RedisBackend::builder(&server.url()).expect("a URL").wait_replicas(replicas, TIME_LIMIT);
+async fn connect(server: &RedisServer, replicas: u32, limit: Duration) -> Client {
+    let builder = RedisBackend::builder(&server.url()).expect("a URL").wait_replicas(replicas, limit);
     Client::with_backend(Arc::new(builder.connect().await.expect("the server answers")))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_is_at_the_replica_when_it_is_answered() -> Result<(), Error> {
     let Some((primary, replica)) = servers().await else { return Ok(()) };
-    let client = connect(&primary, 1).await;
+    let client = connect(&primary, 1, AMPLE).await;
     for n in 0..50 {
         let guard = client.mutex(&format!("{n}"))?.lock().await?;
         let value = replica.raw().get(&format!("lock:{n}")).expect("the replica has it");
@@ -51,7 +54,7 @@ async fn a_grant_is_at_the_replica_when_it_is_answered() -> Result<(), Error> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_a_release_pushes_is_at_the_replica_as_well() -> Result<(), Error> {
     let Some((primary, replica)) = servers().await else { return Ok(()) };
-    let (client, other) = (connect(&primary, 1).await, connect(&primary, 1).await);
+    let (client, other) = (connect(&primary, 1, AMPLE).await, connect(&primary, 1, AMPLE).await);
     let (mutex, waiting) = (client.mutex("a")?, other.mutex("a")?);
     for _ in 0..20 {
         let guard = mutex.lock().await?;
@@ -75,7 +78,7 @@ async fn a_grant_that_a_release_pushes_is_at_the_replica_as_well() -> Result<(),
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_few_acknowledgements_give_the_lock_back_and_say_so() -> Result<(), Error> {
     let Some((primary, replica)) = servers().await else { return Ok(()) };
-    let client = connect(&primary, 1).await;
+    let client = connect(&primary, 1, TIME_LIMIT).await;
     replica.pause();
     let begun = Instant::now();
     let error = client.mutex("a")?.lock().await.expect_err("no replica answers");
@@ -86,7 +89,7 @@ async fn too_few_acknowledgements_give_the_lock_back_and_say_so() -> Result<(), 
     replica.resume();
     client.mutex("a")?.lock().await?.release().await?;
 
-    let two = connect(&primary, 2).await;
+    let two = connect(&primary, 2, TIME_LIMIT).await;
     let error = two.mutex("b")?.try_lock().await.expect_err("there is one replica");
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
     eventually(SECOND, || async { primary.raw().get("lock:b").is_none() }).await;
@@ -101,7 +104,7 @@ async fn in_a_cluster_it_is_the_replica_of_the_slot_that_counts() -> Result<(), 
     for node in &cluster.nodes {
         node.allow(&more_rules("+wait"));
     }
-    let builder = RedisBackend::builder(&cluster.url())?.wait_replicas(1, TIME_LIMIT);
+    let builder = RedisBackend::builder(&cluster.url())?.wait_replicas(1, AMPLE);
     let client = Client::with_backend(Arc::new(builder.connect().await?));
     // Names of all three primaries.
     for n in 0..9 {
@@ -131,7 +134,7 @@ async fn in_a_cluster_it_is_the_replica_of_the_slot_that_counts() -> Result<(), 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_at_the_same_time_share_their_round_trips() -> Result<(), Error> {
     let Some((primary, _replica)) = servers().await else { return Ok(()) };
-    let client = connect(&primary, 1).await;
+    let client = connect(&primary, 1, AMPLE).await;
     let tasks: Vec<_> = (0..500)
         .map(|n| {
             let mutex = client.mutex(&n.to_string()).expect("a name");
