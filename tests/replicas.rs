@@ -104,8 +104,11 @@ async fn in_a_cluster_it_is_the_replica_of_the_slot_that_counts() -> Result<(), 
     for node in &cluster.nodes {
         node.allow(&more_rules("+wait"));
     }
-    let builder = RedisBackend::builder(&cluster.url())?.wait_replicas(1, AMPLE);
-    let client = Client::with_backend(Arc::new(builder.connect().await?));
+    let connect = async |limit| {
+        let builder = RedisBackend::builder(&cluster.url())?.wait_replicas(1, limit);
+        Ok::<_, Error>(Client::with_backend(Arc::new(builder.connect().await?)))
+    };
+    let (client, impatient) = (connect(AMPLE).await?, connect(TIME_LIMIT).await?);
     // Names of all three primaries.
     for n in 0..9 {
         let key = format!("lock:{n}");
@@ -119,7 +122,7 @@ async fn in_a_cluster_it_is_the_replica_of_the_slot_that_counts() -> Result<(), 
         guard.release().await?;
         // Only the names of this slot's primary are refused without it.
         replica.pause();
-        let error = client.mutex(&n.to_string())?.lock().await.expect_err("the replica does not answer");
+        let error = impatient.mutex(&n.to_string())?.lock().await.expect_err("the replica does not answer");
         assert!(error.to_string().contains("0 of 1 replicas acknowledged the grant"), "{error}");
         let other = (0..).map(|n| format!("other:{n}"));
         let mut other =
@@ -128,6 +131,7 @@ async fn in_a_cluster_it_is_the_replica_of_the_slot_that_counts() -> Result<(), 
         replica.resume();
         client.mutex(&n.to_string())?.lock().await?.release().await?;
     }
+    impatient.shutdown().await?;
     client.shutdown().await
 }
 
