@@ -251,7 +251,7 @@ impl Turns {
 /// Whether there was an `nth` request of the client behind the wire, which failed.
 async fn take_turns<S: Server>(server: &S, direct: &Client, turns: Turns, nth: usize, fault: Fault) -> bool {
     let (wire, url) = wire(server).await;
-    let url = format!("{url}?reply_timeout=400ms&connect_timeout=1s");
+    let url = format!("{url}?reply_timeout=400ms&connect_timeout=3s");
     let client = Client::connect(&url).await.expect("the wire is whole");
     let name = format!("{turns:?} {fault:?} {nth}");
     let mut sprung = wire.trap(nth, fault);
