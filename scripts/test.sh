@@ -95,6 +95,7 @@ if [[ -n $all_servers ]]; then
     run "mysql" "LEASEHOLD_MYSQL_SERVER=$server" -p leasehold --all-features "${over_mysql[@]/#/--test=}"
     run "mysql, conformance" "LEASEHOLD_MYSQL_SERVER=$server" -p leasehold --all-features --test=conformance -- mysql
     run "mysql, model" "LEASEHOLD_MYSQL_SERVER=$server" -p leasehold-model --all-features -- on_mysql
+    run "mysql, TLS" "LEASEHOLD_MYSQL_SERVER=$server" -p leasehold-tls --all-features -- mysql::
     printf '\n== all servers\n'
     printf '%s\n' "${summary[@]}"
     [[ -z $failed ]] || die "not all tests passed"
