@@ -8,9 +8,8 @@ use std::cell::Cell;
 use std::io;
 use std::thread;
 
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
-
-use crate::sync::Mutex;
 
 #[cfg(feature = "_redis")]
 thread_local! {

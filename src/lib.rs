@@ -60,7 +60,6 @@ mod permits;
 mod primitive;
 mod reentrant;
 mod semaphore;
-mod sync;
 
 #[cfg(any(feature = "_records", feature = "_redis"))]
 pub use backend::TlsOptions;

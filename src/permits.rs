@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::error::Error;
 use crate::guard::Guard;
@@ -11,7 +13,6 @@ use crate::lease::{Engine, FollowsLimit};
 use crate::name;
 use crate::options::SemaphoreOptions;
 use crate::primitive::Primitive;
-use crate::sync::Mutex;
 
 /// A semaphore: permits under one name.
 #[derive(Clone)]

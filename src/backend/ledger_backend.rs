@@ -10,13 +10,13 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
 use super::types::*;
 use super::{Backend, BackendError, Finding, LeaseId, LeaseIds, NodeState, Status, StoreState};
 use crate::closing::Closing;
-use crate::sync::Mutex;
 
 /// What a database must provide so that [`LedgerBackend`] can use it as a store: atomic changes of one record and, if
 /// possible, messages to other clients.

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -17,7 +18,6 @@ use super::BackendError;
 use super::ledger::{Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore};
 use super::types::{Capabilities, Event};
-use crate::sync::Mutex;
 
 /// Locks and semaphores for the tasks of one process, and a substitute for Redis in tests.
 ///

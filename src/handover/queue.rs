@@ -5,11 +5,11 @@ use std::collections::hash_map::Entry;
 use std::mem;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::backend::LeaseId;
 use crate::hash::HashMap;
-use crate::sync::Mutex;
 
 /// The number of a waiter in its queue, in order of arrival.
 pub(crate) type Number = u64;
@@ -33,29 +33,22 @@ pub(crate) struct Queue<W> {
     /// In the order of their numbers.
     waiting: VecDeque<(Number, W)>,
     arrivals: Number,
-    /// The leases that are requested or held, in the order of their requests.
-    leases: SmallVec<[(LeaseId, State); 1]>,
-    held: u32,
-    in_place: u32,
+    /// The leases that waiters request themselves, in the order of their requests.
+    in_place: Leases,
+    /// The leases that the keeper requests, likewise.
+    asked: Leases,
+    /// The leases that are held, or granted and not taken up yet.
+    held: Leases,
     /// The limit of a semaphore.
     limit: Option<u32>,
 }
 
-/// The state of a lease of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Requested by a waiter itself.
-    InPlace,
-    /// Requested by the keeper.
-    Asked,
-    /// Held, or granted and not taken up yet.
-    Held,
-}
+type Leases = SmallVec<[LeaseId; 1]>;
 
 impl<W> Queue<W> {
     fn new(limit: Option<u32>) -> Self {
-        let (waiting, leases) = (VecDeque::new(), SmallVec::new());
-        Self { waiting, arrivals: 0, leases, held: 0, in_place: 0, limit }
+        let (in_place, asked, held) = Default::default();
+        Self { waiting: VecDeque::new(), arrivals: 0, in_place, asked, held, limit }
     }
 
     /// Adds a waiter and returns its number. `None` if it states a limit other than the queue's; then it is not added.
@@ -83,77 +76,64 @@ impl<W> Queue<W> {
 
     /// How many more leases should be requested.
     pub(crate) fn wanted(&self) -> usize {
-        self.waiting.len().min(self.room()).saturating_sub(self.asked())
+        self.waiting.len().min(self.room()).saturating_sub(self.requested())
     }
 
-    fn asked(&self) -> usize {
-        self.leases.len() - self.held as usize
+    fn requested(&self) -> usize {
+        self.in_place.len() + self.asked.len()
     }
 
     /// How many leases may be requested besides those that are held. A semaphore may have one more lease than permits,
     /// so that a permit that becomes free at the store is used, and an increased limit is noticed.
     fn room(&self) -> usize {
         let most = self.limit.map_or(1, |permits| permits.saturating_add(1));
-        most.saturating_sub(self.held) as usize
+        (most as usize).saturating_sub(self.held.len())
     }
 
     /// Adds a lease that the keeper requests.
     pub(crate) fn ask(&mut self, lease: LeaseId) {
-        self.leases.push((lease, State::Asked));
+        self.asked.push(lease);
     }
 
     /// Adds a lease that a waiter requests itself.
     pub(crate) fn ask_in_place(&mut self, lease: LeaseId) {
-        self.leases.push((lease, State::InPlace));
-        self.in_place += 1;
+        self.in_place.push(lease);
     }
 
     /// The leases that waiters request themselves. From here on they count as requested by the keeper.
-    pub(crate) fn take_in_place(&mut self) -> Vec<LeaseId> {
-        if self.in_place == 0 {
-            return Vec::new();
-        }
-        self.in_place = 0;
-        let in_place = self.leases.iter_mut().filter(|(_, state)| *state == State::InPlace);
-        in_place.map(|(lease, state)| (*state = State::Asked, *lease).1).collect()
+    pub(crate) fn take_in_place(&mut self) -> Leases {
+        let in_place = mem::take(&mut self.in_place);
+        self.asked.extend_from_slice(&in_place);
+        in_place
     }
 
     /// Whether more leases are requested than there are waiters.
     pub(crate) fn has_surplus(&self) -> bool {
-        self.asked() > self.waiting.len()
+        self.requested() > self.waiting.len()
     }
 
-    /// Removes the lease that was requested last, if more are requested than there are waiters.
+    /// Removes a lease that was requested lately, if more are requested than there are waiters.
     pub(crate) fn surplus(&mut self) -> Option<LeaseId> {
         if !self.has_surplus() {
             return None;
         }
-        let place = self.leases.iter().rposition(|(_, state)| *state != State::Held)?;
-        Some(self.remove(place))
+        self.in_place.pop().or_else(|| self.asked.pop())
     }
 
     /// Marks a requested lease as held. `false` if it had been given up before.
     pub(crate) fn hold(&mut self, lease: LeaseId) -> bool {
-        let asked = self.leases.iter_mut().find(|(asked, state)| *asked == lease && *state != State::Held);
-        let Some((_, state)) = asked else { return false };
-        self.in_place -= u32::from(*state == State::InPlace);
-        self.held += 1;
-        *state = State::Held;
-        true
+        let is_requested = remove(&mut self.in_place, lease) || remove(&mut self.asked, lease);
+        if is_requested {
+            self.held.push(lease);
+        }
+        is_requested
     }
 
     /// Removes a lease that is no longer requested or held.
     pub(crate) fn end(&mut self, lease: LeaseId) {
-        if let Some(place) = self.leases.iter().position(|(known, _)| *known == lease) {
-            self.remove(place);
-        }
-    }
-
-    fn remove(&mut self, place: usize) -> LeaseId {
-        let (lease, state) = self.leases.remove(place);
-        self.held -= u32::from(state == State::Held);
-        self.in_place -= u32::from(state == State::InPlace);
-        lease
+        let lists = [&mut self.held, &mut self.in_place, &mut self.asked];
+        // In one of them at most.
+        let _ = lists.into_iter().any(|leases| remove(leases, lease));
     }
 
     /// Removes and returns the waiter that has waited longest.
@@ -182,12 +162,21 @@ impl<W> Queue<W> {
 
     /// The leases that are requested or held.
     pub(crate) fn leases(&self) -> Vec<LeaseId> {
-        self.leases.iter().map(|(lease, _)| *lease).collect()
+        [&self.in_place, &self.asked, &self.held].into_iter().flatten().copied().collect()
     }
 
     fn is_over(&self) -> bool {
-        self.waiting.is_empty() && self.leases.is_empty()
+        self.waiting.is_empty() && self.requested() == 0 && self.held.is_empty()
     }
+}
+
+/// Removes a lease from a list. `false` if it is not in it.
+fn remove(leases: &mut Leases, lease: LeaseId) -> bool {
+    let place = leases.iter().position(|known| *known == lease);
+    place.is_some_and(|place| {
+        leases.remove(place);
+        true
+    })
 }
 
 /// The queues of a client. Every group with a lease that is requested or held has one, even if nobody waits.
@@ -302,7 +291,7 @@ mod tests {
         waits(&mut queue, "first");
         let lease = ids.next();
         queue.ask_in_place(lease);
-        assert_eq!((queue.take_in_place(), queue.take_in_place()), (vec![lease], vec![]));
+        assert_eq!((queue.take_in_place().to_vec(), queue.take_in_place().to_vec()), (vec![lease], vec![]));
         assert!(queue.hold(lease) && queue.take_in_place().is_empty());
     }
 

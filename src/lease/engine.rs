@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +16,6 @@ use crate::backend::{Backend, BackendError};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
-use crate::sync::Mutex;
 
 /// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
 const DRAIN: Duration = Duration::from_secs(5);

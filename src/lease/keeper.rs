@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -22,7 +23,6 @@ use crate::error::LossReason;
 use crate::handover::{Group, Queue, Queues, dismiss_all, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::options::Settings;
-use crate::sync::Mutex;
 
 /// All leases of a client, and the work that is due for them.
 #[derive(Debug)]
@@ -41,16 +41,6 @@ pub(crate) struct Keeper {
     /// The runtime of the keeper's task has ended, and no other has taken over; for stores that can be used from the crate's own
     /// thread.
     pub(super) without_runtime: AtomicBool,
-}
-
-/// What follows when a guard is released.
-pub(super) enum Left {
-    /// Other guards keep all of a lock.
-    Shared,
-    /// It was the last one, and the lease was passed on within this client.
-    PassedOn,
-    /// This must be returned to the store: the lease if it was the last guard, or its permits.
-    Owed(PendingRelease),
 }
 
 impl Keeper {
@@ -393,36 +383,42 @@ impl Keeper {
         self.wanted(queue, lease)
     }
 
-    /// The last guard of a hold is gone: passes the lease on to the next waiter of this client, or ends it. `None` if
-    /// it had been lost before.
-    pub(super) fn pass_on(&self, lease: &Arc<Lease>, now: Instant) -> Option<Left> {
-        let Some(group) = lease.group() else { return self.back(lease).map(Left::Owed) };
+    /// The last guard of a hold is gone: passes the lease on to the next waiter of this client, or ends it. Returns the
+    /// release if it ends here, and the reason if it had been lost before.
+    pub(super) fn pass_on(&self, hold: &Hold, now: Instant) -> Result<Option<PendingRelease>, LossReason> {
+        let lease = &hold.lease;
+        let lost_before = || {
+            hold.give_back();
+            hold.reason()
+        };
+        let Some(group) = lease.group() else { return self.back(lease).map(Some).ok_or_else(lost_before) };
         let passed =
             with_queue(&self.queues, group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
-                Some((waiter, hold)) => Ok((waiter, hold, queue.has_surplus())),
+                Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
                 None => Err(lease.end().then(|| self.instead_of(lease, queue))),
             });
-        let (waiter, hold, has_surplus) = match passed {
+        let (waiter, next, has_surplus) = match passed {
             Ok(passed) => passed,
-            Err(None) => return None,
+            Err(None) => return Err(lost_before()),
             Err(Some(next)) => {
                 self.schedule.forget(lease);
-                return Some(Left::Owed(PendingRelease { next, ..PendingRelease::of(lease) }));
+                return Ok(Some(PendingRelease { next, ..PendingRelease::of(lease) }));
             }
         };
         tracing::debug!(name = %lease.name(), "passed on within the client");
-        let token = hold.token;
+        let token = next.token;
         if lease.is_capped() {
             self.file(lease);
         }
-        if waiter.send(Told::Granted(hold)).is_err() {
+        if waiter.send(Told::Granted(next)).is_err() {
             lease.take_back(token);
             self.offer(lease);
         }
         if has_surplus {
             self.give_up_surplus(group);
         }
-        Some(Left::PassedOn)
+        hold.give_back();
+        Ok(None)
     }
 
     /// A lost lease is released as well: the store may still count it as held.

@@ -7,6 +7,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,6 @@ use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::handover::{Group, Turn};
 use crate::options::Settings;
-use crate::sync::Mutex;
 
 /// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
 const OUTAGE: Duration = Duration::from_secs(30);

@@ -20,9 +20,9 @@ use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::keeper::{Keeper, Left};
+use super::keeper::Keeper;
 use super::lease::Hold;
-use super::release_queue::{PendingRelease, UnderWay};
+use super::release_queue::PendingRelease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
 use crate::error::LossReason;
@@ -45,21 +45,12 @@ impl Keeper {
 
     /// Releases a guard and its permits without waiting.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
-        match self.leave(hold, permits) {
-            Ok(Left::Shared) | Err(_) => {}
-            Ok(Left::PassedOn) => hold.give_back(),
-            Ok(Left::Owed(pending)) => {
-                if pending.keep == 0 {
-                    hold.give_back();
-                    tracing::debug!(
-                        name = %hold.name(),
-                        token = hold.token.get(),
-                        "guard dropped, release queued"
-                    );
-                }
-                self.queue_release(pending);
-            }
+        let Ok(Some(pending)) = self.leave(hold, permits) else { return };
+        if pending.keep == 0 {
+            hold.give_back();
+            tracing::debug!(name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
         }
+        self.queue_release(pending);
     }
 
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
@@ -67,10 +58,10 @@ impl Keeper {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
         let left = self.leave(hold, permits).map_err(ReleaseError::Lost)?;
-        let is_part = matches!(left, Left::Shared | Left::Owed(PendingRelease { keep: 1.., .. }));
+        let Some(pending) = left else { return Ok(()) };
+        let is_part = pending.keep > 0;
         // When the release is over or dropped, all that wait for the end of the hold are notified.
         let _giving_back = (!is_part).then(|| guard(hold, Hold::give_back));
-        let Left::Owed(pending) = left else { return Ok(()) };
         let answer = if pending.next.is_empty() {
             self.release_in_place(pending).await
         } else {
@@ -93,16 +84,15 @@ impl Keeper {
         }
     }
 
-    /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it.
-    fn leave(&self, hold: &Hold, permits: u32) -> Result<Left, LossReason> {
-        let (lease, now) = (&hold.lease, Instant::now());
-        match lease.leave(hold.token, permits, now)? {
-            None => Ok(Left::Shared),
-            Some(0) => self.pass_on(lease, now).ok_or_else(|| {
-                hold.give_back();
-                hold.reason()
-            }),
-            Some(keep) => Ok(Left::Owed(PendingRelease { keep, ..PendingRelease::of(lease) })),
+    /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it. Returns what
+    /// must be returned to the store: the lease, or a part of its permits.
+    fn leave(&self, hold: &Hold, permits: u32) -> Result<Option<PendingRelease>, LossReason> {
+        let now = Instant::now();
+        match hold.lease.leave(hold.token, permits, now)? {
+            // Other guards keep all of a lock.
+            None => Ok(None),
+            Some(0) => self.pass_on(hold, now),
+            Some(keep) => Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease) })),
         }
     }
 
@@ -174,8 +164,11 @@ impl Keeper {
     }
 
     /// Sends the requests for the next leases and the release, in this order, without waiting in between.
-    async fn send_pending(&self, mut pending: UnderWay<'_>) {
-        let next = pending.pending().map(|pending| mem::take(&mut pending.next)).unwrap_or_default();
+    async fn send_pending(
+        &self,
+        mut pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>,
+    ) {
+        let next = mem::take(&mut pending.next);
         if next.is_empty() {
             return self.send_until_confirmed(pending).await;
         }
@@ -186,8 +179,10 @@ impl Keeper {
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
     /// flight, and be granted later.
-    async fn send_until_confirmed(&self, mut under_way: UnderWay<'_>) {
-        let Some(pending) = under_way.pending() else { return };
+    async fn send_until_confirmed(
+        &self,
+        mut pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>,
+    ) {
         let key = Arc::clone(&pending.lease.resource.key);
         let give_up = Instant::now() + pending.ttl.max(GIVE_UP_AFTER);
         loop {
@@ -217,8 +212,8 @@ impl Keeper {
                 }
             }
         }
-        self.released(pending);
-        under_way.finish();
+        self.released(&pending);
+        self.releases.finish(pending);
     }
 
     /// The runtime of the keeper's task has ended: what is pending is sent from the crate's own thread, and so is what is queued
@@ -249,12 +244,10 @@ impl Keeper {
     /// because its client belongs to a runtime that has ended, are pending again afterwards.
     async fn send_pending_releases(&self) {
         let mut releases = FuturesUnordered::new();
-        while let Some(mut under_way) = self.releases.pop() {
-            if let Some(pending) = under_way.pending() {
-                // These are requested by the keeper's task on the next runtime.
-                self.ask_again(mem::take(&mut pending.next));
-            }
-            releases.push(timeout(GIVE_UP_AFTER, self.send_until_confirmed(under_way)));
+        while let Some(mut pending) = self.releases.pop() {
+            // These are requested by the keeper's task on the next runtime.
+            self.ask_again(mem::take(&mut pending.next));
+            releases.push(timeout(GIVE_UP_AFTER, self.send_until_confirmed(pending)));
         }
         while releases.next().await.is_some() {}
     }

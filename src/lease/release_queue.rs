@@ -7,12 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use scopeguard::{ScopeGuard, guard};
 use tokio::sync::{Notify, oneshot};
 
 use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::hash::HashMap;
-use crate::sync::Mutex;
 
 /// The queue of pending releases.
 #[derive(Debug, Default)]
@@ -26,7 +27,7 @@ pub(super) struct ReleaseQueue {
 
 #[derive(Debug, Default)]
 struct Queue {
-    pending: VecDeque<(Number, PendingRelease)>,
+    pending: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Vec<Number>>,
     next_number: Number,
@@ -38,6 +39,8 @@ type Number = u64;
 /// A release that must reach the store.
 #[derive(Debug)]
 pub(super) struct PendingRelease {
+    /// Assigned when it is queued.
+    pub(super) number: Number,
     pub(super) lease: LeaseRef,
     /// How many permits are kept.
     pub(super) keep: u32,
@@ -58,25 +61,42 @@ impl PendingRelease {
 
     /// The release of a grant to a lease that has ended: its request may have been executed after its release.
     pub(super) const fn orphan(lease: LeaseRef) -> Self {
-        Self { lease, keep: 0, ttl: Duration::ZERO, next: Vec::new(), confirm: None }
+        Self { number: 0, lease, keep: 0, ttl: Duration::ZERO, next: Vec::new(), confirm: None }
     }
 }
 
 impl ReleaseQueue {
-    pub(super) fn push(&self, pending: PendingRelease) {
+    pub(super) fn push(&self, mut pending: PendingRelease) {
         let mut queue = self.queue.lock();
-        let number = queue.next_number;
+        pending.number = queue.next_number;
         queue.next_number += 1;
-        queue.unfinished.entry(Arc::clone(&pending.lease.resource.key)).or_default().push(number);
-        queue.pending.push_back((number, pending));
+        queue.unfinished.entry(Arc::clone(&pending.lease.resource.key)).or_default().push(pending.number);
+        queue.pending.push_back(pending);
         drop(queue);
         self.queued.notify_one();
     }
 
-    /// Takes out the oldest release. If the result is dropped before it is finished, the release is pending again.
-    pub(super) fn pop(&self) -> Option<UnderWay<'_>> {
+    /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is pending again.
+    pub(super) fn pop(&self) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
         let pending = self.queue.lock().pending.pop_front()?;
-        Some(UnderWay { queue: self, pending: Some(pending) })
+        Some(guard(pending, |interrupted| {
+            self.queue.lock().pending.push_front(interrupted);
+            self.queued.notify_one();
+        }))
+    }
+
+    /// A release that was taken out is no longer pending.
+    pub(super) fn finish(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
+        let PendingRelease { number, lease, .. } = ScopeGuard::into_inner(pending);
+        let (mut queue, key) = (self.queue.lock(), &lease.resource.key);
+        if let Some(numbers) = queue.unfinished.get_mut(key) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                queue.unfinished.remove(key);
+            }
+        }
+        drop(queue);
+        self.finished.notify_waiters();
     }
 
     /// Waits until something is queued.
@@ -115,47 +135,6 @@ impl ReleaseQueue {
             finished.await;
         }
     }
-
-    fn mark_finished(&self, key: &Arc<str>, number: Number) {
-        let mut queue = self.queue.lock();
-        if let Some(numbers) = queue.unfinished.get_mut(key) {
-            numbers.retain(|other| *other != number);
-            if numbers.is_empty() {
-                queue.unfinished.remove(key);
-            }
-        }
-        drop(queue);
-        self.finished.notify_waiters();
-    }
-}
-
-/// A release that is being sent.
-#[derive(Debug)]
-pub(super) struct UnderWay<'a> {
-    queue: &'a ReleaseQueue,
-    pending: Option<(Number, PendingRelease)>,
-}
-
-impl UnderWay<'_> {
-    pub(super) fn pending(&mut self) -> Option<&mut PendingRelease> {
-        self.pending.as_mut().map(|(_, pending)| pending)
-    }
-
-    /// Marks it as done.
-    pub(super) fn finish(mut self) {
-        if let Some((number, pending)) = self.pending.take() {
-            self.queue.mark_finished(&pending.lease.resource.key, number);
-        }
-    }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            self.queue.queue.lock().pending.push_front(pending);
-            self.queue.queued.notify_one();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -178,7 +157,7 @@ mod tests {
         drop(queue.pop());
         let mut finished = pin!(queue.finished("a"));
         assert!(poll!(&mut finished).is_pending());
-        queue.pop().unwrap().finish();
+        queue.finish(queue.pop().unwrap());
         assert!(poll!(&mut finished).is_ready() && queue.is_empty());
     }
 
@@ -190,7 +169,7 @@ mod tests {
         let mut finished = pin!(queue.finished("a"));
         assert!(poll!(&mut finished).is_pending());
         queue.push(orphan(&ids));
-        queue.pop().unwrap().finish();
+        queue.finish(queue.pop().unwrap());
         assert!(poll!(&mut finished).is_ready());
         assert!(poll!(pin!(queue.drained(|| true))).is_pending());
     }
@@ -203,9 +182,9 @@ mod tests {
         let mut finished = pin!(queue.finished("a"));
         assert!(poll!(&mut finished).is_pending());
         queue.push(orphan(&ids));
-        queue.pop().unwrap().finish();
+        queue.finish(queue.pop().unwrap());
         assert!(poll!(&mut finished).is_pending(), "the later one was done first");
-        first.finish();
+        queue.finish(first);
         // Another one is queued before the first is looked at.
         queue.push(orphan(&ids));
         assert!(poll!(&mut finished).is_ready());

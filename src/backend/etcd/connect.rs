@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -15,7 +16,6 @@ use super::builder::Settings;
 use super::failure;
 use crate::backend::records::Failure;
 use crate::backend::tls::explain;
-use crate::sync::Mutex;
 
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::connection::Connection;
 use super::proto::{LeaseKeepAliveResponse, LeaseRequest};
 use crate::backend::records::Failure;
-use crate::sync::Mutex;
 
 /// The stream of a connection, which is opened when it is first needed.
 #[derive(Default)]

@@ -9,12 +9,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::connection::Connection;
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;
-use crate::sync::Mutex;
 
 /// An etcd lease, and its TTL in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

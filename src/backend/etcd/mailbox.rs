@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
+use parking_lot::Mutex;
 use prost::Message;
 use tokio::runtime::Handle;
 use tokio::time::sleep;
@@ -22,7 +23,6 @@ use super::proto::{
 use super::shared::Shared;
 use crate::backend::Event;
 use crate::backend::records::{Failure, Purpose};
-use crate::sync::Mutex;
 
 /// The pause between attempts to watch.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -47,6 +47,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -56,7 +57,6 @@ use super::ledger_backend::{LedgerBackend, LedgerStore};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
-use crate::sync::Mutex;
 use builder::Settings;
 use mailbox::Mailbox;
 use shared::Shared;

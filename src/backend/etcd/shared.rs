@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::builder::Settings;
 use super::keys::Keys;
 use super::leases::{EtcdLease, Leases};
@@ -10,7 +12,6 @@ use super::link::Link;
 use super::view::View;
 use crate::backend::LeaseId;
 use crate::backend::records::{Health, Schedule};
-use crate::sync::Mutex;
 
 pub(super) struct Shared {
     pub(super) settings: Arc<Settings>,

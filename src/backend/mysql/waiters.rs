@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -14,7 +15,6 @@ use super::session::{Session, value};
 use super::watch::{Wait, Waited};
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;
-use crate::sync::Mutex;
 
 /// For how long a lock is waited for with one statement, in seconds. Whether it still has to be is seen after that.
 const WAIT: u64 = 4;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 use uuid::Uuid;
@@ -18,7 +19,6 @@ use uuid::Uuid;
 use super::named_locks::NamedLocks;
 use super::view::View;
 use crate::backend::{Event, LeaseId, LeaseRef, Ticket};
-use crate::sync::Mutex;
 
 /// How often a client looks at a record if it is the next to be served, and how much less often for each four that are before it.
 const POLL: Duration = Duration::from_millis(10);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -20,7 +21,6 @@ use super::watch::{Todo, Watch};
 use super::{check, named_locks, statement};
 use crate::backend::records::{Failure, Health, Purpose};
 use crate::backend::{Event, LeaseId};
-use crate::sync::Mutex;
 
 /// How often a connection is tried on which nothing else is to be done,
 const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -20,7 +21,6 @@ use super::session::{Listening, Session};
 use super::text::unescape;
 use crate::backend::Event;
 use crate::backend::records::{Failure, Health, Purpose};
-use crate::sync::Mutex;
 
 /// How often a connection on which nothing arrives is tried.
 const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -6,6 +6,7 @@ use futures::TryStreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::future::{ready, select};
 use futures::stream::poll_fn as stream_of;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
@@ -22,7 +23,6 @@ use super::statement::{Prepared, Sql};
 use super::sweep;
 use super::tls;
 use crate::backend::records::{Connection, Failure, Outcome, Round};
-use crate::sync::Mutex;
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
 const ROW_LOCK: Duration = Duration::from_millis(500);

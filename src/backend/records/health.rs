@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::backend::{NodeState, Status, StoreState};
-use crate::sync::Mutex;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

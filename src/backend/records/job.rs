@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::backend::{BackendError, Event, Ledger, Stamp};
-use crate::sync::Mutex;
 
 /// Changes of some records, each of which is carried out and stored by itself.
 pub(in crate::backend) trait Job: Send + Sync {

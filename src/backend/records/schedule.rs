@@ -6,11 +6,11 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::job::{Answered, Change, Job, Task};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
-use crate::sync::Mutex;
 
 /// How many keys are changed by one statement at most.
 const TOGETHER: usize = 128;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -12,7 +13,6 @@ use super::health::{Health, Purpose};
 use super::outcome::Outcome;
 use super::schedule::{Done, Remembered, Round, Schedule};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
-use crate::sync::Mutex;
 
 /// For how long something waits for a connection that is busy before another one is opened.
 const HELD_UP: Duration = Duration::from_millis(50);

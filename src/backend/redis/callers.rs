@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +13,6 @@ use super::notifications::{Channel, Subscription};
 use super::runtime;
 use super::servers::Commands;
 use crate::backend::BackendError;
-use crate::sync::Mutex;
 
 /// The connections on the caller's runtime.
 #[derive(Debug)]

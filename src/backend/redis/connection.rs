@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::try_join;
+use parking_lot::Mutex;
 use scopeguard::guard;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -29,7 +30,6 @@ use super::target::Login;
 use super::target::Server;
 use super::value::Value;
 use crate::backend::{BackendError, Status};
-use crate::sync::Mutex;
 
 /// The first and the longest pause before retrying to connect: a lease of 3 s must survive an outage of 2 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

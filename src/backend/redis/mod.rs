@@ -79,6 +79,7 @@ use ::fred::types::config::Config;
 use futures::future::{BoxFuture, join_all};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
@@ -91,7 +92,6 @@ use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity, St
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
-use crate::sync::Mutex;
 use callers::CallersConnections;
 use connection::{Connection, ConnectionSettings, Timeouts};
 use link::{CallError, Connector};

@@ -13,6 +13,7 @@ use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::ready;
 use futures::stream::{self, BoxStream};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -23,7 +24,6 @@ use super::link::{CallError, Link, Message, command};
 use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
 use crate::fence::FencingToken;
 use crate::hash::HashSet;
-use crate::sync::Mutex;
 
 /// How often the subscription is checked while leases of this client wait.
 const HEARTBEAT: Duration = Duration::from_secs(10);

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join};
+use parking_lot::Mutex;
 
 use super::connection::Connection;
 use super::keys;
@@ -20,7 +21,6 @@ use super::link::CallError;
 use super::protocol::FENCE_MS;
 use super::servers::Transports;
 use crate::backend::{BackendError, Resource};
-use crate::sync::Mutex;
 
 /// How many replicas have to acknowledge a grant, and how long that may take.
 #[derive(Clone, Copy, Debug)]

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::target::Server;
 use crate::backend::{NodeState, Status, StoreState};
-use crate::sync::Mutex;
 
 /// The state of all connections of a client.
 #[derive(Debug)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::{Connection, Timeouts};
@@ -18,7 +19,6 @@ use super::queue::State;
 use super::script::Script;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
-use crate::sync::Mutex;
 
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);

@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use scopeguard::guard;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -18,7 +19,6 @@ use super::votes::{USUAL, majority};
 use crate::backend::{Answer, BackendError, LeaseId, Queued, Request, Ticket};
 use crate::fence::FencingToken;
 use crate::hash::{HashMap, HashSet};
-use crate::sync::{Mutex, MutexGuard};
 
 /// The leases of a client, by the numbers in their ids, from before they are requested until they are released.
 #[derive(Debug, Default)]

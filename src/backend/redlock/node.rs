@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -14,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
 use crate::error::Error;
 use crate::fence::FencingToken;
-use crate::sync::Mutex;
 
 /// The pause after the first failed attempt to connect, and after many.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

@@ -4,9 +4,10 @@
 //! first, because it was sent first. But a node that does not know the script, or is being connected to, gets the request again or later,
 //! and may get the release before it: then nothing would end what it grants.
 
+use parking_lot::Mutex;
+
 use crate::backend::{LeaseId, Released};
 use crate::hash::HashMap;
-use crate::sync::Mutex;
 
 /// The leases that were released while their requests were on the way to some nodes, by the numbers in their ids.
 #[derive(Debug, Default)]

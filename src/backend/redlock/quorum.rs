@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures::FutureExt;
 use futures::channel::mpsc::UnboundedSender;
 use futures::future::{join_all, ready};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::TaskTracker;
@@ -21,7 +22,6 @@ use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseIds, Lease
 use crate::background;
 use crate::closing::Closing;
 use crate::fence::FencingToken;
-use crate::sync::Mutex;
 
 /// How far ahead of this client's time proposed tokens are at first: more than the clocks of nodes and clients usually differ.
 const AHEAD: u64 = 10_000;

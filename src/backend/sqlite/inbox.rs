@@ -12,10 +12,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::backend::{Event, LeaseId, Ledger};
-use crate::sync::Mutex;
 
 /// A grant names a key, of at most a kilobyte.
 const LONGEST: usize = 4096;

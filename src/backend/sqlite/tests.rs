@@ -4,6 +4,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::builder::{Settings, SqliteBuilder};
@@ -16,7 +17,6 @@ use crate::backend::{
     Answer, BackendError, Claim, Event, Kind, LeaseIds, LeaseRef, Ledger, Released, Renew, Renewal, Request,
     Resource, Stamp,
 };
-use crate::sync::Mutex;
 
 const TTL: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

@@ -43,6 +43,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
@@ -56,7 +57,6 @@ use super::records::{Failure, Health, Schedule};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
-use crate::sync::Mutex;
 use builder::Settings;
 use clock::Reading;
 use failure::{Code, Malformed};

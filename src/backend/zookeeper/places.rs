@@ -7,13 +7,13 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::op::Stat;
 use super::view::{Mark, Seen, View};
 use crate::backend::{Event, LeaseId, LeaseRef, Ticket};
 use crate::fence::FencingToken;
-use crate::sync::Mutex;
 
 #[derive(Default)]
 pub(super) struct Places(Mutex<State>);

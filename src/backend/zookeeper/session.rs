@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -21,7 +22,6 @@ use super::jute::{Message, Reader};
 use super::link::{Greeted, Identity, Link, lost};
 use super::op::{MAX_REQUEST, Op, Reply};
 use crate::backend::records::{Failure, Health, Purpose};
-use crate::sync::Mutex;
 
 /// The pause between attempts to connect: it grows from the first of these to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));

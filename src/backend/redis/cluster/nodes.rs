@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, ready, select_all, try_join_all};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -22,7 +23,6 @@ use crate::backend::redis::link::{CallError, Link};
 use crate::backend::redis::route::Route;
 use crate::backend::redis::target::Server;
 use crate::backend::redis::transport::{Again, RETRY};
-use crate::sync::Mutex;
 
 /// The pause before the list of nodes is requested again.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
@@ -15,7 +16,6 @@ use crate::backend::redis::link::{CallError, Link, command};
 use crate::backend::redis::route::Route;
 use crate::backend::redis::target::Server;
 use crate::backend::redis::value::Value;
-use crate::sync::Mutex;
 
 /// Which node serves which slot.
 #[derive(Debug)]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 
 use super::nodes::Nodes;
 use crate::backend::redis::connection::Connection;
 use crate::backend::redis::link::{CallError, Link};
 use crate::backend::redis::notifications::Notifications;
 use crate::backend::redis::transport::{Again, Place, Transport};
-use crate::sync::Mutex;
 
 /// The transports of the slots, each made when it is needed.
 #[derive(Debug)]
