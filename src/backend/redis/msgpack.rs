@@ -14,7 +14,8 @@ pub(super) const TRUE: u8 = 0xc3;
 /// Appends a text with its length.
 pub(super) fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
     let (header, length) = header_of_text(text.len());
-    packed.extend_from_slice(&header[..length]);
+    // One or two bytes, almost always.
+    header[..length].iter().for_each(|byte| packed.push(*byte));
     packed.extend_from_slice(text);
 }
 

@@ -46,7 +46,8 @@ impl Operation {
 
     fn arg(&mut self, arg: &[u8]) {
         let (header, length) = header_of_text(arg.len());
-        self.args.extend_from_slice(&header[..length]);
+        // One or two bytes, almost always.
+        header[..length].iter().for_each(|byte| self.args.push(*byte));
         self.args.extend_from_slice(arg);
         self.number_of_args += 1;
     }
