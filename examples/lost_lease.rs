@@ -19,7 +19,7 @@
 //! The first command needs nothing installed. Apart from memory, the silent connection needs a `redis://`, `valkey://` or
 //! `postgres://` URL; for others that row is left out.
 //!
-//! On MySQL, which sends nothing to whoever holds a lock, the holder hears of force at its next renewal.
+//! On MySQL, which sends no events to holders, the holder is notified of a forced release at its next renewal.
 //!
 //! The output shows how soon the work ended in each case, and that no step of it ran afterwards. If the lease
 //! expires, no step overlaps with the next holder either. Force and forgetting are different: the store gives the

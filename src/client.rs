@@ -206,7 +206,7 @@ impl Client {
     /// if state.status.is_connected() {
     ///     return (200, "ready".to_owned());
     /// }
-    /// // Such as `127.0.0.1:6379 is disconnected for 3.2s: Connection refused`.
+    /// // Such as `127.0.0.1:6379 is disconnected (for 3.2s): Connection refused`.
     /// (503, state.nodes.iter().map(|node| format!("{node}\n")).collect())
     /// # }
     /// ```
@@ -219,8 +219,8 @@ impl Client {
         state
     }
 
-    /// A stream of future states, of which the last is closed: the stream ends when the client is shut down. If several
-    /// states follow each other quickly, only the last of them is reported.
+    /// A stream of state changes. The last state is `Closed`: the stream ends when the client is shut down. If several
+    /// changes follow each other quickly, only the last of them is reported.
     ///
     /// To miss nothing, create the stream before looking at [`state`](Self::state).
     ///
@@ -276,7 +276,7 @@ impl Client {
         Ok(begun.elapsed())
     }
 
-    /// Checks the servers of the store for what its user should know, as [`connect`](Self::connect) does once.
+    /// Checks the servers of the store for problems and risky settings, as [`connect`](Self::connect) does once.
     ///
     /// | found on a Redis or Valkey server | [`Severity`](crate::backend::Severity) | at connect |
     /// |---|---|---|

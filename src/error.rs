@@ -125,7 +125,7 @@ pub enum LossReason {
     Taken,
     /// No renewal was confirmed before the lease expired, because the store did not answer.
     StoreUnreachable,
-    /// The store refused to renew it until it expired: a missing permission, or no memory left.
+    /// The store refused to renew the lease, which then expired: a missing permission, or no memory left.
     StoreRefused,
     /// It was released with `force_release`.
     Revoked,
@@ -141,7 +141,7 @@ impl fmt::Display for LossReason {
             Self::Expired => "it expired",
             Self::Missing => "the store no longer has it, although it should not have expired yet",
             Self::Taken => "the store reports another holder",
-            Self::StoreUnreachable => "the store did not confirm it in time",
+            Self::StoreUnreachable => "no renewal was confirmed in time",
             Self::StoreRefused => "the store refused to renew it",
             Self::Revoked => "it was released by force",
             Self::HeldTooLong => "the maximum hold time was reached",
@@ -168,7 +168,7 @@ pub enum BackendError {
         source: BoxError,
     },
     /// The request may or may not have been executed. It can be sent again.
-    #[error("no answer, the outcome is unknown: {source}")]
+    #[error("no answer; the outcome is unknown: {source}")]
     Unanswered {
         /// The cause.
         source: BoxError,
@@ -288,7 +288,7 @@ impl Error {
     }
 
     pub(crate) fn permits_above(permits: u32, limit: u32) -> Self {
-        Self::invalid("permits", format!("{permits} can never be granted, the limit is {limit}"))
+        Self::invalid("permits", format!("{permits} can never be granted: the limit is {limit}"))
     }
 
     /// Adds the name, the operation and the store to a backend's error.
@@ -317,8 +317,8 @@ impl Error {
     }
 }
 
-const NEVER_EXPIRES: &str = ": its key has no expiry, so it is never free unless somebody deletes it (or the client repairs such \
-     keys: `RedisBuilder::repair_keys_without_expiry`)";
+const NEVER_EXPIRES: &str = ": its key has no expiry, so the lock stays taken until that key is deleted (or repaired: see \
+     `RedisBuilder::repair_keys_without_expiry`)";
 
 /// `: address: reason; address: reason`, or nothing.
 fn each(nodes: &[NodeFailure]) -> String {

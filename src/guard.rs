@@ -29,8 +29,8 @@ use crate::lease::{Engine, Hold};
 ///
 /// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
 /// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget` that
-/// removes permits from a semaphore permanently, because a permit exists only while a holder is responsible for it. To
-/// reduce the number of permits, use `resize`.
+/// removes permits from a semaphore permanently, because a permit can only be taken under a lease, which ends with its
+/// holder. To reduce the number of permits, use `resize`.
 ///
 /// # Several guards of one lease
 ///
@@ -156,7 +156,7 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: the future holds no state that another call would not find again.
+    /// Cancel safe: the future holds no state of its own; calling `lost` again gives an equivalent one.
     pub fn lost(&self) -> Lost {
         Lost { end: Box::pin(End { released: self.hold.released().cancelled_owned(), loss: self.loss() }) }
     }
@@ -206,7 +206,7 @@ impl Guard {
     ///
     /// Dropping the future after it was polled does not keep the lease: the release continues in the background.
     pub async fn release(mut self) -> Result<(), Error> {
-        // Outside a runtime this panics, while the guard still has its permits to be dropped with.
+        // Outside a runtime this panics. The guard still has its permits then, so dropping it releases them.
         self.engine.ensure_running();
         let permits = std::mem::take(&mut self.permits);
         self.engine.release(&self.hold, permits).await

@@ -1,4 +1,4 @@
-//! Distributed locks and semaphores for tokio applications, built on Redis.
+//! Distributed locks and semaphores for tokio, backed by Redis, PostgreSQL, MySQL, etcd, ZooKeeper or a file.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

@@ -19,7 +19,10 @@ pub(crate) fn resource(prefix: &str, name: &str, kind: Kind) -> Result<Resource,
     for (what, text) in [("name", name), ("prefix", prefix)] {
         let bytes = text.len();
         if bytes > MAX_NAME_BYTES {
-            return Err(Error::invalid(what, format!("it has {bytes} bytes, the limit is {MAX_NAME_BYTES}")));
+            return Err(Error::invalid(
+                what,
+                format!("it has {bytes} bytes, more than the limit of {MAX_NAME_BYTES}"),
+            ));
         }
     }
     let resource = Resource::named(prefix, name, kind);

@@ -235,7 +235,7 @@ impl HoldOptions {
     fn validate(&self, local_handover: bool) -> Result<Settings, Error> {
         let ttl = whole_milliseconds(self.ttl);
         if ttl < MIN_TTL || ttl > MAX_TTL {
-            let why = format!("{ttl:?} is outside {MIN_TTL:?} to {MAX_TTL:?}");
+            let why = format!("{ttl:?} is not between {MIN_TTL:?} and {MAX_TTL:?}");
             return Err(Error::invalid("ttl", why));
         }
         let renewal_period = self.renewal_period.unwrap_or(ttl / 3);
@@ -292,7 +292,10 @@ impl Settings {
     pub(crate) fn fit(self, capabilities: &Capabilities) -> Result<Self, Error> {
         let Capabilities { store, min_ttl, ttl_granularity: unit, .. } = capabilities;
         if self.ttl < *min_ttl {
-            return Err(Error::invalid("ttl", format!("{:?} is below the {min_ttl:?} of {store}", self.ttl)));
+            return Err(Error::invalid(
+                "ttl",
+                format!("{:?} is below the minimum of {min_ttl:?} on {store}", self.ttl),
+            ));
         }
         let units = self.ttl.as_micros().div_ceil(unit.as_micros().max(1));
         let micros = units.saturating_mul(unit.as_micros());

@@ -84,7 +84,7 @@ impl ReentrantLock {
             return Err(Error::invalid("owner", "it is empty"));
         }
         if owner.len() > MAX_NAME_BYTES {
-            let why = format!("it has {} bytes, the limit is {MAX_NAME_BYTES}", owner.len());
+            let why = format!("it has {} bytes, more than the limit of {MAX_NAME_BYTES}", owner.len());
             return Err(Error::invalid("owner", why));
         }
         Ok(Self::owned(self.primitive, owner.into()))

@@ -129,7 +129,7 @@ async fn a_lazy_client_is_disconnected_from_the_beginning_and_says_why() -> Resu
     assert!(since >= begun);
     disconnected_because(&client, "Connection refused").await;
     let node = client.state().nodes[0].to_string();
-    let expected = format!("127.0.0.1:{} is disconnected for ", server.port());
+    let expected = format!("127.0.0.1:{} is disconnected (for ", server.port());
     assert!(node.starts_with(&expected) && node.contains(": Connection refused"), "{node}");
 
     // A request that waits is granted when the server is there.

@@ -7,8 +7,8 @@
 //! UPDATE timetable SET next = next + 1, token = :token WHERE next = :tick AND token <= :token
 //! ```
 //!
-//! Here it is a service of the process that you start, and a witness as well: it notes every beginning and every end
-//! that is reported to it, whether it admits it or not.
+//! Here it is a service of the process that you start, and a witness as well: it records every beginning and every end
+//! that is reported to it, whether or not it accepts them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -91,7 +91,7 @@ pub(crate) struct Record {
     first: u64,
     period: u32,
     state: Mutex<State>,
-    /// The first scheduler to begin this tick gets killed.
+    /// The first scheduler to begin this tick is killed.
     fatal: u64,
     doomed: watch::Sender<Option<u32>>,
     bar: ProgressBar,

@@ -1,4 +1,4 @@
-//! One run: the record, the schedulers, and the end of the one that leads.
+//! One run: the record, the schedulers, and killing the leader.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const LEAD_TIME: u64 = 2;
 pub(crate) struct Outcome {
     /// By number, counted from 0.
     pub(crate) ticks: BTreeMap<u64, Tick>,
-    /// How long after the leader had begun the tick in which it was killed another one began it again.
+    /// The time from when the leader began the tick in which it was killed until another scheduler began it again.
     pub(crate) took_over: Option<Duration>,
 }
 

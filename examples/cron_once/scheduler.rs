@@ -63,7 +63,7 @@ impl Scheduler {
             let led = guard.protect(self.lead(guard.token())).await;
             match led.map_err(Failure::from).and_then(|led| led) {
                 Ok(()) => break,
-                // Somebody else leads by now. What was begun here does not count: back into the queue.
+                // Another scheduler leads by now. The work begun here does not count: back into the queue.
                 Err(Failure::Lock(Error::Lost { .. }) | Failure::Stale(_)) => {}
                 Err(failure) => return Err(failure),
             }

@@ -43,7 +43,7 @@ impl Access {
         if answer == OK { Ok(()) } else { Err(Failure::Protocol(answer)) }
     }
 
-    /// Tells the story how this writer learned that its lease is gone.
+    /// Reports how this writer was notified that its lease was lost.
     pub(crate) async fn told(&mut self, how: &str) -> Result<(), Failure> {
         self.ask("told", how).await.map(drop)
     }
@@ -181,7 +181,7 @@ impl Storage {
         OK.to_owned()
     }
 
-    /// The writer that was held up may not begin anew before its late write has arrived.
+    /// The writer that was held up may not start over before its late write has arrived.
     async fn told(&self, token: FencingToken, writer: u32, how: &str) -> String {
         let held_up = self.state().held_up == Some(token);
         if held_up {

@@ -1,4 +1,4 @@
-//! The ways in which a lease goes, and what is promised for each of them.
+//! The ways in which a lease is lost, and what is promised for each of them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ const A_WHILE: Duration = Duration::from_millis(150);
 /// How much later than promised something may be on a machine that has other things to do.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// A way in which a lease goes.
+/// A way in which a lease is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     Force,
@@ -50,7 +50,7 @@ impl Case {
     pub(crate) const ALL: [Self; 5] =
         [Self::Force, Self::MaxHold, Self::Forgetting, Self::Silence, Self::Pause];
 
-    /// Whether it can be played with a store at `url`.
+    /// Whether it can be demonstrated with a store at `url`.
     pub(crate) fn fits(self, url: &str) -> bool {
         match self {
             Self::Silence => url == "memory:" || is_tcp(url),
@@ -196,7 +196,7 @@ impl Outcome {
     }
 }
 
-/// Whether the store sends nothing to whoever holds a lock.
+/// Whether the store sends no events to holders.
 fn is_told_nothing(url: &str) -> bool {
     ["mysql:", "mariadb:"].iter().any(|scheme| url.starts_with(scheme))
 }
@@ -232,7 +232,7 @@ fn delete_row(path: &str, key: &str) -> Result<(), Failure> {
 
 #[cfg(not(feature = "sqlite"))]
 fn delete_row(_: &str, _: &str) -> Result<(), Failure> {
-    Ok(()) // nobody comes here: this build opens no file
+    Ok(()) // never called: this build opens no file
 }
 
 #[cfg(feature = "mysql")]
@@ -249,7 +249,7 @@ async fn delete_from_mysql(url: &str, key: &str) -> Result<(), Failure> {
 #[cfg(not(feature = "mysql"))]
 #[expect(clippy::unused_async, reason = "a build with this store waits for it")]
 async fn delete_from_mysql(_: &str, _: &str) -> Result<(), Failure> {
-    Ok(()) // nobody comes here: this build connects to no such server
+    Ok(()) // never called: this build connects to no such server
 }
 
 #[cfg(feature = "postgres")]
@@ -264,7 +264,7 @@ async fn delete_from_table(url: &str, key: &str) -> Result<(), Failure> {
 #[cfg(not(feature = "postgres"))]
 #[expect(clippy::unused_async, reason = "a build with this store waits for it")]
 async fn delete_from_table(_: &str, _: &str) -> Result<(), Failure> {
-    Ok(()) // nobody comes here: this build connects to no such server
+    Ok(()) // never called: this build connects to no such server
 }
 
 #[cfg(feature = "redis")]
@@ -279,7 +279,7 @@ async fn delete(url: &str, key: &str) -> Result<(), Failure> {
 
 #[cfg(not(feature = "redis"))]
 async fn delete(_: &str, _: &str) -> Result<(), Failure> {
-    Ok(()) // nobody comes here: this build connects to no server
+    Ok(()) // never called: this build connects to no server
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub(crate) struct Outcome {
     pub(crate) most: u32,
     /// How many were under way on average.
     pub(crate) average: f64,
-    /// Calls that came when as many were under way as the service handles.
+    /// Calls that arrived when the service was already handling its maximum.
     pub(crate) beyond: u64,
     /// From the first call to the end of the last one.
     pub(crate) elapsed: Duration,

@@ -28,7 +28,7 @@ pub(crate) struct Count {
     /// Under way now.
     now: u32,
     pub(crate) most: u32,
-    /// Calls that came when as many were under way as the service handles.
+    /// Calls that arrived when the service was already handling its maximum.
     pub(crate) beyond: u64,
     /// The time that all calls took together.
     pub(crate) busy: Duration,

@@ -9,7 +9,7 @@ use crate::error::Error;
 
 /// The schemes of Redis, for the error that lists them.
 pub(super) const REDIS_SCHEMES: &str = "`redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, \
-     `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with `valkey` instead of `redis`";
+     `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, the same with `valkey` instead of `redis`";
 
 /// A kind of store, whether or not this build has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Store {
                 let known = format!(
                     "`memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
                 );
-                Err(Error::invalid("url", format!("its scheme is none of {known}")))
+                Err(Error::invalid("url", format!("its scheme is not one of {known}")))
             }
         }
     }
@@ -144,7 +144,7 @@ pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
 /// The error for an option that is not one of those `known`.
 #[cfg(any(feature = "_redis", feature = "etcd", feature = "sqlite", feature = "zookeeper"))]
 pub(super) fn unknown_option(name: &str, known: &str) -> Error {
-    Error::invalid("url", format!("unknown option `{name}`; there are {known}"))
+    Error::invalid("url", format!("unknown option `{name}`; the known ones are {known}"))
 }
 
 #[cfg(test)]

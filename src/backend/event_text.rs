@@ -32,7 +32,8 @@ impl FromStr for Event {
     type Err = BackendError;
 
     fn from_str(text: &str) -> Result<Self, BackendError> {
-        read(text).ok_or_else(|| BackendError::WrongType { source: "it is no event of this crate".into() })
+        read(text)
+            .ok_or_else(|| BackendError::WrongType { source: "it is not an event of this crate".into() })
     }
 }
 

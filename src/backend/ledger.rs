@@ -8,7 +8,7 @@
 //! * Every change first removes holds and places that have ended. What is free is granted to the next places in the queue
 //!   when a client sends a request, releases, or changes a limit; waiting requests are repeated, so this happens soon enough.
 //! * Tokens, tickets and the versions of limits come from one increasing sequence, so none of them is ever used twice.
-//! * A grant to a waiting place ends when the place would have ended, not a TTL later: its client counts the lease from the last
+//! * A grant to a waiting place ends when the place would have ended, not a TTL later: its client measures the lease from the last
 //!   request that it sent for that place. So all places of a client that has died are gone within one TTL, however many there
 //!   are.
 //! * A place that has ended is gone; if its request is repeated after that, it joins the queue at the end, under another ticket.
@@ -46,7 +46,7 @@ const STAGGERED: usize = 250;
 pub struct Stamp {
     /// Certainly not later than the current time: what ends by then has ended.
     pub now: u64,
-    /// Certainly not earlier than the current time: a lease that begins now is counted from here.
+    /// Certainly not earlier than the current time: a lease that begins now is measured from here.
     pub late: u64,
     /// No number below this is issued. If it only ever increases, tokens keep increasing even if the record is lost. The time of
     /// day in microseconds is one such number, the revision of a database another.
@@ -263,7 +263,7 @@ impl Ledger {
         Ok(!holds.is_empty())
     }
 
-    /// Changes the limit for everybody. It stays in force for twice `ttl` if nobody uses the semaphore. Nothing is revoked.
+    /// Changes the limit for all clients. It stays in force for twice `ttl` if the semaphore is not used. Nothing is revoked.
     ///
     /// # Errors
     ///
@@ -647,7 +647,8 @@ impl FromStr for Ledger {
     type Err = BackendError;
 
     fn from_str(text: &str) -> Result<Self, BackendError> {
-        read(text).ok_or_else(|| BackendError::WrongType { source: "it is no record of this crate".into() })
+        read(text)
+            .ok_or_else(|| BackendError::WrongType { source: "it is not a record of this crate".into() })
     }
 }
 

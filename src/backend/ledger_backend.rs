@@ -61,7 +61,7 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         StoreState::of(vec![NodeState::new(self.capabilities().store, Status::Connected)])
     }
 
-    /// A stream of future states; if several follow each other quickly, only the last is reported. It need not end.
+    /// A stream of state changes; if several follow each other quickly, only the last is reported. It need not end.
     fn state_changes(&self) -> BoxStream<'static, StoreState> {
         stream::pending().boxed()
     }
@@ -71,7 +71,7 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// Checks for anything that the user of this store should know about it.
+    /// Checks the servers of the store for problems and risky settings.
     fn check(&self) -> impl Future<Output = Result<Vec<Finding>, BackendError>> + Send {
         std::future::ready(Ok(Vec::new()))
     }
@@ -128,7 +128,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
             ((outcome, own), others)
         });
         let Some((outcome, own)) = transaction.await?.pop() else {
-            return Err(BackendError::Unanswered { source: "the store has made no change".into() });
+            return Err(BackendError::Unanswered { source: "the store returned no result".into() });
         };
         if !own.is_empty()
             && let Some(tell) = &*self.own.lock()

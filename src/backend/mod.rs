@@ -4,8 +4,8 @@
 //! [events](Backend::events). The client keeps track of its waiters. It repeats the request of every waiting lease at
 //! least every third of its TTL, and learns from the events when a lease is granted before that.
 //!
-//! A [`Resource`] is a key and the rules under which it is held ([`Kind`]); a request says how much of it it
-//! [claims](Claim). A mutex and a reentrant lock of one key are the same lock, with one queue of waiters.
+//! A [`Resource`] is a key and the rules under which it is held ([`Kind`]); a request says how much of that resource
+//! it [claims](Claim). A mutex and a reentrant lock of one key are the same lock, with one queue of waiters.
 //!
 //! A store on a database that can change one record atomically need not implement any of this: see [`LedgerStore`].
 //!
@@ -165,7 +165,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         StoreState::of(vec![NodeState::new(self.capabilities().store.clone(), Status::Connected)])
     }
 
-    /// A stream of future states; if several follow each other quickly, only the last is reported. It need not end.
+    /// A stream of state changes; if several follow each other quickly, only the last is reported. It need not end.
     fn state_changes(&self) -> BoxStream<'static, StoreState> {
         stream::pending().boxed()
     }
@@ -175,7 +175,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         ready(Ok(())).boxed()
     }
 
-    /// Checks for anything that the user of this store should know about it.
+    /// Checks the servers of the store for problems and risky settings.
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         ready(Ok(Vec::new())).boxed()
     }

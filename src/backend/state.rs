@@ -71,8 +71,8 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connected => f.write_str("connected"),
-            Self::Silent { since } => write!(f, "silent for {:?}", since.elapsed()),
-            Self::Disconnected { since } => write!(f, "disconnected for {:?}", since.elapsed()),
+            Self::Silent { since } => write!(f, "silent (for {:?})", since.elapsed()),
+            Self::Disconnected { since } => write!(f, "disconnected (for {:?})", since.elapsed()),
             Self::Closed => f.write_str("closed"),
         }
     }
@@ -109,7 +109,7 @@ impl fmt::Display for NodeState {
     }
 }
 
-/// Something that the user of a store should know about it.
+/// A problem or a risky setting found on a store's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -123,11 +123,11 @@ pub struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Severity {
-    /// It limits what the store promises after a restart or a failover.
+    /// Limits what the store guarantees after a restart or a failover.
     Info,
     /// Leases may be lost even though all clients behave correctly.
     Warning,
-    /// It cannot work: connecting fails.
+    /// The store cannot be used: connecting fails.
     Refused,
 }
 

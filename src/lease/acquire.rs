@@ -458,5 +458,5 @@ async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answ
 }
 
 fn unanswered() -> BackendError {
-    BackendError::Unanswered { source: "no answer within the time to wait".into() }
+    BackendError::Unanswered { source: "no answer within the time limit".into() }
 }

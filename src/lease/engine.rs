@@ -121,7 +121,7 @@ fn keep_apart(keeper: &Arc<Keeper>, abandoned: &CancellationToken) -> bool {
             true
         }
         Err(error) => {
-            tracing::warn!(%error, "no thread of its own: a section that blocks its thread may lose its lease");
+            tracing::warn!(%error, "the crate's own thread could not be started: code that blocks its thread may lose its lease");
             false
         }
     }

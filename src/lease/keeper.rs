@@ -165,7 +165,7 @@ impl Keeper {
                 self.follow(&lease, limit);
             }
             Outcome::Busy => {
-                let source = "a request that waits was told that it does not".into();
+                let source = "the store answered a waiting request as if it did not wait".into();
                 self.failed(&lease, &BackendError::Refused { source });
             }
             Outcome::Failed(error) => self.failed(&lease, &error),
@@ -178,7 +178,7 @@ impl Keeper {
     /// release, the store has a record of the lease again.
     pub(super) fn known_again(&self, lease: &Lease) {
         lease.note_grant();
-        // If the release is still in flight, `released` looks at the note when it is answered.
+        // If the release is still in flight, `released` checks this record when the release is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
         if is_confirmed && lease.granted_since() {
             self.queue_release(PendingRelease::orphan(lease.lease_ref().clone()));

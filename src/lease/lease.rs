@@ -301,8 +301,8 @@ impl Lease {
         match answer {
             Ok(Answer::Granted(grant)) => match self.counted_from(grant, sent, now) {
                 Some(counted_from) => self.hold(&mut state, grant, counted_from, now),
-                // Its time is over, or nearly. No one would repeat this request: the requester is told, and requests
-                // another lease.
+                // Its time is over, or nearly. No task repeats this request; the caller gets the answer and requests another
+                // lease.
                 None if !self.request.waits => {
                     let outcome = self.hold(&mut state, grant, sent, now);
                     self.lose_in(&mut state, LossReason::Expired, None);
@@ -848,7 +848,7 @@ impl Lease {
         }
     }
 
-    /// Notes that the store may have granted the lease after it was given up.
+    /// Records that the store may have granted the lease after it was given up.
     pub(super) fn note_grant(&self) {
         if let Phase::Released { granted_since } = &mut self.state.lock().phase {
             *granted_since = true;

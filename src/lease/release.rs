@@ -203,7 +203,7 @@ impl Keeper {
                 // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => break,
                 Err(error) => {
-                    tracing::warn!(key = &*key, %error, "release given up: it happens when the lease ends");
+                    tracing::warn!(key = &*key, %error, "release given up; the lease ends when it expires");
                     // `shutdown` closes the backend, and has already reported what was not confirmed by then.
                     if !matches!(error, BackendError::Closed) {
                         self.given_up.fetch_add(1, Ordering::Relaxed);

@@ -49,9 +49,10 @@ impl Keeper {
                     self.renewed(&mut leases, answers, sent, under_way);
                 }
             };
-            // A store that never answers is given up when all of them have ended.
+            // If the store never answers, the renewals are given up when all these leases have ended.
             let is_complete = timeout_at(ends.unwrap_or(sent), answered).await.is_ok();
-            let why = if is_complete { "the store has left this renewal out" } else { "the lease has ended" };
+            let why =
+                if is_complete { "the store did not answer this renewal" } else { "the lease has ended" };
             let left = leases.iter().enumerate().filter(|(_, lease)| lease.is_some());
             let unanswered = |(n, _)| (n, Err(BackendError::Unanswered { source: why.into() }));
             let unanswered: Vec<_> = left.map(unanswered).collect();

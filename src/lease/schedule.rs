@@ -2,8 +2,8 @@
 //!
 //! Leases are filed by the instant at which something is due for them, those that wait and those that are held apart;
 //! the task that tends one of these lists sleeps until its earliest instant. Most leases are held so briefly that
-//! nothing is ever due for them, so a lease that has just been taken up is only noted, and filed if it is still held a
-//! little later.
+//! nothing is ever due for them, so a lease that has just been taken up is kept in a list of recent ones, and filed if it is still held
+//! a little later.
 
 use std::collections::BTreeMap;
 use std::mem;

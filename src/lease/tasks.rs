@@ -140,7 +140,7 @@ impl Keeper {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
-                    tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "granted to nobody, releasing");
+                    tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "orphaned grant, releasing it");
                     return self.queue_release(PendingRelease::orphan(lease));
                 };
                 let now = Instant::now();

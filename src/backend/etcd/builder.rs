@@ -78,27 +78,27 @@ impl EtcdBuilder {
         self
     }
 
-    /// What all keys begin with. Clients with different prefixes do not see each other's locks. A user of etcd needs the permission to read
-    /// and to write this prefix, and no other.
+    /// The prefix of all keys. Clients with different prefixes do not see each other's locks. The etcd user needs permission to read and
+    /// write this prefix, and no other permission.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.prefix = prefix.into();
         self
     }
 
-    /// How long connecting may take, with logging in; 1 ms to 1 h. All members are tried within that time.
+    /// How long connecting may take, including the login; 1 ms to 1 h. All members are tried within that time.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
     }
 
-    /// How long a member may take to answer, 1 ms to 1 h. After that the connection is given up, and the next member is tried.
+    /// How long a member may take to answer, 1 ms to 1 h. After that, the client abandons the connection and tries the next member.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
     }
 
-    /// Connects over TLS, as `etcds://` does, with these certificates. Without this method, `etcds://` trusts the authorities that the
-    /// system trusts. A member's certificate and its host name are always verified.
+    /// Connects over TLS, as `etcds://` does, with these certificates. By default, `etcds://` uses the authorities that the system
+    /// trusts. A member's certificate and its host name are always verified.
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.is_encrypted = true;
         self.settings.tls_options = Some(options);
@@ -109,11 +109,11 @@ impl EtcdBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no member is named.
+    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no member is given.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
     /// * [`Error::StoreUnavailable`] if no member can be reached within [`connect_timeout`](Self::connect_timeout), or the cluster has no
     ///   leader.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, or the user may not read or write the prefix.
+    /// * [`Error::StoreRefused`] if the cluster rejects the credentials, or the user may not read or write the prefix.
     ///
     /// # Cancel safety
     ///
@@ -125,11 +125,11 @@ impl EtcdBuilder {
         Ok(backend)
     }
 
-    /// Connects when it is needed, and goes on trying. Needs no runtime.
+    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no member is named; [`Error::Unsupported`] if TLS is required, and this
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no member is given; [`Error::Unsupported`] if TLS is required, and this
     /// build lacks it.
     pub fn connect_lazy(self) -> Result<EtcdBackend, Error> {
         let settings = self.settings.complete()?;
@@ -155,7 +155,7 @@ impl Settings {
             }
         }
         if self.endpoints.is_empty() {
-            return Err(Error::invalid("endpoints", "no member is named"));
+            return Err(Error::invalid("endpoints", "no member is given"));
         }
         if let Some(endpoint) = self.endpoints.iter().find(|endpoint| !url::is_endpoint(endpoint)) {
             return Err(Error::invalid("endpoints", format!("`{endpoint}` is not of the form `host:port`")));

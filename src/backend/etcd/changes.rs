@@ -1,4 +1,4 @@
-//! What has to be stored for what was asked for.
+//! What must be stored to carry out requested changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,26 +9,26 @@ use crate::backend::ledger::{Entry, Ledger, Standing};
 use crate::backend::records::Work;
 use crate::backend::{BackendError, Event, LeaseId};
 
-/// The differences that a work makes.
+/// The differences between a resource before and after a batch of changes.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// New places. They are made first, and then it is looked again: so nobody who joins is left asleep.
+    /// New places. They are created first, and then the resource is read again, so that no new waiter is overlooked.
     pub(super) joins: Vec<(LeaseId, Value)>,
     /// Holds and places that end.
     pub(super) ended: Vec<LeaseId>,
     /// Those that stay under their etcd leases: places that are granted, holds that are reduced.
     pub(super) updated: Vec<(LeaseId, Value)>,
-    /// Holds that begin, and those that go on under another TTL.
+    /// Holds that begin, and holds that continue with another TTL.
     pub(super) begun: Vec<(LeaseId, Value)>,
-    /// Those that go on for another TTL.
+    /// Holds and places that are renewed.
     pub(super) renewed: Vec<EtcdLease>,
     /// For how many seconds the limit stays in force at least.
     pub(super) limit_for: Option<u32>,
     pub(super) head: String,
     pub(super) is_head_new: bool,
-    /// Whether a place that nobody knows of yet could be granted, too.
+    /// Whether a place that has joined since could be granted as well.
     pub(super) could_admit: bool,
-    /// Whether that which was remembered does not do: it may have ended by itself what an answer relies on.
+    /// Whether a cached view is not enough: something on which an answer relies may have expired.
     pub(super) needs_fresh: bool,
     pub(super) told: Vec<Event>,
     /// Whether an answer depended on when holds or places end.
@@ -36,7 +36,7 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Carries out what was asked for. `joined` are the places that were made for that.
+    /// Runs the changes. `joined` are the places that were created for them.
     pub(super) fn of(
         view: &View,
         work: &Work<View>,
@@ -48,7 +48,7 @@ impl Changes {
         if joined.is_empty() {
             return Ok(Self::between(view, &before, &after, told));
         }
-        // A place does not make up for what its request lacks: what is refused without it is refused with it.
+        // Having a place does not make a request valid: a request that would be refused without its place is still refused.
         let known: BTreeSet<_> = after.entries().map(|entry| entry.lease).collect();
         let refused = joined - &known;
         if refused.len() == joined.len() {
@@ -85,7 +85,7 @@ impl Changes {
             changes.limit_for = Some(seconds(after.lapses()));
         }
         let permits = |ledger: &Ledger| ledger.limit().map(|limit| limit.permits);
-        // Nobody who came before is overtaken; and whoever comes later than a hold that begins here is known to do so.
+        // No earlier request is overtaken, and a request that joins after a hold begins here can see that hold.
         let is_any_begun = !changes.begun.is_empty();
         changes.could_admit =
             !after.is_full() || is_any_begun || is_owner_admitted || permits(before) != permits(after);

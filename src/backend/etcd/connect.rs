@@ -36,7 +36,7 @@ pub(super) async fn connect(settings: &Settings, endpoint: &str) -> Result<Chann
         }
     };
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
-    let invalid = |_| Failure::refused(format!("`{endpoint}` is no address"));
+    let invalid = |_| Failure::refused(format!("`{endpoint}` is not an address"));
     let origin: Uri = format!("{scheme}://{endpoint}").parse().map_err(invalid)?;
     let uri: Uri = format!("http://{endpoint}").parse().map_err(invalid)?;
     let opened = Endpoint::from(uri).origin(origin).connect_with_connector(Once::new(socket)).await;

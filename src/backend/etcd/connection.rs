@@ -57,7 +57,8 @@ impl Connection {
             let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
             let answer: AuthenticateResponse =
                 connection.read("/etcdserverpb.Auth/Authenticate", request).await?;
-            let token = answer.token.parse().map_err(|_| Failure::refused("its token is no text"))?;
+            let token =
+                answer.token.parse().map_err(|_| Failure::refused("the authentication token is not text"))?;
             connection.token = Some(token);
         }
         Ok(connection)

@@ -51,7 +51,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
     shared.health.close();
 }
 
-/// Once a connection is needed: tries it now and then, and thinks of records that nobody uses.
+/// From the first use of the connection on, checks it regularly and sweeps unused records.
 async fn beat(shared: Arc<Shared>) {
     shared.link.used().await;
     let mut next_sweep = Instant::now();
@@ -113,7 +113,7 @@ async fn look_together(
     match looked.await {
         Ok(views) => views.into_iter().for_each(|(n, view)| works[n].written = view),
         // Each of them finds out by itself.
-        Err(failure) => tracing::debug!(%failure, "records were not read together"),
+        Err(failure) => tracing::debug!(%failure, "could not read several records at once"),
     }
     works
 }

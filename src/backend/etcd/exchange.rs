@@ -1,4 +1,4 @@
-//! Changing one resource: what that takes is worked out from what is known, stored if that is still so, and worked out again if not.
+//! Changing one resource: the change is computed from what is known, stored if that is still current, and otherwise computed again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,14 +19,15 @@ use super::write::Written;
 use crate::backend::records::{Cure, Failure, Work};
 use crate::backend::{BackendError, LeaseId};
 
-/// How often a change is worked out for one work. Others may come first again and again, but whoever waits has its place by then.
+/// How often a change is computed again. Other clients may keep changing the resource first, but a request that waits has its place by
+/// then.
 const TRIES: usize = 32;
 
 /// Why a work was not finished.
 pub(super) enum Stop {
     /// What is stored cannot be read.
     Unreadable(BackendError),
-    /// It failed before anything was stored, or only what is stored again without harm.
+    /// It failed before anything was stored, or when only idempotent writes had been stored.
     Reading(Failure),
     /// It failed while something was being stored.
     Writing(Failure),
@@ -44,9 +45,9 @@ pub(super) struct Exchange<'a> {
 
 /// Which holds and places are certainly not there any more.
 enum Gone {
-    /// All that are not known of, as everything was read.
+    /// All that are not in the view, because everything was read.
     Absent,
-    /// These, which have been ended. Others may have been made since that which is remembered.
+    /// These, which have been ended. Others may have been created since the cached view was read.
     Ended(Vec<LeaseId>),
 }
 
@@ -77,7 +78,7 @@ impl Exchange<'_> {
             }
             let is_to_be_written = changes.is_to_be_written() || self.work.must_write;
             if !now.is_fresh && (!is_to_be_written || changes.needs_fresh) {
-                // That nothing changes, for instance, is true only of what is stored now.
+                // "No change", for instance, must not be answered from a cached view.
                 continue;
             }
             if !self.renew(&changes.renewed).await? {
@@ -95,11 +96,11 @@ impl Exchange<'_> {
                 Written::LeaseEnded => {}
             }
         }
-        let why = "others change it all the time".to_owned();
+        let why = "other clients keep changing the record".to_owned();
         Err(Stop::Reading(Failure { why, cure: Cure::Repeat, is_broken: false, is_certain: true }))
     }
 
-    /// Whether what is remembered will do. Of several tasks, one may change nothing, and that must not be answered from memory.
+    /// Whether a cached view may be used. Of several tasks, one may change nothing, and that must not be answered from the cache.
     fn may_remember(&self) -> bool {
         self.work.tasks.len() == 1
     }
@@ -116,7 +117,7 @@ impl Exchange<'_> {
             Changes::of(now, self.work, &self.joined, &self.shared.leases).map_err(Stop::Unreadable)
         };
         let changes = of(&now)?;
-        // Whoever has just joined looks again soon.
+        // A client that has just joined will read again soon.
         let is_asked = changes.do_ends_matter && self.joined.is_empty();
         if !is_asked || !now.is_fresh || changes.is_to_be_written() {
             return Ok((now, changes));
@@ -156,7 +157,7 @@ impl Exchange<'_> {
         Ok(are_there)
     }
 
-    /// What would have to be stored if nobody held or waited any more, if that is but one hold.
+    /// What would have to be stored if the lock were free by now, if that is a single hold.
     fn if_free(&self, now: &View) -> Option<Changes> {
         // Whether a limit is still in force would have to be found out, too.
         let is_possible = !now.is_fresh && now.record.is_some() && self.joined.is_empty();
@@ -168,7 +169,8 @@ impl Exchange<'_> {
         changes.is_one_hold().then_some(changes)
     }
 
-    /// Makes places, and looks. If that is remembered of which nothing may be left, the lock is taken instead if it is free by now.
+    /// Creates places, and reads the resource. If the view is cached, and its holds may all have ended, takes the lock instead if it is
+    /// free by now.
     async fn join(&mut self, now: &View, joins: Vec<(LeaseId, Value)>) -> Result<Joined, Stop> {
         let joins = &joins[..joins.len().min(MOST)];
         let if_free = self.if_free(now).filter(|_| joins.len() == 1);
@@ -218,7 +220,7 @@ impl Exchange<'_> {
         Ok(taken)
     }
 
-    /// It is not certain whether these holds or places were made, or may still be.
+    /// Marks these holds or places as uncertain: they may have been created, or may yet be.
     pub(super) fn doubt(&self, new: &[(LeaseId, Value)]) {
         new.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
     }
@@ -231,8 +233,8 @@ impl Exchange<'_> {
         drop(self.shared.detach(&self.work.key, |lease| !is_new(lease)));
     }
 
-    /// Sends a transaction, and keeps those etcd leases alive that were granted for an earlier use. If the transaction has not
-    /// succeeded, these may have ended; that is then told.
+    /// Sends a transaction, and at the same time keeps reused etcd leases alive. Also returns whether all of these were still alive: if
+    /// not, the transaction may have failed for that reason.
     pub(super) async fn send(
         &self,
         request: TxnRequest,
@@ -280,18 +282,18 @@ impl Exchange<'_> {
     }
 
     async fn finish(&mut self, now: Option<View>, gone: Gone) -> Result<(), Stop> {
-        // Of what is not known to be there or not, that is found out next time.
+        // Whether the others still exist is found out by the next read.
         let is_there = |lease| match &gone {
             Gone::Absent => now.as_ref().is_none_or(|now| now.entries.contains_key(&lease)),
             Gone::Ended(ended) => !ended.contains(&lease),
         };
         for etcd_lease in self.shared.detach(&self.work.key, is_there) {
-            // Whatever is still on its way for it then fails. If this fails, too, it ends by itself.
+            // Then a request still in flight for it fails. If revoking fails as well, the etcd lease expires on its own.
             if let Err(failure) = self.connection.revoke(etcd_lease.id).await {
                 tracing::debug!(key = &*self.work.key, %failure, "an etcd lease was not revoked");
             }
         }
-        // That there is no record may come true again, after others have made and removed one.
+        // The absence of a record is not cached: other clients may create and remove one, and the comparison would not notice.
         self.work.written = now.filter(|now| now.record.is_some()).map(|now| now.remembered());
         Ok(())
     }

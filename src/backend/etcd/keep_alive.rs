@@ -19,7 +19,7 @@ pub(super) struct KeepAlive(Mutex<Requests>);
 struct Requests {
     send: Option<UnboundedSender<LeaseRequest>>,
     has_ended: bool,
-    /// Answers come in the order of the requests: so none is taken for that to a later request for the same lease.
+    /// Answers arrive in the order of the requests, so none is mistaken for the answer to a later request for the same lease.
     unanswered: VecDeque<(i64, oneshot::Sender<bool>)>,
 }
 
@@ -53,11 +53,11 @@ impl KeepAlive {
                 let _ = tell.send(answer.ttl > 0);
                 Ok(())
             }
-            _ => Err(Failure::away("it kept a lease alive that it was not asked for")),
+            _ => Err(Failure::away("the answer to a keep-alive is for another lease")),
         }
     }
 
-    /// Whoever still waits hears that there is no answer.
+    /// Fails all calls that still wait.
     fn end(&self) {
         let mut requests = self.0.lock();
         requests.has_ended = true;

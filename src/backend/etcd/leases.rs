@@ -36,7 +36,7 @@ pub(super) struct Leases {
     /// This client, once it is known.
     client: OnceLock<Uuid>,
     state: Mutex<State>,
-    /// Set when it was told that leases are longer than was asked for.
+    /// Set when the warning about longer leases has been logged.
     has_told_ttl: OnceLock<()>,
 }
 
@@ -85,9 +85,9 @@ impl Leases {
         let granted = connection.grant(ttl).await?;
         if granted.ttl > i64::from(ttl) && self.has_told_ttl.set(()).is_ok() {
             tracing::warn!(
-                asked = ttl,
+                requested = ttl,
                 granted = granted.ttl,
-                "etcd grants longer leases, as its election timeout is long: whoever dies blocks others for so many seconds"
+                "etcd grants longer leases because of its election timeout: a client that dies blocks others for that many seconds"
             );
         }
         let id = granted.id;
@@ -128,7 +128,7 @@ impl Leases {
         }
     }
 
-    /// One of these has ended early, and so may those have that are not used at present: the store may have lost its data.
+    /// One of these has ended early, and unused ones may have, too: the store may have lost its data.
     pub(super) fn forget_all(&self, ended: &[Taken]) {
         let mut state = self.state.lock();
         let unused = std::mem::take(&mut state.unused).into_values().flatten();

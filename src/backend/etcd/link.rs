@@ -84,7 +84,7 @@ impl Link {
         for _ in endpoints {
             let endpoint = &endpoints[state.next % endpoints.len()];
             let opened = timeout(share, Connection::open(&self.settings, endpoint)).await;
-            let silence = || Failure::away(format!("{endpoint} does not answer within {share:?}"));
+            let silence = || Failure::away(format!("{endpoint}: no answer within {share:?}"));
             match opened.unwrap_or_else(|_| Err(silence())) {
                 Ok(connection) => return Ok(connection),
                 Err(failure) => failures.push(failure),

@@ -65,7 +65,7 @@ impl Mailbox {
                 closing.run_until_cancelled(mailbox.watch(client)).await;
             });
         } else {
-            // The engine that listens now has not heard what was told to the one before.
+            // The previous stream may have received messages that this one did not.
             self.tell_through(&inbox, Event::Resync);
         }
         drop(inbox);
@@ -175,7 +175,7 @@ impl Mailbox {
         let events =
             mail.as_ref().and_then(|mail| mail.events.iter().map(|event| event.parse().ok()).collect());
         let Some((mail, events)) = mail.zip::<Vec<Event>>(events) else {
-            tracing::debug!(store = %self.shared.settings.address, "a mailbox has something else in it");
+            tracing::debug!(store = %self.shared.settings.address, "a mailbox contains something that is not a message");
             return;
         };
         // Whoever may write this prefix can put anything there.

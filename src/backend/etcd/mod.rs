@@ -68,7 +68,7 @@ const MIN_TTL: Duration = Duration::from_secs(2);
 
 /// Leases in an etcd cluster.
 ///
-/// Each client has one connection, to one member. See `docs/etcd.md` for what this store gives and what it does not.
+/// Each client has one connection, to one member. See `docs/etcd.md` for what this store guarantees and what it does not.
 pub type EtcdBackend = LedgerBackend<EtcdStore>;
 
 /// The keys of an [`EtcdBackend`].
@@ -81,12 +81,12 @@ pub struct EtcdStore {
 }
 
 impl LedgerBackend<EtcdStore> {
-    /// Connects to the cluster whose members a URL names: `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, or the
+    /// Connects to the cluster with the members in a URL: `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, or the
     /// same with `etcds://`, over TLS.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`EtcdBuilder::connect`].
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed; otherwise as for [`EtcdBuilder::connect`].
     ///
     /// # Cancel safety
     ///
@@ -95,7 +95,7 @@ impl LedgerBackend<EtcdStore> {
         Self::builder_from_url(url)?.connect().await
     }
 
-    /// A builder for the cluster with these members, each `host:port`. One of them is enough, but if it fails, no other one is known.
+    /// A builder for the cluster with these members, each `host:port`. One is enough, but if it fails, the client knows no other.
     pub fn builder(endpoints: impl IntoIterator<Item = impl Into<String>>) -> EtcdBuilder {
         EtcdBuilder::new(endpoints.into_iter().map(Into::into).collect())
     }

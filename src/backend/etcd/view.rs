@@ -1,4 +1,4 @@
-//! What is known of one resource: as it was read, or as this client has left it.
+//! What is known of one resource: as read, or as left by this client's last change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::backend::ledger::{Entry, Ledger, Stamp, Standing};
 use crate::backend::records::Remembered;
 use crate::backend::{BackendError, Kind, LeaseId, Ticket};
 
-/// For how long something is remembered. Whatever is done with it is compared with what is stored, so it need not be true any more.
+/// How long a view is cached. Every use compares it with what is stored, so it may be out of date.
 const REMEMBERED: Duration = Duration::from_secs(30);
 /// There is no clock: etcd says which holds and places there are, and times are counted from here.
 const NOW: u64 = 1 << 40;
@@ -20,7 +20,7 @@ const NOW: u64 = 1 << 40;
 const NUMBERS_PER_REVISION: u64 = 16;
 /// Tickets are this many times the revision that made the place, and its number among those that were made by one transaction.
 const PLACES_PER_REVISION: u64 = 128;
-/// When a waiter looks again for the first time that does not know how long the hold lasts that it waits for. Those behind it do so later.
+/// When a waiter reads again for the first time, if it does not know how long the current hold lasts. Waiters further back do so later.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub(super) struct Stored {
     pub(super) etcd_lease: i64,
     pub(super) created: i64,
     pub(super) value: Value,
-    /// How long it still lasts, if it is another client's and that was asked for.
+    /// How long it still lasts, if it belongs to another client and etcd was asked for that.
     pub(super) left: Option<Duration>,
 }
 
@@ -81,7 +81,7 @@ impl View {
                 Part::Foreign => return Err(unreadable("key")),
             }
         }
-        // So that it is known here whether it can be read.
+        // Fails here if the record cannot be parsed.
         view.head()?;
         Ok(view)
     }
@@ -131,7 +131,7 @@ impl View {
         if let Some(record) = &self.record {
             return record.text.parse();
         }
-        // Somebody has removed the record only: what the holds and places say is enough to go on.
+        // Only the record has been deleted: the holds and places contain enough to continue.
         let kind = self.entries.values().next().map_or(Kind::Mutex, |stored| stored.value.kind);
         let tokens = self.entries.values().filter_map(|stored| match stored.value.what {
             What::Hold(token) => Some(token.get()),
@@ -154,7 +154,7 @@ impl View {
         let mut head = self.head()?;
         let is_held = self.entries.values().any(|stored| matches!(stored.value.what, What::Hold(_)));
         if self.limit.is_none() && !is_held {
-            // A place may have been made since it lapsed: that does not bring it back.
+            // A place may have been created since the limit lapsed; that does not put the limit back in force.
             head.lapse();
         }
         Ok(head.with(entries, if self.limit.is_some() { NOW + 1 } else { 0 }))
@@ -168,7 +168,7 @@ impl View {
         u32::try_from(self.entries.values().filter(is_before).count()).unwrap_or(u32::MAX)
     }
 
-    /// Whether the record says nothing that the revision does not say: whoever finds none issues greater numbers.
+    /// Whether the record can be deleted: without it, numbers continue from the revision, which is greater than the last number.
     pub(super) fn is_forgettable(&self) -> bool {
         self.head().is_ok_and(|head| head.last_number() < self.stamp().floor)
     }
@@ -183,7 +183,7 @@ impl Stored {
     fn entry(&self, lease: LeaseId, leases: &Leases, first_look: Duration) -> Entry {
         let Value { ttl, permits, what, owner, .. } = &self.value;
         let ttl = Duration::from_secs((*ttl).into());
-        // One of this client of which nothing is known may end at any moment.
+        // A lease of this client whose remaining time is unknown may end at any moment.
         let unknown = || if leases.is_own(lease) { Duration::ZERO } else { ttl.min(first_look) };
         let left = leases.remaining(self.etcd_lease).or(self.left).unwrap_or_else(unknown);
         Entry {
@@ -208,7 +208,7 @@ impl Stored {
     }
 }
 
-/// When something ends that lasts for so long: never a whole number of seconds from now, so that it differs from that of a lease that
+/// The end of something that lasts for this long. Never a whole number of seconds from now, so that it differs from the end of a lease that
 /// begins now.
 fn ends(left: Duration) -> u64 {
     NOW + (u64::try_from(left.as_micros()).unwrap_or(u64::MAX / 2) | 1)
@@ -220,11 +220,11 @@ pub(super) fn seconds(ends: u64) -> u32 {
 }
 
 fn unreadable(what: &str) -> BackendError {
-    BackendError::WrongType { source: format!("it is no {what} of this crate").into() }
+    BackendError::WrongType { source: format!("it is not a {what} of this crate").into() }
 }
 
 /// When to look again whether a hold has ended that lasts for so many whole seconds, rounded down. etcd ends a lease up to half a second
-/// late. The first one in the queue looks most often: whoever is behind it only has to notice if that one has died, too.
+/// late. The first waiter in the queue checks most often: those behind it only have to notice if it has died as well.
 pub(super) fn look_again_in(seconds: Duration, ahead: u32) -> Duration {
     const SOON: Duration = Duration::from_millis(100);
     seconds + SOON * ahead.saturating_add(1).min(100)

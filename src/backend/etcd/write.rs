@@ -16,7 +16,7 @@ use super::view::{Record, Stored, View};
 use crate::backend::records::Failure;
 use crate::backend::{Event, LeaseId};
 
-/// How many holds and places there may be so that a client to which one is granted is told of all of them.
+/// The maximum number of holds and places that are sent along with a grant.
 const TOLD: usize = 8;
 
 /// What became of it.
@@ -151,7 +151,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// A message for each client, attached to an etcd lease of that client, so that it goes when the client has gone.
+    /// A message for each client, attached to an etcd lease of that client, so that it is deleted when the client dies.
     fn messages(&self, transaction: &Transaction<'_>) -> Vec<RequestOp> {
         let Transaction { view, told, .. } = transaction;
         let mut messages = BTreeMap::<Uuid, (Mail, i64)>::new();
@@ -172,7 +172,7 @@ impl Exchange<'_> {
         messages.into_iter().map(put).collect()
     }
 
-    /// What whoever is granted something would see if it looked, unless that is much. Revisions of this transaction are 0.
+    /// What the receiver of a grant would read now, unless that is too much. Revisions of this transaction are 0.
     fn seen_after(&self, transaction: &Transaction<'_>) -> Option<RangeResponse> {
         let after = apply(transaction, 0);
         (after.entries.len() <= TOLD).then(|| after.to_kvs(&self.keys))

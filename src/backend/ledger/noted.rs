@@ -1,4 +1,4 @@
-//! What a store should know about the operations of a change if the record is not all that it stores.
+//! What happened in the operations of a change, for stores in which the record is not all that is stored.
 
 #[cfg(not(feature = "_apart"))]
 pub(super) use nothing::Noted;
@@ -12,7 +12,7 @@ mod noting {
     use crate::backend::ledger::Ledger;
     use crate::backend::types::Request;
 
-    /// What has been noted. A record that stays in memory would note requests forever, so they are noted on demand only.
+    /// What has been observed. A record that stays in memory would accumulate requests forever, so they are kept on demand only.
     #[derive(Debug, Default)]
     pub(in crate::backend::ledger) struct Noted {
         is_noting: bool,
@@ -29,7 +29,7 @@ mod noting {
             }
         }
 
-        /// Whoever waits is served.
+        /// The queue is served.
         pub(in crate::backend::ledger) const fn serving(&mut self) {
             self.is_served = true;
         }

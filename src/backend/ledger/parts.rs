@@ -8,7 +8,7 @@ use crate::backend::LeaseId;
 use crate::backend::types::{Claim, Event, Kind, Limit, Request, Resource, Ticket};
 use crate::fence::FencingToken;
 
-/// When a place ends that has not been looked at: not yet, as far as is known.
+/// The end of a place whose end has not been read: later than now, as far as is known.
 #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "not every store needs it"))]
 pub(in crate::backend) const UNKNOWN: u64 = u64::MAX;
 
@@ -126,7 +126,7 @@ impl Ledger {
         self.holds.values().find_map(|hold| hold.owner.as_ref())
     }
 
-    /// The first waiter, if something is free and nobody is served as long as it waits: it needs more.
+    /// The first waiter, if permits are free but too few for it, so that it blocks the queue.
     #[cfg(feature = "zookeeper")]
     pub(in crate::backend) fn first_that_does_not_fit(&self) -> Option<LeaseId> {
         let first = self.queue.values().next().filter(|_| self.free() > 0 && self.next_served().is_none())?;
@@ -146,7 +146,7 @@ impl Ledger {
         self.kind.is_semaphore() && !self.holds.is_empty()
     }
 
-    /// Whether somebody who joins could be served.
+    /// Whether a request that joins now could be granted.
     pub(in crate::backend) fn has_room(&self) -> bool {
         self.free() > 0
     }
@@ -174,7 +174,7 @@ impl Ledger {
     }
 }
 
-/// The claim of a place that was put into the queue: a limit is agreed upon before.
+/// The claim of a place in the queue. Its limit has already been checked.
 #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "not every store needs it"))]
 pub(in crate::backend) fn claim(permits: u32, owner: Option<Arc<str>>, is_semaphore: bool) -> Claim {
     match owner {

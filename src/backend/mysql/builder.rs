@@ -40,19 +40,19 @@ pub struct MysqlBuilder {
     pub(super) settings: Settings,
 }
 
-/// How a client that waits learns that its turn has come.
+/// How a waiting client is notified that it is next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MysqlPush {
-    /// By named locks (`GET_LOCK`), of which each waiting client takes up a connection for each key that it waits for, as far as
+    /// By named locks (`GET_LOCK`): a waiting client uses one connection for each key that it waits for, as far as
     /// [`max_connections`](MysqlBuilder::max_connections) allows. For other keys, and for semaphores, it polls.
     #[default]
     GetLock,
-    /// It polls, with one query for all keys that it waits for: every 10 ms if it is next, up to every 100 ms if others are before it.
+    /// It polls, with one query for all keys that it waits for: every 10 ms if it is next, down to once every 100 ms if it is not.
     Off,
 }
 
-/// What a client has been told.
+/// The settings of a client.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) opts: Opts,
@@ -79,8 +79,8 @@ impl MysqlBuilder {
             .connect_attributes()
             .cloned()
             .unwrap_or_else(|| HashMap::from([("program_name".to_owned(), "leasehold".to_owned())]));
-        // How many rows a statement changes must not include those that it found as they should be. That connections do not go through a proxy
-        // if it is on this machine would be a surprise.
+        // `client_found_rows` off: the count of changed rows must not include rows that were already as requested. `prefer_socket` off: a
+        // local proxy must not be bypassed.
         let opts: Opts = OptsBuilder::from_opts(opts)
             .client_found_rows(false)
             .prefer_socket(false)
@@ -120,27 +120,27 @@ impl MysqlBuilder {
         builder
     }
 
-    /// How long connecting may take, with all that is checked then; 1 ms to 1 h.
+    /// How long connecting may take, including all checks; 1 ms to 1 h.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
     }
 
-    /// How long the server may take to answer, 1 ms to 1 h. After that the connection is given up.
+    /// How long the server may take to answer, 1 ms to 1 h. After that, the client abandons the connection.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
     }
 
-    /// How many connections a client has at most, 2 to 64, or 3 to 64 if it waits for named locks: one looks at what the client waits for, and
-    /// one is for changes. Of the others, up to half are opened to wait for named locks, and the rest while changes are held up by
-    /// others that wait for a row.
+    /// The maximum number of connections of a client, 2 to 64, or 3 to 64 if it waits for named locks: one watches the rows that the client
+    /// waits for, and one is for changes. Of the others, up to half are opened to wait for named locks, and the rest while changes are
+    /// held up by a locked row.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.settings.max_connections = connections;
         self
     }
 
-    /// How a client that waits learns that its turn has come.
+    /// How a waiting client is notified that it is next.
     pub fn push(mut self, push: MysqlPush) -> Self {
         self.settings.push = push;
         self
@@ -152,8 +152,8 @@ impl MysqlBuilder {
         self
     }
 
-    /// The certificates to connect with, if the URL has `require_ssl=true`, or in place of those of the configuration. Without them, the
-    /// authorities that the system trusts are trusted. The server's certificate and its host name are always verified.
+    /// The certificates for TLS, if the URL has `require_ssl=true`; they replace those of the configuration. By default, the authorities
+    /// that the system trusts are used. The server's certificate and its host name are always verified.
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.tls_options = Some(options);
         self
@@ -163,12 +163,12 @@ impl MysqlBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no database is named.
+    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not accept
-    ///   connections at present, or is read-only.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not currently
+    ///   accept connections, or is read-only.
     /// * [`Error::StoreRefused`] if it rejects the credentials, is older than MySQL 8.0 or MariaDB 10.5, its database does not exist, or the
-    ///   tables do not exist and cannot be created, are not in InnoDB, are of another version or may not be used.
+    ///   tables do not exist and cannot be created, do not use InnoDB, have another version or may not be used.
     ///
     /// # Cancel safety
     ///
@@ -182,11 +182,12 @@ impl MysqlBuilder {
         Ok(backend)
     }
 
-    /// Connects when it is needed, and goes on trying. Needs no runtime.
+    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no database is named; [`Error::Unsupported`] if TLS is required, and this
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given;
+    /// [`Error::Unsupported`] if TLS is required, and this
     /// build lacks it.
     pub fn connect_lazy(self) -> Result<MysqlBackend, Error> {
         let settings = self.settings;
@@ -221,7 +222,7 @@ impl Settings {
             return Err(Error::invalid("max_connections", reason));
         }
         if self.opts.db_name().is_none_or(str::is_empty) {
-            return Err(Error::invalid("database", "no database is named"));
+            return Err(Error::invalid("database", "no database is given"));
         }
         Ok(())
     }
@@ -230,7 +231,7 @@ impl Settings {
         if self.opts.ssl_opts().is_none() {
             return match self.tls_options {
                 None => Ok(self),
-                Some(_) => Err(invalid("the URL does not ask for TLS: it has to have `require_ssl=true`")),
+                Some(_) => Err(invalid("the URL does not enable TLS: add `require_ssl=true`")),
             };
         }
         if self.is_tls_of_url || self.tls_options.is_some() {

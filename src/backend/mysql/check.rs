@@ -16,7 +16,7 @@ pub(super) async fn findings(session: &mut Session) -> Result<Vec<Finding>, Fail
     if let Some(row) = answers.first().and_then(|time| time.rows.first())
         && value::<i64>(row, 0)? != 0
     {
-        let text = "the server was started with `sysdate-is-now`: a lease may be counted from up to a second before it was stored";
+        let text = "the server was started with `sysdate-is-now`: a lease may be measured from up to a second before it was stored";
         findings.push(Finding::new(Severity::Info, text));
     }
     Ok(findings)
@@ -38,12 +38,12 @@ fn finding(name: &str, set: &str) -> Option<Finding> {
             Severity::Info,
             format!(
                 "`innodb_flush_log_at_trx_commit` is {set}: a crash of the machine may make the server forget the grants of the last second, \
-                 whose holders are told by their next renewals"
+                 whose holders are notified at their next renewals"
             ),
         )),
         ("wsrep_on", "ON") => Some(Finding::new(
             Severity::Warning,
-            "it is a node of a Galera cluster: named locks are only those of one node, and what another node has stored may be seen late. \
+            "it is a node of a Galera cluster: named locks are local to one node, and changes on another node may be seen late. \
              Have all clients use the same node",
         )),
         _ => None,

@@ -58,7 +58,7 @@ async fn read_and_write(session: &mut Session, works: Vec<Work>) -> Outcome {
         let read = Read::at(clock, stored.remove(work.key.as_bytes()), is_for_later);
         match read.change(&work, client) {
             Ok(Next::Write(record)) => changed.push((work, record)),
-            // That nothing changes, or is wrong, has to be true after it was asked for.
+            // "No change" and errors must be based on a record that was read after the request.
             Ok(Next::Keep(..)) | Err(_) if is_for_later => outcome.push((work, Done::Again)),
             Ok(Next::Keep(version, view)) => {
                 session.watch.note(&work.key, version, view);
@@ -127,8 +127,8 @@ fn finished(
     (work, Done::Finished)
 }
 
-/// Waits for its turn and reads the record in one exchange, and writes it in another one. Others may still write in between, if they do not
-/// know that the record is crowded, or have waited for too long.
+/// Waits for its turn and reads the record in one exchange, and writes it in another. Other clients may still write in between, if they
+/// do not know that the record is contended, or have waited for too long.
 pub(super) async fn change_crowded(session: &mut Session, mut work: Work) -> Outcome {
     let (clock, stored) = match read_in_turn(session, &work).await {
         Ok(read) => read,
@@ -168,7 +168,7 @@ async fn write_in_turn(session: &mut Session, work: Work, record: Changed) -> Ou
     }
 }
 
-/// Lets the next one have its turn, unless the session has ended. What has become of the work is known by then.
+/// Ends the turn, unless the session has ended. The result of the batch is known by then.
 async fn end_turn(session: &mut Session, (works, failure): Outcome) -> Outcome {
     let Some((work, _)) = works.first().filter(|_| failure.as_ref().is_none_or(|failure| !failure.is_broken))
     else {

@@ -42,10 +42,10 @@ impl From<Error> for Failure {
     }
 }
 
-/// MySQL asks for this way of authentication also for accounts that do not exist, so that nobody learns which do.
+/// MySQL requests this method of authentication for accounts that do not exist, too, so as not to reveal which accounts exist.
 fn login_unknown(plugin: &str) -> Failure {
     Failure::refused(format!(
-        "it does not know this user, or authenticates it by the plugin `{plugin}`, which is not supported"
+        "it does not know this user, or authenticates the user with the plugin `{plugin}`, which is not supported"
     ))
 }
 

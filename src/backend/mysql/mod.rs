@@ -60,8 +60,8 @@ pub use schema::SCHEMA;
 
 /// Leases in a table of a MySQL or MariaDB database.
 ///
-/// Each client has two connections, one for changes and one that looks at what it waits for, and opens more to wait for named locks, and
-/// for changes while it is held up by others. See `docs/mysql.md` for what this store gives and what it does not.
+/// Each client has two connections, one for changes and one that watches the rows it waits for, and opens more to wait for named locks, and
+/// for changes while they are held up by locked rows. See `docs/mysql.md` for what this store guarantees and what it does not.
 pub type MysqlBackend = LedgerBackend<MysqlStore>;
 
 /// The table of a [`MysqlBackend`].
@@ -75,11 +75,11 @@ pub struct MysqlStore {
 }
 
 impl LedgerBackend<MysqlStore> {
-    /// Connects to the server that a URL names: `mysql://[user[:password]@]host[:port]/database[?option=value&...]`.
+    /// Connects to the server in a URL: `mysql://[user[:password]@]host[:port]/database[?option=value&...]`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`MysqlBuilder::connect`].
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed; otherwise as for [`MysqlBuilder::connect`].
     ///
     /// # Cancel safety
     ///
@@ -88,14 +88,13 @@ impl LedgerBackend<MysqlStore> {
         Self::builder_from_url(url)?.connect().await
     }
 
-    /// A builder for the server that a configuration names. `prefer_socket` and `client_found_rows` are turned off, and the settings of pools are
-    /// not used.
+    /// A builder for the server in a configuration. `prefer_socket` and `client_found_rows` are turned off, and pool settings are ignored.
     pub fn builder(opts: impl Into<mysql_async::Opts>) -> MysqlBuilder {
         MysqlBuilder::new(opts.into())
     }
 
-    /// A builder with the server, the credentials and the TLS settings of a pool. The pool does not tell them, but each of its connections does:
-    /// one is taken for a moment. The store opens connections of its own, so it takes none away from the pool later.
+    /// A builder with the server, the credentials and the TLS settings of a pool. A pool does not expose them, so this briefly borrows
+    /// one of its connections to read them. The store opens its own connections and takes no others from the pool.
     ///
     /// # Errors
     ///
@@ -103,7 +102,7 @@ impl LedgerBackend<MysqlStore> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future hands the connection back.
+    /// Dropping the future returns the connection to the pool.
     pub async fn builder_from_pool(pool: &mysql_async::Pool) -> Result<MysqlBuilder, Error> {
         MysqlBuilder::of_pool(pool).await
     }

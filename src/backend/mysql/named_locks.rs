@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::backend::LeaseId;
 
-/// A lease that nobody is known to wait for has its named lock taken after this time only: most are released before.
+/// The named lock of a lease without known waiters is taken only after this time: most leases are released before.
 const UNDISTURBED: Duration = Duration::from_millis(5);
-/// When it is tried again to take a lock that somebody else has, who waited for it and finds that the lease is still there.
+/// When to retry taking a named lock that a waiting client has just acquired; that client will find that the lease still holds, and
+/// release it.
 const AGAIN: Duration = Duration::from_millis(2);
-/// How many are held at most. Whoever waits behind another lease polls.
+/// The maximum number of named locks held. Clients that wait behind other leases poll.
 const MOST: usize = 1024;
 /// How many are taken or released with one statement.
 const TOGETHER: usize = 64;
@@ -77,7 +78,7 @@ impl NamedLocks {
         is_held
     }
 
-    /// It was tried to take a lock. Whether there may be something to do.
+    /// Handles an attempt to take a lock. Returns whether there may be something to do.
     pub(super) fn took(&mut self, lease: LeaseId, is_taken: bool) -> bool {
         let Some(state) = self.states.get_mut(&lease) else {
             // Given up meanwhile.
@@ -157,7 +158,7 @@ pub(super) fn release(leases: &[LeaseId]) -> String {
     format!("SELECT {}", each.join(", "))
 }
 
-/// Waits until nobody has this lock, for this many seconds at most, and does not keep it: 1 if it could be had, else 0.
+/// Waits until this lock is free, for at most this many seconds, and does not keep it: 1 if it was acquired, otherwise 0.
 pub(super) fn wait(lease: LeaseId, seconds: u64) -> String {
     let name = format!("{PREFIX}{lease}");
     format!("SELECT IF(GET_LOCK('{name}', {seconds}) = 1, RELEASE_LOCK('{name}'), 0)")

@@ -63,7 +63,9 @@ pub(super) struct Clock {
 
 impl Clock {
     pub(super) fn of(answer: &Answer, asked: Instant) -> Result<Self, Failure> {
-        let Some(row) = answer.rows.first() else { return Err(Failure::away("it does not tell the time")) };
+        let Some(row) = answer.rows.first() else {
+            return Err(Failure::away("the server did not return its time"));
+        };
         Ok(Self { now: value(row, 0)?, floor: value::<Option<i64>>(row, 1)?.unwrap_or(0), asked })
     }
 
@@ -92,10 +94,11 @@ pub(super) struct Changed {
 }
 
 impl Read {
-    /// What was read at a time. Whether something is to be carried out that was asked for after that.
+    /// A record as it was read at a time. `is_for_later` says whether it is used for a request that was made after that.
     pub(super) fn at(clock: Clock, stored: Option<Stored>, is_for_later: bool) -> Self {
         let Clock { now, floor, .. } = clock;
-        // Whoever is told of a lease counts it from when it asked, which was before the server's clock was read, or else before this.
+        // Clients measure their leases from when they sent the request, which was before the server's clock was read, or, if later,
+        // before now.
         let late = if is_for_later { clock.latest() } else { now };
         Self { now, late, until: i64::MAX, stored, floor }
     }
@@ -118,7 +121,7 @@ impl Read {
         let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
         ledger.note_requests();
         for task in &work.tasks {
-            // Whoever is meant finds it in the record.
+            // The clients concerned find these events by reading the record.
             drop(task.run(&mut ledger, stamp));
         }
         let asked = ledger.noted_requests().iter().map(|request| request.lease.clone()).collect();
@@ -148,8 +151,8 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// From the answer to a statement that has written it. `None` if that does not say which version it is: a trigger of somebody's may
-    /// have gone between.
+    /// From the answer to the statement that wrote it. `None` if the answer lacks the version, for instance because a trigger on the
+    /// table has changed `LAST_INSERT_ID`.
     pub(super) fn of(answer: &Answer, doc: String, asked: Instant) -> Option<Self> {
         let version = answer.id.and_then(|id| i64::try_from(id).ok())?;
         Some(Self { version, doc, asked, heard: Instant::now() })
@@ -169,7 +172,7 @@ impl Written {
 }
 
 impl Remembered for Written {
-    // So long that it is still known when the next turn of one among hundreds of clients comes.
+    // Long enough to last until a client's next turn, even among hundreds of clients.
     const CROWDED: Duration = Duration::from_secs(10);
 
     fn is_recent(&self) -> bool {

@@ -3,8 +3,8 @@
 use super::session::{Session, value};
 use crate::backend::records::Failure;
 
-/// The tables of this crate, as statements that create them if they do not exist. A client does the same unless it is told not to
-/// ([`MysqlBuilder::create`](super::MysqlBuilder::create)), in the database that its URL names. Who uses them needs the rights
+/// The tables of this crate, as statements that create them if they do not exist. A client does the same unless
+/// [`MysqlBuilder::create`](super::MysqlBuilder::create) is off, in the database that its URL names. Users of the tables need
 /// `SELECT, INSERT, UPDATE, DELETE` on both.
 // Nothing of this is undone if it is interrupted: where the last table exists, so does everything else.
 pub const SCHEMA: &str = "\
@@ -37,7 +37,7 @@ const RIGHTS: [&str; 6] = [
     "SELECT (SELECT value FROM leasehold_meta WHERE name = 'schema')",
 ];
 
-const LACKS_RIGHTS: &str = "this user may not use the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold TO ..., and the same ON leasehold_meta";
+const LACKS_RIGHTS: &str = "no permission on the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold TO ..., and the same ON leasehold_meta";
 
 /// Errors for missing rights: on a table, on a column, on a database.
 const DENIED: [&str; 3] = ["(error 1142)", "(error 1143)", "(error 1044)"];
@@ -51,12 +51,12 @@ pub(super) async fn prepare(
     let others = tables.iter().filter_map(|(table, engine)| Some((table, engine.as_ref()?)));
     if let Some((table, engine)) = others.clone().find(|(_, engine)| !engine.eq_ignore_ascii_case("InnoDB")) {
         return Err(Failure::refused(format!(
-            "the table {table} is in {engine}, and InnoDB is needed: ALTER TABLE {table} ENGINE = InnoDB"
+            "the table {table} uses {engine}, but InnoDB is needed: ALTER TABLE {table} ENGINE = InnoDB"
         )));
     }
     if tables.len() < 2 {
         if !create {
-            return Err(missing("they are not to be created"));
+            return Err(missing("`create` is off"));
         }
         create_tables(session).await?;
     }
@@ -65,11 +65,9 @@ pub(super) async fn prepare(
     match version.map(|row| value::<Option<i64>>(row, 0)).transpose()?.flatten() {
         Some(VERSION) => Ok(()),
         Some(version) => Err(Failure::refused(format!(
-            "its tables are of version {version}, and this version of the crate uses version {VERSION}"
+            "its tables have version {version}, but this version of the crate uses version {VERSION}"
         ))),
-        None => {
-            Err(Failure::refused("the table leasehold_meta does not say which version the tables are of"))
-        }
+        None => Err(Failure::refused("the table leasehold_meta does not contain the version of the tables")),
     }
 }
 
@@ -93,7 +91,7 @@ fn is_denied(failure: &Failure) -> bool {
 
 fn missing(why: &str) -> Failure {
     Failure::refused(format!(
-        "the tables leasehold and leasehold_meta do not exist, or this user has no rights to them, and {why}: have the statements of \
-         `leasehold::mysql::SCHEMA` executed"
+        "the tables leasehold and leasehold_meta do not exist, or this user has no permissions on them, and {why}: run the statements in \
+         `leasehold::mysql::SCHEMA`"
     ))
 }

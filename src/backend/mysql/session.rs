@@ -15,7 +15,7 @@ use super::watch::Watch;
 use super::{exchange, schema, sweep, tls};
 use crate::backend::records::{Connection, Failure, Outcome, Phase, Round, Work, Workers, failed};
 
-/// How long a statement waits for a row that somebody else has locked, in seconds: for as long as anybody can stand still.
+/// How long a statement waits for a row that another client has locked, in seconds: as long as a stalled client can keep it.
 const LOCK_WAIT: u32 = 1;
 /// A connection that was not used for that long is tried before something is written: it may have been closed meanwhile.
 const UNTRIED: Duration = Duration::from_millis(500);
@@ -52,7 +52,7 @@ impl Session {
             Ok(session)
         };
         let connected = timeout(limit, connecting).await;
-        connected.unwrap_or_else(|_| Err(Failure::away(format!("it does not answer within {limit:?}"))))
+        connected.unwrap_or_else(|_| Err(Failure::away(format!("no answer within {limit:?}"))))
     }
 
     async fn connect(settings: &Settings) -> Result<Self, Failure> {
@@ -80,14 +80,14 @@ impl Session {
         ];
         let answers = self.run(&statements).await.map_err(|failure| {
             let has_no_innodb = failure.why.contains("innodb_lock_wait_timeout");
-            if has_no_innodb { Failure::refused("it has no InnoDB, which is needed") } else { failure }
+            if has_no_innodb { Failure::refused("it lacks InnoDB, which is needed") } else { failure }
         })?;
         let [.., server, tables] = &answers[..] else { return Err(missing()) };
         let Some(server) = server.rows.first() else { return Err(missing()) };
         check_version(&value::<String>(server, 0)?)?;
         let is_read_only: String = value(server, 1)?;
         if !["0", "OFF"].contains(&&*is_read_only) {
-            let why = "it is read-only, perhaps a replica: connect to the server that is written to";
+            let why = "it is read-only, perhaps a replica: connect to the server that accepts writes";
             return Err(Failure::away(why));
         }
         let tables: Result<Vec<(String, Option<String>)>, Failure> =
@@ -121,8 +121,8 @@ impl Session {
         timeout(limit, self.run(statements)).await.unwrap_or_else(|_| Err(Failure::silence(limit)))
     }
 
-    /// Adds what was asked for since to what is to be carried out now. Whether there was anything. Only once, or a work to which something is
-    /// added all the time would never be done.
+    /// Adds changes of the same key that were requested since. Returns whether there were any. Called once per round, because a batch
+    /// that keeps growing would never be executed.
     pub(super) fn add_later(&self, work: &mut Work<Written>) -> bool {
         if work.tries > 0 {
             return false;
@@ -136,8 +136,8 @@ impl Session {
         self.reply_timeout
     }
 
-    /// Makes sure that a connection that has not been used for a while is still there, if what is to be done begins with writing. Of what
-    /// begins with reading nothing is in doubt.
+    /// Probes a connection that has not been used for a while, if the round begins with a write, whose outcome would be unknown if the
+    /// connection were lost. A round that begins with a read needs no probe.
     async fn try_for(&mut self, round: &Round<Written>) -> Result<(), Failure> {
         let writes_first = match round {
             Round::Quiet(works) => works.iter().all(|work| work.written.is_some()),
@@ -201,7 +201,7 @@ fn check_version(version: &str) -> Result<(), Failure> {
     let (oldest, what) =
         if version.contains("MariaDB") { (OLDEST_MARIADB, "MariaDB 10.5") } else { (OLDEST, "MySQL 8.0") };
     if known < oldest {
-        return Err(Failure::refused(format!("it is of version {version}, and {what} or later is needed")));
+        return Err(Failure::refused(format!("it has version {version}, but {what} or later is needed")));
     }
     Ok(())
 }

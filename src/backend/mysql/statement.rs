@@ -1,13 +1,13 @@
-//! The statements, as text: MySQL takes several of them in one exchange only so. Keys and records are written in hexadecimal, which no setting
-//! of a session can make mean anything else.
+//! The statements, as text, because only in this form does MySQL accept several of them in one exchange. Keys and records are written in
+//! hexadecimal, which means the same under all session settings.
 
 use super::record::Changed;
 
 /// The server's time of day, in microseconds, when it is evaluated. Sessions are in UTC.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))";
 
-/// How long a client that stands still may keep others from a crowded record before the server ends its session, and how long they wait for
-/// it, in seconds: the least there is.
+/// How long a stalled client may keep its turn at a contended record before the server ends its session, and how long other clients wait
+/// for it, in seconds: the minimum.
 const TURN: u32 = 1;
 /// How long a session may be idle otherwise, in seconds.
 pub(super) const IDLE: u32 = 24 * 60 * 60;
@@ -21,9 +21,9 @@ pub(super) fn read<'a>(keys: impl Iterator<Item = &'a str>) -> [String; 2] {
     [format!("SELECT k, version, doc FROM leasehold WHERE k IN ({})", keys.join(", ")), clock()]
 }
 
-/// Waits for the named lock of a crowded record, for a second at most, and reads the record. Whoever has the lock can write without being
-/// overtaken; whoever does not get it may still try. Waiting for the row itself would be slow: while it grows, InnoDB copies the locks of all that
-/// wait for it.
+/// Waits for the named lock of a contended record, for at most a second, and reads the record. A client that has the lock can write without
+/// conflicts; a client that does not get it may still try. Waiting for the row itself would be slow: while it grows, InnoDB copies the
+/// locks of all sessions that wait for it.
 pub(super) fn read_in_turn(key: &str) -> Vec<String> {
     let mut statements =
         vec![format!("SET SESSION wait_timeout = {TURN}"), format!("SELECT GET_LOCK({}, {TURN})", turn(key))];
@@ -52,8 +52,8 @@ fn clock() -> String {
     format!("SELECT {NOW}, (SELECT value FROM leasehold_meta WHERE name = 'floor')")
 }
 
-/// Writes a record unless somebody else has changed it, or it is too late. If so, the statement changes no row, else one, and the new version
-/// is its id: the time, unless the version was ahead of that.
+/// Writes a record, unless another client has changed it or it is too late. The statement then changes no row; otherwise it changes one,
+/// and its `LAST_INSERT_ID` is the new version: the time, unless the version was ahead of it.
 pub(super) fn write(key: &str, record: &Changed) -> String {
     let Changed { version, now, until, doc, .. } = record;
     let (key, doc) = (hex(key), hex(doc));

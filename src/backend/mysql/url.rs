@@ -29,7 +29,7 @@ pub(super) fn parse(url: &str) -> Result<MysqlBuilder, Error> {
         let why = match error {
             UrlError::InvalidParamValue { param, .. } => format!("invalid value for option `{param}`"),
             UrlError::FeatureRequired { param, .. } => {
-                format!("this build lacks what option `{param}` needs")
+                format!("this build lacks the feature that option `{param}` needs")
             }
             _ => SHAPE.to_owned(),
         };
@@ -62,7 +62,7 @@ fn check_place(place: &str) -> Result<(), Error> {
 fn unknown(name: &str) -> Error {
     let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
-    Error::invalid("url", format!("{named}; there are {OPTIONS}"))
+    Error::invalid("url", format!("{named}; the known ones are {OPTIONS}"))
 }
 
 fn set(builder: MysqlBuilder, name: &str, value: &str) -> Result<MysqlBuilder, Error> {

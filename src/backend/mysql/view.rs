@@ -15,7 +15,8 @@ pub(super) struct View {
     pub(super) places: Vec<Place>,
     /// How many places of other clients there are before the client's first one.
     pub(super) before: usize,
-    /// The lease of another client that the first place is served after: the one before it in the queue, or else the one that holds.
+    /// The lease of another client that must end before the first place is served: the one ahead of it in the queue, or otherwise the
+    /// holder.
     pub(super) behind: Option<LeaseId>,
     /// Whether other clients wait.
     pub(super) others_wait: bool,
@@ -41,7 +42,7 @@ pub(super) struct Place {
 }
 
 impl View {
-    /// Nothing is seen for a client that is not known.
+    /// Empty if the client is not known yet.
     pub(super) fn of(ledger: &Ledger, client: Option<Uuid>) -> Self {
         let Some(client) = client else { return Self::default() };
         let mut view = Self { is_semaphore: ledger.kind().is_semaphore(), ..Self::default() };
@@ -90,7 +91,7 @@ impl View {
         self.holds.iter().find(|(held, _)| *held == lease).map(|(_, grant)| *grant)
     }
 
-    /// Whether a lease that holds was granted by somebody else, and this client does not know it yet.
+    /// Whether a lease that holds was granted by another client, and this client does not know it yet.
     pub(super) fn is_found(&self, lease: LeaseId) -> bool {
         let known = |own: &OwnChange| !own.held_before.contains(&lease) || self.asked(lease).is_some();
         !self.own.as_ref().is_some_and(known)

@@ -40,7 +40,7 @@ impl Waiters {
         Self { settings, count: Mutex::default(), called: Notify::new(), closing }
     }
 
-    /// Makes sure that somebody waits for what is to be waited for. Called on the runtime that carries connections.
+    /// Makes sure that connections wait for all requested named locks. Called on the runtime on which the connections run.
     pub(super) fn call(self: &Arc<Self>) {
         if !self.settings.watch.has_to_wait_for() {
             return;
@@ -70,7 +70,7 @@ impl Waiters {
             sleep(wait.pause).await;
             let waited = self.wait(&mut session, wait.lease).await;
             let outcome = waited.unwrap_or_else(|failure| {
-                tracing::debug!(store = %self.settings.address, %failure, "a named lock was not waited for");
+                tracing::debug!(store = %self.settings.address, %failure, "could not wait for a named lock");
                 Waited::Failed
             });
             if outcome == Waited::Failed {

@@ -1,8 +1,9 @@
-//! What a client waits for, and what others may wait for that it has: kept up to date by everything that it reads and writes.
+//! What this client waits for, and which of its leases other clients may wait for: updated by everything that it reads and writes.
 //!
-//! Nobody is told of grants by the server. So a client looks at the records of the keys it waits for, all of them with one query, and, unless
-//! that is turned off, waits for named locks: each lease has one, which its client holds as long as the lease holds or waits. Whoever is served
-//! next waits for that lock in the server, and looks at the record when it gets it.
+//! The server notifies no client of its grants. So a client checks the records of the keys it waits for, all with one query, and, unless
+//! that is turned off, waits for named locks: each lease has one, which its client holds while the lease holds or waits. The next client
+//! in the queue waits in the server for the named lock of the lease before its own, and reads the record once it has acquired that named
+//! lock.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,19 +21,19 @@ use super::named_locks::NamedLocks;
 use super::view::View;
 use crate::backend::{Event, LeaseId, LeaseRef, Ticket};
 
-/// How often a client looks at a record if it is the next to be served, and how much less often for each four that are before it.
+/// How often a client checks a record if it is next, and how much less often for every four places ahead of it.
 const POLL: Duration = Duration::from_millis(10);
 const SLOWEST_POLL: Duration = Duration::from_millis(100);
-/// The same for a client that waits for a named lock, for each one that is before it.
+/// The same for a client that waits for a named lock, for each place ahead of it.
 const BACKUP_POLL: Duration = Duration::from_millis(100);
 const SLOWEST_BACKUP_POLL: Duration = Duration::from_secs(5);
-/// The first pause before a named lock is waited for that may not have been taken yet.
+/// The first pause before waiting for a named lock that its client may not have taken yet.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How many of these pauses there are at most, one for each place that is before.
+/// The maximum number of these pauses, one for each place ahead.
 const UNHURRIED: u32 = 5;
 /// How long the client polls after a connection could not wait for a named lock.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// Records that are looked at together: those due within this time.
+/// Records that are due within this time are checked together.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// How many are looked at with one query.
 const KEYS: usize = 128;
@@ -41,7 +42,7 @@ const KEYS: usize = 128;
 #[derive(Debug)]
 pub(super) struct Watch {
     state: Mutex<State>,
-    /// Told when there may be something to do for the connection that looks.
+    /// Notified when there may be something to do for the connection that watches records.
     changed: Notify,
 }
 
@@ -62,7 +63,7 @@ struct State {
     waiting: usize,
     /// Set when one could not.
     no_waiting_until: Option<Instant>,
-    /// Whether the connection that looks may be gone.
+    /// Whether the connection that watches records may have been lost.
     is_doubtful: bool,
 }
 
@@ -89,8 +90,8 @@ struct Waiting {
     lease: Option<LeaseRef>,
 }
 
-/// A lease whose named lock could be had. If the lease is still there when the record is looked at, its client does not hold the lock, or
-/// not yet: then it is waited for again after a pause, or it would be had again at once.
+/// A lease whose named lock was free. If the record still contains the lease, its client does not hold the named lock (yet). The next
+/// wait for it then starts after a pause, because the lock would be free again at once.
 #[derive(Clone, Copy, Debug)]
 struct Unlocked {
     lease: LeaseId,
@@ -171,13 +172,13 @@ impl Watch {
         }
     }
 
-    /// The same, as it was found by looking: `None` if it is still as it was known.
+    /// The same, after checking the record: `None` if its version has not changed.
     pub(super) fn looked(&self, look: &Look, found: Option<(i64, View)>) {
         let mut state = self.state.lock();
         let is_known = |watched: &Watched| watched.changes == look.changes;
         match found.filter(|_| state.keys.get(&look.key).is_some_and(is_known)) {
             Some((version, view)) => drop(state.see(&look.key, version, view)),
-            // What was found may be older than what this client has written meanwhile.
+            // The answer may be older than this client's latest write.
             None => state.wait_on(&look.key),
         }
     }
@@ -202,14 +203,14 @@ impl Watch {
         }
     }
 
-    /// The named lock of a lease was taken, or somebody else has it.
+    /// The named lock of a lease was taken, or another client has it.
     pub(super) fn took(&self, lease: LeaseId, is_taken: bool) {
         if self.state.lock().locks.took(lease, is_taken) {
             self.changed.notify_one();
         }
     }
 
-    /// Another connection was lost: that which looks is to be tried.
+    /// Another connection was lost: checks the one that watches records, too.
     pub(super) fn doubt(&self) {
         self.state.lock().is_doubtful = true;
         self.changed.notify_one();
@@ -227,7 +228,7 @@ impl Watch {
         state.locks.restart(is_on);
     }
 
-    /// There is none. What could not be looked at meanwhile is looked at later.
+    /// No session can hold named locks. Checks that were missed in the meantime are rescheduled.
     pub(super) fn do_without_locks(&self) {
         let mut state = self.state.lock();
         state.locks.restart(false);
@@ -245,7 +246,7 @@ impl Watch {
         !self.state.lock().to_wait_for.is_empty()
     }
 
-    /// A connection does not wait any more for the named lock of a lease: it could be had, or not within the time limit, or not at all.
+    /// A connection no longer waits for the named lock of a lease: it was free, the time limit has passed, or the wait failed.
     pub(super) fn waited(&self, Wait { key, lease, .. }: &Wait, outcome: Waited) {
         let mut state = self.state.lock();
         state.waiting -= 1;
@@ -271,7 +272,7 @@ impl Watch {
     }
 }
 
-/// How it went with a named lock.
+/// The result of waiting for a named lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
     Had,
@@ -287,7 +288,7 @@ impl State {
         }
     }
 
-    /// Takes note of a record. Whether there may be something to do.
+    /// Updates what is known of a key. Returns whether there may be something to do.
     fn see(&mut self, key: &Arc<str>, version: i64, view: View) -> bool {
         let (known, now) = (self.keys.contains_key(key), Instant::now());
         if view.is_empty() && !known {
@@ -354,7 +355,7 @@ impl State {
         }
     }
 
-    /// Looks at a record again in time, and has a connection wait for the named lock of whoever is before.
+    /// Schedules the next check of a record, and has a connection wait for the named lock of the lease ahead.
     fn wait_on(&mut self, key: &Arc<str>) {
         let Some(watched) = self.keys.get_mut(key) else { return };
         if watched.waiting.is_empty() {
@@ -375,7 +376,7 @@ impl State {
         }
         let is_waited_for = watched.behind.is_some() && watched.waits_for == watched.behind;
         let due = now + pause(watched.before, is_waited_for);
-        // What is to be looked at earlier still is.
+        // An earlier check stays scheduled.
         let due = watched.due.map_or(due, |before| before.min(due));
         self.set_due(key, due);
     }
@@ -421,7 +422,8 @@ impl Watched {
     fn pause(&self) -> Duration {
         match self.unlocked.filter(|unlocked| Some(unlocked.lease) == self.behind) {
             Some(unlocked) => unlocked.pause.min(pause(self.before, false)),
-            // Whoever joined the queue just before takes it just now. The more there are before, the less urgent it is.
+            // The client ahead may have joined only just now and still be taking its named lock. The more places ahead, the less urgent
+            // this is.
             None => PAUSE * u32::try_from(self.before).unwrap_or(u32::MAX).min(UNHURRIED),
         }
     }

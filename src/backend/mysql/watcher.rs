@@ -96,8 +96,8 @@ impl Watcher {
                     let failure = self.carry(&mut session).await;
                     self.watch.do_without_locks();
                     if connected.elapsed() > PAUSE {
-                        // That a connection was lost is noticed late, when the server may be back: whether it is away shows when
-                        // connecting again.
+                        // A lost connection is noticed late, when the server may already be back: only reconnecting shows whether it is
+                        // down.
                         continue;
                     }
                     failure
@@ -161,7 +161,7 @@ impl Watcher {
             Ok(mut answers) => self.took(take, answers.pop()),
             Err(failure) if failure.is_broken => Err(failure),
             Err(failure) => {
-                tracing::warn!(store = %self.settings.address, %failure, "named locks cannot be used, so whoever waits polls");
+                tracing::warn!(store = %self.settings.address, %failure, "named locks cannot be used; waiting clients poll");
                 self.watch.do_without_locks();
                 Ok(())
             }
@@ -175,7 +175,7 @@ impl Watcher {
         let (mut stored, client) = (stored?, self.watch.client());
         for look in &todo.look {
             let found = stored.remove(look.key.as_bytes()).and_then(|stored| {
-                // What cannot be read is told to whoever asks for it.
+                // Callers get the error for an unreadable record when they request it.
                 let ledger = stored.ledger().ok()?;
                 Some((stored.version, View::of(&ledger, client)))
             });

@@ -34,7 +34,7 @@ pub struct PostgresBuilder {
     pub(super) settings: Settings,
 }
 
-/// What a client has been told.
+/// The settings of a client.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) config: Config,
@@ -74,21 +74,21 @@ impl PostgresBuilder {
         Self { settings }
     }
 
-    /// How long connecting may take, with all that is checked then; 1 ms to 1 h.
+    /// How long connecting may take, including all checks; 1 ms to 1 h.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
     }
 
-    /// How long the server may take to answer, 1 ms to 1 h. After that the connection is given up. The server ends a statement that takes
-    /// longer.
+    /// How long the server may take to answer, 1 ms to 1 h. After that, the client abandons the connection. The server cancels a statement
+    /// that takes longer.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
     }
 
-    /// How many connections a client keeps at most, 2 to 64: one for notifications, and one for changes; the others are opened while
-    /// changes are held up by others that wait for a row.
+    /// The maximum number of connections of a client, 2 to 64: one for notifications, and one for changes; the others are opened
+    /// while changes are held up by a locked row.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.settings.max_connections = connections;
         self
@@ -100,8 +100,8 @@ impl PostgresBuilder {
         self
     }
 
-    /// The certificates to connect with, if the URL has `sslmode=require`. Without them, the authorities that the system trusts are trusted.
-    /// The server's certificate and its host name are always verified.
+    /// The certificates for TLS, if the URL has `sslmode=require`. By default, the authorities that the system trusts are used. The
+    /// server's certificate and its host name are always verified.
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.tls_options = Some(options);
         self
@@ -111,13 +111,13 @@ impl PostgresBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no host is named.
+    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no host is given.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not accept
-    ///   connections at present, or is a standby.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not currently
+    ///   accept connections, or is a standby.
     /// * [`Error::StoreRefused`] if it rejects the credentials, is older than PostgreSQL 12, its database does not exist or is not
-    ///   encoded in UTF-8, the tables do not exist and cannot be created, are of another version or may not be used, or if there is a
-    ///   pooler in transaction mode in between.
+    ///   encoded in UTF-8, the tables do not exist and cannot be created, have another version or may not be used, or the connection
+    ///   goes through a pooler in transaction mode.
     ///
     /// # Cancel safety
     ///
@@ -131,14 +131,14 @@ impl PostgresBuilder {
         Ok(backend)
     }
 
-    /// Connects when it is needed, and goes on trying. Needs no runtime.
+    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no host is named; [`Error::Unsupported`] if TLS is required, and this
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no host is given; [`Error::Unsupported`] if TLS is required, and this
     /// build lacks it.
     pub fn connect_lazy(self) -> Result<PostgresBackend, Error> {
-        // What was found out belongs to one client.
+        // The result of the pooler check belongs to one client.
         let settings = Settings { way: Arc::default(), ..self.settings };
         settings.check()?;
         let settings = settings.with_tls()?;
@@ -168,7 +168,7 @@ impl Settings {
             return Err(Error::invalid("max_connections", reason));
         }
         if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
-            return Err(Error::invalid("host", "no host is named"));
+            return Err(Error::invalid("host", "no host is given"));
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Settings {
     fn with_tls(mut self) -> Result<Self, Error> {
         let is_required = self.config.get_ssl_mode() == SslMode::Require;
         if self.tls_options.is_some() && !is_required {
-            return Err(invalid("the URL does not ask for TLS: it has to have `sslmode=require`"));
+            return Err(invalid("the URL does not enable TLS: add `sslmode=require`"));
         }
         if is_required {
             self.tls = Some(Tls::new(&self.tls_options.take().unwrap_or_default(), &self.address)?);

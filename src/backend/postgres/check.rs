@@ -17,12 +17,12 @@ pub(super) async fn findings(session: &Session) -> Result<Vec<Finding>, Failure>
         findings.push(Finding::new(Severity::Warning, text));
     }
     if is(1, "off") {
-        let text = "`synchronous_commit` is off: a crash of the server may make it forget the latest grants, whose holders are told by \
+        let text = "`synchronous_commit` is off: a crash of the server may make it forget the latest grants, whose holders are notified at \
              their next renewals";
         findings.push(Finding::new(Severity::Info, text));
     }
     if !is(2, "0") {
-        let text = "a table is unlogged: a crash of the server makes it forget all leases, also those that are still held";
+        let text = "a table is unlogged: a crash of the server makes it forget all leases, even those that are still held";
         findings.push(Finding::new(Severity::Warning, text));
     }
     Ok(findings)

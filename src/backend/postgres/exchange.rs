@@ -1,4 +1,4 @@
-//! Changing records: those that are quiet by reading and then writing what nobody else has changed, a crowded one under its lock.
+//! Changing records: uncontended ones by reading them and writing those that no other client has changed, a contended one under its lock.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -15,8 +15,8 @@ use crate::backend::records::{self, Done, Failure, Phase, failed};
 type Work = records::Work<Written>;
 type Outcome = records::Outcome<Written>;
 
-/// Writes the records as they are remembered in one exchange, if all are. Those that somebody else has changed, or that are not remembered,
-/// are read in one exchange and written in another one.
+/// Writes all records in one exchange, based on their cached versions, if all are cached. Records that another client has changed, or that
+/// are not cached, are read in one exchange and written in another.
 pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome {
     if works.iter().any(|work| work.written.is_none()) {
         return read_and_write(session, works).await;
@@ -25,7 +25,7 @@ pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome
     for mut work in works {
         match work.written.take().map(|written| written.read().change(&work)) {
             Some(Ok(Some(record))) => changed.push((work, record)),
-            // That nothing changes, or is wrong, is true only of what is stored now.
+            // "No change" and errors must not be answered from a cached record.
             Some(Ok(None) | Err(_)) | None => left.push(work),
         }
     }
@@ -141,7 +141,7 @@ async fn write_one(session: &Session, work: &Work, record: &Changed) -> Result<O
     let Changed { version, now, until, doc, channels, messages } = record;
     let (key, asked) = (escape(&work.key), Instant::now());
     let rows = match version {
-        // Nobody waits for a record that does not exist, so nobody is to be told.
+        // A record that did not exist has no waiters, so there are no events to send.
         None => session.rows(Sql::Insert, &[&key, doc, now]).await?,
         Some(version) if messages.is_empty() => {
             session.rows(Sql::Update, &[&key, version, doc, until]).await?
@@ -171,7 +171,7 @@ pub(super) async fn change_crowded(session: &Session, work: Work) -> Outcome {
         }
     };
     match (written, done) {
-        // What was answered without writing is true, however the transaction ends.
+        // An answer that needed no write holds however the transaction ends.
         (written, Some(done)) => (vec![(work, done)], written.err()),
         (Ok(true), None) => (vec![(work, Done::Finished)], None),
         (Ok(false), None) => (vec![(work, Done::Conflict)], None),
@@ -191,7 +191,7 @@ async fn lock_and_read(session: &Session, work: &Work) -> Result<Read, Failure> 
             .await;
     begun?;
     let (record, clock) = (record?, clock?);
-    let Some(clock) = clock.first() else { return Err(Failure::away("it does not tell the time")) };
+    let Some(clock) = clock.first() else { return Err(Failure::away("the server did not return its time")) };
     let stored = match record.first() {
         Some(row) => Some((row.try_get(0)?, row.try_get(1)?)),
         None => None,

@@ -8,7 +8,7 @@ use tokio_postgres::error::{DbError, Severity, SqlState};
 use crate::backend::records::{Cure, Failure};
 
 /// What a pooler in transaction mode does to a client.
-pub(super) const POOLER: &str = "its statements are spread over several sessions of the server, as by PgBouncer in transaction mode, \
+pub(super) const POOLER: &str = "a pooler (such as PgBouncer in transaction mode) spreads its statements over several sessions, \
      so notifications would be lost: connect to the server directly, or use a pool in session mode";
 
 impl From<Error> for Failure {
@@ -38,7 +38,7 @@ fn said_by_server(said: &DbError) -> Failure {
         SqlState::QUERY_CANCELED | SqlState::TOO_MANY_CONNECTIONS => failure(Cure::Wait, false),
         // It has become a standby.
         SqlState::READ_ONLY_SQL_TRANSACTION => failure(Cure::Reconnect, true),
-        // Somebody has changed the tables or the rights: what a new session finds says more.
+        // The tables or the permissions have changed: a new session gets a clearer error.
         SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME | SqlState::INSUFFICIENT_PRIVILEGE => {
             failure(Cure::Reconnect, true)
         }

@@ -22,7 +22,7 @@ use super::text::unescape;
 use crate::backend::Event;
 use crate::backend::records::{Failure, Health, Purpose};
 
-/// How often a connection on which nothing arrives is tried.
+/// How often an idle connection is checked.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// The pause between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -40,7 +40,7 @@ pub(super) struct Listener {
 #[derive(Default)]
 struct Inbox {
     is_started: bool,
-    /// Whether the server has been looked at for what its user should know.
+    /// Whether the server has been checked for findings.
     is_looked_at: bool,
     client: Option<Uuid>,
     tell: Option<UnboundedSender<Event>>,
@@ -156,20 +156,20 @@ impl Listener {
 
     fn hear(&self, notification: &Notification) {
         match unescape(notification.payload()).parse() {
-            // They name no lease, so anybody could have sent them, and no client does.
+            // These events name no lease, so any user could forge them. No client of this crate sends them.
             Ok(event @ (Event::Changed(_) | Event::Resync)) => {
-                tracing::debug!(store = %self.settings.address, ?event, "a notification of somebody else");
+                tracing::debug!(store = %self.settings.address, ?event, "a notification that is not for this client");
             }
             Ok(event) => self.tell(event),
             Err(error) => {
-                tracing::debug!(store = %self.settings.address, %error, "a notification of somebody else");
+                tracing::debug!(store = %self.settings.address, %error, "a notification that is not for this client");
             }
         }
     }
 
     fn tell(&self, event: Event) {
         let inbox = self.inbox.lock();
-        // Anybody who may use the database can send notifications: those for others are not believed.
+        // Any user of the database can send notifications, so those that do not name a lease of this client are ignored.
         let is_ours = match &event {
             Event::Granted { lease, .. } => Some(lease.id.client()) == inbox.client,
             Event::Revoked { lease, .. } | Event::AskAgain(lease) => Some(lease.client()) == inbox.client,

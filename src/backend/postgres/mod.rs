@@ -58,8 +58,8 @@ pub use schema::SCHEMA;
 
 /// Leases in a table of a PostgreSQL database.
 ///
-/// Each client has two connections, one for changes and one for notifications, and opens more for changes while it is held up by others. See
-/// `docs/postgres.md` for what this store gives and what it does not.
+/// Each client has two connections, one for changes and one for notifications, and opens more for changes while changes are held up by
+/// locked rows. See `docs/postgres.md` for what this store guarantees and what it does not.
 pub type PostgresBackend = LedgerBackend<PostgresStore>;
 
 /// The table of a [`PostgresBackend`].
@@ -73,11 +73,11 @@ pub struct PostgresStore {
 }
 
 impl LedgerBackend<PostgresStore> {
-    /// Connects to the server that a URL names: `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`.
+    /// Connects to the server in a URL: `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`PostgresBuilder::connect`].
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed; otherwise as for [`PostgresBuilder::connect`].
     ///
     /// # Cancel safety
     ///

@@ -1,4 +1,4 @@
-//! A record as it is read, or remembered, changed and written.
+//! A record as it is read (or cached), changed and written.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +8,23 @@ use super::text::{escape, unescape};
 use crate::backend::records::{Failure, Remembered, Work};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
-/// For how long what was written is remembered: clocks differ by less than a millisecond after that.
+/// How long a written record is cached: in that time, clocks drift apart by less than a millisecond.
 const REMEMBERED: Duration = Duration::from_secs(10);
-/// How long writing a record may take that was remembered and not read. Leases that begin with it are counted from the end of that time, so
-/// that none ends too early, also if this machine stood still: then it is too late, and the record is read.
+/// How long writing a cached record may take. Leases granted by that write are measured from the end of this time, so that none ends too
+/// early. If the write arrives later, for instance because this machine was suspended, it is rejected, and the record is read.
 const TO_WRITE_MICROS: i64 = 20_000;
 
 /// A record at a time.
 pub(super) struct Read {
-    /// In microseconds, by the server's clock: not later than the current time,
+    /// In microseconds, by the server's clock. Not later than the current time.
     pub(super) now: i64,
-    /// and not earlier.
+    /// Not earlier than the current time.
     pub(super) late: i64,
-    /// It must not be written after that.
+    /// The record must not be written after this time.
     pub(super) until: i64,
     /// `None` if there is none.
     pub(super) stored: Option<(i64, String)>,
-    /// What all numbers issued by records that were removed are below.
+    /// Greater than all numbers issued by records that have been removed.
     pub(super) floor: i64,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Changed {
     pub(super) now: i64,
     pub(super) until: i64,
     pub(super) doc: String,
-    /// To whom, and what.
+    /// The events to send, each with the channel of its client.
     pub(super) channels: Vec<String>,
     pub(super) messages: Vec<String>,
 }
@@ -54,14 +54,14 @@ impl Read {
         Self { now, late: now, until: i64::MAX, stored, floor: floor.unwrap_or(0) }
     }
 
-    /// Carries out what was asked for. `None` if there is nothing to be written.
+    /// Runs the changes. `None` if nothing has to be written.
     pub(super) fn change(self, work: &Work<Written>) -> Result<Option<Changed>, BackendError> {
         let Self { now, late, until, stored, floor } = self;
         let mut ledger = match &stored {
             Some((_, doc)) => unescape(doc).parse()?,
             None => Ledger::default(),
         };
-        // Whoever was told of a lease counts it from when it asked, which was before the server's clock was read.
+        // Clients measure their leases from when they sent the request, which was before the server's clock was read.
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
@@ -69,7 +69,7 @@ impl Read {
         let doc = escape(&ledger.to_string()).into_owned();
         let is_same = match &stored {
             Some((_, stored)) => *stored == doc,
-            // A record that never issued a number says nothing.
+            // A record that has issued no number contains no information.
             None => ledger.last_number() == 0,
         };
         if is_same && told.is_empty() && !work.must_write {
@@ -85,7 +85,7 @@ impl Read {
 pub(super) struct Written {
     pub(super) version: i64,
     doc: String,
-    /// The server's clock after it was written, and when this client asked for that, and heard of it.
+    /// The server's clock after the write, and when this client sent the write and received the answer.
     now: i64,
     asked: Instant,
     heard: Instant,

@@ -5,8 +5,8 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::backend::records::Failure;
 
-/// The tables of this crate, as statements that create them if they do not exist. A client does the same unless it is told not to
-/// ([`PostgresBuilder::create`](super::PostgresBuilder::create)), in the first schema of its `search_path`. Who uses them needs the rights
+/// The tables of this crate, as statements that create them if they do not exist. A client does the same unless
+/// [`PostgresBuilder::create`](super::PostgresBuilder::create) is off, in the first schema of its `search_path`. Users of the tables need
 /// `SELECT, INSERT, UPDATE, DELETE` on both.
 pub const SCHEMA: &str = "\
 CREATE TABLE IF NOT EXISTS leasehold (
@@ -27,7 +27,7 @@ pub(super) const EXIST: &str =
 
 /// The version that this crate reads and writes.
 const VERSION: &str = "1";
-/// Two clients that create the same table at once would disturb each other. Any number that others are unlikely to have chosen.
+/// Creating the same table from two clients at once fails, so they take turns. An arbitrary number that no other program is likely to use.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(6841273905571203)";
 
 const RIGHTS: &str = "SELECT \
@@ -36,13 +36,14 @@ const RIGHTS: &str = "SELECT \
      has_table_privilege('leasehold_meta', 'SELECT') AND has_table_privilege('leasehold_meta', 'INSERT') AND \
      has_table_privilege('leasehold_meta', 'UPDATE') AND has_table_privilege('leasehold_meta', 'DELETE')";
 
-const LACKS_RIGHTS: &str = "this user may not use the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold, leasehold_meta TO ...";
+const LACKS_RIGHTS: &str =
+    "no permission on the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold, leasehold_meta TO ...";
 
 /// Makes sure that the tables are there, of the right version, and that this user may use them.
 pub(super) async fn prepare(client: &Client, exist: bool, create: bool) -> Result<(), Failure> {
     if !exist {
         if !create {
-            return Err(missing("they are not to be created"));
+            return Err(missing("`create` is off"));
         }
         create_tables(client).await?;
     }
@@ -53,17 +54,15 @@ pub(super) async fn prepare(client: &Client, exist: bool, create: bool) -> Resul
     match row(client, version).await?.swap_remove(0) {
         Some(version) if version == VERSION => Ok(()),
         Some(version) => Err(Failure::refused(format!(
-            "its tables are of version {version}, and this version of the crate uses version {VERSION}"
+            "its tables have version {version}, but this version of the crate uses version {VERSION}"
         ))),
-        None => {
-            Err(Failure::refused("the table leasehold_meta does not say which version the tables are of"))
-        }
+        None => Err(Failure::refused("the table leasehold_meta does not contain the version of the tables")),
     }
 }
 
 async fn create_tables(client: &Client) -> Result<(), Failure> {
-    // Whoever creates them takes as long as the disk does, and the others wait for that: only the limits for a statement, and for
-    // connecting, apply.
+    // Creating the tables takes as long as the disk needs, and other clients wait for it: only the limits for a statement and for
+    // connecting apply.
     let wait = "SET LOCAL lock_timeout = 0";
     let created = client.batch_execute(&format!("BEGIN; {wait}; {LOCK}; {SCHEMA} COMMIT")).await;
     let Err(error) = created else { return Ok(()) };
@@ -81,7 +80,7 @@ async fn create_tables(client: &Client) -> Result<(), Failure> {
 
 fn missing(why: &str) -> Failure {
     Failure::refused(format!(
-        "the tables leasehold and leasehold_meta do not exist, and {why}: have the statements of `leasehold::postgres::SCHEMA` executed"
+        "the tables leasehold and leasehold_meta do not exist, and {why}: run the statements in `leasehold::postgres::SCHEMA`"
     ))
 }
 

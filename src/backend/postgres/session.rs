@@ -26,9 +26,10 @@ use crate::backend::records::{Connection, Failure, Outcome, Round};
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
 const ROW_LOCK: Duration = Duration::from_millis(500);
-/// How long a statement waits for a row that somebody else has locked: for longer than anybody can stand still.
+/// How long a statement waits for a row that another client has locked: longer than `ROW_LOCK`, after which the server ends that client's
+/// session.
 const LOCK_WAIT: Duration = Duration::from_millis(1000);
-/// How long a session that is not needed any more may take to say so.
+/// How long closing an unneeded session may take.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// What is to be known about the server.
 const SERVER: &str = "SELECT current_setting('server_version_num'), current_setting('transaction_read_only'), \
@@ -54,7 +55,7 @@ pub(super) struct Listening {
     pub(super) heard: UnboundedReceiver<Notification>,
 }
 
-/// What is known of the way to the server, and sessions from when that was found out, which have not been used yet.
+/// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
 #[derive(Debug, Default)]
 pub(super) struct Way {
     has_no_pooler: OnceCell<()>,
@@ -135,11 +136,11 @@ impl Session {
         let query = format!("{}; {SERVER}, {}", session_settings(settings), schema::EXIST);
         let found = schema::row(&self.client, &query).await?;
         let [Some(version), Some(is_read_only), Some(encoding), Some(exist)] = &found[..] else {
-            return Err(Failure::away("it does not say what it is"));
+            return Err(Failure::away("the server did not report its version and settings"));
         };
         if version.parse::<u32>().is_ok_and(|version| version < OLDEST) {
             return Err(Failure::refused(format!(
-                "it is of version {version}, and PostgreSQL 12 or later is needed"
+                "it has version {version}, but PostgreSQL 12 or later is needed"
             )));
         }
         if is_read_only != "off" {
@@ -148,7 +149,7 @@ impl Session {
         }
         if encoding != "UTF8" {
             return Err(Failure::refused(format!(
-                "its database has the encoding {encoding}, and UTF8 is needed"
+                "its database has the encoding {encoding}, but UTF8 is needed"
             )));
         }
         schema::prepare(&self.client, exist == "t", settings.create).await
@@ -236,7 +237,7 @@ async fn in_time<T>(
 ) -> Result<T, Failure> {
     let limit = settings.connect_timeout;
     let connected = timeout(limit, connecting).await;
-    connected.unwrap_or_else(|_| Err(Failure::away(format!("it does not answer within {limit:?}"))))
+    connected.unwrap_or_else(|_| Err(Failure::away(format!("no answer within {limit:?}"))))
 }
 
 fn session_settings(settings: &Settings) -> String {
@@ -262,7 +263,7 @@ where
     let guard = unneeded.clone().drop_guard();
     tokio::spawn(async move {
         let messages = stream_of(move |context| connection.poll_message(context));
-        // What ends a connection is told to those who wait for an answer.
+        // The pending calls get the error that ends the connection.
         let carried = Box::pin(messages.try_for_each(|message| {
             if let (AsyncMessage::Notification(notification), Some(heard)) = (message, &heard) {
                 // An error means that nobody listens any more.

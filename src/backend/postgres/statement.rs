@@ -14,8 +14,8 @@ macro_rules! now {
 /// A statement.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sql {
-    /// The time, and some records, in the order of their keys ($1). Without a record, the number that all those issued by records
-    /// that were removed are below.
+    /// The time, and some records, in the order of their keys ($1). For a missing record, a number greater than all those issued by
+    /// removed records.
     Read,
     /// The same of one record.
     ReadOne,
@@ -38,7 +38,7 @@ pub(super) enum Sql {
     Idle,
     /// Removes records ($1) that are still of these versions ($2), which have issued no number above this one ($3).
     Remove,
-    /// Begins to sweep, unless somebody has done so within a time ($1).
+    /// Starts to sweep, unless another client has done so within a time ($1).
     Sweep,
 }
 

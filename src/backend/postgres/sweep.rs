@@ -1,4 +1,4 @@
-//! Records that nobody has used for a day are removed.
+//! Removes records that have not been used for a day.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use super::text::unescape;
 use crate::backend::records::Failure;
 use crate::backend::{Ledger, Stamp};
 
-/// How often a client thinks of it. Of several, one does it.
+/// How often a client considers it. Of several clients, one does it.
 pub(super) const INTERVAL: Duration = Duration::from_secs(60 * 60);
 const INTERVAL_MICROS: i64 = INTERVAL.as_micros() as i64;
-/// How long a record is kept that nobody uses.
+/// How long an unused record is kept.
 const IDLE_MICROS: i64 = 24 * INTERVAL_MICROS;
 
-/// Removes what nobody uses, unless somebody has done so within the last hour.
+/// Removes unused records, unless another client has done so within the last hour.
 pub(super) async fn sweep(session: &Session) -> Result<(), Failure> {
     let begun = session.within(session.rows(Sql::Sweep, &[&INTERVAL_MICROS])).await?;
     let Some(begun) = begun.first() else { return Ok(()) };

@@ -53,7 +53,7 @@ fn is_ours(name: &str) -> bool {
 fn unknown(name: &str) -> Error {
     let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
-    Error::invalid("url", format!("{named}; there are {OPTIONS}"))
+    Error::invalid("url", format!("{named}; the known ones are {OPTIONS}"))
 }
 
 fn set(builder: PostgresBuilder, name: &str, value: &str) -> Result<PostgresBuilder, Error> {

@@ -8,13 +8,13 @@ use crate::backend::BackendError;
 /// What helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum Cure {
-    /// To do the same again at once: somebody else was changing the same rows.
+    /// Repeat at once: another client was changing the same rows.
     Repeat,
     /// To do the same on another session.
     Reconnect,
     /// To try again later.
     Wait,
-    /// Nothing but a change of settings, rights, or the server.
+    /// Only a change of settings, permissions, or the server helps.
     Fix,
 }
 
@@ -30,7 +30,7 @@ pub(in crate::backend) struct Failure {
 }
 
 impl Failure {
-    /// The server cannot be reached, or not used, at present. Nothing was sent.
+    /// The server cannot currently be reached or used. Nothing was sent.
     pub(in crate::backend) fn away(why: impl Into<String>) -> Self {
         Self { why: why.into(), cure: Cure::Wait, is_broken: true, is_certain: true }
     }

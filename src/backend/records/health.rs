@@ -1,4 +1,4 @@
-//! How the server can be reached, and what operators read about it.
+//! Whether the server can be reached, and what is logged about it.
 
 use std::fmt;
 use std::time::Instant;
@@ -52,7 +52,7 @@ enum Link {
 }
 
 impl Health {
-    /// Of a server that nobody has connected to yet.
+    /// For a server that has not been connected to yet.
     pub(in crate::backend) fn new(address: String) -> Self {
         let unused = || Link::Unused(Instant::now());
         let links = Links { changes: unused(), notifications: unused(), is_closed: false };
@@ -84,12 +84,12 @@ impl Health {
             links.changes = Link::Up;
         }
         if let (Some(since), None) = (before, links.down()) {
-            tracing::info!(store = %self.address, away = ?since.elapsed(), "the store is connected again");
+            tracing::info!(store = %self.address, down_for = ?since.elapsed(), "the store is connected again");
         }
         self.publish(&links);
     }
 
-    /// It has not, or cannot be used. An earlier "since" is kept.
+    /// The server has not answered, or cannot be used. If it was down before, `since` stays the same.
     pub(in crate::backend) fn failed(&self, purpose: Purpose, reason: &str) {
         let mut links = self.links.lock();
         if links.down().is_none() {
@@ -136,7 +136,7 @@ impl Links {
         }
     }
 
-    /// A client that has not listened yet needs no connection for it.
+    /// A connection for notifications that has not been needed yet does not count.
     fn node(&self, address: &str) -> NodeState {
         let node = |status| NodeState::new(address, status);
         if self.is_closed {

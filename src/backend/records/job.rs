@@ -1,4 +1,4 @@
-//! What a client is asked to change.
+//! The changes that a client requests.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ struct Progress<T, F> {
     outcomes: Vec<Option<T>>,
     /// How many records are not done.
     left: usize,
-    /// The first one.
+    /// The first error.
     error: Option<BackendError>,
     answer: Option<oneshot::Sender<Result<Vec<T>, BackendError>>>,
 }
@@ -85,7 +85,7 @@ where
             None => Ok(outcomes.into_iter().flatten().collect()),
         };
         if let Some(send) = progress.answer.take() {
-            // If nobody waits for the answer any more, it was still done.
+            // The caller may be gone; the changes have been made anyway.
             drop(send.send(answer));
         }
     }

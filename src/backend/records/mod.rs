@@ -1,4 +1,4 @@
-//! Changing records on a server: what the stores have in common that keep a record for each key on one.
+//! Changing records on a server: code shared by the stores that keep a record for each key on one.
 //!
 //! | file | what is in it |
 //! |---|---|

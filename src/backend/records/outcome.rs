@@ -1,9 +1,9 @@
-//! What became of the changes that a connection was to carry out.
+//! The results of the changes that a connection executed.
 
 use super::failure::{Cure, Failure};
 use super::schedule::{Done, Work};
 
-/// How often something is tried that others keep from being stored.
+/// How often a change is tried if other clients keep changing the record first.
 const TRIES: u32 = 4;
 
 /// What became of each work, and what was wrong with the connection, if anything was.
@@ -25,7 +25,7 @@ pub(in crate::backend) fn failed<R>(works: Vec<Work<R>>, failure: Failure, phase
             match failure.cure {
                 Cure::Repeat => return Done::Conflict,
                 Cure::Reconnect => return Done::Again,
-                // It may be one of them only.
+                // Perhaps only one of them is refused: each is tried on its own.
                 Cure::Fix if are_several && !failure.is_broken => return Done::Conflict,
                 Cure::Wait | Cure::Fix => {}
             }

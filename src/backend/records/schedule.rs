@@ -1,5 +1,5 @@
-//! What is to be changed, and by which connection: the changes of one key in the order in which they were asked for, those of
-//! different keys together.
+//! What is to be changed, and by which connection: changes of one key in the order in which they were requested, changes of different
+//! keys together.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -14,37 +14,37 @@ use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// How many keys are changed by one statement at most.
 const TOGETHER: usize = 128;
-/// How many crowded keys are remembered before those are forgotten that are no longer crowded.
+/// Above this many contended keys, those that are no longer contended are dropped.
 const REMEMBERED: usize = 256;
-/// How many records are remembered that this client has written.
+/// The maximum number of cached records.
 const WRITTEN: usize = 4096;
-/// How often those are removed that are not recent, if there are so many.
+/// How often records that are no longer recent are dropped from a full cache.
 const PURGE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A record as this client has written it last. As long as nobody else changes it, it need not be read again.
+/// A record as this client last wrote it. Unless another client changes it, it need not be read again.
 pub(in crate::backend) trait Remembered: Send + 'static {
-    /// For how long a record is crowded after somebody else came first.
+    /// How long a record counts as contended after another client has changed it first.
     const CROWDED: Duration = Duration::from_secs(1);
 
     /// Whether it may still be used.
     fn is_recent(&self) -> bool;
 }
 
-/// All changes asked for of one key until then, to be stored together.
+/// The pending changes of one key, to be stored together.
 pub(in crate::backend) struct Work<R> {
     pub(in crate::backend) key: Arc<str>,
     pub(in crate::backend) tasks: Vec<Task>,
-    /// Whether the record is to be written even if it stays the same: an earlier attempt may still be on its way, and must then fail.
+    /// Whether to write the record even if it stays the same: an earlier write may still be in flight, and must then fail.
     pub(in crate::backend) must_write: bool,
     /// How often it was tried before.
     pub(in crate::backend) tries: u32,
-    /// The record as this client has written it last, if it may still be so.
+    /// The cached record, if there is one.
     pub(in crate::backend) written: Option<R>,
 }
 
 /// What one connection does next.
 pub(in crate::backend) enum Round<R> {
-    /// To read these records, and write those that nobody else has changed in the meantime.
+    /// Read these records, and write those that no other client has changed in the meantime.
     Quiet(Vec<Work<R>>),
     /// To change this record under its lock.
     Crowded(Work<R>),
@@ -59,15 +59,15 @@ impl<R> Round<R> {
     }
 }
 
-/// What became of a work.
+/// The result of a batch for one key.
 pub(in crate::backend) enum Done {
     Finished,
-    /// Not carried out, for this reason; it is not certain that nothing was stored, if `unsure`.
+    /// Not carried out, for this reason. If `unsure`, it may have been stored after all.
     Failed {
         error: BackendError,
         unsure: bool,
     },
-    /// To be done again, because somebody else came first.
+    /// To be repeated, because another client changed the record first.
     Conflict,
     /// To be done again, on another session.
     Again,
@@ -75,19 +75,19 @@ pub(in crate::backend) enum Done {
 
 pub(in crate::backend) struct Schedule<R> {
     state: Mutex<State<R>>,
-    /// Told when there may be something to do, or nothing any more.
+    /// Notified when there may be something to do, and when there will be nothing more.
     changed: Notify,
 }
 
 struct State<R> {
     keys: HashMap<Arc<str>, Queue>,
-    /// Keys with something to do, that nobody is at.
+    /// Keys with pending changes that no connection is working on.
     quiet: VecDeque<Arc<str>>,
     crowded: VecDeque<Arc<str>>,
     is_turn_of_crowded: bool,
     crowded_until: HashMap<Arc<str>, Instant>,
     written: HashMap<Arc<str>, R>,
-    /// When those of them were removed that are not recent.
+    /// When old records were last dropped from `written`.
     purged: Option<Instant>,
     is_closed: bool,
 }
@@ -95,7 +95,7 @@ struct State<R> {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// Whether a connection is at it.
+    /// Whether a connection is working on it.
     is_taken: bool,
     must_write: bool,
     tries: u32,
@@ -166,8 +166,8 @@ impl<R: Remembered> Schedule<R> {
         Some(round)
     }
 
-    /// Adds what was asked for of the same key since a work was begun, before it is carried out. Whether there was anything: then what was
-    /// read before may be older than the request.
+    /// Adds to a batch the changes of its key that were requested since it was taken, before it is executed. Returns whether there were
+    /// any: a record that was read earlier may then be older than such a request.
     #[cfg(feature = "mysql")]
     pub(in crate::backend) fn add_later(&self, work: &mut Work<R>) -> bool {
         let mut state = self.state.lock();
@@ -177,7 +177,7 @@ impl<R: Remembered> Schedule<R> {
         is_any
     }
 
-    /// Whether there is something that nobody is at.
+    /// Whether there are changes that no connection is working on.
     pub(in crate::backend) fn is_ready(&self) -> bool {
         self.state.lock().is_ready()
     }
@@ -187,31 +187,31 @@ impl<R: Remembered> Schedule<R> {
         self.changed.notified().await;
     }
 
-    /// A connection is done with a work; what was asked for since may begin.
+    /// A connection has finished a batch; changes of the same key that were requested since may begin.
     pub(in crate::backend) fn finish(&self, work: Work<R>, done: Done) {
         let (outcome, tasks) = match &done {
             Done::Finished => (Ok(()), work.tasks.as_slice()),
             Done::Failed { error, .. } => (Err(error), work.tasks.as_slice()),
             Done::Conflict | Done::Again => (Ok(()), [].as_slice()),
         };
-        // Whoever waits for it can ask for the next thing before the key is free: it is in the queue then.
+        // First, so that callers can submit their next change before the key becomes free: that change is then already queued.
         tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::again)));
         self.state.lock().put_back(work, &done);
         self.changed.notify_one();
     }
 
-    /// What somebody else has made of this record.
+    /// Caches a record as another client has changed it.
     #[cfg(feature = "etcd")]
     pub(in crate::backend) fn remember(&self, key: &Arc<str>, written: R) {
         self.state.lock().remember(key, written);
     }
 
-    /// Somebody else has changed this record.
+    /// Drops the cached record: another client has changed it.
     pub(in crate::backend) fn forget(&self, key: &str) {
         self.state.lock().written.remove(key);
     }
 
-    /// This is how a record is now, as it was read. Unless somebody is at it, it is remembered.
+    /// Caches a record as it was just read, unless a connection is working on it.
     #[cfg(feature = "zookeeper")]
     pub(in crate::backend) fn learn(&self, key: &Arc<str>, record: R) {
         let mut state = self.state.lock();
@@ -220,14 +220,14 @@ impl<R: Remembered> Schedule<R> {
         }
     }
 
-    /// Nothing is added any more. What is there is still done.
+    /// Accepts no more changes. Those already added are still executed.
     pub(in crate::backend) fn close(&self) {
         self.state.lock().is_closed = true;
         self.changed.notify_waiters();
         self.changed.notify_one();
     }
 
-    /// Whether it is closed, and nothing is left to be begun. If so, the next one who waits is told.
+    /// Whether it is closed and no change is left to be started. If so, wakes the next waiting connection.
     pub(in crate::backend) fn is_over(&self) -> bool {
         let is_over = {
             let state = self.state.lock();
@@ -239,7 +239,7 @@ impl<R: Remembered> Schedule<R> {
         is_over
     }
 
-    /// Whoever still waits hears that the store is closed.
+    /// Answers all remaining callers that the store is closed.
     pub(in crate::backend) fn abandon(&self) {
         let keys = mem::take(&mut self.state.lock().keys);
         let tasks = keys.into_values().flat_map(|queue| queue.tasks);
@@ -306,7 +306,7 @@ impl<R: Remembered> State<R> {
     }
 
     fn remember(&mut self, key: &Arc<str>, written: R) {
-        // With thousands of guards all of it is recent, and to look through it for each of them would cost more than their renewals.
+        // With thousands of guards, all records are recent, and scanning them for each one would cost more than the renewals.
         if self.written.len() >= WRITTEN && self.purged.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
             self.written.retain(|_, written| written.is_recent());
             self.purged = Some(Instant::now());

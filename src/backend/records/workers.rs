@@ -1,4 +1,4 @@
-//! The connections for changes, each with a task that carries out what is asked for. There is one, and more while it is held up.
+//! The connections for changes, each with a task that executes them. There is one, and there are more while it is held up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use super::outcome::Outcome;
 use super::schedule::{Done, Remembered, Round, Schedule};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
-/// For how long something waits for a connection that is busy before another one is opened.
+/// How long a change waits for a busy connection before another connection is opened.
 const HELD_UP: Duration = Duration::from_millis(50);
-/// How long a connection is kept that is not needed, besides the first one.
+/// How long an idle connection is kept, except the first one.
 const IDLE: Duration = Duration::from_secs(30);
 /// The pause between attempts to connect: it grows from the first of these to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
@@ -63,7 +63,7 @@ pub(in crate::backend) struct Workers<C: Connection> {
     pub(in crate::backend) schedule: Schedule<C::Written>,
     runtime: Handle,
     count: Mutex<Count>,
-    /// Told when one has ended.
+    /// Notified when one has ended.
     ended: Notify,
 }
 
@@ -97,7 +97,7 @@ impl<C: Connection> Workers<C> {
         }
     }
 
-    /// Makes sure that what is ready is begun soon.
+    /// Makes sure that a connection starts on pending changes soon.
     fn call(self: &Arc<Self>) {
         let mut count = self.count.lock();
         if count.idle > 0 || count.is_called || count.all >= self.settings.max_workers() {
@@ -227,7 +227,7 @@ impl<C: Connection> Worker<C> {
         Ok(self.connection.insert(connection))
     }
 
-    /// What follows from how it went.
+    /// Updates the health and the pause between attempts after a round.
     fn judge(&mut self, failure: Option<Failure>) {
         let health = &self.workers.health;
         match failure {

@@ -179,7 +179,7 @@ impl Transport {
                 Some(answers) => tell(&mut operations, answers.into_iter().map(|answer| self.read(answer))),
                 None => {
                     self.unheard.store(true, Ordering::Relaxed);
-                    let text = "a batch gave no list of answers";
+                    let text = "a batch did not return a list of answers";
                     tell_all(operations, &CallError::Lost(text.to_owned()));
                 }
             },

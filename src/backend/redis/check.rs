@@ -64,7 +64,7 @@ pub(super) async fn look(
     let mut findings = Vec::new();
     findings.extend(hello.refusal(expected.in_cluster).map(|text| Finding::new(Severity::Refused, text)));
     if !denied.is_empty() {
-        let text = format!("this user may not run commands that are needed: {}", denied.join(", "));
+        let text = format!("this user lacks permission for required commands: {}", denied.join(", "));
         findings.push(Finding::new(Severity::Refused, text));
     }
     if let Some(policy) = field("maxmemory_policy").filter(|policy| *policy != "noeviction") {
@@ -78,7 +78,7 @@ pub(super) async fn look(
     }
     let has_no_snapshots = save.is_some_and(|save| save.as_list().get(1).and_then(Value::as_str) == Some(""));
     if field("aof_enabled") == Some("0") && has_no_snapshots && !expected.has_replicas {
-        let text = "the server keeps nothing on disk and grants wait for no replicas: when it restarts, locks are forgotten while they \
+        let text = "the server has no persistence and grants do not wait for replicas: if it restarts, locks are forgotten while they \
                     are held. Tokens keep increasing";
         findings.push(Finding::new(Severity::Info, text));
     }
@@ -113,7 +113,7 @@ impl Hello {
     pub(super) fn refusal(&self, in_cluster: bool) -> Option<String> {
         match self.mode.as_deref() {
             Some("cluster") if !in_cluster => {
-                let text = "this server is a node of a cluster: use `redis-cluster://`, or it would serve a part of all names only";
+                let text = "this server is a node of a cluster: use `redis-cluster://`, because one node serves only some of the names";
                 return Some(text.to_owned());
             }
             Some("sentinel") => {

@@ -64,7 +64,7 @@ impl ConnectionSettings {
 fn in_plain_words(error: CallError) -> CallError {
     let CallError::Answer(text) = &error else { return error };
     let advice = if text.starts_with("NOAUTH") {
-        "the server asks for a password, and none was given"
+        "the server requires a password, and none was given"
     } else if text.starts_with("WRONGPASS") || text.contains("invalid password") {
         "the server does not accept this user name and password"
     } else if text.contains("unknown command") && text.contains("HELLO") {
@@ -334,7 +334,7 @@ impl Connection {
                 // This user may not do that, or the server does not support it. Releases continue without this
                 // safeguard.
                 Err(error) if is_refusal(&error) => {
-                    tracing::debug!(%error, "connections that were lost are not closed by the server");
+                    tracing::debug!(%error, "could not have the server close lost connections");
                     Ok(())
                 }
                 closed => closed,
@@ -361,7 +361,7 @@ impl Connection {
             if let Some(address) = found.as_str().and_then(|line| address_of(line, &self.name)) {
                 // The address as well: if the server is restarted at this moment, the id may belong to another client.
                 command(link, &["CLIENT", "KILL", "ID", id, "ADDR", &address]).await?;
-                tracing::debug!("the connection before was still open at the server, and is closed");
+                tracing::debug!("the previous connection was still open on the server and has been closed");
             }
         }
         *earlier = now.into_iter().collect();

@@ -392,7 +392,7 @@ impl RedisBuilder {
         let timeouts = self.timeouts;
         for timeout in [timeouts.connect, timeouts.reply] {
             if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
-                let why = format!("{timeout:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}");
+                let why = format!("{timeout:?} is not between {MIN_TIMEOUT:?} and {MAX_TIMEOUT:?}");
                 return Err(Error::invalid("timeout", why));
             }
         }
@@ -404,7 +404,7 @@ impl RedisBuilder {
             }
             if time_limit < MIN_TIMEOUT || time_limit > timeouts.reply {
                 let why = format!(
-                    "{time_limit:?} is outside {MIN_TIMEOUT:?} to the reply timeout, {:?}",
+                    "{time_limit:?} is not between {MIN_TIMEOUT:?} and the reply timeout of {:?}",
                     timeouts.reply
                 );
                 return Err(Error::invalid("time limit for replicas", why));
@@ -729,7 +729,7 @@ impl RedisBackend {
             match ended {
                 // It ended with its runtime.
                 Err(error) if error.is_cancelled() => {}
-                Err(error) => tracing::warn!(%error, "a connection was not closed in good order"),
+                Err(error) => tracing::warn!(%error, "a connection was not closed cleanly"),
                 Ok(()) => {}
             }
         }

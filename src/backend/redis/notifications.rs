@@ -98,12 +98,12 @@ impl Notifications {
                 Ok("probe") => None,
                 Ok(text) => self.read(text),
                 Err(_) => {
-                    tracing::warn!("a message on the wake channel that is no text");
+                    tracing::warn!("received a message that is not text");
                     None
                 }
             },
             Message::Lost(lost) => {
-                tracing::debug!(lost, "wake-ups lost, asking again");
+                tracing::debug!(lost, "messages lost, repeating waiting requests");
                 Some(Event::Resync)
             }
         }
@@ -167,7 +167,7 @@ impl Notifications {
                 }
             }
             Some(_) => {}
-            None => tracing::warn!(message, "a message on the wake channel that is not for this client"),
+            None => tracing::warn!(message, "received a message that is not for this client"),
         }
         event
     }
@@ -282,8 +282,7 @@ fn not_permitted(error: CallError) -> BackendError {
     }
 }
 
-const NOT_PERMITTED: &str =
-    "the user must be allowed to publish and subscribe on channels `leasehold:*`, or it could not wait";
+const NOT_PERMITTED: &str = "the user needs permission to publish and subscribe to the channels `leasehold:*`; without it, no call can wait";
 
 /// Subscribes on every new link after `subscribed`, and replaces a link that no longer answers.
 async fn keep(
@@ -327,7 +326,7 @@ async fn subscribe_again(link: &Arc<dyn Link>, channel: &Channel, time_limit: Du
     while !link.ended().is_cancelled() {
         match subscribe(&**link, channel, time_limit).await {
             Ok(()) => {
-                tracing::debug!("subscribed again, asking again");
+                tracing::debug!("subscribed again, repeating waiting requests");
                 return channel.notifications.resync();
             }
             Err(error) => tracing::debug!(%error, "not subscribed"),

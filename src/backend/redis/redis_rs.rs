@@ -62,7 +62,7 @@ pub(super) fn target(client: &redis::Client) -> Result<Target, Error> {
     let tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
     let settings = info.redis_settings();
     let database = u8::try_from(settings.db());
-    let database = database.map_err(|_| Error::invalid("database", "it is no number from 0 to 255"))?;
+    let database = database.map_err(|_| Error::invalid("database", "it is not a number from 0 to 255"))?;
     let login = Login {
         user: settings.username().map(str::to_owned),
         password: settings.password().map(str::to_owned),
@@ -147,7 +147,7 @@ impl Connector for RedisRsConnector {
                     self.open_on(stream, login).await
                 }
                 #[cfg(not(unix))]
-                Server::Unix(_) => Err(CallError::NotSent("there are no Unix sockets here".to_owned())),
+                Server::Unix(_) => Err(CallError::NotSent("this platform has no Unix sockets".to_owned())),
             }
         }
         .boxed()
@@ -304,7 +304,7 @@ fn read(value: RedisValue) -> Result<Value, CallError> {
         RedisValue::Map(pairs) => list(pairs.into_iter().flat_map(|(key, value)| [key, value]).collect())?,
         RedisValue::Attribute { data, .. } => read(*data)?,
         RedisValue::ServerError(error) => return Err(answer(error.code(), error.details())),
-        value => return Err(CallError::Lost(format!("an answer of no known kind: {value:?}"))),
+        value => return Err(CallError::Lost(format!("an answer of an unknown type: {value:?}"))),
     })
 }
 

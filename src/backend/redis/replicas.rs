@@ -66,7 +66,7 @@ impl Replicas {
             return Ok(());
         }
         let reason = format!(
-            "{acknowledged} of {replicas} replicas acknowledged the grant within {time_limit:?}, so it was given back"
+            "{acknowledged} of {replicas} replicas acknowledged the grant within {time_limit:?}, so the lease was released"
         );
         Err(BackendError::Refused { source: reason.into() })
     }
@@ -95,9 +95,9 @@ impl Replicas {
         let (write, wait) = (["PEXPIRE", fence, FENCE_MS], ["WAIT", &number, &millis]);
         let (written, acknowledged) = join(connection.command(&write), connection.command(&wait)).await;
         if written?.as_i64() != Some(1) {
-            return Err(CallError::Lost("the fence of a grant is gone".to_owned()));
+            return Err(CallError::Lost("the fence of a grant no longer exists".to_owned()));
         }
         let acknowledged = acknowledged?.as_u64();
-        acknowledged.ok_or_else(|| CallError::Lost("WAIT gave no number".to_owned()))
+        acknowledged.ok_or_else(|| CallError::Lost("WAIT did not return a number".to_owned()))
     }
 }

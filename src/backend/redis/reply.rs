@@ -83,6 +83,6 @@ pub(super) const fn wanted(detail: Detail) -> &'static str {
 
 pub(super) fn unreadable(script: &Script) -> BackendError {
     BackendError::Refused {
-        source: format!("script {:?} gave an answer of no known form", script.hash()).into(),
+        source: format!("script {:?} returned an answer of an unknown form", script.hash()).into(),
     }
 }

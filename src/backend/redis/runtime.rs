@@ -16,7 +16,7 @@ use crate::backend::BackendError;
 pub(super) fn check() -> Result<(), BackendError> {
     let lacks = |what: &str| {
         let reason =
-            format!("{what}: connections need a runtime of tokio with I/O and timers (`enable_all`)");
+            format!("{what}: connections need a tokio runtime with I/O and timers enabled (`enable_all`)");
         Err(BackendError::Unsupported { reason })
     };
     if Handle::try_current().is_err() {

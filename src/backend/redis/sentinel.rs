@@ -113,7 +113,8 @@ impl Sentinels {
             let server = Server::Tcp { host: host.as_str()?.to_owned(), port };
             Some(Primary { epoch: epoch?[1].as_u64()?, server })
         };
-        primary().ok_or_else(|| CallError::NotSent("it does not say where the primary is".to_owned()))
+        primary()
+            .ok_or_else(|| CallError::NotSent("the sentinel did not return the primary's address".to_owned()))
     }
 
     /// Completes when another server than this one is the primary.
@@ -136,7 +137,7 @@ impl Sentinels {
                     tokio::select! {
                         () = closed.cancelled() => {}
                         ended = self.hear(&*link) => if let Err(error) = ended {
-                            tracing::debug!(%sentinel, %error, "the sentinel is not listened to");
+                            tracing::debug!(%sentinel, %error, "could not subscribe to the sentinel");
                         },
                     }
                     link.abort();
@@ -176,9 +177,9 @@ impl Route for ToPrimary {
         async {
             match primary_of(link).await? {
                 None => Ok(()),
-                Some(_) => {
-                    Err(CallError::NotSent("the sentinels name a server that is a replica by now".to_owned()))
-                }
+                Some(_) => Err(CallError::NotSent(
+                    "the sentinels name a server that has become a replica".to_owned(),
+                )),
             }
         }
         .boxed()

@@ -96,7 +96,7 @@ impl Statuses {
             }
             (Status::Connected, Some(since)) => {
                 connections.away = None;
-                tracing::info!(%store, away = ?since.elapsed(), "the store is connected again");
+                tracing::info!(%store, down_for = ?since.elapsed(), "the store is connected again");
             }
             _ => {}
         }

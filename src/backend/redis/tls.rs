@@ -6,13 +6,14 @@ pub(super) use crate::backend::tls::{NO_TLS, Tls};
 use crate::backend::tls::{TlsOptions, invalid};
 use crate::error::Error;
 
-pub(super) const NEEDS_TLS: &str = "the server speaks TLS: its URL begins with `rediss://` or similar";
+pub(super) const NEEDS_TLS: &str =
+    "the server requires TLS: use a URL that begins with `rediss://` or similar";
 
 /// How the links to this target are opened.
 pub(super) fn of(target: &Target, options: Option<&TlsOptions>) -> Result<Option<Tls>, Error> {
     match options {
         Some(_) if !target.tls => {
-            Err(invalid("the scheme of the URL does not ask for TLS: it has to be `rediss://` or similar"))
+            Err(invalid("the URL's scheme does not enable TLS: use `rediss://` or similar"))
         }
         _ if !target.tls => Ok(None),
         options => Tls::new(&options.cloned().unwrap_or_default(), &target.to_string()).map(Some),

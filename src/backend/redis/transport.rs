@@ -155,7 +155,7 @@ impl Transport {
             let is_elsewhere = answer.as_ref().is_err_and(CallError::is_redirection);
             redirections = if is_elsewhere { redirections + 1 } else { 0 };
             if redirections > MOST_REDIRECTIONS || Instant::now() >= deadline {
-                let last = format!("no node serves the slot, the last answer was {text}");
+                let last = format!("no node serves the slot; the last answer was {text}");
                 return if is_elsewhere { Err(CallError::NotSent(last)) } else { answer };
             }
             answer = match again {
@@ -182,7 +182,7 @@ impl Transport {
         self.note(&connection, &answer, sent);
         // A primary that was replaced while it hung may execute what it was sent, and no other node knows about that.
         if answer.is_ok() && !Arc::ptr_eq(&connection, &self.connection()) {
-            return Err(CallError::Lost("another node serves the slot by now".to_owned()));
+            return Err(CallError::Lost("another node now serves the slot".to_owned()));
         }
         answer
     }

@@ -16,7 +16,8 @@ pub(super) fn parse(url: &str) -> Result<Target, Error> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid("it has no scheme, such as `redis://`"));
     };
-    let form = Form::of(scheme).ok_or_else(|| invalid(format!("its scheme is none of {REDIS_SCHEMES}")))?;
+    let form =
+        Form::of(scheme).ok_or_else(|| invalid(format!("its scheme is not one of {REDIS_SCHEMES}")))?;
     let rest =
         rest.strip_prefix("//").ok_or_else(|| invalid(format!("`{scheme}:` is not followed by `//`")))?;
     if rest.contains('#') {
@@ -28,7 +29,7 @@ pub(super) fn parse(url: &str) -> Result<Target, Error> {
     }
     if let Some(parameter) = query.split('&').find(|parameter| !parameter.is_empty()) {
         let name = parameter.split('=').next().unwrap_or_default();
-        return Err(invalid(format!("it has a parameter `{name}`, and no parameters are known")));
+        return Err(invalid(format!("unknown option `{name}`; a URL of this scheme has no options")));
     }
     let (authority, path) = match rest.find('/') {
         Some(slash) => (&rest[..slash], Some(&rest[slash + 1..])),
@@ -55,7 +56,7 @@ pub(super) fn parse(url: &str) -> Result<Target, Error> {
         }
         Kind::Cluster => {
             if database(path)?.is_some_and(|database| database > 0) {
-                return Err(invalid("a cluster has only database 0"));
+                return Err(invalid("a cluster only has database 0"));
             }
             Topology::Cluster(servers(hosts, DEFAULT_PORT)?)
         }
@@ -146,7 +147,7 @@ fn server(text: &str, default_port: u16) -> Result<Server, Error> {
         None => None,
     };
     // This may be a password, so it is not repeated.
-    let port = port.ok_or_else(|| invalid("the port of a host is no number from 1 to 65535"))?;
+    let port = port.ok_or_else(|| invalid("the port of a host is not a number from 1 to 65535"))?;
     if host.is_empty() {
         return Err(invalid("it names no host"));
     }
@@ -165,18 +166,20 @@ fn socket(path: Option<&str>) -> Result<Server, Error> {
 fn database(path: Option<&str>) -> Result<Option<u8>, Error> {
     match path {
         None | Some("") => Ok(None),
-        Some(path) => path.parse().map(Some).map_err(|_| invalid("the database is no number from 0 to 255")),
+        Some(path) => {
+            path.parse().map(Some).map_err(|_| invalid("the database is not a number from 0 to 255"))
+        }
     }
 }
 
 fn decode(text: &str) -> Result<String, Error> {
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(String::from).map_err(|_| invalid("a percent-encoded part of it is no UTF-8"))
+    decoded.map(String::from).map_err(|_| invalid("a percent-encoded part of it is not UTF-8"))
 }
 
 fn not_encoded(character: char, code: &str) -> Error {
     invalid(format!(
-        "it has a `{character}` in a place where none is allowed: percent-encode it as `{code}` if it belongs to the user name or the \
+        "it has a misplaced `{character}`: percent-encode it as `{code}` if it belongs to the user name or the \
          password"
     ))
 }

@@ -218,7 +218,7 @@ impl RedisBackend {
         let gap = self.gap();
         tokio::spawn(async move {
             if let Err(error) = release(&transport, &lease, 0, gap).await {
-                tracing::warn!(key = &*lease.resource.key, %error, "a grant was not given back: it runs out by itself");
+                tracing::warn!(key = &*lease.resource.key, %error, "a lease could not be released; it ends when it expires");
             }
         });
     }

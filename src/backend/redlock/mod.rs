@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `url` | parsing URLs |
-//! | `node` | what a node has to do beyond the contract; nodes that are connected in the background |
+//! | `node` | what a node must do beyond the contract; nodes that are connected in the background |
 //! | `quorum` | the nodes of one client, and what its operations have in common |
 //! | `round` | one operation on all nodes at once |
 //! | `votes` | what follows from the nodes' answers (no I/O, no clock) |
@@ -62,12 +62,12 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 /// Locks on a majority of N independent servers, by the Redlock algorithm: they stay available while a minority is down.
 ///
 /// **What it promises.** A request is sent to all nodes at once. It is granted if a majority grants it while there is
-/// time left, and its lease is counted from before the request was sent; the nodes keep it 1% and 2 ms longer than the
+/// time left, and its lease is measured from before the request was sent; the nodes keep it 1% and 2 ms longer than the
 /// client trusts it, because their clocks differ. If no majority grants it, whatever the nodes have granted is
 /// released, including on those that refused or did not answer. A lease is renewed, and released, by a majority; losing
 /// it on a minority does not end it. In a renewal, nodes that have lost their data or could not be reached before get
 /// the lease again. A node that is slow, or hangs, delays nothing: every decision is made as soon as a majority has
-/// made it.
+/// answered.
 ///
 /// **Fencing tokens.** Before a guard is handed out, a majority knows its token and issues only greater ones. Every two
 /// majorities have a node in common, so tokens increase even when two clients believe that they hold the lock, which no
@@ -76,8 +76,8 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 /// **What it does not promise.**
 ///
 /// * Exclusion depends on the nodes' clocks running at about the same speed. If the clock of a node jumps ahead, it ends its leases early,
-///   and if that leaves an earlier holder without a majority, two clients hold the lock until the first one's next renewal. Only
-///   fencing helps, and it does.
+///   and if that leaves an earlier holder without a majority, two clients hold the lock until the first one's next renewal.
+///   Fencing rejects the late writes of the first one.
 /// * A node that crashes and returns without its data has forgotten its leases, with the same result. Nodes should
 ///   write every change to disk (`appendfsync always`), or be kept from returning before the longest TTL has passed.
 /// * Serving requests in order of arrival is only an aim, because each node has its own queue. If requests arrive at
@@ -162,11 +162,14 @@ impl RedlockBuilder {
         slot: impl Fn(RedisBuilder, String) -> Result<Arc<Slot>, Error>,
     ) -> Result<RedlockBackend, Error> {
         if self.node_timeout < MIN_TIMEOUT || self.node_timeout > MAX_TIMEOUT {
-            let why = format!("{:?} is outside {MIN_TIMEOUT:?} to {MAX_TIMEOUT:?}", self.node_timeout);
+            let why = format!("{:?} is not between {MIN_TIMEOUT:?} and {MAX_TIMEOUT:?}", self.node_timeout);
             return Err(Error::invalid("node timeout", why));
         }
         if self.nodes.is_empty() || self.nodes.len() > MAX_NODES {
-            let why = format!("there are {} of them; at least one and at most {MAX_NODES}", self.nodes.len());
+            let why = format!(
+                "{} nodes were given; the minimum is 1 and the maximum is {MAX_NODES}",
+                self.nodes.len()
+            );
             return Err(Error::invalid("nodes", why));
         }
         let ids = LeaseIds::new();
@@ -175,7 +178,7 @@ impl RedlockBuilder {
             let store = node.address();
             if slots.iter().any(|slot: &Arc<Slot>| slot.store == store) {
                 // It would have two votes.
-                return Err(Error::invalid("nodes", format!("{store} is there twice")));
+                return Err(Error::invalid("nodes", format!("{store} is listed twice")));
             }
             slots.push(slot(node.for_client(ids.client()), store)?);
         }

@@ -142,7 +142,7 @@ impl Quorum {
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match Handle::try_current().or_else(|_| background::handle()) {
             Ok(runtime) => drop(self.tasks.spawn_on(task, &runtime)),
-            Err(error) => tracing::warn!(%error, "no runtime: leases that were given up end by themselves"),
+            Err(error) => tracing::warn!(%error, "no runtime: leases that were given up expire on their own"),
         }
     }
 
@@ -185,7 +185,7 @@ impl Quorum {
         self.tasks.close();
         if timeout(self.node_timeout * 2, self.tasks.wait()).await.is_err() {
             tracing::debug!(
-                "closed before every node has confirmed all releases: their leases end by themselves"
+                "closed before every node had confirmed all releases: these leases expire on their own"
             );
         }
         self.closing.close();

@@ -108,7 +108,7 @@ impl Quorum {
             }
         };
         let taken_in = timeout(time_limit, taken_in).await;
-        tracing::debug!(node = %self.nodes[n].store, key = &*lease.resource.key, ?taken_in, "given the lease again");
+        tracing::debug!(node = %self.nodes[n].store, key = &*lease.resource.key, ?taken_in, "restored the lease on a node");
         if self.knows(lease.id) {
             if let Ok(Ok(held)) = taken_in {
                 self.leases.with(lease.id, |entry| entry.nodes[n].granted = held);

@@ -221,7 +221,7 @@ impl Quorum {
         self.note_token(token);
         let remaining = votes.remaining(spare(ttl));
         if ballot.sent.elapsed() >= remaining.unwrap_or(ttl) {
-            return Err(BackendError::Unanswered { source: "it was granted too late".into() });
+            return Err(BackendError::Unanswered { source: "the lock was granted too late".into() });
         }
         let grant = Grant::new(token, None);
         Ok(remaining.map_or(grant, |left| grant.lasting(left.min(ttl))))
@@ -498,7 +498,9 @@ fn given_up() -> BackendError {
 }
 
 fn left_alone() -> BackendError {
-    BackendError::NotSent { source: "it has not answered lately, and is asked again in a moment".into() }
+    BackendError::NotSent {
+        source: "the node has not answered recently; it will be tried again shortly".into(),
+    }
 }
 
 fn withdrawing() -> BackendError {
@@ -506,5 +508,5 @@ fn withdrawing() -> BackendError {
 }
 
 fn gone() -> BackendError {
-    BackendError::Unanswered { source: "its grant has ended in the meantime".into() }
+    BackendError::Unanswered { source: "the grant has ended in the meantime".into() }
 }

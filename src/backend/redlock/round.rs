@@ -51,7 +51,7 @@ impl<T> Round<T> {
         self.calls.clear();
         let open = std::mem::take(&mut self.open);
         let nodes = (0..u32::BITS as usize).filter(move |n| open & (1 << n) != 0);
-        nodes.map(|n| (n, Err(BackendError::Unanswered { source: "it was given up".into() })))
+        nodes.map(|n| (n, Err(BackendError::Unanswered { source: "the call was abandoned".into() })))
     }
 
     /// The next answer, or that a node did not answer in time. `None` if there are no more.

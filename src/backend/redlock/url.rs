@@ -25,7 +25,7 @@ pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
     let mut nodes = Vec::new();
     for host in hosts.split(',') {
         if host.is_empty() {
-            return Err(Error::invalid("url", "it names no host, or has a comma too many"));
+            return Err(Error::invalid("url", "it names no host, or has an extra comma"));
         }
         nodes.push(RedisBackend::builder(&format!("{node_scheme}://{user}{at}{host}{slash}{path}"))?);
     }

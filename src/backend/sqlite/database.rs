@@ -38,7 +38,7 @@ impl Database {
             return Err(Failure::refused(path, obstacle));
         }
         if !settings.create && !path.exists() {
-            return Err(Failure::refused(path, "it does not exist, and is not to be created (`create`)"));
+            return Err(Failure::refused(path, "it does not exist, and `create` is off"));
         }
         let create = if settings.create { OpenFlags::SQLITE_OPEN_CREATE } else { OpenFlags::empty() };
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | create;
@@ -79,12 +79,12 @@ impl Database {
                 self.connection.execute_batch(SCHEMA).map_err(|error| Failure::of(&self.path, &error))
             }
             Err(Wrong::Missing) => {
-                let why = "the tables of this crate are missing, and are not to be created (`create`): see `leasehold::sqlite::SCHEMA`";
+                let why = "the tables of this crate are missing, and `create` is off: see `leasehold::sqlite::SCHEMA`";
                 Err(Failure::refused(&self.path, why))
             }
             Err(Wrong::Version(version)) => {
                 let why = format!(
-                    "its tables are of version {version}, which this version of the crate does not know"
+                    "its tables have version {version}, which this version of the crate does not know"
                 );
                 Err(Failure::refused(&self.path, why))
             }
@@ -265,7 +265,7 @@ impl Drop for Database {
             && let Err(error) =
                 self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
         {
-            tracing::debug!(path = %self.path.display(), %error, "a deleted file is closed as if it were there");
+            tracing::debug!(path = %self.path.display(), %error, "could not keep SQLite from removing the files beside a deleted file");
         }
     }
 }

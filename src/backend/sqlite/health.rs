@@ -46,7 +46,7 @@ impl Health {
         }
         // The first time, it has not been unreachable.
         if let Some((since, _)) = self.away() {
-            tracing::info!(store = %self.address, away = ?since.elapsed(), "the store is connected again");
+            tracing::info!(store = %self.address, down_for = ?since.elapsed(), "the store is connected again");
         }
         self.set(NodeState::new(self.address.as_str(), Status::Connected));
     }

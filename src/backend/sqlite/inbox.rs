@@ -79,7 +79,7 @@ impl Inbox {
 
     // Waiting leases
 
-    /// Notes which leases of this client wait in a ledger, as it was stored.
+    /// Records which leases of this client wait in a ledger, as it was stored.
     pub(super) fn note(&self, key: &Arc<str>, ledger: &Ledger) {
         let Some(client) = self.client.get() else { return };
         let waiting: HashSet<_> = ledger.waiting().filter(|lease| lease.client() == *client).collect();

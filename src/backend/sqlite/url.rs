@@ -42,9 +42,9 @@ fn path_of(text: &str) -> Result<String, Error> {
         return Err(Error::invalid("url", "the URL of the store in memory is `memory:`"));
     }
     let path = percent_decode_str(text).decode_utf8();
-    let path = path.map_err(|_| Error::invalid("url", "a percent-encoded part of it is no UTF-8"))?;
+    let path = path.map_err(|_| Error::invalid("url", "a percent-encoded part of it is not UTF-8"))?;
     if path.contains('\0') {
-        return Err(Error::invalid("url", "a path has no zero byte"));
+        return Err(Error::invalid("url", "a path cannot contain a zero byte"));
     }
     Ok(path.into_owned())
 }

@@ -135,13 +135,13 @@ const EXPIRED: &str = "the server's certificate has expired";
 const NOT_YET_VALID: &str = "the server's certificate is not valid yet";
 const CLIENT_CERTIFICATE: &str = "the server requires a client certificate";
 const CLIENT_REJECTED: &str =
-    "the server ended the handshake; perhaps it requires another client certificate";
+    "the server ended the handshake; perhaps it requires a different client certificate";
 /// The connection may be reset before the alert, or what is no TLS, has been read.
-const CONNECTION_ENDED: &str = "the server ended the connection; perhaps it does not speak TLS, or requires a client certificate or another one";
+const CONNECTION_ENDED: &str = "the server closed the connection; perhaps it does not speak TLS, or wants a (different) client certificate";
 const HANDSHAKE_ENDED: &str =
     "the server ended the connection during the handshake; perhaps it does not speak TLS";
 pub(super) const NO_TLS: &str =
-    "the server answers in plain text: its URL begins with `redis://` or similar, without TLS";
+    "the server answers in plain text: use a URL that begins with `redis://` or similar, without TLS";
 
 /// A text about a connection that was not opened over TLS, with what it means.
 pub(super) fn explain(text: String) -> String {

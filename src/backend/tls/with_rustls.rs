@@ -75,7 +75,7 @@ fn authorities(options: &TlsOptions) -> Result<RootCertStore, Error> {
         store.add_parsable_certificates(found.certs);
         if store.is_empty() {
             let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
-            return Err(invalid(format!("this system has no certificates of authorities{why}")));
+            return Err(invalid(format!("this system has no CA certificates{why}")));
         }
     }
     Ok(store)

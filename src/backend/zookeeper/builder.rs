@@ -82,7 +82,7 @@ impl ZookeeperBuilder {
         }
     }
 
-    /// For how long a reading of the server's clock is used. For tests that let it jump.
+    /// How long a reading of the server's clock is used. For tests in which the clock jumps.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     pub const fn clock_lifetime(mut self, lifetime: Duration) -> Self {
@@ -90,21 +90,21 @@ impl ZookeeperBuilder {
         self
     }
 
-    /// The node under which all nodes of this crate are, as an absolute path. Nothing else should be under it.
+    /// The node that contains all nodes of this crate, as an absolute path. Do not store anything else under it.
     pub fn chroot(mut self, path: impl Into<String>) -> Self {
         self.chroot = path.into();
         self
     }
 
     /// A user and a password for the scheme `digest`. Nodes are then created so that only this user may use them. Without
-    /// credentials, anybody may.
+    /// credentials, any client may.
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.credentials = Some((user.into(), password.into()));
         self
     }
 
-    /// How long the servers are asked to keep a session without a message, 100 ms to 24 h. They limit it, by default to 4 to 40 s. The
-    /// nodes of leases that are not longer are ephemeral: they end with the session, for instance when a process ends.
+    /// The session timeout to request from the servers, 100 ms to 24 h. The servers limit it, by default to between 4 and 40 s. The nodes
+    /// of leases with a TTL of at most this are ephemeral: they end with the session, for instance when a process ends.
     pub const fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -116,7 +116,7 @@ impl ZookeeperBuilder {
         self
     }
 
-    /// How long the servers may take to answer, 1 ms to 1 h. After that the connection is given up.
+    /// How long the servers may take to answer, 1 ms to 1 h. After that, the client abandons the connection.
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.reply_timeout = timeout;
         self
@@ -140,7 +140,7 @@ impl ZookeeperBuilder {
     ///
     /// * [`Error::InvalidArgument`] if a setting is out of bounds, or a server or the chroot is not valid.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
-    /// * [`Error::StoreUnavailable`] if no server can be reached within [`connect_timeout`](Self::connect_timeout), or the one that is
+    /// * [`Error::StoreUnavailable`] if no server can be reached within [`connect_timeout`](Self::connect_timeout), or the server that was
     ///   reached has no quorum.
     /// * [`Error::StoreRefused`] if the credentials are rejected, or the chroot does not exist and may not be created.
     ///
@@ -155,7 +155,7 @@ impl ZookeeperBuilder {
         Ok(backend)
     }
 
-    /// Connects when it is needed, and goes on trying. Needs no runtime.
+    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use super::op::Access;
 use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
-/// Clocks that differ by more are worth a word: if the server that leads is replaced, another clock counts.
+/// A larger difference is reported: if the leader is replaced, the new leader's clock is used.
 const CLOCK: Duration = Duration::from_secs(1);
 
 impl Shared {
@@ -20,8 +20,8 @@ impl Shared {
         let mut findings = Vec::new();
         if off > CLOCK {
             let text = format!(
-                "the clock of the server that leads differs from this machine's by {off:?}: if those of the servers differ from each \
-                 other, leases end too early or too late when another one takes the lead"
+                "the leader's clock differs from this machine's by {off:?}: if the servers' clocks also differ from each other, leases \
+                 end too early or too late when another server becomes the leader"
             );
             findings.push(Finding::new(Severity::Warning, text));
         }
@@ -34,7 +34,7 @@ impl Shared {
             findings.push(Finding::new(Severity::Info, text));
         }
         if self.settings.access() == Access::Anybody {
-            let text = "there are no credentials, so anybody who can connect may change the nodes";
+            let text = "no credentials are set, so any client that can connect may change the nodes";
             findings.push(Finding::new(Severity::Info, text));
         }
         Ok(findings)

@@ -14,7 +14,7 @@ use super::view::{Child, Known, Mark, Record, Seen, Unreadable, View, reads};
 use crate::backend::records::{Done, Failure, Round, Work};
 use crate::backend::{BackendError, Event, LeaseId, Request};
 
-/// How often something is tried that others keep from being stored.
+/// How often a change is tried if other clients keep changing the record first.
 const TRIES: usize = 64;
 /// After how many attempts requests join the queue before anything else, so that others serve them.
 const CROWDED: usize = 2;
@@ -99,7 +99,7 @@ async fn write_batch(shared: &Arc<Shared>, batch: Vec<(Attempt<'_>, Changed, Wri
     let mut replies = match shared.fly(vec![Op::Multi(ops)]).await {
         Ok(landed) => match landed.replies.into_iter().next() {
             Some(Ok(Reply::All(replies))) => replies.into_iter(),
-            // One of them was changed, or is not allowed: each finds out by itself.
+            // One of them was changed, or is not permitted: each is written on its own.
             _ => return batch.into_iter().map(|(attempt, ..)| attempt.work).collect(),
         },
         Err(failure) => {
@@ -132,11 +132,11 @@ struct Attempt<'a> {
     path: String,
     work: Work<Known>,
     view: View,
-    /// Leases whose places were asked for or prolonged in this attempt.
+    /// Leases whose places were created or extended in this attempt.
     fresh: Vec<LeaseId>,
     /// Whether only the first task is carried out for now.
     is_first_only: bool,
-    /// Whether what was asked for has been stored, and it is only seen to it that nobody is left waiting who could be served.
+    /// Whether the changes have been stored, and only the queue remains to be served.
     is_stored: bool,
     conflicts: usize,
 }
@@ -188,11 +188,14 @@ impl<'a> Attempt<'a> {
             }
             (changed, step) = self.change().await?;
         }
-        Err(Failure { is_broken: false, ..Failure::away(format!("{}: others keep changing it", self.path)) }
-            .into())
+        Err(Failure {
+            is_broken: false,
+            ..Failure::away(format!("{}: other clients keep changing the record", self.path))
+        }
+        .into())
     }
 
-    /// Takes what is remembered of the key, or reads it, and changes it.
+    /// Uses the cached key, or reads it, and changes it.
     async fn begin(&mut self) -> Result<(Changed, Step), Refusal> {
         match self.work.written.take() {
             Some(known) => self.view = known.into_view(),
@@ -201,8 +204,8 @@ impl<'a> Attempt<'a> {
         self.change().await
     }
 
-    /// Whether it is certain that nothing is overlooked that has happened since the key was read. If the record is written, nobody else
-    /// has written it; but who waits for permits is not in it.
+    /// Whether this write cannot miss anything that has happened since the key was read. If it writes the record, it fails if another
+    /// client has written the record; but the record does not contain the waiters for permits.
     fn may_write(&self, writing: &Writing) -> bool {
         let overlooks_nobody = !writing.concerns_waiters || !self.view.may_have_waiters();
         self.view.is_current || (writing.generation.is_some() && overlooks_nobody)
@@ -214,7 +217,7 @@ impl<'a> Attempt<'a> {
         is_whole && self.may_write(writing)
     }
 
-    /// Carries out what was asked for on what is known.
+    /// Runs the changes on the current view.
     async fn change(&mut self) -> Result<(Changed, Step), Refusal> {
         self.shared.places.recall(&self.work.key, &mut self.view);
         let clock = self.shared.clock().await?;
@@ -240,7 +243,7 @@ impl<'a> Attempt<'a> {
         let changed = Changed::by(&self.work.tasks[..self.tasks()], &self.view, stamp);
         let step = changed.step(&self.view, &context);
         if self.tasks() > 1 && matches!(step, Step::Join(..)) && !self.view.is_held(stamp.now) {
-            // Nobody can wait for what nobody holds: first somebody has to.
+            // A request can only wait for a key that is held, so the first task runs alone and becomes the holder.
             self.is_first_only = true;
             let changed = Changed::by(&self.work.tasks[..1], &self.view, stamp);
             let step = changed.step(&self.view, &context);
@@ -293,7 +296,7 @@ impl<'a> Attempt<'a> {
                         child.seen = Some(Seen::of(&data, stat));
                         match Mark::read(&data) {
                             Some(Mark::Granted(_)) => served.push(child.clone()),
-                            // If it is an own one, it is written next, and its watch would not find that any more.
+                            // If it is this client's, the next write replaces the mark, and its watch would miss it.
                             Some(Mark::AskAgain(_)) => asked.push(child.name.lease()),
                             _ => {}
                         }
@@ -309,14 +312,14 @@ impl<'a> Attempt<'a> {
         let own = asked.into_iter().filter(|lease| Some(lease.client()) == client);
         self.shared.tell(own.map(Event::AskAgain));
         if !served.is_empty() {
-            // The record was written after it was read. If it does not know them nevertheless, somebody has interfered.
+            // The record has been written since it was read. If it still lacks these holds, another program has interfered.
             self.look().await?;
             self.view.end_unless_held(&served);
         }
         Ok(())
     }
 
-    /// Lets requests join the queue and prolongs places, whatever others do. Then looks what follows from it.
+    /// Creates and extends places in the queue, regardless of other clients. Then reads the key again.
     async fn join(&mut self, requests: &[Request], prolonged: &[usize]) -> Result<(), Refusal> {
         let session = self.shared.session.timeout();
         let mut ops: Vec<_> = requests.iter().map(|request| create(&self.path, request, session)).collect();
@@ -346,7 +349,7 @@ impl<'a> Attempt<'a> {
         }
         self.read(replies)?;
         self.note_seen(&seen);
-        // A place that was served or told something has another version: it is looked at.
+        // A place that was served or prompted has another version; it is read again.
         let missed = touched.iter().filter(|child| !seen.iter().any(|(path, _)| path.ends_with(&child.node)));
         let missed: Vec<_> = missed.map(|child| child.name.lease()).collect();
         self.shared.places.doubt(&self.work.key, &missed);
@@ -361,7 +364,7 @@ impl<'a> Attempt<'a> {
         self.shared.note(&self.work.key, &self.path, &self.view, |_| false);
     }
 
-    /// The key is as it is known now. This client has been told of the leases that it has asked for or served.
+    /// Updates this client's places from the view. The client already knows the leases that it has requested or served.
     fn note(&self, changed: &Changed, served: &[LeaseId]) {
         let asked = changed.ledger.noted_requests();
         let is_asked = |lease| asked.iter().any(|request| request.lease.id == lease);
@@ -369,12 +372,12 @@ impl<'a> Attempt<'a> {
         self.shared.note(&self.work.key, &self.path, &self.view, knows);
     }
 
-    /// Stores a change. `false` if somebody else came first; then it has been looked at again.
+    /// Stores a change. `false` if another client changed the key first; the key has then been read again.
     async fn write(&mut self, changed: &Changed, writing: &Writing) -> Result<bool, Refusal> {
         let leaving = writing.deleted.iter().map(|n| self.view.children[*n].name.lease());
         self.shared.places.leave(&self.work.key, leaving);
         let mut ops = vec![Op::Multi(writing.ops.clone())];
-        // Usually the reply tells that there are no other children than those that are known.
+        // The reply usually shows that there are no unknown children.
         if self.view.record.is_none() || (writing.concerns_newcomers && self.view.child_version.is_none()) {
             ops.push(self.listing());
         }
@@ -429,7 +432,7 @@ impl<'a> Attempt<'a> {
         let (mut created, mut record, mut children) = (Vec::new(), None, None);
         for (op, reply) in writing.ops.iter().zip(stored) {
             match (op, reply) {
-                // When it was created is told with its children.
+                // The listing of the children returns when it was created.
                 (Op::Create { path, .. }, _) if *path == self.path => record = Some((0, 0)),
                 (Op::Create { mode: Mode::Persistent, .. }, _) => self.view.has_generation = true,
                 (Op::Create { .. }, Reply::Created(path, _)) => created.push(path),

@@ -44,19 +44,19 @@ impl Code {
     pub(super) fn failure(self, path: &str) -> Failure {
         let (why, cure) = match self {
             Self::NO_NODE => ("the node does not exist", Cure::Repeat),
-            Self::NO_AUTH => ("its ACL does not allow this client to do what is needed", Cure::Fix),
+            Self::NO_AUTH => ("its ACL does not permit this operation", Cure::Fix),
             Self::BAD_VERSION | Self::NODE_EXISTS | Self::NOT_EMPTY => {
-                ("somebody else came first", Cure::Repeat)
+                ("another client changed it first", Cure::Repeat)
             }
             Self::NO_CHILDREN_FOR_EPHEMERALS => ("it is an ephemeral node of another program", Cure::Fix),
             Self::SESSION_EXPIRED => ("the session has expired", Cure::Reconnect),
             Self::INVALID_ACL => ("the server does not accept the credentials for an ACL", Cure::Fix),
             Self::AUTH_FAILED => ("the server rejects the credentials", Cure::Fix),
-            Self::SESSION_MOVED => ("the session is at another server", Cure::Reconnect),
-            Self::NOT_READ_ONLY => ("the server is read-only at present", Cure::Wait),
+            Self::SESSION_MOVED => ("the session has moved to another server", Cure::Reconnect),
+            Self::NOT_READ_ONLY => ("the server is currently read-only", Cure::Wait),
             Self::QUOTA => ("a quota is exceeded", Cure::Fix),
             Self::UNIMPLEMENTED => ("the server is too old: ZooKeeper 3.5 or later is needed", Cure::Fix),
-            Self::THROTTLED => ("the server has too much to do", Cure::Wait),
+            Self::THROTTLED => ("the server is overloaded", Cure::Wait),
             _ => ("the server has failed", Cure::Wait),
         };
         let is_broken = matches!(self, Self::SESSION_EXPIRED | Self::SESSION_MOVED | Self::NOT_READ_ONLY);

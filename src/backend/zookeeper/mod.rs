@@ -69,14 +69,14 @@ pub use builder::ZookeeperBuilder;
 
 /// Leases in the nodes of a ZooKeeper server or ensemble.
 ///
-/// Each client has one session. See `docs/zookeeper.md` for what this store gives and what it does not.
+/// Each client has one session. See `docs/zookeeper.md` for what this store guarantees and what it does not.
 pub type ZookeeperBackend = LedgerBackend<ZookeeperStore>;
 
 /// The nodes of a [`ZookeeperBackend`].
 pub struct ZookeeperStore {
     capabilities: Capabilities,
     shared: Arc<Shared>,
-    /// What happens, until somebody heeds it.
+    /// The signals of the session, until the first call takes the receiver.
     signals: Mutex<Option<UnboundedReceiver<Signal>>>,
 }
 
@@ -97,11 +97,11 @@ struct Shared {
 }
 
 impl LedgerBackend<ZookeeperStore> {
-    /// Connects to the servers that a URL names: `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`.
+    /// Connects to the servers in a URL: `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the URL cannot be parsed, else as for [`ZookeeperBuilder::connect`].
+    /// [`Error::InvalidArgument`] if the URL cannot be parsed; otherwise as for [`ZookeeperBuilder::connect`].
     ///
     /// # Cancel safety
     ///
@@ -110,7 +110,7 @@ impl LedgerBackend<ZookeeperStore> {
         Self::builder_from_url(url)?.connect().await
     }
 
-    /// A builder for servers, each as `host` or `host:port`. The port is 2181 unless it is given.
+    /// A builder for servers, each as `host` or `host:port`. The default port is 2181.
     pub fn builder<S: Into<String>>(servers: impl IntoIterator<Item = S>) -> ZookeeperBuilder {
         ZookeeperBuilder::new(servers.into_iter().map(Into::into).collect())
     }
@@ -320,7 +320,7 @@ impl Shared {
                 // A part of the way to the root may exist and belong to others.
                 Ok(_) | Err(Code::NODE_EXISTS) => refused = None,
                 Err(Code::NO_NODE) if !self.settings.create => {
-                    let why = format!("the node {root} does not exist, and is not to be created");
+                    let why = format!("the node {root} does not exist, and `create` is off");
                     return Err(Failure { is_broken: false, ..Failure::refused(why) });
                 }
                 Err(code) => drop(refused.get_or_insert_with(|| code.failure(path))),

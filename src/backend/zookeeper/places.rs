@@ -1,5 +1,5 @@
-//! The nodes of this client's own leases, which it watches: whoever serves a lease, or ends it, tells its owner by writing or
-//! deleting its node.
+//! The nodes of this client's own leases, which it watches: a client that serves or ends a lease notifies its client by writing or deleting
+//! the node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -98,9 +98,9 @@ impl Places {
         }
     }
 
-    /// A key is as this view says. Of a lease that waited and holds now, this client hears from its node, unless it `knows` from an
-    /// answer. Returns the paths of nodes of waiting leases that are not watched, and whether there are
-    /// such nodes of holds.
+    /// Updates the places of a key from this view. A lease that waited and now holds is reported through its node, unless the client
+    /// `knows` it from an answer. Returns the paths of the unwatched nodes of waiting leases, and whether there are unwatched nodes of
+    /// holds.
     pub(super) fn note(
         &self,
         key: &Arc<str>,
@@ -207,7 +207,7 @@ impl State {
         self.own.get_mut(key)?.get_mut(lease)
     }
 
-    /// A lease has neither a hold nor a place any more. Unless that was its owner's wish, it is told.
+    /// A lease no longer has a hold or a place. Unless this client ended it, an event reports that.
     fn end(&mut self, own: Own) {
         self.by_path.remove(&own.path);
         if own.is_leaving {

@@ -16,11 +16,11 @@ use crate::backend::{Event, Grant, LeaseId, Ledger, Request, Stamp};
 /// A key after a change that has not been stored yet.
 pub(super) struct Changed {
     pub(super) ledger: Ledger,
-    /// Grants of places, to whomever they belong.
+    /// Grants of places, of any client.
     granted: HashMap<LeaseId, Grant>,
-    /// Who should ask again.
+    /// The leases whose requests should be repeated.
     ask_again: Vec<LeaseId>,
-    /// What is to be told to this client itself.
+    /// Events for this client.
     pub(super) own: Vec<Event>,
 }
 
@@ -45,9 +45,9 @@ pub(super) struct Writing {
     pub(super) deleted: Vec<usize>,
     /// The children that are created.
     pub(super) created: Vec<Request>,
-    /// Whether it would be another one if somebody waited who is not known of.
+    /// Whether an unknown waiter would change this write.
     pub(super) concerns_waiters: bool,
-    /// Whether somebody who has joined meanwhile could be served, or admitted with an owner who is.
+    /// Whether a request that has joined in the meantime could be served, or admitted with its owner.
     pub(super) concerns_newcomers: bool,
 }
 
@@ -86,7 +86,7 @@ impl Changed {
         Self::told(ledger, told)
     }
 
-    /// Serves the queue, and sees to it that those ask again who are admitted then.
+    /// Serves the queue, and prompts waiters of an owner that is admitted by that to repeat their requests.
     pub(super) fn by_serving(key: &Arc<str>, view: &View, stamp: Stamp, client: Option<Uuid>) -> Self {
         let mut ledger = view.ledger(stamp.now);
         let mut told = ledger.serve_queue(key, stamp);
@@ -134,8 +134,8 @@ impl Changed {
         self.write(view, context, held)
     }
 
-    /// Children of which it has to be known when they were last asked for: those that are served or told something, those that
-    /// their owner prolongs or withdraws, which may have been granted meanwhile, and the one that keeps others from being served.
+    /// Children whose last request time must be known: those that are served or prompted, those that their client extends or withdraws
+    /// (which may have been granted in the meantime), and the one that blocks the queue.
     fn unknown(&self, view: &View) -> Vec<usize> {
         let blocking = self.ledger.first_that_does_not_fit();
         let matters = |child: &Child| {

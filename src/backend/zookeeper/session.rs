@@ -1,7 +1,7 @@
 //! The session of a client: it outlives its connections, and is replaced when it has expired.
 //!
-//! A task of the crate's own thread carries it. Requests are sent in flights, all of which are on their way at the same time, and
-//! are carried out in the order in which they were sent.
+//! It runs in a task on the crate's own thread. Requests are pipelined: several are in flight at the same time, and the server executes
+//! them in the order in which they were sent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -189,7 +189,7 @@ impl Carrier {
                 }
                 Err(failure) => (failure, true),
             };
-            // Whoever is refused can ask why.
+            // First, so that callers whose requests fail below find the reason in the state.
             self.health.failed(Purpose::Changes, &failure.why);
             tracing::debug!(store = %self.settings.address, %failure, "the connection is lost");
             if is_away && self.refuse_waiting(&failure) {
@@ -231,7 +231,7 @@ impl Carrier {
                     self.forget_session();
                     continue;
                 }
-                Ok(Greeted::Expired) => Failure::away("it does not begin a session"),
+                Ok(Greeted::Expired) => Failure::away("the server did not start a session"),
                 // A server that has lost its data will never accept it.
                 Ok(Greeted::Refused(failure)) => {
                     let lasts = self.identity.as_ref().map_or(Duration::ZERO, |known| known.timeout);
@@ -349,7 +349,7 @@ fn read_event(reader: &mut Reader<'_>) -> Result<Option<Signal>, Malformed> {
     })
 }
 
-/// Writes some of what is to be written, or sees to it that what was written leaves. Cancel safe.
+/// Writes some of the pending bytes, or flushes those that were written. Cancel safe.
 async fn push(
     wire: &mut (impl AsyncWrite + Unpin),
     out: &mut Vec<u8>,
@@ -433,7 +433,7 @@ impl Traffic {
             let message = op.message(xid, settings.access());
             if message.len() > MAX_REQUEST {
                 self.out.truncate(start);
-                let why = format!("a request of {} bytes is longer than ZooKeeper accepts", message.len());
+                let why = format!("a request of {} bytes exceeds the limit of ZooKeeper", message.len());
                 let refused = Failure { is_broken: false, ..Failure::refused(why) };
                 drop(answer.send(Err(refused)));
                 return;

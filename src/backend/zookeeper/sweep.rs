@@ -14,7 +14,7 @@ use crate::backend::records::Failure;
 
 /// How soon after its start a client thinks of it.
 pub(super) const FIRST: Duration = Duration::from_secs(60);
-/// How often a client thinks of it. Of several, one does it.
+/// How often a client considers it. Of several clients, one does it.
 pub(super) const INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How long a record is kept that nobody uses.
 const IDLE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -29,7 +29,7 @@ impl Shared {
         }
     }
 
-    /// Removes what nobody uses, unless somebody has done so within the last hour.
+    /// Removes unused records, unless another client has done so within the last hour.
     async fn try_to_sweep(&self) -> Result<(), Failure> {
         let root = &self.settings.root;
         let now = self.clock().await?.now();

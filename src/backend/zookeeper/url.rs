@@ -73,7 +73,7 @@ fn boolean(name: &str, value: &str) -> Result<bool, Error> {
 
 fn decode(text: &str) -> Result<String, Error> {
     let decoded = percent_decode_str(text).decode_utf8();
-    let decoded = decoded.map_err(|_| invalid("a percent-encoded part of it is no UTF-8"))?;
+    let decoded = decoded.map_err(|_| invalid("a percent-encoded part of it is not UTF-8"))?;
     Ok(decoded.into_owned())
 }
 
@@ -83,7 +83,7 @@ fn invalid(reason: impl Into<String>) -> Error {
 
 fn not_encoded(character: char, encoded: &str) -> Error {
     invalid(format!(
-        "it has a `{character}` too many: percent-encode it as `{encoded}` if it belongs to the password"
+        "it has a misplaced `{character}`: percent-encode it as `{encoded}` if it belongs to the password"
     ))
 }
 

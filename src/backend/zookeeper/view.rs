@@ -151,7 +151,7 @@ impl View {
         let mut ledger = record.ledger.clone();
         let present: HashSet<_> = self.children.iter().map(|child| child.name.lease()).collect();
         ledger.retain_holds(&present);
-        // A place that came in between a look and a change of the limit.
+        // This place joined between a read and a change of the limit.
         let is_too_large = |child: &Child| {
             let permits = child.name.request.claim.permits();
             record.ledger.limit().is_some_and(|limit| permits > limit.permits)
@@ -165,7 +165,8 @@ impl View {
         ledger
     }
 
-    /// The first place, if nobody holds and it is not known whether it has ended: then it decides what the record is in use as.
+    /// The first place, if there is no holder and it is not known whether the place has ended: then that place decides the kind of the
+    /// record.
     pub(super) fn doubtful(&self, now: u64) -> Option<usize> {
         if self.record.is_none() || self.is_held(now) {
             return None;
@@ -209,7 +210,7 @@ impl View {
         });
     }
 
-    /// Children that were told that they hold have ended if the record does not say so.
+    /// Children that are marked as granted have ended if the record does not contain their holds.
     pub(super) fn end_unless_held(&mut self, served: &[Child]) {
         for one in served {
             let found = self.children.iter().position(|child| child.node == one.node);

@@ -14,7 +14,7 @@ use super::session::Signal;
 use super::view::{Known, View, reads};
 use crate::backend::{Event, LeaseId};
 
-/// After what time a hold is watched. Most end before that, and then there is nothing to be told.
+/// How long after its grant a hold is watched. Most holds end before that and need no watch.
 const SETTLED: Duration = Duration::from_millis(20);
 /// How many nodes are read in one flight.
 const TOGETHER: usize = 256;
@@ -47,7 +47,7 @@ impl Shared {
         self.places.tell(events);
     }
 
-    /// Heeds what happens, until the session has ended.
+    /// Handles signals until the session has ended.
     pub(super) async fn heed(self: Arc<Self>, mut signals: UnboundedReceiver<Signal>) {
         while let Some(signal) = signals.recv().await {
             let shared = Arc::clone(&self);
@@ -91,7 +91,7 @@ impl Shared {
         if let Ok(view) = view
             && view.is_current
         {
-            // Whoever has just handed over will soon wait again.
+            // A client that has just handed the lock over will soon wait for it again.
             let view = View { child_version: None, ..view };
             self.schedule.learn(key, Known::new(view));
         }

@@ -273,11 +273,11 @@ async fn ask_any(slots: &Slots, sides: &[Arc<Nodes>]) -> Option<Map> {
     while let Some(answer) = answers.next().await {
         match answer {
             Ok(Some(map)) => return Some(map),
-            Ok(None) => tracing::debug!("a node knows of no slots"),
-            Err(error) => tracing::debug!(%error, "a node does not say which slots there are"),
+            Ok(None) => tracing::debug!("a node knows no slots"),
+            Err(error) => tracing::debug!(%error, "a node did not return its slots"),
         }
     }
-    slots.ask_seeds().await.map_err(|error| tracing::debug!(%error, "no node of the URL can be asked")).ok()
+    slots.ask_seeds().await.map_err(|error| tracing::debug!(%error, "no node in the URL can be reached")).ok()
 }
 
 /// Always to this node.

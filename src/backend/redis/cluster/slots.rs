@@ -143,7 +143,7 @@ impl Slots {
     async fn ask(&self, link: &dyn Link, node: &Server) -> Result<Map, CallError> {
         let answer = timeout(self.connections.timeouts.reply, command(link, &["CLUSTER", "SLOTS"])).await;
         let answer = answer.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())))?;
-        Map::read(&answer, node).ok_or_else(|| CallError::Answer(format!("{node} knows of no slots")))
+        Map::read(&answer, node).ok_or_else(|| CallError::Answer(format!("{node} knows no slots")))
     }
 
     pub(super) fn map(&self) -> Arc<Map> {
