@@ -125,7 +125,7 @@ impl DistMutex {
     ///
     /// Cancel safe: the call changes nothing.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
-        self.primitive.inspect(Detail::Everybody).await
+        self.primitive.inspect(Detail::Full).await
     }
 
     /// Takes the lock away from its holder, even if that is a client of another library, and gives it to the next

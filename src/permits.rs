@@ -76,12 +76,12 @@ impl Permits {
     }
 
     pub(crate) async fn available(&self) -> Result<u32, Error> {
-        let now = self.primitive.inspect(Detail::Numbers).await?;
+        let now = self.primitive.inspect(Detail::Counts).await?;
         Ok(now.limit.unwrap_or_else(|| self.limit()).saturating_sub(now.in_use))
     }
 
     pub(crate) async fn inspect(&self) -> Result<Inspection, Error> {
-        self.primitive.inspect(Detail::Everybody).await
+        self.primitive.inspect(Detail::Full).await
     }
 
     pub(crate) async fn resize(&self, limit: u32) -> Result<(), Error> {

@@ -168,7 +168,7 @@ impl ReentrantLock {
     ///
     /// Cancel safe: the call changes nothing.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
-        self.primitive.inspect(Detail::Everybody).await
+        self.primitive.inspect(Detail::Full).await
     }
 
     /// Takes the lock, with all its holds, away from its owner, and gives it to the next waiter. Returns `false` if nobody

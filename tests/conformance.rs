@@ -65,20 +65,20 @@ impl<H: Harness> AtOnce for H {
 macro_rules! contract {
     ($store:path) => {
         every_point! { $store, KINDS =>
-            point_1_every_verb_can_be_sent_again,
-            point_2_release_forgets_a_lease_everywhere,
-            point_3_tokens_grow_whatever_happens,
-            point_3_two_clients_in_turns_exclude_each_other,
-            point_4_a_lease_is_counted_from_before_its_grant,
-            point_4_a_place_has_a_ticket_of_its_own,
-            point_4_a_grant_told_late_is_not_believed,
-            point_5_release_and_renew_touch_only_their_own_lease,
-            point_6_renewal_tells_renewed_from_lost_from_unknown,
-            point_7_a_dead_waiter_blocks_nobody,
+            point_1_every_operation_can_be_repeated,
+            point_2_release_removes_a_lease_wherever_it_is,
+            point_3_tokens_increase_in_every_case,
+            point_3_two_alternating_clients_exclude_each_other,
+            point_4_a_lease_is_measured_from_before_its_grant,
+            point_4_every_place_has_its_own_ticket,
+            point_4_a_grant_reported_late_is_not_accepted,
+            point_5_release_and_renewal_affect_only_their_own_lease,
+            point_6_renewal_distinguishes_renewed_lost_and_unknown,
+            point_7_a_dead_waiter_blocks_no_other_waiter,
             point_7_all_places_of_a_dead_client_are_gone_within_one_ttl,
             point_8_requests_are_served_in_order_of_arrival,
-            point_9_a_hand_over_costs_the_same_however_many_wait,
-            point_10_the_store_decides_when_a_lease_is_over,
+            point_9_hand_over_work_is_independent_of_the_number_of_waiters,
+            point_10_the_store_decides_when_a_lease_ends,
         }
         every_point! { $store, [Kind::Counting, Kind::Fair] =>
             point_12_a_release_serves_exactly_those_that_fit,
@@ -86,17 +86,17 @@ macro_rules! contract {
         }
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn point_6_many_renewals_are_answered_each_for_itself() {
-            let Some(store) = $store("point_6_many_renewals_are_answered_each_for_itself").await else {
+        async fn point_6_renewals_are_answered_individually() {
+            let Some(store) = $store("point_6_renewals_are_answered_individually").await else {
                 return;
             };
-            conformance::point_6_many_renewals_are_answered_each_for_itself(&store).await;
+            conformance::point_6_renewals_are_answered_individually(&store).await;
         }
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn point_11_an_owner_comes_in_again() {
-            let Some(store) = $store("point_11_an_owner_comes_in_again").await else { return };
-            conformance::point_11_an_owner_comes_in_again(&store).await;
+        async fn point_11_an_owner_can_re_enter() {
+            let Some(store) = $store("point_11_an_owner_can_re_enter").await else { return };
+            conformance::point_11_an_owner_can_re_enter(&store).await;
         }
     };
 }
@@ -338,10 +338,10 @@ mod on_redis {
     async fn a_store_that_forgets_its_tickets_is_found_out() {
         for kind in KINDS {
             let ticket = found_out(kind, |store, kind| async move {
-                conformance::point_4_a_place_has_a_ticket_of_its_own(&store, kind).await;
+                conformance::point_4_every_place_has_its_own_ticket(&store, kind).await;
             });
             let late = found_out(kind, |store, kind| async move {
-                conformance::point_4_a_grant_told_late_is_not_believed(&store, kind).await;
+                conformance::point_4_a_grant_reported_late_is_not_accepted(&store, kind).await;
             });
             for why in [ticket.await, late.await] {
                 let Some(why) = why else { return };

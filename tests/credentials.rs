@@ -171,7 +171,7 @@ async fn what_is_provided_takes_the_place_of_what_the_url_says() -> Result<(), E
     assert_eq!(connections(&mut raw, "app"), 3);
     client.mutex("a")?.lock().await?.release().await?;
     client.shutdown().await?;
-    let client = connect(&url, Credentials::of_default_user("other")).await?;
+    let client = connect(&url, Credentials::for_default_user("other")).await?;
     assert_eq!(connections(&mut raw, "default"), 4);
     client.shutdown().await
 }

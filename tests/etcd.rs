@@ -281,7 +281,7 @@ async fn a_place_that_was_given_up_is_not_made_when_its_message_arrives_late() {
         let released = backend.release(&late).await.expect("another connection");
         assert!(matches!(released, Released::Taken | Released::Queued), "{nth}: {released:?}");
         wire.deliver().await;
-        let seen = direct.inspect(&held.resource, Detail::Everybody).await.expect("it answers");
+        let seen = direct.inspect(&held.resource, Detail::Full).await.expect("it answers");
         assert_eq!((seen.holders.len(), seen.waiters.len()), (1, 0), "{nth}: {seen:?}");
         // Fresh etcd leases are granted by then; one is to be at hand again.
         assert!(matches!(backend.request(&waits).await, Ok(Answer::Queued(_))));
@@ -306,7 +306,7 @@ async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
     assert!(matches!(error, Err(BackendError::Unanswered { .. })), "{error:?}");
     assert_eq!(backend.release(&late).await.expect("another connection"), Released::Absent);
     wire.deliver().await;
-    let seen = direct.inspect(&late.resource, Detail::Everybody).await.expect("it answers");
+    let seen = direct.inspect(&late.resource, Detail::Full).await.expect("it answers");
     assert!(seen.holders.is_empty(), "{seen:?}");
     backend.close().await;
 }
@@ -327,7 +327,7 @@ async fn a_request_whose_answer_was_lost_is_answered_when_it_is_repeated() {
     let lost = backend.request(&request).await;
     sprung.await.expect("it was hit");
     assert!(matches!(lost, Err(BackendError::Unanswered { .. })), "{lost:?}");
-    let before = direct.inspect(&own.resource, Detail::Everybody).await.expect("it answers");
+    let before = direct.inspect(&own.resource, Detail::Full).await.expect("it answers");
     let Ok(Answer::Granted(grant)) = backend.request(&request).await else { panic!("it was granted") };
     assert_eq!(Some(grant.token), before.holders[0].token);
     assert!(grant.remaining.is_some_and(|left| left < BRIEF), "{grant:?}");
@@ -480,7 +480,7 @@ async fn etcd_leases_are_used_again_and_keep_nothing_alive_that_has_ended() {
         backend.request(&Request::new(other.clone(), Claim::Sole, BRIEF)).await.expect("it answers");
         backend.release(&other).await.expect("it answers");
     }
-    let seen = backend.inspect(&forgotten.resource, Detail::Everybody).await.expect("it answers");
+    let seen = backend.inspect(&forgotten.resource, Detail::Full).await.expect("it answers");
     assert!(seen.holders.is_empty(), "{seen:?}");
 }
 
@@ -549,7 +549,7 @@ async fn a_release_that_serves_more_waiters_than_a_transaction_can_hold_serves_a
             event => panic!("{event:?}"),
         }
     }
-    let seen = one.inspect(&resource, Detail::Everybody).await.expect("it answers");
+    let seen = one.inspect(&resource, Detail::Full).await.expect("it answers");
     assert_eq!((seen.in_use, seen.waiters.len()), (WAITERS, 0));
 }
 

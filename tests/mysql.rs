@@ -533,7 +533,7 @@ async fn a_client_that_stops_while_it_is_its_turn_holds_up_the_others_for_a_mome
     let (released, stopping) = within(SOON, stopped).await.expect("no panic");
     assert!(matches!(released, Err(BackendError::Unanswered { .. })), "{released:?}");
     wire.deliver().await;
-    let held = direct.inspect(&asked.lease.resource, Detail::Everybody).await.expect("it answers");
+    let held = direct.inspect(&asked.lease.resource, Detail::Full).await.expect("it answers");
     assert_eq!(held.holders.len(), 1, "what came late has changed nothing");
     stopping.close().await;
 }

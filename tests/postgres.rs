@@ -438,7 +438,7 @@ async fn a_client_that_stops_while_it_has_a_row_locked_holds_up_the_others_for_a
     let (released, stopping) = within(SOON, stopped).await.expect("no panic");
     assert!(matches!(released, Err(BackendError::Unanswered { .. })), "{released:?}");
     wire.deliver().await;
-    let held = direct.inspect(&asked.lease.resource, Detail::Everybody).await.expect("it answers");
+    let held = direct.inspect(&asked.lease.resource, Detail::Full).await.expect("it answers");
     assert_eq!(held.holders.len(), 1, "its session was ended, and with it the transaction");
     stopping.close().await;
 }

@@ -77,32 +77,32 @@ macro_rules! every_point {
 }
 
 every_point! {
-    point_1_every_verb_can_be_sent_again,
-    point_2_release_forgets_a_lease_everywhere,
-    point_3_tokens_grow_whatever_happens,
-    point_3_two_clients_in_turns_exclude_each_other,
-    point_4_a_lease_is_counted_from_before_its_grant,
-    point_4_a_place_has_a_ticket_of_its_own,
-    point_4_a_grant_told_late_is_not_believed,
-    point_5_release_and_renew_touch_only_their_own_lease,
-    point_6_renewal_tells_renewed_from_lost_from_unknown,
-    point_7_a_dead_waiter_blocks_nobody,
+    point_1_every_operation_can_be_repeated,
+    point_2_release_removes_a_lease_wherever_it_is,
+    point_3_tokens_increase_in_every_case,
+    point_3_two_alternating_clients_exclude_each_other,
+    point_4_a_lease_is_measured_from_before_its_grant,
+    point_4_every_place_has_its_own_ticket,
+    point_4_a_grant_reported_late_is_not_accepted,
+    point_5_release_and_renewal_affect_only_their_own_lease,
+    point_6_renewal_distinguishes_renewed_lost_and_unknown,
+    point_7_a_dead_waiter_blocks_no_other_waiter,
     point_7_all_places_of_a_dead_client_are_gone_within_one_ttl,
     point_8_requests_are_served_in_order_of_arrival,
-    point_10_the_store_decides_when_a_lease_is_over,
+    point_10_the_store_decides_when_a_lease_ends,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn point_6_many_renewals_are_answered_each_for_itself() {
-    let point = "point_6_many_renewals_are_answered_each_for_itself";
+async fn point_6_renewals_are_answered_individually() {
+    let point = "point_6_renewals_are_answered_individually";
     let Some(store) = Redlock::start_or_skip(point, 5).await else { return };
-    conformance::point_6_many_renewals_are_answered_each_for_itself(&store).await;
+    conformance::point_6_renewals_are_answered_individually(&store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn point_11_an_owner_comes_in_again() {
-    let Some(store) = Redlock::start_or_skip("point_11_an_owner_comes_in_again", 5).await else { return };
-    conformance::point_11_an_owner_comes_in_again(&store).await;
+async fn point_11_an_owner_can_re_enter() {
+    let Some(store) = Redlock::start_or_skip("point_11_an_owner_can_re_enter", 5).await else { return };
+    conformance::point_11_an_owner_can_re_enter(&store).await;
 }
 
 /// With an even number of nodes clients often have half of them each.

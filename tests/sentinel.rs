@@ -111,7 +111,7 @@ async fn sentinels_with_a_password_of_their_own() -> Result<(), Error> {
     let connect = async |password: Option<&str>| {
         let builder = RedisBackend::builder(&url)?;
         let builder = match password {
-            Some(password) => builder.sentinel_credentials(Credentials::of_default_user(password)),
+            Some(password) => builder.sentinel_credentials(Credentials::for_default_user(password)),
             None => builder,
         };
         Result::<_, Error>::Ok(Client::with_backend(Arc::new(builder.connect().await?)))
@@ -128,7 +128,7 @@ async fn sentinels_with_a_password_of_their_own() -> Result<(), Error> {
     client.shutdown().await?;
 
     let without =
-        RedisBackend::builder(&primary.url())?.sentinel_credentials(Credentials::of_default_user("x"));
+        RedisBackend::builder(&primary.url())?.sentinel_credentials(Credentials::for_default_user("x"));
     let error = without.connect().await.expect_err("there are none");
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
     Ok(())

@@ -309,7 +309,7 @@ impl Ledger {
         let permits = holds().map(|(_, hold)| hold.permits).sum();
         let in_use = if self.kind.is_semaphore() { permits } else { holds().count().min(1) as u32 };
         let limit = self.limit.filter(|_| self.is_in_use(stamp)).map(|limit| limit.permits);
-        if detail == Detail::Numbers {
+        if detail == Detail::Counts {
             return Ok(Inspection::new(Vec::new(), Vec::new(), limit, in_use));
         }
         self.noted.ends_of_all();
@@ -775,7 +775,7 @@ mod tests {
         }
 
         fn inspect(&self) -> Inspection {
-            self.ledger.inspect(&self.resource, Detail::Everybody, self.stamp()).unwrap()
+            self.ledger.inspect(&self.resource, Detail::Full, self.stamp()).unwrap()
         }
 
         /// The grants reported since the last call.

@@ -417,9 +417,9 @@ pub enum Released {
 #[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
 pub enum Detail {
     /// All holders and all waiters.
-    Everybody,
+    Full,
     /// Only the numbers, at a cost that does not depend on how many holders and waiters there are.
-    Numbers,
+    Counts,
 }
 
 /// Who holds a lock or permits, and who waits, at one moment.

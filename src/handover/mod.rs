@@ -17,4 +17,4 @@ mod policy;
 mod queue;
 
 pub(crate) use policy::{Turn, group, tokens};
-pub(crate) use queue::{Group, Number, Queue, Queues, dismiss_all, with_queue};
+pub(crate) use queue::{Group, Number, Queue, Queues, take_all_waiters, with_queue};

@@ -27,7 +27,7 @@ impl Turn {
     }
 
     /// Whether the lease may be passed on now.
-    pub(crate) fn goes_on(&self, now: Instant) -> bool {
+    pub(crate) fn may_continue(&self, now: Instant) -> bool {
         self.passes_left > 0 && now < self.ends
     }
 
@@ -59,13 +59,13 @@ mod tests {
     fn a_turn_has_sixteen_holds_and_thirty_milliseconds() {
         let start = Instant::now();
         let mut turn = Turn::new(tokens(true), start);
-        assert!(!turn.goes_on(start + Duration::from_millis(30)));
+        assert!(!turn.may_continue(start + Duration::from_millis(30)));
         let mut holds = 1;
-        while turn.goes_on(start + Duration::from_millis(29)) {
+        while turn.may_continue(start + Duration::from_millis(29)) {
             turn.pass();
             holds += 1;
         }
         assert_eq!(holds, 16);
-        assert!(!Turn::new(tokens(false), start).goes_on(start), "one token, one hold");
+        assert!(!Turn::new(tokens(false), start).may_continue(start), "one token, one hold");
     }
 }

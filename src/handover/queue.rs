@@ -151,7 +151,7 @@ impl<W> Queue<W> {
     }
 
     /// Removes and returns all waiters.
-    pub(crate) fn dismiss(&mut self) -> Vec<W> {
+    pub(crate) fn take_waiters(&mut self) -> Vec<W> {
         mem::take(&mut self.waiting).into_iter().map(|(_, waiter)| waiter).collect()
     }
 
@@ -202,8 +202,8 @@ pub(crate) fn with_queue<W, T>(
 }
 
 /// Removes and returns all waiters of all queues.
-pub(crate) fn dismiss_all<W>(queues: &Queues<W>) -> Vec<W> {
-    queues.lock().values_mut().flat_map(Queue::dismiss).collect()
+pub(crate) fn take_all_waiters<W>(queues: &Queues<W>) -> Vec<W> {
+    queues.lock().values_mut().flat_map(Queue::take_waiters).collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use tracing::Instrument;
 
 use super::engine::Engine;
 use super::keeper::Keeper;
-use super::lease::{Hold, Lease, Outcome, RETRY, Told};
+use super::lease::{Hold, Lease, Message, Outcome, RETRY};
 use super::release_queue::PendingRelease;
 use crate::backend::{Answer, BackendError, Claim, Limit, Resource};
 use crate::error::{Error, LossReason};
@@ -80,7 +80,7 @@ pub(crate) struct Waiter<'a> {
     /// The lease that it requests itself, or that is requested for it alone.
     lease: Option<Arc<Lease>>,
     /// The channel on which it is handed a hold or an error.
-    told: Option<oneshot::Receiver<Told>>,
+    receiver: Option<oneshot::Receiver<Message>>,
 }
 
 /// What follows from the first answer: the waiter is done, with a hold or because nothing was available, or it has to wait.
@@ -95,8 +95,8 @@ impl<'a> Waiter<'a> {
         follower: Option<&'a dyn FollowsLimit>,
         wait: Wait,
     ) -> Self {
-        let (place, lease, told) = (None, None, None);
-        Self { engine, resource, settings, claim, follower, wait, place, lease, told }
+        let (place, lease, receiver) = (None, None, None);
+        Self { engine, resource, settings, claim, follower, wait, place, lease, receiver }
     }
 
     /// Acquires a lease, unless none was available for as long as the task waits.
@@ -106,9 +106,9 @@ impl<'a> Waiter<'a> {
         let span =
             tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
         let hold = if span.is_disabled() {
-            self.acquire_until_it_lasts().await?
+            self.acquire_until_held().await?
         } else {
-            self.acquire_until_it_lasts().instrument(span.clone()).await?
+            self.acquire_until_held().instrument(span.clone()).await?
         };
         let Some(hold) = hold else {
             return Ok(Err(Unavailable { holder_never_expires: self.holder_never_expires() }));
@@ -118,7 +118,7 @@ impl<'a> Waiter<'a> {
         Ok(Ok(hold))
     }
 
-    async fn acquire_until_it_lasts(&mut self) -> Result<Option<Hold>, Error> {
+    async fn acquire_until_held(&mut self) -> Result<Option<Hold>, Error> {
         let mut late = 0;
         loop {
             self.check_open()?;
@@ -131,7 +131,7 @@ impl<'a> Waiter<'a> {
             self.leave();
             match hold.loss(Instant::now()) {
                 None if self.engine.closing().is_closed() => {
-                    self.keeper().give_back(&hold);
+                    self.keeper().return_hold(&hold);
                     return Err(self.closed());
                 }
                 None => return Ok(Some(self.begin(hold))),
@@ -147,7 +147,7 @@ impl<'a> Waiter<'a> {
     fn begin(&self, hold: Hold) -> Hold {
         tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
         if self.follower.is_some() {
-            self.learn(hold.lease.limit());
+            self.follow_limit(hold.lease.limit());
         }
         if hold.lease.owner().is_some() {
             self.engine.owners().remember(&hold.lease);
@@ -159,7 +159,7 @@ impl<'a> Waiter<'a> {
         hold
     }
 
-    fn learn(&self, limit: Option<Limit>) {
+    fn follow_limit(&self, limit: Option<Limit>) {
         if let (Some(follower), Some(limit)) = (self.follower, limit) {
             follower.follow(limit);
         }
@@ -211,9 +211,9 @@ impl<'a> Waiter<'a> {
     fn join(&mut self, group: Group) -> bool {
         let keeper = self.keeper();
         let limit = self.claim.limit().map(|limit| limit.permits);
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let number = with_queue(&keeper.queues, &group, limit, |queue| {
-            let number = queue.join(limit, tell)?;
+            let number = queue.join(limit, sender)?;
             // `None` once the client is closed; then nothing waits for it either.
             let lease = (queue.wanted() > 0).then(|| self.open(Some(group.clone()))).flatten();
             match &lease {
@@ -224,7 +224,7 @@ impl<'a> Waiter<'a> {
             Some(number)
         });
         if let Some(number) = number {
-            (self.place, self.told) = (Some((group, number)), Some(told));
+            (self.place, self.receiver) = (Some((group, number)), Some(receiver));
         }
         number.is_some()
     }
@@ -233,19 +233,19 @@ impl<'a> Waiter<'a> {
     async fn ask(&mut self) -> Result<Step, Error> {
         let Some(lease) = self.lease.clone() else { return Ok(ControlFlow::Continue(())) };
         let asked = send(self.engine, &lease, self.wait);
-        let asked = match &mut self.told {
+        let asked = match &mut self.receiver {
             None => self.engine.closing().unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
             // Once the client is closed, nothing is left to send a message.
-            Some(told) => tokio::select! {
+            Some(receiver) => tokio::select! {
                 biased;
                 asked = asked => asked,
-                told = told => return self.heard(told.ok()).map(|hold| ControlFlow::Break(Some(hold))),
+                message = receiver => return self.received(message.ok()).map(|hold| ControlFlow::Break(Some(hold))),
             },
         };
         let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
-        self.learn(limit);
+        self.follow_limit(limit);
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
             Outcome::Granted => Ok(self.granted(&lease, now)),
@@ -261,7 +261,7 @@ impl<'a> Waiter<'a> {
             Outcome::Queued => self.queued(&lease, limit),
             Outcome::Over => {
                 if known {
-                    self.keeper().known_again(&lease);
+                    self.keeper().answered_after_release(&lease);
                 }
                 self.queued(&lease, limit)
             }
@@ -281,10 +281,10 @@ impl<'a> Waiter<'a> {
             if self.claim.limit().is_some() {
                 keeper.ask_more(lease);
             }
-            let Some(Some(tell)) = first else { return ControlFlow::Continue(()) };
+            let Some(Some(sender)) = first else { return ControlFlow::Continue(()) };
             // In this order, because a receiver that still listens would be woken.
-            self.told = None;
-            drop(tell);
+            self.receiver = None;
+            drop(sender);
         }
         self.place = None;
         match lease.hand() {
@@ -303,12 +303,12 @@ impl<'a> Waiter<'a> {
             keeper.follow(lease, limit);
             return Ok(ControlFlow::Continue(()));
         }
-        let (tell, told) = oneshot::channel();
-        if let Some(hold) = lease.wait(tell) {
+        let (sender, receiver) = oneshot::channel();
+        if let Some(hold) = lease.wait(sender) {
             self.lease = None;
             return Ok(ControlFlow::Break(Some(self.taken(hold, Instant::now()))));
         }
-        self.told = Some(told);
+        self.receiver = Some(receiver);
         keeper.file(lease);
         // If a shutdown has given up the lease already, no message arrives.
         self.check_open().map(ControlFlow::Continue)
@@ -331,13 +331,13 @@ impl<'a> Waiter<'a> {
     async fn wait(&mut self) -> Result<Option<Hold>, Error> {
         let deadline = self.wait.deadline();
         loop {
-            let Some(told) = &mut self.told else { return Err(self.closed()) };
+            let Some(receiver) = &mut self.receiver else { return Err(self.closed()) };
             let look = Instant::now() + self.settings.ttl;
             let until = deadline.map_or(look, |deadline| deadline.min(look));
-            let told = match timeout_at(until, &mut *told).await {
-                Ok(told) => told.ok(),
-                Err(_) => match told.try_recv() {
-                    Ok(told) => Some(told),
+            let message = match timeout_at(until, &mut *receiver).await {
+                Ok(message) => message.ok(),
+                Err(_) => match receiver.try_recv() {
+                    Ok(message) => Some(message),
                     Err(oneshot::error::TryRecvError::Closed) => None,
                     Err(oneshot::error::TryRecvError::Empty) if deadline == Some(until) => {
                         return self.silence().map_or(Ok(None), |error| Err(self.error(error)));
@@ -349,19 +349,19 @@ impl<'a> Waiter<'a> {
                     }
                 },
             };
-            return self.heard(told).map(Some);
+            return self.received(message).map(Some);
         }
     }
 
-    fn heard(&mut self, told: Option<Told>) -> Result<Hold, Error> {
-        self.told = None;
+    fn received(&mut self, message: Option<Message>) -> Result<Hold, Error> {
+        self.receiver = None;
         if self.place.is_none() || self.lease.is_none() {
             // Nothing is left to give up.
             (self.place, self.lease) = (None, None);
         }
-        match told {
-            Some(Told::Granted(hold)) => Ok(self.taken(hold, Instant::now())),
-            Some(Told::Failed(error)) => Err(self.error(error)),
+        match message {
+            Some(Message::Granted(hold)) => Ok(self.taken(hold, Instant::now())),
+            Some(Message::Failed(error)) => Err(self.error(error)),
             None => Err(self.closed()),
         }
     }
@@ -391,10 +391,10 @@ impl<'a> Waiter<'a> {
     /// Gives up its place and its request, and returns a hold that it has not taken up.
     fn leave(&mut self) {
         let keeper = self.keeper();
-        if let Some(mut told) = self.told.take() {
-            told.close();
-            if let Ok(Told::Granted(hold)) = told.try_recv() {
-                keeper.give_back(&hold);
+        if let Some(mut receiver) = self.receiver.take() {
+            receiver.close();
+            if let Ok(Message::Granted(hold)) = receiver.try_recv() {
+                keeper.return_hold(&hold);
             }
         }
         match (self.place.take(), self.lease.take()) {
@@ -402,7 +402,7 @@ impl<'a> Waiter<'a> {
                 with_queue(&keeper.queues, &group, None, |queue| queue.leave(number));
                 keeper.give_up_surplus(&group);
                 if let Some(lease) = lease {
-                    keeper.take_on(&lease);
+                    keeper.adopt(&lease);
                 }
             }
             (None, Some(lease)) => keeper.give_up(&lease),

@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::lease::{Hold, Lease, Outcome, Told};
+use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
 use super::release_queue::{PendingRelease, ReleaseQueue};
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::closing::Closing;
 use crate::error::LossReason;
-use crate::handover::{Group, Queue, Queues, dismiss_all, tokens, with_queue};
+use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::options::Settings;
 
@@ -33,7 +33,7 @@ pub(crate) struct Keeper {
     pub(super) leases: Mutex<HashMap<u64, Arc<Lease>>>,
     pub(super) schedule: Schedule,
     pub(super) releases: ReleaseQueue,
-    pub(super) queues: Queues<oneshot::Sender<Told>>,
+    pub(super) queues: Queues<oneshot::Sender<Message>>,
     pub(super) owners: Owners,
     pub(super) closing: Closing,
     /// How many releases were never confirmed.
@@ -103,7 +103,7 @@ impl Keeper {
         let forgotten = if is_known { leases.remove(&id.sequence()) } else { None };
         drop(leases);
         if self.closing.is_closed() {
-            self.releases.look();
+            self.releases.recheck();
         }
         forgotten
     }
@@ -114,7 +114,7 @@ impl Keeper {
     }
 
     /// From now on the keeper repeats the requests that waiters have sent themselves, because others wait for these leases too.
-    pub(super) fn watch(&self, queue: &mut Queue<oneshot::Sender<Told>>) {
+    pub(super) fn watch(&self, queue: &mut Queue<oneshot::Sender<Message>>) {
         let in_place = queue.take_in_place();
         if !in_place.is_empty() {
             self.schedule.file(self.of(&in_place));
@@ -131,7 +131,7 @@ impl Keeper {
     }
 
     /// The future that requested this lease itself has been dropped. The keeper repeats the request if the lease still waits.
-    pub(super) fn take_on(&self, lease: &Arc<Lease>) {
+    pub(super) fn adopt(&self, lease: &Arc<Lease>) {
         if lease.waits() {
             lease.leave_to_keeper(Instant::now());
             self.file(lease);
@@ -169,18 +169,18 @@ impl Keeper {
                 self.failed(&lease, &BackendError::Refused { source });
             }
             Outcome::Failed(error) => self.failed(&lease, &error),
-            Outcome::Over if known => self.known_again(&lease),
+            Outcome::Over if known => self.answered_after_release(&lease),
             Outcome::Over => {}
         }
     }
 
     /// A request was answered, or its grant reported, after its lease was given up. If it was executed after the
     /// release, the store has a record of the lease again.
-    pub(super) fn known_again(&self, lease: &Lease) {
-        lease.note_grant();
+    pub(super) fn answered_after_release(&self, lease: &Lease) {
+        lease.record_late_grant();
         // If the release is still in flight, `released` checks this record when the release is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
-        if is_confirmed && lease.granted_since() {
+        if is_confirmed && lease.take_late_grant() {
             self.queue_release(PendingRelease::orphan(lease.lease_ref().clone()));
         }
     }
@@ -211,7 +211,7 @@ impl Keeper {
     }
 
     /// Creates as many leases as the waiters of a group still want.
-    fn wanted(&self, queue: &mut Queue<oneshot::Sender<Told>>, like: &Lease) -> Vec<Arc<Lease>> {
+    fn wanted(&self, queue: &mut Queue<oneshot::Sender<Message>>, like: &Lease) -> Vec<Arc<Lease>> {
         let mut leases = Vec::new();
         while queue.wanted() > 0 {
             let (terms, group) = (like.terms(), like.group().cloned());
@@ -253,7 +253,7 @@ impl Keeper {
         &self,
         group: &Group,
         lease: &Arc<Lease>,
-        then: impl FnOnce(&mut Queue<oneshot::Sender<Told>>) -> T,
+        then: impl FnOnce(&mut Queue<oneshot::Sender<Message>>) -> T,
     ) -> Option<T> {
         let limit = lease.limit();
         let held = with_queue(&self.queues, group, None, |queue| {
@@ -268,9 +268,9 @@ impl Keeper {
         held
     }
 
-    fn hand_to(&self, waiter: oneshot::Sender<Told>, lease: &Arc<Lease>) {
+    fn hand_to(&self, waiter: oneshot::Sender<Message>, lease: &Arc<Lease>) {
         let Some(hold) = lease.hand() else { return };
-        if waiter.send(Told::Granted(hold)).is_err() {
+        if waiter.send(Message::Granted(hold)).is_err() {
             self.end(lease);
         }
     }
@@ -284,10 +284,14 @@ impl Keeper {
     }
 
     /// The same, if the first waiter is already known. Returns whether a waiter has the lease now.
-    fn offer_to(&self, mut first: Option<(Hold, Option<oneshot::Sender<Told>>)>, lease: &Arc<Lease>) -> bool {
+    fn offer_to(
+        &self,
+        mut first: Option<(Hold, Option<oneshot::Sender<Message>>)>,
+        lease: &Arc<Lease>,
+    ) -> bool {
         while let Some((hold, waiter)) = first {
             let token = hold.token;
-            match waiter.map(|waiter| waiter.send(Told::Granted(hold)).is_ok()) {
+            match waiter.map(|waiter| waiter.send(Message::Granted(hold)).is_ok()) {
                 Some(true) => return true,
                 Some(false) => lease.take_back(token),
                 None => {
@@ -304,15 +308,15 @@ impl Keeper {
     /// The request for a lease has failed for good.
     fn failed(&self, lease: &Arc<Lease>, error: &BackendError) {
         if let Some(waiter) = lease.waiter() {
-            let _ = waiter.send(Told::Failed(error.again()));
+            let _ = waiter.send(Message::Failed(error.again()));
         }
         if let Some(group) = lease.group() {
             let dismissed = with_queue(&self.queues, group, None, |queue| {
                 queue.end(lease.id());
-                queue.dismiss()
+                queue.take_waiters()
             });
             for waiter in dismissed {
-                let _ = waiter.send(Told::Failed(error.again()));
+                let _ = waiter.send(Message::Failed(error.again()));
             }
             self.give_up_surplus(group);
         }
@@ -339,7 +343,7 @@ impl Keeper {
     }
 
     /// A hold whose receiver is gone: hands it to the next waiter of the group, or returns the lease to the store.
-    pub(super) fn give_back(&self, hold: &Hold) {
+    pub(super) fn return_hold(&self, hold: &Hold) {
         hold.lease.take_back(hold.token);
         if hold.lease.group().is_some() {
             self.offer(&hold.lease);
@@ -350,19 +354,19 @@ impl Keeper {
 
     /// Returns a lease to the store.
     fn end(&self, lease: &Arc<Lease>) {
-        if let Some(pending) = self.back(lease) {
+        if let Some(pending) = self.end_lease(lease) {
             self.queue_release(pending);
         }
     }
 
     /// Ends a lease. `None` if it had ended before.
-    fn back(&self, lease: &Arc<Lease>) -> Option<PendingRelease> {
+    fn end_lease(&self, lease: &Arc<Lease>) -> Option<PendingRelease> {
         if !lease.end() {
             return None;
         }
         self.schedule.forget(lease);
         self.forget_owner(lease);
-        Some(PendingRelease { next: self.followers(lease), ..PendingRelease::of(lease) })
+        Some(PendingRelease { next: self.replacements(lease), ..PendingRelease::of(lease) })
     }
 
     /// Its owner, if it has one, no longer re-enters through it.
@@ -373,12 +377,16 @@ impl Keeper {
     }
 
     /// A lease is no longer held: creates those that the waiters of its group now want instead.
-    fn followers(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
+    fn replacements(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         let Some(group) = lease.group() else { return Vec::new() };
-        with_queue(&self.queues, group, None, |queue| self.instead_of(lease, queue))
+        with_queue(&self.queues, group, None, |queue| self.replacements_for(lease, queue))
     }
 
-    fn instead_of(&self, lease: &Lease, queue: &mut Queue<oneshot::Sender<Told>>) -> Vec<Arc<Lease>> {
+    fn replacements_for(
+        &self,
+        lease: &Lease,
+        queue: &mut Queue<oneshot::Sender<Message>>,
+    ) -> Vec<Arc<Lease>> {
         queue.end(lease.id());
         self.wanted(queue, lease)
     }
@@ -388,14 +396,16 @@ impl Keeper {
     pub(super) fn pass_on(&self, hold: &Hold, now: Instant) -> Result<Option<PendingRelease>, LossReason> {
         let lease = &hold.lease;
         let lost_before = || {
-            hold.give_back();
+            hold.finish();
             hold.reason()
         };
-        let Some(group) = lease.group() else { return self.back(lease).map(Some).ok_or_else(lost_before) };
+        let Some(group) = lease.group() else {
+            return self.end_lease(lease).map(Some).ok_or_else(lost_before);
+        };
         let passed =
             with_queue(&self.queues, group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
                 Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
-                None => Err(lease.end().then(|| self.instead_of(lease, queue))),
+                None => Err(lease.end().then(|| self.replacements_for(lease, queue))),
             });
         let (waiter, next, has_surplus) = match passed {
             Ok(passed) => passed,
@@ -410,21 +420,21 @@ impl Keeper {
         if lease.is_capped() {
             self.file(lease);
         }
-        if waiter.send(Told::Granted(next)).is_err() {
+        if waiter.send(Message::Granted(next)).is_err() {
             lease.take_back(token);
             self.offer(lease);
         }
         if has_surplus {
             self.give_up_surplus(group);
         }
-        hold.give_back();
+        hold.finish();
         Ok(None)
     }
 
     /// A lost lease is released as well: the store may still count it as held.
     pub(super) fn release_lost(&self, lease: &Arc<Lease>) {
         self.forget_owner(lease);
-        let next = self.followers(lease);
+        let next = self.replacements(lease);
         self.queue_release(PendingRelease { next, ..PendingRelease::of(lease) });
     }
 
@@ -433,7 +443,7 @@ impl Keeper {
     /// Requests end first: what the client releases afterwards would otherwise be granted to those of its own.
     pub(super) fn close(&self) {
         self.closing.close();
-        drop(dismiss_all(&self.queues));
+        drop(take_all_waiters(&self.queues));
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
         let (waited, granted): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.give_up());
         for lease in waited {
@@ -441,7 +451,7 @@ impl Keeper {
         }
         for lease in granted {
             lease.lose(LossReason::ClientClosed);
-            if lease.take_charge() {
+            if lease.claim_release() {
                 self.schedule.forget(&lease);
                 self.release_lost(&lease);
             }

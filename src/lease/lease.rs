@@ -46,7 +46,7 @@ struct State {
     /// Cancelled when the hold of that token has been released.
     endings: Vec<(FencingToken, CancellationToken)>,
     /// The channel to the waiter for this lease, if it has no group.
-    waiter: Option<oneshot::Sender<Told>>,
+    waiter: Option<oneshot::Sender<Message>>,
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
 }
@@ -76,11 +76,11 @@ enum Phase {
 #[derive(Debug)]
 struct Queued {
     /// When the store answered last, or the lease was created.
-    heard: Instant,
+    answered_at: Instant,
     /// The ticket of the last answer, and when the request was sent that it answers.
     place: Option<(Ticket, Instant)>,
     /// A pushed grant that is not accepted yet.
-    told: Option<Box<(Ticket, Grant)>>,
+    pushed: Option<Box<(Ticket, Grant)>>,
     /// The token of a grant that was released by force.
     revoked: Option<FencingToken>,
     /// The error of the last request, if it was not answered.
@@ -126,7 +126,7 @@ struct Held {
 
 /// A message to a waiter.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum Message {
     /// It has this hold.
     Granted(Hold),
     /// The request has failed.
@@ -150,7 +150,7 @@ pub(super) enum Outcome {
 
 /// What follows from a pushed grant.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum PushOutcome {
     /// The lease is held, and nobody has taken it up yet.
     Granted,
     /// It is not accepted: the client must ask the store.
@@ -194,9 +194,9 @@ impl Lease {
     pub(super) fn new(request: Request, terms: Arc<Settings>, group: Option<Group>) -> Arc<Self> {
         let now = Instant::now();
         let queued = Queued {
-            heard: now,
+            answered_at: now,
             place: None,
-            told: None,
+            pushed: None,
             revoked: None,
             silence: None,
             holder_never_expires: false,
@@ -310,7 +310,7 @@ impl Lease {
                 }
                 None => {
                     // Its time is over, or nearly: repeat the request when it has ended at the store, too.
-                    (queued.heard, queued.silence) = (now, None);
+                    (queued.answered_at, queued.silence) = (now, None);
                     queued.ask_at = now + grant.remaining.unwrap_or_default().max(RETRY);
                     Outcome::Queued
                 }
@@ -320,7 +320,7 @@ impl Lease {
                 queued.holder_never_expires = place.holder_never_expires;
                 let alive = moment_within(now, self.terms.ttl);
                 queued.ask_at = now + place.ask_again_in.map_or(alive, |pause| pause.min(alive));
-                match queued.told.take().map(|told| *told) {
+                match queued.pushed.take().map(|pushed| *pushed) {
                     Some((ticket, grant)) if ticket == place.ticket && self.is_fresh(sent, now) => {
                         return self.hold(&mut state, grant, sent, now);
                     }
@@ -335,7 +335,7 @@ impl Lease {
                 state.phase = Phase::Released { granted_since: false };
                 Outcome::Busy
             }
-            Err(error) if error.is_transient() && !self.bears_no_more(queued.heard, now) => {
+            Err(error) if error.is_transient() && !self.has_waited_too_long(queued.answered_at, now) => {
                 queued.silence = Some(Box::new(error));
                 queued.ask_at = now + RETRY;
                 Outcome::Queued
@@ -350,29 +350,29 @@ impl Lease {
     /// Handles a pushed grant to the place `ticket`. It is accepted only for the ticket of the store's last answer: events and
     /// answers travel on different connections, and an event may be old. The lease is then counted from the request that was
     /// answered with that ticket, because the grant ends when the place would have ended.
-    pub(super) fn told(&self, ticket: Ticket, grant: Grant, now: Instant) -> Heard {
+    pub(super) fn pushed_grant(&self, ticket: Ticket, grant: Grant, now: Instant) -> PushOutcome {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Queued(queued) => match queued.place {
                 Some((place, sent)) if place == ticket && self.is_fresh(sent, now) => {
                     self.hold(&mut state, grant, sent, now);
-                    Heard::Granted
+                    PushOutcome::Granted
                 }
                 _ => {
-                    queued.told = Some(Box::new((ticket, grant)));
+                    queued.pushed = Some(Box::new((ticket, grant)));
                     if queued.in_place || queued.asking {
                         // The answer that is on its way names the place.
-                        return Heard::Known;
+                        return PushOutcome::Known;
                     }
                     queued.ask_at = now;
-                    Heard::Doubtful
+                    PushOutcome::Doubtful
                 }
             },
             Phase::Released { granted_since } => {
                 *granted_since = true;
-                Heard::Known
+                PushOutcome::Known
             }
-            Phase::Held(_) | Phase::Lost { .. } => Heard::Known,
+            Phase::Held(_) | Phase::Lost { .. } => PushOutcome::Known,
         }
     }
 
@@ -391,8 +391,8 @@ impl Lease {
             .then_some(from)
     }
 
-    fn bears_no_more(&self, heard: Instant, now: Instant) -> bool {
-        !self.request.waits || now.saturating_duration_since(heard) >= OUTAGE.max(self.terms.ttl * 4)
+    fn has_waited_too_long(&self, answered_at: Instant, now: Instant) -> bool {
+        !self.request.waits || now.saturating_duration_since(answered_at) >= OUTAGE.max(self.terms.ttl * 4)
     }
 
     fn hold(&self, state: &mut State, grant: Grant, sent: Instant, now: Instant) -> Outcome {
@@ -480,7 +480,7 @@ impl Lease {
     }
 
     /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime.
-    pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Told>) -> Option<Hold> {
+    pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Hold> {
         let mut state = self.state.lock();
         let hold = self.hand_in(&mut state);
         if hold.is_none() {
@@ -490,7 +490,7 @@ impl Lease {
     }
 
     /// Takes the channel to the waiter of a lease without a group.
-    pub(super) fn waiter(&self) -> Option<oneshot::Sender<Told>> {
+    pub(super) fn waiter(&self) -> Option<oneshot::Sender<Message>> {
         self.state.lock().waiter.take()
     }
 
@@ -510,7 +510,7 @@ impl Lease {
 
 impl Queued {
     fn answered(&mut self, ticket: Ticket, sent: Instant, now: Instant) {
-        (self.heard, self.silence) = (now, None);
+        (self.answered_at, self.silence) = (now, None);
         // Answers to requests that were in flight together may arrive in any order.
         match self.place {
             Some((place, last)) if place > ticket || (place == ticket && last > sent) => {}
@@ -568,10 +568,10 @@ impl Lease {
     pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return None };
-        let goes_on = held.turn.goes_on(now)
+        let may_continue = held.turn.may_continue(now)
             && !held.deadline.has_passed(now)
             && held.deadline.uncapped(now) >= self.terms.ttl / 2;
-        if !goes_on {
+        if !may_continue {
             return None;
         }
         held.turn.pass();
@@ -805,7 +805,7 @@ impl Lease {
     }
 
     /// Claims the release of a lost lease, whether or not it is due. `false` if it has already been claimed.
-    pub(super) fn take_charge(&self) -> bool {
+    pub(super) fn claim_release(&self) -> bool {
         match &mut self.state.lock().phase {
             Phase::Lost { seen_to, .. } => !std::mem::replace(seen_to, true),
             _ => false,
@@ -849,14 +849,14 @@ impl Lease {
     }
 
     /// Records that the store may have granted the lease after it was given up.
-    pub(super) fn note_grant(&self) {
+    pub(super) fn record_late_grant(&self) {
         if let Phase::Released { granted_since } = &mut self.state.lock().phase {
             *granted_since = true;
         }
     }
 
     /// Whether a grant was noted after the lease was given up. Clears the note.
-    pub(super) fn granted_since(&self) -> bool {
+    pub(super) fn take_late_grant(&self) -> bool {
         match &mut self.state.lock().phase {
             Phase::Released { granted_since } => std::mem::take(granted_since),
             _ => false,
@@ -919,7 +919,7 @@ impl Hold {
     }
 
     /// Its last guard is gone and the release has finished, with any result.
-    pub(super) fn give_back(&self) {
+    pub(super) fn finish(&self) {
         let mut state = self.lease.state.lock();
         let place = state.endings.iter().position(|(token, _)| *token == self.token);
         let ending = place.map(|place| state.endings.swap_remove(place));
@@ -970,8 +970,8 @@ mod tests {
         Grant::new(FencingToken::new(token), None)
     }
 
-    fn told(lease: &Lease, ticket: u64, token: u64, now: Instant) -> Heard {
-        lease.told(Ticket::new(ticket), grant(token), now)
+    fn told(lease: &Lease, ticket: u64, token: u64, now: Instant) -> PushOutcome {
+        lease.pushed_grant(Ticket::new(ticket), grant(token), now)
     }
 
     fn due(lease: &Lease) -> Instant {
@@ -987,7 +987,7 @@ mod tests {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
         lease.answered(queued(7), start + TTL / 4, start + TTL / 4);
-        assert_eq!(told(&lease, 7, 42, start + TTL / 3), Heard::Granted);
+        assert_eq!(told(&lease, 7, 42, start + TTL / 3), PushOutcome::Granted);
         let ends = ends(&lease).unwrap();
         assert!(ends < start + TTL / 4 + TTL && ends > start + TTL, "from the last request");
     }
@@ -997,7 +997,7 @@ mod tests {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
         lease.answered(queued(9), start + TTL, start + TTL);
-        assert_eq!(told(&lease, 7, 42, start + TTL), Heard::Doubtful);
+        assert_eq!(told(&lease, 7, 42, start + TTL), PushOutcome::Doubtful);
         assert_eq!(due(&lease), start + TTL, "at once");
         assert_eq!(lease.step(List::Waiting, start + TTL), Step::Send);
         assert!(matches!(lease.answered(queued(9), start + TTL, start + TTL), Outcome::Queued));
@@ -1008,7 +1008,7 @@ mod tests {
     fn a_grant_that_overtakes_the_answer_is_believed_when_the_answer_names_its_place() {
         for (answered, believed) in [(7, true), (8, false), (6, false)] {
             let (lease, start) = (lease(), Instant::now());
-            assert_eq!(told(&lease, 7, 42, start), Heard::Known);
+            assert_eq!(told(&lease, 7, 42, start), PushOutcome::Known);
             let outcome = lease.answered(queued(answered), start, start);
             assert_eq!(matches!(outcome, Outcome::Granted), believed, "{answered}");
             assert_eq!(ends(&lease).is_some(), believed);
@@ -1019,7 +1019,7 @@ mod tests {
     fn a_grant_that_comes_when_half_its_time_is_over_is_not_believed() {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
-        assert_eq!(told(&lease, 7, 42, start + TTL / 2), Heard::Doubtful);
+        assert_eq!(told(&lease, 7, 42, start + TTL / 2), PushOutcome::Doubtful);
     }
 
     #[test]
@@ -1066,7 +1066,7 @@ mod tests {
         assert_eq!(lease.step(List::Held, release_at - Duration::from_nanos(1)), Step::Wait);
         assert_eq!(lease.step(List::Held, release_at), Step::Release);
         assert_eq!(lease.step(List::Held, release_at), Step::Forget);
-        assert!(!lease.take_charge(), "somebody has");
+        assert!(!lease.claim_release(), "somebody has");
     }
 
     #[test]

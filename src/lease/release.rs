@@ -47,7 +47,7 @@ impl Keeper {
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
         let Ok(Some(pending)) = self.leave(hold, permits) else { return };
         if pending.keep == 0 {
-            hold.give_back();
+            hold.finish();
             tracing::debug!(name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
         }
         self.queue_release(pending);
@@ -61,7 +61,7 @@ impl Keeper {
         let Some(pending) = left else { return Ok(()) };
         let is_part = pending.keep > 0;
         // When the release is over or dropped, all that wait for the end of the hold are notified.
-        let _giving_back = (!is_part).then(|| guard(hold, Hold::give_back));
+        let _finishing = (!is_part).then(|| guard(hold, Hold::finish));
         let answer = if pending.next.is_empty() {
             self.release_in_place(pending).await
         } else {
@@ -124,7 +124,7 @@ impl Keeper {
         if pending.keep > 0 {
             return;
         }
-        if self.forget(pending.lease.id).is_some_and(|lease| lease.granted_since()) {
+        if self.forget(pending.lease.id).is_some_and(|lease| lease.take_late_grant()) {
             // Its request may have been executed after its release. If it was not, this release finds nothing.
             self.queue_release(PendingRelease::orphan(pending.lease.clone()));
         }

@@ -122,7 +122,7 @@ impl ReleaseQueue {
     }
 
     /// Makes [`drained`](Self::drained) evaluate its condition again.
-    pub(super) fn look(&self) {
+    pub(super) fn recheck(&self) {
         self.finished.notify_waiters();
     }
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
-use super::lease::{Heard, Lease, List, Step};
+use super::lease::{Lease, List, PushOutcome, Step};
 use super::release_queue::PendingRelease;
 use super::renewals::next_together;
 use crate::backend::Event;
@@ -74,7 +74,7 @@ impl Keeper {
         loop {
             // A store that answers at once must not keep other tasks from running.
             consume_budget().await;
-            waiting.extend(self.tend(List::Held, Instant::now()));
+            waiting.extend(self.process_due(List::Held, Instant::now()));
             while let Some(leases) = next_together(&mut waiting, under_way.load(Ordering::Relaxed)) {
                 renewals.push(self.renew(leases, &under_way));
             }
@@ -93,10 +93,12 @@ impl Keeper {
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
             consume_budget().await;
-            asks.extend(self.tend(List::Waiting, Instant::now()).into_iter().map(|lease| self.ask(lease)));
+            asks.extend(
+                self.process_due(List::Waiting, Instant::now()).into_iter().map(|lease| self.ask(lease)),
+            );
             set_alarm(self.schedule.set_alarm(List::Waiting), alarm.as_mut());
             tokio::select! {
-                () = self.hear_all(&mut events) => {}
+                () = self.handle_events(&mut events) => {}
                 Some(()) = asks.next() => {}
                 () = self.schedule.rescheduled(List::Waiting) => {}
                 () = &mut alarm => {}
@@ -105,16 +107,16 @@ impl Keeper {
     }
 
     /// Handles the store's events. Never ends; whatever becomes due sets off the schedule.
-    async fn hear_all(&self, events: &mut (impl Stream<Item = Event> + Unpin)) {
+    async fn handle_events(&self, events: &mut (impl Stream<Item = Event> + Unpin)) {
         while let Some(event) = events.next().await {
-            self.hear(event);
+            self.handle_event(event);
             consume_budget().await;
         }
         std::future::pending().await
     }
 
     /// Does what is due for every lease of a list. Returns those that must be requested or renewed.
-    fn tend(&self, list: List, now: Instant) -> Vec<Arc<Lease>> {
+    fn process_due(&self, list: List, now: Instant) -> Vec<Arc<Lease>> {
         let (mut send, mut file) = (Vec::new(), Vec::new());
         for lease in self.schedule.take_due(list, now) {
             match lease.step(list, now) {
@@ -136,7 +138,7 @@ impl Keeper {
     }
 
     /// Handles an event from the store.
-    fn hear(&self, event: Event) {
+    fn handle_event(&self, event: Event) {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
@@ -144,10 +146,10 @@ impl Keeper {
                     return self.queue_release(PendingRelease::orphan(lease));
                 };
                 let now = Instant::now();
-                match known.told(ticket, grant, now) {
-                    Heard::Granted => self.granted(&known, now),
-                    Heard::Doubtful => self.file(&known),
-                    Heard::Known => self.known_again(&known),
+                match known.pushed_grant(ticket, grant, now) {
+                    PushOutcome::Granted => self.granted(&known, now),
+                    PushOutcome::Doubtful => self.file(&known),
+                    PushOutcome::Known => self.answered_after_release(&known),
                 }
             }
             Event::Revoked { lease, token } => {

@@ -117,8 +117,8 @@ impl<S: Store> Comparison<S> {
         self.compare_limits()?;
         if let Step::Look { client, site, numbers: true } = step {
             let (ours, theirs) = (
-                self.model.look(*client, *site, Detail::Numbers)?,
-                self.store.look(*client, *site, Detail::Numbers)?,
+                self.model.look(*client, *site, Detail::Counts)?,
+                self.store.look(*client, *site, Detail::Counts)?,
             );
             if ours != theirs {
                 return Err(format!("the model shows {ours:?}, the store {theirs:?}"));
@@ -226,7 +226,7 @@ impl<S: Store> Comparison<S> {
 
     fn look(&mut self, site: usize) -> Result<(), Failed> {
         let (ours, theirs) =
-            (self.model.look(0, site, Detail::Everybody)?, self.store.look(0, site, Detail::Everybody)?);
+            (self.model.look(0, site, Detail::Full)?, self.store.look(0, site, Detail::Full)?);
         let (ours, theirs) = (see(&self.model, &ours)?, see(&self.store, &theirs)?);
         if self.is_same(site, &ours, &theirs) {
             return Ok(());

@@ -75,7 +75,7 @@ async fn is_released_before_it_arrives<S: SqlServer>(
     let released = store.release(&late.lease).await.expect("another connection");
     assert!(released == Released::Absent || !is_late, "{case}: {answer:?}, {released:?}");
     wire.deliver().await;
-    let seen = direct.inspect(&late.lease.resource, Detail::Everybody).await.expect("it answers");
+    let seen = direct.inspect(&late.lease.resource, Detail::Full).await.expect("it answers");
     assert!(seen.holders.is_empty(), "{case}: {seen:?}");
     store.close().await;
     is_late

@@ -21,7 +21,7 @@ use crate::{Client, Error, Guard, MutexOptions, SemaphoreOptions};
 
 /// 4. A client that learns of a grant only after it has ended, when the request has another place in the queue, does
 ///    not accept it.
-pub async fn point_4_a_grant_told_late_is_not_believed(store: &dyn Harness, kind: Kind) {
+pub async fn point_4_a_grant_reported_late_is_not_accepted(store: &dyn Harness, kind: Kind) {
     let name = format!("conformance:late:{}", Uuid::new_v4());
     let prefix = match kind {
         Kind::Mutex | Kind::Reentrant => "lock",

@@ -12,7 +12,7 @@ use crate::backend::{BackendError, Kind, Released, Renew, Renewal};
 use crate::error::LossReason;
 
 /// 4. A client stops trusting a lease before the store ends it: after a granted request, a pushed grant, and a renewal.
-pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harness, kind: Kind) {
+pub async fn point_4_a_lease_is_measured_from_before_its_grant(store: &dyn Harness, kind: Kind) {
     let site = Site::new(store, kind, "count").await;
     let holder = site.request();
     let sent = Instant::now();
@@ -34,7 +34,7 @@ pub async fn point_4_a_lease_is_counted_from_before_its_grant(store: &dyn Harnes
 }
 
 /// 6. Renewal answers renewed, lost, or unknown.
-pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Harness, kind: Kind) {
+pub async fn point_6_renewal_distinguishes_renewed_lost_and_unknown(store: &dyn Harness, kind: Kind) {
     let (site, watcher) = Site::pair(store, kind, "renew").await;
     let request = site.request();
     site.grant(&request).await;
@@ -60,7 +60,7 @@ pub async fn point_6_renewal_tells_renewed_from_lost_from_unknown(store: &dyn Ha
 
 /// 6. Leases that are renewed together, of all kinds that the store supports and of several TTLs, are each answered separately:
 ///    held, expired, or taken by another lease.
-pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harness) {
+pub async fn point_6_renewals_are_answered_individually(store: &dyn Harness) {
     let (backend, other) = (store.client().await, store.client().await);
     let kinds = KINDS.into_iter().filter(|kind| backend.capabilities().kinds.contains(kind));
     let mut renewals = Vec::new();
@@ -106,7 +106,7 @@ pub async fn point_6_many_renewals_are_answered_each_for_itself(store: &dyn Harn
 }
 
 /// 10. A lease that nobody renews ends when the store says so: not before its TTL, and soon after.
-pub async fn point_10_the_store_decides_when_a_lease_is_over(store: &dyn Harness, kind: Kind) {
+pub async fn point_10_the_store_decides_when_a_lease_ends(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "expiry").await;
     let asked = Instant::now();
     one.grant(&one.request()).await;

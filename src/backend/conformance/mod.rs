@@ -70,24 +70,24 @@ pub trait Harness: Send + Sync {
 pub async fn run_all(store: &dyn Harness) {
     let kinds = store.client().await.capabilities().kinds.clone();
     for kind in kinds.iter().copied() {
-        point_1_every_verb_can_be_sent_again(store, kind).await;
-        point_2_release_forgets_a_lease_everywhere(store, kind).await;
-        point_3_tokens_grow_whatever_happens(store, kind).await;
-        point_3_two_clients_in_turns_exclude_each_other(store, kind).await;
-        point_4_a_lease_is_counted_from_before_its_grant(store, kind).await;
-        point_4_a_place_has_a_ticket_of_its_own(store, kind).await;
-        point_4_a_grant_told_late_is_not_believed(store, kind).await;
-        point_5_release_and_renew_touch_only_their_own_lease(store, kind).await;
-        point_6_renewal_tells_renewed_from_lost_from_unknown(store, kind).await;
-        point_7_a_dead_waiter_blocks_nobody(store, kind).await;
+        point_1_every_operation_can_be_repeated(store, kind).await;
+        point_2_release_removes_a_lease_wherever_it_is(store, kind).await;
+        point_3_tokens_increase_in_every_case(store, kind).await;
+        point_3_two_alternating_clients_exclude_each_other(store, kind).await;
+        point_4_a_lease_is_measured_from_before_its_grant(store, kind).await;
+        point_4_every_place_has_its_own_ticket(store, kind).await;
+        point_4_a_grant_reported_late_is_not_accepted(store, kind).await;
+        point_5_release_and_renewal_affect_only_their_own_lease(store, kind).await;
+        point_6_renewal_distinguishes_renewed_lost_and_unknown(store, kind).await;
+        point_7_a_dead_waiter_blocks_no_other_waiter(store, kind).await;
         point_7_all_places_of_a_dead_client_are_gone_within_one_ttl(store, kind).await;
         point_8_requests_are_served_in_order_of_arrival(store, kind).await;
-        point_9_a_hand_over_costs_the_same_however_many_wait(store, kind).await;
-        point_10_the_store_decides_when_a_lease_is_over(store, kind).await;
+        point_9_hand_over_work_is_independent_of_the_number_of_waiters(store, kind).await;
+        point_10_the_store_decides_when_a_lease_ends(store, kind).await;
     }
-    point_6_many_renewals_are_answered_each_for_itself(store).await;
+    point_6_renewals_are_answered_individually(store).await;
     if kinds.contains(&Kind::Reentrant) {
-        point_11_an_owner_comes_in_again(store).await;
+        point_11_an_owner_can_re_enter(store).await;
     }
     for kind in kinds.into_iter().filter(|kind| kind.is_semaphore()) {
         point_12_a_release_serves_exactly_those_that_fit(store, kind).await;

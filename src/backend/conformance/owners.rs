@@ -11,7 +11,7 @@ use crate::error::LossReason;
 
 /// 11. An owner that holds the lock is admitted again at once, ahead of all waiters, under the same token; the lock is free
 ///     when its last hold has ended.
-pub async fn point_11_an_owner_comes_in_again(store: &dyn Harness) {
+pub async fn point_11_an_owner_can_re_enter(store: &dyn Harness) {
     let (one, other) = Site::pair(store, Kind::Reentrant, "owner").await;
     let claim = Claim::Owner("order-42".into());
     let first = Request { claim: claim.clone(), ..one.request() };

@@ -11,7 +11,7 @@ use crate::backend::{Event, Kind, Released, Wakes};
 
 /// 4. A place has a ticket that is never used again. The answer and the event of its grant contain it, and the grant ends when the
 ///    place would have ended. So a client can recognize by its ticket a grant that is reported too late.
-pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: Kind) {
+pub async fn point_4_every_place_has_its_own_ticket(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "ticket").await;
     let (holder, waiter) = (one.request(), other.request_waiting());
     one.grant(&holder).await;
@@ -49,7 +49,7 @@ pub async fn point_4_a_place_has_a_ticket_of_its_own(store: &dyn Harness, kind: 
 }
 
 /// 7. A place whose request is not repeated is gone within a TTL, and those behind it are served.
-pub async fn point_7_a_dead_waiter_blocks_nobody(store: &dyn Harness, kind: Kind) {
+pub async fn point_7_a_dead_waiter_blocks_no_other_waiter(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "dead").await;
     let holder = one.request();
     one.grant(&holder).await;
@@ -102,7 +102,7 @@ pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness
 }
 
 /// 9. The work of a hand-over is the same for few and for many waiters, if the store claims it.
-pub async fn point_9_a_hand_over_costs_the_same_however_many_wait(store: &dyn Harness, kind: Kind) {
+pub async fn point_9_hand_over_work_is_independent_of_the_number_of_waiters(store: &dyn Harness, kind: Kind) {
     const { assert!(FEW * 20 == MANY) };
     if !store.client().await.capabilities().constant_work {
         return;

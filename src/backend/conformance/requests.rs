@@ -9,7 +9,7 @@ use crate::backend::{Kind, Released, Renewal};
 use crate::error::LossReason;
 
 /// 1. Every operation is idempotent per lease id. Repeating a request does not extend a lease that is held.
-pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness, kind: Kind) {
+pub async fn point_1_every_operation_can_be_repeated(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "again").await;
     let holder = one.request();
     let first = one.grant(&holder).await;
@@ -40,7 +40,7 @@ pub async fn point_1_every_verb_can_be_sent_again(store: &dyn Harness, kind: Kin
 }
 
 /// 2. `release` removes a lease wherever it is, even if the future of its request was dropped.
-pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness, kind: Kind) {
+pub async fn point_2_release_removes_a_lease_wherever_it_is(store: &dyn Harness, kind: Kind) {
     let site = Site::new(store, kind, "forget").await;
     let holder = site.request();
     site.grant(&holder).await;
@@ -64,7 +64,7 @@ pub async fn point_2_release_forgets_a_lease_everywhere(store: &dyn Harness, kin
 }
 
 /// 5. Release and renew act on their lease id only.
-pub async fn point_5_release_and_renew_touch_only_their_own_lease(store: &dyn Harness, kind: Kind) {
+pub async fn point_5_release_and_renewal_affect_only_their_own_lease(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "own").await;
     let late = one.request();
     one.grant(&late).await;

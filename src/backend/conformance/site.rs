@@ -199,7 +199,7 @@ impl Site {
     }
 
     pub(super) async fn inspect(&self) -> Inspection {
-        self.backend.inspect(&self.resource, Detail::Everybody).await.expect("the store answers")
+        self.backend.inspect(&self.resource, Detail::Full).await.expect("the store answers")
     }
 
     pub(super) async fn waiters(&self) -> usize {

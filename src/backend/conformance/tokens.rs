@@ -14,7 +14,7 @@ use crate::fence::FencingToken;
 
 /// 3. Tokens increase, by at least as many as a grant reserves: from holder to holder, after an expiry, after the store has lost
 ///    its data.
-pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness, kind: Kind) {
+pub async fn point_3_tokens_increase_in_every_case(store: &dyn Harness, kind: Kind) {
     const EACH: u32 = 16;
     let site = Site::new(store, kind, "tokens").await;
     let request = || Request { tokens: EACH, ..site.request() };
@@ -38,7 +38,7 @@ pub async fn point_3_tokens_grow_whatever_happens(store: &dyn Harness, kind: Kin
 
 /// 3. Two clients acquire and release as fast as they can, for two seconds and six turns each: they never hold at the same time, and
 ///    tokens increase. This is most likely to expose a record that is deleted too early or a lost update.
-pub async fn point_3_two_clients_in_turns_exclude_each_other(store: &dyn Harness, kind: Kind) {
+pub async fn point_3_two_alternating_clients_exclude_each_other(store: &dyn Harness, kind: Kind) {
     let (mut one, mut other) = Site::pair(store, kind, "turns").await;
     // No lease ends here, not even on a machine that is busy for a moment.
     (one.ttl, other.ttl) = (one.ttl * 4, other.ttl * 4);

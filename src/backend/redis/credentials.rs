@@ -25,7 +25,7 @@ impl Credentials {
 
     /// The password of the user `default`.
     #[must_use]
-    pub fn of_default_user(password: impl Into<String>) -> Self {
+    pub fn for_default_user(password: impl Into<String>) -> Self {
         Self { user: None, password: password.into() }
     }
 }
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn debug_output_has_no_password() {
         let text =
-            format!("{:?} {:?}", Credentials::new("me", "hunter2"), Credentials::of_default_user("hunter2"));
+            format!("{:?} {:?}", Credentials::new("me", "hunter2"), Credentials::for_default_user("hunter2"));
         assert!(text.contains("me") && !text.contains("hunter2"), "{text}");
     }
 }

@@ -209,6 +209,6 @@ fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
         // The one that the key names comes first.
         holders.sort_by_key(|hold| hold.id != lead.id);
     }
-    let holders = if detail == Detail::Everybody { holders } else { Vec::new() };
+    let holders = if detail == Detail::Full { holders } else { Vec::new() };
     Some(Inspection::new(holders, read_waiters(waiters)?, None, 1))
 }

@@ -64,8 +64,8 @@ constants! {
     SETTLED: i64 = 1;
 
     // How much an inspection returns.
-    EVERYBODY: &str = "everybody";
-    NUMBERS: &str = "numbers";
+    FULL: &str = "full";
+    COUNTS: &str = "counts";
 
     // Messages to a client.
     GRANT: &str = "grant";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::protocol::{EVERYBODY, NUMBERS};
+use super::protocol::{FULL, COUNTS};
 use super::script::Script;
 use super::value::Value;
 use crate::backend::{Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Ticket, Waiter};
@@ -76,8 +76,8 @@ pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
 /// The argument that says how much an inspection returns.
 pub(super) const fn wanted(detail: Detail) -> &'static str {
     match detail {
-        Detail::Everybody => EVERYBODY,
-        Detail::Numbers => NUMBERS,
+        Detail::Full => FULL,
+        Detail::Counts => COUNTS,
     }
 }
 

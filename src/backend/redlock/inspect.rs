@@ -74,8 +74,8 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
         .collect();
     waiters.sort_by_key(|(places, _)| *places);
     let in_use = match detail {
-        Detail::Everybody => !holders.is_empty(),
-        Detail::Numbers => views.iter().filter(|view| view.in_use > 0).count() >= majority,
+        Detail::Full => !holders.is_empty(),
+        Detail::Counts => views.iter().filter(|view| view.in_use > 0).count() >= majority,
     };
     let waiters = waiters.into_iter().map(|(_, waiter)| waiter).collect();
     Inspection::new(holders, waiters, None, u32::from(in_use))

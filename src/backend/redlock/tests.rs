@@ -175,7 +175,7 @@ impl Stores {
     async fn counts(&self) -> Vec<(usize, usize)> {
         let mut counts = Vec::new();
         for store in &self.0 {
-            let seen = store.inspect(&resource(), Detail::Everybody).await.unwrap();
+            let seen = store.inspect(&resource(), Detail::Full).await.unwrap();
             counts.push((seen.holders.len(), seen.waiters.len()));
         }
         counts

@@ -1,7 +1,7 @@
 -- Returns who holds permits and who waits for them. Changes nothing.
 --
 -- KEYS     as in semaphore.lua
--- ARGV[1]  EVERYBODY, or NUMBERS for empty lists
+-- ARGV[1]  FULL, or COUNTS for empty lists
 --
 -- Returns  {limit in force or nil, permits in use, {lease id, ms for which it counts as alive, permits, ...} in order of
 --           arrival, live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time}
@@ -29,7 +29,7 @@ end
 if limit and has_lapsed(s) then limit = nil end
 
 local waiters, holders = {}, {}
-if ARGV[1] == EVERYBODY then
+if ARGV[1] == FULL then
   waiters = living(s.waiters, now)
   local held = call('ZRANGEBYSCORE', s.key, '(' .. now_text, '+inf', 'WITHSCORES')
   for i = 1, #held, 2 do
