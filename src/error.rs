@@ -237,7 +237,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl BackendError {
     /// The same error again, for another request with the same answer.
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn duplicate(&self) -> Self {
         let same = |source: &BoxError| source.to_string().into();
         match self {
             Self::NotSent { source } => Self::NotSent { source: same(source) },
@@ -251,7 +251,7 @@ impl BackendError {
             Self::AboveLimit { permits, limit } => Self::AboveLimit { permits: *permits, limit: *limit },
             Self::Unsupported { reason } => Self::Unsupported { reason: reason.clone() },
             Self::NoQuorum { needed, of, nodes } => {
-                let nodes = nodes.iter().map(NodeFailure::again).collect();
+                let nodes = nodes.iter().map(NodeFailure::duplicate).collect();
                 Self::NoQuorum { needed: *needed, of: *of, nodes }
             }
             Self::Closed => Self::Closed,
@@ -277,8 +277,8 @@ impl NodeFailure {
         Self { store: store.into(), error }
     }
 
-    fn again(&self) -> Self {
-        Self { store: self.store.clone(), error: self.error.again() }
+    fn duplicate(&self) -> Self {
+        Self { store: self.store.clone(), error: self.error.duplicate() }
     }
 }
 

@@ -308,7 +308,7 @@ impl Keeper {
     /// The request for a lease has failed for good.
     fn failed(&self, lease: &Arc<Lease>, error: &BackendError) {
         if let Some(waiter) = lease.waiter() {
-            let _ = waiter.send(Message::Failed(error.again()));
+            let _ = waiter.send(Message::Failed(error.duplicate()));
         }
         if let Some(group) = lease.group() {
             let dismissed = with_queue(&self.queues, group, None, |queue| {
@@ -316,7 +316,7 @@ impl Keeper {
                 queue.take_waiters()
             });
             for waiter in dismissed {
-                let _ = waiter.send(Message::Failed(error.again()));
+                let _ = waiter.send(Message::Failed(error.duplicate()));
             }
             self.give_up_surplus(group);
         }

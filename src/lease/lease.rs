@@ -473,8 +473,8 @@ impl Lease {
     /// Why the last request or renewal was not answered, if it was not.
     pub(super) fn silence(&self) -> Option<BackendError> {
         match &self.state.lock().phase {
-            Phase::Queued(queued) => queued.silence.as_ref().map(|error| error.again()),
-            Phase::Held(held) => held.unanswered.as_ref().map(|unanswered| unanswered.1.again()),
+            Phase::Queued(queued) => queued.silence.as_ref().map(|error| error.duplicate()),
+            Phase::Held(held) => held.unanswered.as_ref().map(|unanswered| unanswered.1.duplicate()),
             Phase::Released { .. } | Phase::Lost { .. } => None,
         }
     }

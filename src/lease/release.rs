@@ -189,7 +189,7 @@ impl Keeper {
             let answer = self.send_release(&pending.lease, pending.keep).await;
             if let Some(confirm) = pending.confirm.take() {
                 // The receiver is gone if the `release` future was dropped.
-                let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::again));
+                let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::duplicate));
             }
             match answer {
                 Ok(released) => {

@@ -75,7 +75,7 @@ async fn carry_out(shared: Arc<Shared>, works: Vec<Work<View>>) {
             shared.health.failed(Purpose::Changes, &failure.why);
             let error = failure.before_storing();
             for work in works {
-                shared.schedule.finish(work, Done::Failed { error: error.again(), unsure: false });
+                shared.schedule.finish(work, Done::Failed { error: error.duplicate(), unsure: false });
             }
             return;
         }

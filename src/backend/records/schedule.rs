@@ -195,7 +195,7 @@ impl<R: Remembered> Schedule<R> {
             Done::Conflict | Done::Again => (Ok(()), [].as_slice()),
         };
         // First, so that callers can submit their next change before the key becomes free: that change is then already queued.
-        tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::again)));
+        tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::duplicate)));
         self.state.lock().put_back(work, &done);
         self.changed.notify_one();
     }

@@ -210,7 +210,7 @@ impl<C: Connection> Worker<C> {
             Err(failure) => {
                 let error = failure.before_storing();
                 self.judge(Some(failure));
-                let done = || Done::Failed { error: error.again(), unsure: false };
+                let done = || Done::Failed { error: error.duplicate(), unsure: false };
                 round.into_works().into_iter().map(|work| (work, done())).collect()
             }
         };

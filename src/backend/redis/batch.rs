@@ -76,7 +76,7 @@ impl Transport {
         arguments: impl Fn() -> Arguments + Send + Sync,
     ) -> Result<Value, CallError> {
         let answer = self.deliver(script, arguments).await;
-        self.make_up(&answer);
+        self.resync_after_loss(&answer);
         answer
     }
 
@@ -116,7 +116,7 @@ impl Transport {
         drop(state);
         if start {
             let drain = Drain { transport: Arc::clone(self), working: true, in_flight: 0 };
-            tokio::spawn(drain.work_off());
+            tokio::spawn(drain.run());
         }
         answered
     }
@@ -165,14 +165,14 @@ impl Transport {
     }
 
     /// Waits for the answers and passes them to the callers. A caller may have given up in the meantime.
-    async fn hear(&self, UnderWay { mut operations, link, answer, sent }: UnderWay<'_>) {
+    async fn receive(&self, UnderWay { mut operations, link, answer, sent }: UnderWay<'_>) {
         let mut answer = answer.await;
         if let (true, Ok(link)) = (is_unknown_script(&answer), link) {
             let Some(again) = self.send_text(&**link, &mut operations) else { return };
             answer = again.await;
         }
-        self.connection().note(&answer, sent);
-        self.make_up(&answer);
+        self.connection().record_answer(&answer, sent);
+        self.resync_after_loss(&answer);
         match answer {
             Ok(answer) if operations.len() == 1 => tell(&mut operations, [Ok(answer)]),
             Ok(answers) => match read_list(answers).filter(|answers| answers.len() == operations.len()) {
@@ -194,8 +194,8 @@ impl Transport {
                 }
                 tell_all(operations, &error);
                 match error {
-                    CallError::Timeout(_) => self.turn_away("the calls before it were not answered"),
-                    CallError::NotSent(why) => self.turn_away(&why),
+                    CallError::Timeout(_) => self.reject_queued("the calls before it were not answered"),
+                    CallError::NotSent(why) => self.reject_queued(&why),
                     CallError::Lost(_) | CallError::Answer(_) => {}
                 }
             }
@@ -268,7 +268,7 @@ impl Transport {
     }
 
     /// If grants may have been lost and the server answers again, makes all waiting requests repeat.
-    fn make_up(&self, answer: &Result<Value, CallError>) {
+    fn resync_after_loss(&self, answer: &Result<Value, CallError>) {
         if answer.is_ok()
             && self.unheard.load(Ordering::Relaxed)
             && self.unheard.swap(false, Ordering::Relaxed)
@@ -288,7 +288,7 @@ impl Transport {
 
     /// The server does not answer, or cannot be reached: rejects what is queued, so that it need not wait for its own
     /// timeout.
-    fn turn_away(&self, why: &str) {
+    fn reject_queued(&self, why: &str) {
         let queue = mem::take(&mut self.state.lock().queue);
         tell_all(queue, &CallError::NotSent(why.to_owned()));
     }
@@ -304,12 +304,12 @@ struct Drain {
 
 impl Drain {
     /// Makes calls until nothing is queued.
-    async fn work_off(mut self) {
+    async fn run(mut self) {
         loop {
             let link = self.transport.link().await;
             let Some(call) = self.transport.send(&link, mem::take(&mut self.in_flight)) else { break };
             self.in_flight = call.operations.len();
-            self.transport.hear(call).await;
+            self.transport.receive(call).await;
         }
         self.working = false;
     }

@@ -44,7 +44,7 @@ pub(super) struct Expected {
 }
 
 /// Checks the server of a link. Whatever the user may not query is left out.
-pub(super) async fn look(
+pub(super) async fn findings(
     link: &dyn Link,
     expected: Expected,
     channel: &str,

@@ -191,13 +191,13 @@ impl Connection {
     }
 
     /// The current link, if there is one.
-    pub(super) fn present_link(&self) -> Option<Arc<dyn Link>> {
+    pub(super) fn current_link(&self) -> Option<Arc<dyn Link>> {
         self.link.borrow().clone()
     }
 
     /// The current link. Waits for one for as long as an answer may take.
     pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
-        if let Some(link) = self.present_link() {
+        if let Some(link) = self.current_link() {
             return Ok(link);
         }
         let mut links = self.links();
@@ -231,14 +231,14 @@ impl Connection {
         let link = self.link().await?;
         let sent = Instant::now();
         let answer = command(&*link, words).await;
-        self.note(&answer, sent);
+        self.record_answer(&answer, sent);
         answer
     }
 
     /// Records since when nothing has been answered; if that is too long ago, or the server is no longer a primary or
     /// demands a login, the link is replaced. The number of timeouts does not matter: the calls may have been sent
     /// together, or have had short timeouts.
-    pub(super) fn note(&self, answer: &Result<Value, CallError>, sent: Instant) {
+    pub(super) fn record_answer(&self, answer: &Result<Value, CallError>, sent: Instant) {
         let mut silence = self.silence.lock();
         if !matches!(answer, Err(CallError::Timeout(_))) {
             silence.since = None;

@@ -116,7 +116,7 @@ pub(super) async fn release(
     gap: Option<Duration>,
 ) -> Result<Released, BackendError> {
     let release = || to_release(lease, gap);
-    let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
+    let (answer, repeated) = transport.call_until_answered(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(RELEASED) => Ok(Released::Held),
         Some(LEFT_QUEUE) => Ok(Released::Queued),
@@ -145,7 +145,7 @@ fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
 pub(super) async fn force(transport: &Arc<Transport>, resource: &Resource) -> Result<bool, BackendError> {
     let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
     let force = || Operation::new(&FORCE, resource);
-    let (answer, _) = transport.insist(force, not_sent).await?;
+    let (answer, _) = transport.call_until_answered(force, not_sent).await?;
     match answer.as_i64() {
         Some(RELEASED) => Ok(true),
         Some(NOT_HELD) => Ok(false),
@@ -160,7 +160,7 @@ pub(super) async fn inspect(
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
     let inspect = || Operation::new(&INSPECT, resource).word(wanted(detail));
-    let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
+    let (answer, _) = transport.call_until_answered(inspect, BackendError::is_transient).await?;
     read_inspection(answer.as_list(), detail).ok_or_else(|| unreadable(&INSPECT))
 }
 

@@ -126,7 +126,7 @@ pub struct RedisBackend {
     fail_fast: bool,
     statuses: Arc<Statuses>,
     /// Whether the servers have been checked and accepted. No request is sent before that.
-    looked: OnceCell<()>,
+    checked: OnceCell<()>,
     closing: Closing,
 }
 
@@ -607,7 +607,7 @@ impl RedisBackend {
             replicas,
             fail_fast: settings.fail_fast,
             statuses,
-            looked: OnceCell::new(),
+            checked: OnceCell::new(),
             ids,
             closing,
         })
@@ -630,7 +630,7 @@ impl RedisBackend {
             self.callers.connect().await?;
             let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
             self.drivers.lock().extend(driver);
-            self.first_look().await
+            self.check_once().await
         }
         .boxed()
     }
@@ -644,10 +644,13 @@ impl RedisBackend {
 
     /// Checks all servers once, before the first operation: refuses those that cannot be used for locks, and logs other
     /// findings.
-    fn first_look(&self) -> BoxFuture<'_, Result<(), BackendError>> {
-        let look = async {
-            let (refused, others): (Vec<_>, Vec<_>) =
-                self.look().await?.into_iter().partition(|finding| finding.severity == Severity::Refused);
+    fn check_once(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        let check = async {
+            let (refused, others): (Vec<_>, Vec<_>) = self
+                .check_all()
+                .await?
+                .into_iter()
+                .partition(|finding| finding.severity == Severity::Refused);
             if !refused.is_empty() {
                 let texts: Vec<_> = refused.into_iter().map(|finding| finding.text).collect();
                 return Err(BackendError::Refused { source: texts.join("; ").into() });
@@ -661,16 +664,16 @@ impl RedisBackend {
             }
             Ok(())
         };
-        async move { self.looked.get_or_try_init(|| look).await.copied() }.boxed()
+        async move { self.checked.get_or_try_init(|| check).await.copied() }.boxed()
     }
 
     /// Checks all servers. If one of several does not answer, that is a finding.
-    async fn look(&self) -> Result<Vec<Finding>, BackendError> {
+    async fn check_all(&self) -> Result<Vec<Finding>, BackendError> {
         let connections = self.callers.connections();
-        let looks = join_all(connections.iter().map(|connection| self.look_at(connection))).await;
+        let checks = join_all(connections.iter().map(|connection| self.check_connection(connection))).await;
         let (mut findings, mut failure) = (Vec::new(), None);
         let mut answered = false;
-        for (connection, found) in connections.iter().zip(looks) {
+        for (connection, found) in connections.iter().zip(checks) {
             let found = match found {
                 Ok(found) => {
                     answered = true;
@@ -694,13 +697,13 @@ impl RedisBackend {
         }
     }
 
-    async fn look_at(&self, connection: &Connection) -> Result<Vec<Finding>, CallError> {
+    async fn check_connection(&self, connection: &Connection) -> Result<Vec<Finding>, CallError> {
         let expected = check::Expected {
             in_cluster: matches!(self.transports, Transports::Cluster(_)),
             has_replicas: self.replicas.is_some(),
         };
         match (connection.link().await, connection.refusal()) {
-            (Ok(link), _) => check::look(&*link, expected, &keys::channel(self.ids.client())).await,
+            (Ok(link), _) => check::findings(&*link, expected, &keys::channel(self.ids.client())).await,
             (Err(_), Some(text)) => Ok(vec![Finding::new(Severity::Refused, text)]),
             (Err(error), None) => Err(error),
         }
@@ -714,7 +717,7 @@ impl RedisBackend {
         if self.callers.are_missing() {
             self.callers.revive().await?;
         }
-        if self.looked.initialized() { Ok(()) } else { self.first_look().await }
+        if self.checked.initialized() { Ok(()) } else { self.check_once().await }
     }
 
     /// Closes all connections and waits until they are closed.

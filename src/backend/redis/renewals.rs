@@ -71,7 +71,7 @@ async fn renew_group<'a>(
                 let transport = Arc::clone(&transport);
                 others.push(async move { (n, renew(&transport, request).await) });
             }
-            Err(error) => answers.push((n, Err(error.again()))),
+            Err(error) => answers.push((n, Err(error.duplicate()))),
         }
     }
     stream::iter(answers).chain(others)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::protocol::{FULL, COUNTS};
+use super::protocol::{COUNTS, FULL};
 use super::script::Script;
 use super::value::Value;
 use crate::backend::{Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Ticket, Waiter};

@@ -32,7 +32,7 @@ impl Script {
         code: Option<&'static str>,
         in_cluster: bool,
     ) -> Self {
-        let source = put_together(&layers, in_cluster);
+        let source = assemble(&layers, in_cluster);
         let hash = Sha1::from(&source).hexdigest();
         Self { source: source.into(), hash: hash.into(), keys, code, layers, in_cluster: OnceLock::new() }
     }
@@ -66,7 +66,7 @@ impl Script {
 /// A script's text: without comments, with the values of constants in place of their names. Each layer is a function within the one
 /// before. Lua finds what a new function captures from an enclosing function's captures at once, and among the locals of the
 /// enclosing function itself by a search through all that are captured already.
-fn put_together(layers: &[Vec<&str>], in_cluster: bool) -> String {
+fn assemble(layers: &[Vec<&str>], in_cluster: bool) -> String {
     let mut source = String::new();
     for (depth, layer) in layers.iter().enumerate() {
         if depth > 0 {
@@ -357,7 +357,7 @@ mod tests {
     fn constants_are_put_in_place_of_their_names_and_comments_are_left_out() {
         let layers =
             [vec!["-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n", "\nlocal b"], vec!["return IN_CLUSTER"]];
-        let source = put_together(&layers, true);
+        let source = assemble(&layers, true);
         assert_eq!(source, "local a = 0, '0 ', MY_BUSY\nlocal b\nreturn (function()\nreturn true\nend)()\n");
     }
 }

@@ -70,7 +70,7 @@ pub(super) async fn release(
     kept: u32,
 ) -> Result<Released, BackendError> {
     let release = || about(&RELEASE_PERMITS, lease).number(kept);
-    let (answer, repeated) = transport.insist(release, BackendError::is_transient).await?;
+    let (answer, repeated) = transport.call_until_answered(release, BackendError::is_transient).await?;
     match answer.as_i64() {
         Some(RELEASED) => Ok(Released::Held),
         Some(LEFT_QUEUE) => Ok(Released::Queued),
@@ -90,7 +90,7 @@ pub(super) async fn set_limit(
 ) -> Result<Limit, BackendError> {
     let resize =
         || Operation::new(&RESIZE, resource).word(resource.kind.as_str()).number(permits).number(millis(ttl));
-    let (version, _) = transport.insist(resize, BackendError::is_transient).await?;
+    let (version, _) = transport.call_until_answered(resize, BackendError::is_transient).await?;
     Ok(Limit::new(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?))
 }
 
@@ -101,7 +101,7 @@ pub(super) async fn inspect(
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
     let inspect = || Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail));
-    let (answer, _) = transport.insist(inspect, BackendError::is_transient).await?;
+    let (answer, _) = transport.call_until_answered(inspect, BackendError::is_transient).await?;
     read_inspection(answer.as_list()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 

@@ -67,7 +67,7 @@ impl Sentinels {
             };
             match answer {
                 Some(Ok(primary)) => {
-                    self.learn(primary);
+                    self.adopt(primary);
                     until = until.or_else(|| Some(Instant::now() + LATER));
                 }
                 Some(Err(reason)) => reasons.push(reason),
@@ -82,7 +82,7 @@ impl Sentinels {
         })
     }
 
-    fn learn(&self, primary: Primary) {
+    fn adopt(&self, primary: Primary) {
         self.known.send_if_modified(|known| {
             let is_newer = known.as_ref().is_none_or(|known| known.epoch < primary.epoch);
             if is_newer {
@@ -136,7 +136,7 @@ impl Sentinels {
                 Ok(link) => {
                     tokio::select! {
                         () = closed.cancelled() => {}
-                        ended = self.hear(&*link) => if let Err(error) = ended {
+                        ended = self.follow(&*link) => if let Err(error) = ended {
                             tracing::debug!(%sentinel, %error, "could not subscribe to the sentinel");
                         },
                     }
@@ -152,11 +152,11 @@ impl Sentinels {
     }
 
     /// Asks a sentinel at first and whenever it announces a failover, until the link ends.
-    async fn hear(&self, link: &dyn Link) -> Result<(), CallError> {
+    async fn follow(&self, link: &dyn Link) -> Result<(), CallError> {
         let mut messages = link.messages();
         link.subscribe("+switch-master").await?;
         loop {
-            self.learn(self.ask_on(link).await?);
+            self.adopt(self.ask_on(link).await?);
             if messages.next().await.is_none() {
                 return Ok(());
             }

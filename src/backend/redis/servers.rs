@@ -46,7 +46,7 @@ impl Transports {
 /// Creates the connections of a store.
 #[derive(Debug)]
 pub(super) struct Servers {
-    topology: Servings,
+    topology: ServedBy,
     connections: ConnectionSettings,
     notifications: Arc<Notifications>,
     closed: CancellationToken,
@@ -54,7 +54,7 @@ pub(super) struct Servers {
 
 /// Who serves a key.
 #[derive(Debug)]
-enum Servings {
+enum ServedBy {
     /// One server serves all of them.
     Server(Server),
     /// So does the primary named by sentinels.
@@ -71,12 +71,12 @@ impl Servers {
         closed: CancellationToken,
     ) -> Self {
         let topology = match topology {
-            Topology::Single(server) => Servings::Server(server),
+            Topology::Single(server) => ServedBy::Server(server),
             Topology::Sentinel { sentinels, service } => {
                 let connections = ConnectionSettings { login: sentinel_login, ..connections.clone() };
-                Servings::Primary(Arc::new(Sentinels::new(sentinels, service, connections)))
+                ServedBy::Primary(Arc::new(Sentinels::new(sentinels, service, connections)))
             }
-            Topology::Cluster(seeds) => Servings::Cluster(Slots::new(seeds, connections.clone())),
+            Topology::Cluster(seeds) => ServedBy::Cluster(Slots::new(seeds, connections.clone())),
         };
         Self { topology, connections, notifications, closed }
     }
@@ -85,9 +85,9 @@ impl Servers {
     pub(super) fn stay_up_to_date(&self, sides: &[&Commands]) -> BoxFuture<'static, ()> {
         let closed = self.closed.clone();
         match &self.topology {
-            Servings::Primary(sentinels) => Arc::clone(sentinels).listen(closed).boxed(),
-            Servings::Server(_) => ready(()).boxed(),
-            Servings::Cluster(slots) => {
+            ServedBy::Primary(sentinels) => Arc::clone(sentinels).listen(closed).boxed(),
+            ServedBy::Server(_) => ready(()).boxed(),
+            ServedBy::Cluster(slots) => {
                 let nodes = sides.iter().filter_map(|side| match side {
                     Commands::Cluster(nodes) => Some(Arc::clone(nodes)),
                     Commands::Server(_) => None,
@@ -102,9 +102,9 @@ impl Servers {
         Connection::new(
             &self.connections,
             match &self.topology {
-                Servings::Server(server) => Arc::new(ToServer(server.clone())),
-                Servings::Primary(sentinels) => Arc::new(ToPrimary(Arc::clone(sentinels))),
-                Servings::Cluster(slots) => Arc::new(ToAnyNode(Arc::clone(slots))),
+                ServedBy::Server(server) => Arc::new(ToServer(server.clone())),
+                ServedBy::Primary(sentinels) => Arc::new(ToPrimary(Arc::clone(sentinels))),
+                ServedBy::Cluster(slots) => Arc::new(ToAnyNode(Arc::clone(slots))),
             },
         )
     }
@@ -113,12 +113,12 @@ impl Servers {
     pub(super) fn commands(&self) -> (Commands, Transports) {
         let notifications = Arc::clone(&self.notifications);
         match &self.topology {
-            Servings::Server(_) | Servings::Primary(_) => {
+            ServedBy::Server(_) | ServedBy::Primary(_) => {
                 let connection = self.connection();
                 let transport = Transport::new(Arc::clone(&connection), notifications);
                 (Commands::Server(connection), Transports::Server(transport))
             }
-            Servings::Cluster(slots) => {
+            ServedBy::Cluster(slots) => {
                 let nodes = Nodes::new(Arc::clone(slots), self.closed.clone());
                 let transports = SlotTransports::new(Arc::clone(&nodes), notifications);
                 (Commands::Cluster(nodes), Transports::Cluster(Arc::new(transports)))

@@ -27,7 +27,7 @@ pub(super) const RETRY: Duration = Duration::from_millis(25);
 const MOST_REDIRECTIONS: usize = 5;
 
 /// Where calls go.
-pub(super) trait Place: fmt::Debug + Send + Sync {
+pub(super) trait Destination: fmt::Debug + Send + Sync {
     /// The slot to which all calls belong, in a cluster.
     fn slot(&self) -> Option<u16>;
 
@@ -38,7 +38,7 @@ pub(super) trait Place: fmt::Debug + Send + Sync {
     fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>>;
 
     /// A call was not answered: perhaps other calls should go elsewhere.
-    fn doubt(&self);
+    fn on_unanswered(&self);
 
     /// How a call is repeated after this error of the server, if it is a redirection.
     fn redirected<'a>(&'a self, error: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>>;
@@ -57,7 +57,7 @@ pub(super) enum Again {
 #[derive(Debug)]
 struct AtServer(Arc<Connection>);
 
-impl Place for AtServer {
+impl Destination for AtServer {
     fn slot(&self) -> Option<u16> {
         None
     }
@@ -70,7 +70,7 @@ impl Place for AtServer {
         self.0.link().boxed()
     }
 
-    fn doubt(&self) {}
+    fn on_unanswered(&self) {}
 
     fn redirected<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>> {
         ready(None).boxed()
@@ -85,7 +85,7 @@ pub(super) fn is_unknown_script(answer: &Result<Value, CallError>) -> bool {
 /// Calls scripts on a connection: at once, or together with others.
 #[derive(Debug)]
 pub(super) struct Transport {
-    place: Arc<dyn Place>,
+    destination: Arc<dyn Destination>,
     pub(super) timeouts: Timeouts,
     pub(super) notifications: Arc<Notifications>,
 
@@ -105,12 +105,12 @@ impl Transport {
     }
 
     pub(super) fn at(
-        place: Arc<dyn Place>,
+        destination: Arc<dyn Destination>,
         timeouts: Timeouts,
         notifications: Arc<Notifications>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            place,
+            destination,
             timeouts,
             notifications,
             state: Mutex::default(),
@@ -121,20 +121,20 @@ impl Transport {
 
     /// The slot to which all calls belong, in a cluster.
     pub(super) fn slot(&self) -> Option<u16> {
-        self.place.slot()
+        self.destination.slot()
     }
 
     /// The current connection for calls.
     pub(super) fn connection(&self) -> Arc<Connection> {
-        self.place.connection()
+        self.destination.connection()
     }
 
     /// The current link for calls. Waits for one for as long as an answer may take.
     pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
-        if let Some(link) = self.connection().present_link() {
+        if let Some(link) = self.connection().current_link() {
             return Ok(link);
         }
-        self.place.link().await
+        self.destination.link().await
     }
 
     /// Calls a script once, until it is answered or the timeout has passed. Follows redirections.
@@ -151,7 +151,7 @@ impl Transport {
                 // The nodes disagree, and may soon agree.
                 sleep(RETRY).await;
             }
-            let Some(again) = self.place.redirected(text).await else { break };
+            let Some(again) = self.destination.redirected(text).await else { break };
             let is_elsewhere = answer.as_ref().is_err_and(CallError::is_redirection);
             redirections = if is_elsewhere { redirections + 1 } else { 0 };
             if redirections > MOST_REDIRECTIONS || Instant::now() >= deadline {
@@ -179,7 +179,7 @@ impl Transport {
         if is_unknown_script(&answer) {
             answer = link.eval(script, arguments()).await;
         }
-        self.note(&connection, &answer, sent);
+        self.record_answer(&connection, &answer, sent);
         // A primary that was replaced while it hung may execute what it was sent, and no other node knows about that.
         if answer.is_ok() && !Arc::ptr_eq(&connection, &self.connection()) {
             return Err(CallError::Lost("another node now serves the slot".to_owned()));
@@ -187,10 +187,10 @@ impl Transport {
         answer
     }
 
-    fn note(&self, connection: &Connection, answer: &Result<Value, CallError>, sent: Instant) {
-        connection.note(answer, sent);
+    fn record_answer(&self, connection: &Connection, answer: &Result<Value, CallError>, sent: Instant) {
+        connection.record_answer(answer, sent);
         if matches!(answer, Err(CallError::Timeout(_) | CallError::Lost(_))) {
-            self.place.doubt();
+            self.destination.on_unanswered();
         }
     }
 
@@ -218,7 +218,7 @@ impl Transport {
         let late = || CallError::Timeout(format!("no answer within {time_limit:?}"));
         let answer = timeout(time_limit, Box::pin(call)).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
-        self.note(&connection, &answer, sent);
+        self.record_answer(&connection, &answer, sent);
         answer.map_err(BackendError::from)
     }
 
@@ -229,7 +229,7 @@ impl Transport {
 
     /// Calls a script, repeatedly while it fails with an error that `again` accepts, for up to two reply timeouts. Also returns
     /// whether an earlier attempt may have been executed.
-    pub(super) async fn insist(
+    pub(super) async fn call_until_answered(
         self: &Arc<Self>,
         operation: impl Fn() -> Operation,
         again: fn(&BackendError) -> bool,

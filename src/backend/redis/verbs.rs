@@ -28,7 +28,7 @@ impl Backend for RedisBackend {
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
                 && let Err(error) = replicas.acknowledge(&request.lease.resource).await
             {
-                self.give_back(&request.lease);
+                self.release_in_background(&request.lease);
                 return Err(error);
             }
             self.notifications.answered(request.lease.id, &answer);
@@ -38,7 +38,7 @@ impl Backend for RedisBackend {
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
-        match self.open_or_closed() {
+        match self.check_open() {
             Ok(()) => renewals::renew_all(&self.renewals, renewals),
             Err(_) => stream::iter((0..renewals.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
@@ -47,7 +47,7 @@ impl Backend for RedisBackend {
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
             if self.never_connected() {
-                return self.open_or_closed().map(|()| Released::Absent);
+                return self.check_open().map(|()| Released::Absent);
             }
             let transport = self.transport_of_releases(&lease.resource).await?;
             self.notifications.forget(lease.id);
@@ -63,7 +63,7 @@ impl Backend for RedisBackend {
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         async move {
             if self.never_connected() {
-                return self.open_or_closed().map(|()| Released::Absent);
+                return self.check_open().map(|()| Released::Absent);
             }
             release(&self.transport_of_releases(&lease.resource).await?, lease, keep, self.gap()).await
         }
@@ -141,7 +141,7 @@ impl Backend for RedisBackend {
                     Ok(vec![Finding::new(Severity::Refused, source.to_string())])
                 }
                 // The findings of a first check are found again.
-                Ok(()) | Err(BackendError::Refused { .. }) => self.look().await,
+                Ok(()) | Err(BackendError::Refused { .. }) => self.check_all().await,
                 Err(error) => Err(error),
             }
         }
@@ -171,7 +171,7 @@ impl RedisBackend {
     /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent, and there is
     /// nothing to release.
     fn never_connected(&self) -> bool {
-        !self.looked.initialized()
+        !self.checked.initialized()
     }
 
     async fn ask(&self, request: &Request) -> Result<Answer, BackendError> {
@@ -205,7 +205,7 @@ impl RedisBackend {
     ) -> Result<Arc<Transport>, BackendError> {
         let on_own_thread = background::is_current();
         if on_own_thread {
-            self.open_or_closed()?;
+            self.check_open()?;
         } else {
             self.revive().await?;
         }
@@ -213,7 +213,7 @@ impl RedisBackend {
     }
 
     /// Releases in the background what was granted, but does not count.
-    fn give_back(&self, lease: &LeaseRef) {
+    fn release_in_background(&self, lease: &LeaseRef) {
         let (transport, lease) = (self.transports.of(&lease.resource), lease.clone());
         let gap = self.gap();
         tokio::spawn(async move {
@@ -229,7 +229,7 @@ impl RedisBackend {
         self.poll_interval.map(|interval| interval + (interval / 4).max(Duration::from_millis(1)))
     }
 
-    fn open_or_closed(&self) -> Result<(), BackendError> {
+    fn check_open(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
     }
 }

@@ -7,7 +7,7 @@ use futures::channel::mpsc::unbounded;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 
-use super::leases::News;
+use super::leases::FollowUp;
 use super::quorum::Quorum;
 use crate::backend::Event;
 
@@ -49,14 +49,14 @@ impl Quorum {
     fn hear(self: &Arc<Self>, n: usize, event: Event) -> Option<Event> {
         match event {
             Event::Granted { lease, ticket, grant } => {
-                let news = self.leases.with(lease.id, |entry| {
+                let follow_up = self.leases.with(lease.id, |entry| {
                     entry.told(n, ticket);
                     entry.after_grant(grant.token)
                 });
-                match news.unwrap_or(News::Orphan) {
-                    News::Ask => Some(Event::AskAgain(lease.id)),
-                    news => {
-                        self.follow(Some(n), &lease, news);
+                match follow_up.unwrap_or(FollowUp::Orphan) {
+                    FollowUp::Ask => Some(Event::AskAgain(lease.id)),
+                    follow_up => {
+                        self.follow(Some(n), &lease, follow_up);
                         None
                     }
                 }

@@ -13,7 +13,7 @@ impl Quorum {
         resource: &Resource,
         detail: Detail,
     ) -> Result<Inspection, BackendError> {
-        self.open_or_closed()?;
+        self.check_open()?;
         let shared = Arc::new(resource.clone());
         let mut round = self.round(self.all(), self.node_timeout, |_, node| {
             let resource = Arc::clone(&shared);

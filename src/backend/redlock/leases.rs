@@ -76,9 +76,9 @@ pub(super) struct NodeEntry {
     revoked: bool,
 }
 
-/// What follows from news of a node.
+/// What follows from follow_up of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum FollowUp {
     /// Nothing.
     Nothing,
     /// The lease is no longer known: release what the node has of it.
@@ -233,24 +233,24 @@ impl Entry {
     }
 
     /// What follows now that a node has granted the lease under this token.
-    pub(super) fn after_grant(&mut self, token: FencingToken) -> News {
+    pub(super) fn after_grant(&mut self, token: FencingToken) -> FollowUp {
         if let Some(held) = self.token {
-            return if held == token { News::Nothing } else { News::Settle(held) };
+            return if held == token { FollowUp::Nothing } else { FollowUp::Settle(held) };
         }
         self.next()
     }
 
     /// What follows from the grants that the nodes have made so far.
-    pub(super) fn next(&mut self) -> News {
+    pub(super) fn next(&mut self) -> FollowUp {
         let granted = self.granted();
         if granted == 0 || self.token.is_some() || !self.request.waits {
-            News::Nothing
+            FollowUp::Nothing
         } else if granted >= majority(self.nodes.len()) {
-            if std::mem::replace(&mut self.prompted, true) { News::Nothing } else { News::Ask }
+            if std::mem::replace(&mut self.prompted, true) { FollowUp::Nothing } else { FollowUp::Ask }
         } else if std::mem::replace(&mut self.resolving, true) {
-            News::Nothing
+            FollowUp::Nothing
         } else {
-            News::Split
+            FollowUp::Split
         }
     }
 

@@ -43,7 +43,7 @@ use super::{
 };
 use crate::error::Error;
 pub(in crate::backend) use node::Node;
-use node::Slot;
+use node::NodeHandle;
 use quorum::Quorum;
 
 /// How many tokens a grant reserves: one for each hold that its lease may have within a client.
@@ -143,7 +143,7 @@ impl RedlockBuilder {
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<RedlockBackend, Error> {
-        let backend = self.build(|node, store| Ok(Slot::of(node, store)))?;
+        let backend = self.build(|node, store| Ok(NodeHandle::of(node, store)))?;
         backend.first_connect().await?;
         Ok(backend)
     }
@@ -154,12 +154,12 @@ impl RedlockBuilder {
     ///
     /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
     pub fn connect_lazy(self) -> Result<RedlockBackend, Error> {
-        self.build(|node, _| Ok(Slot::with(Arc::new(node.connect_lazy()?))))
+        self.build(|node, _| Ok(NodeHandle::with(Arc::new(node.connect_lazy()?))))
     }
 
     fn build(
         self,
-        slot: impl Fn(RedisBuilder, String) -> Result<Arc<Slot>, Error>,
+        slot: impl Fn(RedisBuilder, String) -> Result<Arc<NodeHandle>, Error>,
     ) -> Result<RedlockBackend, Error> {
         if self.node_timeout < MIN_TIMEOUT || self.node_timeout > MAX_TIMEOUT {
             let why = format!("{:?} is not between {MIN_TIMEOUT:?} and {MAX_TIMEOUT:?}", self.node_timeout);
@@ -176,7 +176,7 @@ impl RedlockBuilder {
         let mut slots = Vec::new();
         for node in self.nodes {
             let store = node.address();
-            if slots.iter().any(|slot: &Arc<Slot>| slot.store == store) {
+            if slots.iter().any(|slot: &Arc<NodeHandle>| slot.store == store) {
                 // It would have two votes.
                 return Err(Error::invalid("nodes", format!("{store} is listed twice")));
             }
@@ -216,7 +216,7 @@ impl RedlockBackend {
         url::parse(url)
     }
 
-    fn of(ids: LeaseIds, nodes: Vec<Arc<Slot>>, node_timeout: Duration) -> Self {
+    fn of(ids: LeaseIds, nodes: Vec<Arc<NodeHandle>>, node_timeout: Duration) -> Self {
         let stores: Vec<_> =
             nodes.iter().map(|slot| slot.store.split_once("://").map_or(&*slot.store, |it| it.1)).collect();
         let store = format!("redlock://{}", stores.join(","));
@@ -345,7 +345,7 @@ impl Backend for RedlockBackend {
     }
 
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-        self.quorum.look().boxed()
+        self.quorum.check_all().boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -55,7 +55,7 @@ pub(super) enum Status {
 }
 
 /// The place of a node, which may not be connected yet.
-pub(super) struct Slot {
+pub(super) struct NodeHandle {
     /// The address, without credentials.
     pub(super) store: String,
     builder: Option<RedisBuilder>,
@@ -77,7 +77,7 @@ struct Health {
     probe_at: AtomicU64,
 }
 
-impl Slot {
+impl NodeHandle {
     /// For a server that is not connected yet.
     pub(super) fn of(builder: RedisBuilder, store: String) -> Arc<Self> {
         Arc::new(Self {
@@ -124,7 +124,7 @@ impl Slot {
     }
 
     /// Takes note of whether a call was answered.
-    pub(super) fn note<T>(&self, answer: &Result<T, BackendError>) {
+    pub(super) fn record<T>(&self, answer: &Result<T, BackendError>) {
         let Health { failures, probe_at } = &self.health;
         match answer {
             Err(error) if error.is_transient() => {
@@ -220,9 +220,9 @@ fn millis() -> u64 {
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-impl fmt::Debug for Slot {
+impl fmt::Debug for NodeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot")
+        f.debug_struct("NodeHandle")
             .field("store", &self.store)
             .field("status", &*self.status.borrow())
             .finish_non_exhaustive()

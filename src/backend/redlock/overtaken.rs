@@ -39,7 +39,7 @@ impl Overtaken {
 
     /// A node has answered the request, or never will. Returns whether it must release the lease, perhaps again.
     pub(super) fn answered(&self, id: LeaseId, node: usize, granted: bool) -> bool {
-        self.note(id, node, |answers, bit| {
+        self.record(id, node, |answers, bit| {
             let first = answers.answered & bit == 0;
             answers.answered |= bit;
             if granted {
@@ -53,7 +53,7 @@ impl Overtaken {
     /// A node has answered the release. Returns whether it must release the lease again.
     pub(super) fn released(&self, id: LeaseId, node: usize, released: Released) -> bool {
         let held = !matches!(released, Released::Absent | Released::Taken);
-        self.note(id, node, |answers, bit| {
+        self.record(id, node, |answers, bit| {
             answers.released |= bit;
             if held {
                 answers.held |= bit;
@@ -64,7 +64,7 @@ impl Overtaken {
     }
 
     /// `None` if nothing is known of this lease and node, or `take` says that it is not enough.
-    fn note(&self, id: LeaseId, node: usize, take: impl FnOnce(&mut Answers, u32) -> bool) -> Option<bool> {
+    fn record(&self, id: LeaseId, node: usize, take: impl FnOnce(&mut Answers, u32) -> bool) -> Option<bool> {
         let mut all = self.0.lock();
         let bit = 1 << node;
         let answers = all.get_mut(&id.sequence()).filter(|answers| answers.open & bit != 0)?;

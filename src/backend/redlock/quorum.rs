@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::leases::Leases;
-use super::node::{Node, Slot};
+use super::node::{Node, NodeHandle};
 use super::round::Round;
 use super::votes::{majority, no_quorum};
 use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseIds, LeaseRef};
@@ -37,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Quorum {
     pub(super) ids: LeaseIds,
-    pub(super) nodes: Vec<Arc<Slot>>,
+    pub(super) nodes: Vec<Arc<NodeHandle>>,
     pub(super) node_timeout: Duration,
     pub(super) capabilities: Capabilities,
     pub(super) leases: Leases,
@@ -57,7 +57,7 @@ pub(super) struct Quorum {
 impl Quorum {
     pub(super) fn new(
         ids: LeaseIds,
-        nodes: Vec<Arc<Slot>>,
+        nodes: Vec<Arc<NodeHandle>>,
         node_timeout: Duration,
         capabilities: Capabilities,
     ) -> Arc<Self> {
@@ -80,7 +80,7 @@ impl Quorum {
         majority(self.nodes.len())
     }
 
-    pub(super) fn open_or_closed(&self) -> Result<(), BackendError> {
+    pub(super) fn check_open(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
     }
 
@@ -91,7 +91,7 @@ impl Quorum {
 
     /// The same for a renewal or a release: nothing waits for a slow node unless a majority is slow, and then giving up
     /// earlier gains nothing.
-    pub(super) fn generous_limit(&self, ttl: Duration) -> Duration {
+    pub(super) fn long_time_limit(&self, ttl: Duration) -> Duration {
         (ttl / 5).min(MOST).max(self.node_timeout)
     }
 
@@ -204,12 +204,12 @@ impl Quorum {
     }
 
     /// Takes note of a token that nodes have issued.
-    pub(super) fn note_token(&self, token: FencingToken) {
+    pub(super) fn record_token(&self, token: FencingToken) {
         self.newest.fetch_max(token.get(), Ordering::Relaxed);
     }
 
     /// The nodes did not agree on a proposed token: the clock of one of them is further ahead.
-    pub(super) fn note_disagreement(&self, token: FencingToken) {
+    pub(super) fn record_disagreement(&self, token: FencingToken) {
         let ahead = token.get().saturating_sub(now()).saturating_add(1000);
         if ahead <= MAX_AHEAD {
             self.ahead.fetch_max(ahead, Ordering::Relaxed);
@@ -227,7 +227,7 @@ fn now() -> u64 {
 
 impl Quorum {
     /// Takes note of how long a majority took to answer.
-    pub(super) fn note_round_trip(&self, took: Duration) {
+    pub(super) fn record_round_trip(&self, took: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let usual = self.round_trip.load(Ordering::Relaxed);
         self.round_trip.store(usual - usual / 8 + took / 8, Ordering::Relaxed);

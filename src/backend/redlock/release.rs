@@ -14,7 +14,7 @@ use crate::backend::{BackendError, LeaseRef, Released, Resource};
 impl Quorum {
     /// Ends a lease on all nodes.
     pub(super) async fn release(self: &Arc<Self>, lease: &LeaseRef) -> Result<Released, BackendError> {
-        self.open_or_closed()?;
+        self.check_open()?;
         // From before others see that it is no longer known.
         let _releasing = self.leases.releasing(lease.id);
         let entry = self.leases.remove(lease.id);
@@ -31,7 +31,7 @@ impl Quorum {
         let shared = Arc::new(lease.clone());
         let nodes = self.all().filter(|n| asked & (1 << n) != 0);
         let ttl = entry.as_ref().map_or(super::GIVE_UP_AFTER, |entry| entry.request.ttl);
-        let mut round = self.round(nodes, self.generous_limit(ttl), |_, node| {
+        let mut round = self.round(nodes, self.long_time_limit(ttl), |_, node| {
             let lease = Arc::clone(&shared);
             async move { node.release(&lease).await }
         });
@@ -41,7 +41,7 @@ impl Quorum {
                 break released;
             }
             let Some((n, answer)) = round.next().await else { break Err(()) };
-            self.nodes[n].note(&answer);
+            self.nodes[n].record(&answer);
             self.look_for_overtaken(n, lease, &answer, ttl);
             match answer {
                 Ok(released) => found.cast(Some(released)),
@@ -82,7 +82,7 @@ impl Quorum {
     /// Waits in the background for the nodes that have not confirmed a release when it was decided.
     fn finish_release(self: &Arc<Self>, mut round: Round<Released>, lease: Arc<LeaseRef>, end: Instant) {
         let look_at = move |quorum: &Arc<Self>, n: usize, released: Result<Released, BackendError>| {
-            quorum.nodes[n].note(&released);
+            quorum.nodes[n].record(&released);
             let left = end.saturating_duration_since(Instant::now());
             quorum.look_for_overtaken(n, &lease, &released, left);
             if released.is_err() {
@@ -106,7 +106,7 @@ impl Quorum {
 
     /// Ends all holds of a lock on all nodes.
     pub(super) async fn force_release(self: &Arc<Self>, resource: &Resource) -> Result<bool, BackendError> {
-        self.open_or_closed()?;
+        self.check_open()?;
         if resource.kind.is_semaphore() {
             return Err(BackendError::many_holders());
         }

@@ -29,7 +29,7 @@ impl Quorum {
         let shortest = renewals.iter().map(|renew| renew.ttl).min().unwrap_or_default();
         let (tell, told) = unbounded();
         // A separate task: it continues after the decision.
-        let time_limit = self.generous_limit(shortest);
+        let time_limit = self.long_time_limit(shortest);
         self.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
         told.boxed()
     }
@@ -53,7 +53,7 @@ impl Quorum {
             Ok(node) => Some(node.renew(&renewals).map(move |answered| (n, answered)).boxed()),
             Err(error) => {
                 for k in 0..renewals.len() {
-                    cast(&mut votes, n, (k, Err(error.again())));
+                    cast(&mut votes, n, (k, Err(error.duplicate())));
                 }
                 None
             }
@@ -83,14 +83,14 @@ impl Quorum {
         for (votes, renew) in votes.iter().zip(&renewals).filter(|(votes, _)| votes.is_renewed()) {
             for n in votes.without() {
                 let (quorum, lease) = (Arc::clone(&self), renew.lease.clone());
-                self.spawn(async move { quorum.take_in(n, &lease, time_limit).await });
+                self.spawn(async move { quorum.restore(n, &lease, time_limit).await });
             }
         }
     }
 
     /// Gives a node the lease that a majority holds, if nothing else is stored there. This does not count towards the
     /// majority until the next renewal: another client may have held the lock in the meantime.
-    async fn take_in(self: &Arc<Self>, n: usize, lease: &LeaseRef, time_limit: Duration) {
+    async fn restore(self: &Arc<Self>, n: usize, lease: &LeaseRef, time_limit: Duration) {
         let known = self.leases.with(lease.id, |entry| {
             let node = &mut entry.nodes[n];
             let token = entry.token.filter(|_| !node.is_withdrawing())?;

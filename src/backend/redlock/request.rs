@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::TOKENS_PER_GRANT;
-use super::leases::News;
+use super::leases::FollowUp;
 use super::quorum::Quorum;
 use super::round::Round;
 use super::votes::{Decision, USUAL, Votes};
@@ -60,13 +60,13 @@ impl Ballot {
 impl Quorum {
     /// Requests a lock, for the first time or again.
     pub(super) async fn request(self: &Arc<Self>, request: &Request) -> Result<Answer, BackendError> {
-        self.open_or_closed()?;
+        self.check_open()?;
         self.check(request)?;
         let mut splits = 0;
         loop {
             // Answers of nodes that are ending an earlier grant do not count. Usually they are done in a moment.
             let counting = self.leases.until_majority_counts(request.lease.id);
-            let _ = timeout(self.generous_limit(request.ttl), counting).await;
+            let _ = timeout(self.long_time_limit(request.ttl), counting).await;
             let (answer, split) = self.ask(request).await?;
             if !split || splits == MAX_SPLITS {
                 if let Answer::Busy { .. } = answer {
@@ -105,13 +105,13 @@ impl Quorum {
         });
         let mut ballot = self.send(&asked, self.time_limit(request.ttl)).ok_or_else(given_up)?;
         let decision = self.collect(&mut ballot).await.ok_or_else(given_up)?;
-        self.note_round_trip(ballot.sent.elapsed());
+        self.record_round_trip(ballot.sent.elapsed());
         match decision {
             Decision::Granted => Ok((Answer::Granted(self.granted(ballot, request.ttl).await?), false)),
             Decision::Queued => {
-                let (queued, news) = self.queued(ballot).ok_or_else(given_up)?;
+                let (queued, follow_up) = self.queued(ballot).ok_or_else(given_up)?;
                 drop(asking);
-                self.follow(None, &request.lease, news);
+                self.follow(None, &request.lease, follow_up);
                 Ok((Answer::Queued(queued), false))
             }
             Decision::Busy => {
@@ -147,7 +147,7 @@ impl Quorum {
     async fn collect(&self, ballot: &mut Ballot) -> Option<Decision> {
         loop {
             let (n, answer) = ballot.round.next().await?;
-            self.nodes[n].note(&answer);
+            self.nodes[n].record(&answer);
             self.leases.with(ballot.asked.lease.id, |entry| entry.answered(n, &answer));
             ballot.cast(n, answer);
             match ballot.votes.decision() {
@@ -175,7 +175,7 @@ impl Quorum {
     }
 
     /// The place of a request that waits. `None` if its lease was released in the meantime.
-    fn queued(self: &Arc<Self>, ballot: Ballot) -> Option<(Queued, News)> {
+    fn queued(self: &Arc<Self>, ballot: Ballot) -> Option<(Queued, FollowUp)> {
         let queued = self.leases.with(ballot.asked.lease.id, |entry| {
             entry.token = None;
             let ticket = entry.ticket(ballot.votes.places(), &ballot.places);
@@ -214,11 +214,11 @@ impl Quorum {
         let agreeing = votes.grants().filter(|(_, grant)| grant.token == token).count();
         if agreeing < self.majority() {
             if votes.grants().all(|(_, grant)| grant.remaining.is_none()) {
-                self.note_disagreement(token);
+                self.record_disagreement(token);
             }
             self.settle(&ballot.asked, votes, token, agreeing).await?;
         }
-        self.note_token(token);
+        self.record_token(token);
         let remaining = votes.remaining(spare(ttl));
         if ballot.sent.elapsed() >= remaining.unwrap_or(ttl) {
             return Err(BackendError::Unanswered { source: "the lock was granted too late".into() });
@@ -282,8 +282,8 @@ impl Quorum {
 
     /// A node has answered a request after it was decided.
     fn late_answer(self: &Arc<Self>, n: usize, lease: &LeaseRef, answer: &Result<Answer, BackendError>) {
-        self.nodes[n].note(answer);
-        let news = self.leases.with(lease.id, |entry| {
+        self.nodes[n].record(answer);
+        let follow_up = self.leases.with(lease.id, |entry| {
             entry.awaited &= !(1 << n);
             entry.answered(n, answer);
             match answer {
@@ -291,20 +291,24 @@ impl Quorum {
                 _ => entry.next(),
             }
         });
-        let news = news.unwrap_or_else(|| {
+        let follow_up = follow_up.unwrap_or_else(|| {
             let granted = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
-            if self.leases.overtaken.answered(lease.id, n, granted) { News::Orphan } else { News::Nothing }
+            if self.leases.overtaken.answered(lease.id, n, granted) {
+                FollowUp::Orphan
+            } else {
+                FollowUp::Nothing
+            }
         });
-        self.follow(Some(n), lease, news);
+        self.follow(Some(n), lease, follow_up);
     }
 
-    /// Does what follows from news of a node.
-    pub(super) fn follow(self: &Arc<Self>, node: Option<usize>, lease: &LeaseRef, news: News) {
-        match (news, node) {
-            (News::Nothing, _) | (News::Settle(_) | News::Orphan, None) => {}
-            (News::Ask, _) => self.tell(Event::AskAgain(lease.id)),
-            (News::Split, _) => self.resolve(lease.clone()),
-            (News::Settle(token), Some(n)) => {
+    /// Does what follows from follow_up of a node.
+    pub(super) fn follow(self: &Arc<Self>, node: Option<usize>, lease: &LeaseRef, follow_up: FollowUp) {
+        match (follow_up, node) {
+            (FollowUp::Nothing, _) | (FollowUp::Settle(_) | FollowUp::Orphan, None) => {}
+            (FollowUp::Ask, _) => self.tell(Event::AskAgain(lease.id)),
+            (FollowUp::Split, _) => self.resolve(lease.clone()),
+            (FollowUp::Settle(token), Some(n)) => {
                 let lease = lease.clone();
                 let mut round = self.round([n].into_iter(), self.node_timeout, move |_, node| {
                     let lease = lease.clone();
@@ -312,7 +316,7 @@ impl Quorum {
                 });
                 self.spawn(async move { while round.next().await.is_some() {} });
             }
-            (News::Orphan, Some(n)) => self.release_later(n, lease.clone(), super::GIVE_UP_AFTER),
+            (FollowUp::Orphan, Some(n)) => self.release_later(n, lease.clone(), super::GIVE_UP_AFTER),
         }
     }
 
@@ -388,15 +392,15 @@ impl Quorum {
         let again = self.leases.withdrawn(request.lease.id, n).filter(|_| waits);
         let (Some(request), Ok(node)) = (again, self.nodes[n].connected()) else { return };
         let answer = node.request_from(&request, self.propose()).await;
-        let news = self.leases.with(request.lease.id, |entry| {
+        let follow_up = self.leases.with(request.lease.id, |entry| {
             entry.answered(n, &answer);
             match &answer {
                 Ok(Answer::Granted(grant)) => entry.after_grant(grant.token),
-                _ => News::Nothing,
+                _ => FollowUp::Nothing,
             }
         });
-        match news {
-            Some(news) => self.follow(Some(n), &request.lease, news),
+        match follow_up {
+            Some(follow_up) => self.follow(Some(n), &request.lease, follow_up),
             // It was released in the meantime, perhaps before this request.
             None => self.release_later(n, request.lease.clone(), request.ttl),
         }

@@ -6,7 +6,7 @@ use futures::future::ready;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 
-use super::node::Slot;
+use super::node::NodeHandle;
 use super::quorum::Quorum;
 use crate::backend::{BackendError, Finding, NodeState, Severity, Status, StoreState};
 
@@ -62,7 +62,7 @@ impl Quorum {
     }
 
     /// The findings for each node, and which nodes cannot be reached.
-    pub(super) async fn look(&self) -> Result<Vec<Finding>, BackendError> {
+    pub(super) async fn check_all(&self) -> Result<Vec<Finding>, BackendError> {
         let mut findings = Vec::new();
         for slot in &self.nodes {
             let found = match slot.connected() {
@@ -83,7 +83,7 @@ impl Quorum {
     }
 }
 
-impl Slot {
+impl NodeHandle {
     fn state(&self) -> NodeState {
         let status = match self.node() {
             Some(node) => node.state().status,

@@ -159,7 +159,7 @@ impl Stores {
         for store in &self.0 {
             let (hang, hangs_now) = watch::channel(Hangs::Nothing);
             let node = LedgerBackend::for_client(store.store().clone(), ids.client());
-            slots.push(Slot::with(Arc::new(Hanging { node, hangs: hangs_now })));
+            slots.push(NodeHandle::with(Arc::new(Hanging { node, hangs: hangs_now })));
             hangs.push(hang);
         }
         let backend = RedlockBackend::of(ids, slots, Duration::from_millis(100));

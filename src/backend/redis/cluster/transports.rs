@@ -11,7 +11,7 @@ use super::nodes::Nodes;
 use crate::backend::redis::connection::Connection;
 use crate::backend::redis::link::{CallError, Link};
 use crate::backend::redis::notifications::Notifications;
-use crate::backend::redis::transport::{Again, Place, Transport};
+use crate::backend::redis::transport::{Again, Destination, Transport};
 
 /// The transports of the slots, each made when it is needed.
 #[derive(Debug)]
@@ -29,8 +29,8 @@ impl SlotTransports {
     pub(in super::super) fn of(&self, slot: u16) -> Arc<Transport> {
         let new = || {
             let timeouts = self.nodes.timeouts();
-            let place = AtSlot { slot, nodes: Arc::clone(&self.nodes) };
-            Transport::at(Arc::new(place), timeouts, Arc::clone(&self.notifications))
+            let destination = AtSlot { slot, nodes: Arc::clone(&self.nodes) };
+            Transport::at(Arc::new(destination), timeouts, Arc::clone(&self.notifications))
         };
         Arc::clone(self.transports.lock().entry(slot).or_insert_with(new))
     }
@@ -43,7 +43,7 @@ struct AtSlot {
     nodes: Arc<Nodes>,
 }
 
-impl Place for AtSlot {
+impl Destination for AtSlot {
     fn slot(&self) -> Option<u16> {
         Some(self.slot)
     }
@@ -56,7 +56,7 @@ impl Place for AtSlot {
         self.nodes.link(self.slot).boxed()
     }
 
-    fn doubt(&self) {
+    fn on_unanswered(&self) {
         self.nodes.ask_soon();
     }
 
