@@ -25,14 +25,14 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
-mod noted;
+mod observed;
 #[cfg(feature = "_apart")]
 mod parts;
 
-use noted::Noted;
+use observed::Observed;
 #[cfg(feature = "_apart")]
 #[cfg_attr(not(feature = "all-stores"), allow(unused_imports, reason = "not every store needs all"))]
-pub(super) use parts::{Entry, Standing, UNKNOWN, claim};
+pub(super) use parts::{Entry, EntryKind, UNKNOWN, claim};
 
 /// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
 /// serves the queue, so the others need not all come at that moment. In microseconds.
@@ -85,7 +85,7 @@ pub struct Ledger {
     /// No hold and no place ends before this.
     next_end: u64,
     served: u64,
-    noted: Noted,
+    observed: Observed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl Default for Ledger {
             permits_held: 0,
             next_end: u64::MAX,
             served: 0,
-            noted: Noted::default(),
+            observed: Observed::default(),
         }
     }
 }
@@ -140,7 +140,7 @@ impl Ledger {
         told: &mut Vec<Event>,
     ) -> Result<Answer, BackendError> {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
-        self.noted.request(request);
+        self.observed.request(request);
         self.open(&request.lease.resource, stamp)?;
         self.prune(stamp);
         // Extend its place before anybody is served.
@@ -152,7 +152,7 @@ impl Ledger {
             return Ok(Answer::Granted(grant));
         }
         let limit = self.limit;
-        self.agree(request, stamp)?;
+        self.check_limit(request, stamp)?;
         if self.limit != limit {
             // Some stores make a place before they know whether a limit is in force.
             self.serve_all(&request.lease.resource, stamp, told);
@@ -312,7 +312,7 @@ impl Ledger {
         if detail == Detail::Counts {
             return Ok(Inspection::new(Vec::new(), Vec::new(), limit, in_use));
         }
-        self.noted.ends_of_all();
+        self.observed.ends_of_all();
         let left = |ends: u64| Duration::from_micros(ends.saturating_sub(stamp.now));
         let mut holders: Vec<_> = holds()
             .map(|(lease, hold)| {
@@ -382,7 +382,7 @@ impl Ledger {
 
     /// Removes what has ended, and grants what is free to the next places in the queue.
     fn serve_all(&mut self, resource: &Resource, stamp: Stamp, told: &mut Vec<Event>) {
-        self.noted.serving();
+        self.observed.serving();
         self.prune(stamp);
         while let Some(ticket) = self.next_served() {
             let Some(place) = self.take(ticket) else { return };
@@ -451,7 +451,7 @@ impl Ledger {
     }
 
     /// Checks a request's limit: the first request states it, later ones must state the same or know its version.
-    fn agree(&mut self, request: &Request, stamp: Stamp) -> Result<(), BackendError> {
+    fn check_limit(&mut self, request: &Request, stamp: Stamp) -> Result<(), BackendError> {
         let Claim::Permits(permits, stated) = request.claim else { return Ok(()) };
         let waits = self.places.contains_key(&request.lease.id);
         if let Some(in_force) = self.limit.filter(|in_force| !stated.agrees_with(*in_force) && !waits) {
@@ -492,7 +492,7 @@ impl Ledger {
     }
 
     fn queued(&self, ticket: Ticket, stamp: Stamp) -> Answer {
-        self.noted.ends_of_holds();
+        self.observed.ends_of_holds();
         let ends = self.holds.values().map(|hold| hold.ends).min();
         let before = self.queue.range(..ticket).take(STAGGERED).count() as u64;
         let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;

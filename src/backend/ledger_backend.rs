@@ -397,8 +397,8 @@ mod tests {
 
     fn backend() -> (LedgerBackend<Noting>, Transactions) {
         let (memory, transactions) = (MemoryBackend::new(), Transactions::default());
-        let noting = Noting { store: memory.store().clone(), transactions: Arc::clone(&transactions) };
-        (LedgerBackend::on(noting), transactions)
+        let observing = Noting { store: memory.store().clone(), transactions: Arc::clone(&transactions) };
+        (LedgerBackend::on(observing), transactions)
     }
 
     fn lease(backend: &impl Backend, key: &str, kind: Kind) -> LeaseRef {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::leases::{EtcdLease, Leases};
 use super::value::{Value, What};
 use super::view::{View, seconds};
-use crate::backend::ledger::{Entry, Ledger, Standing};
-use crate::backend::records::Work;
+use crate::backend::ledger::{Entry, EntryKind, Ledger};
+use crate::backend::records::KeyBatch;
 use crate::backend::{BackendError, Event, LeaseId};
 
 /// The differences between a resource before and after a batch of changes.
@@ -39,12 +39,12 @@ impl Changes {
     /// Runs the changes. `joined` are the places that were created for them.
     pub(super) fn of(
         view: &View,
-        work: &Work<View>,
+        batch: &KeyBatch<View>,
         joined: &BTreeSet<LeaseId>,
         leases: &Leases,
     ) -> Result<Self, BackendError> {
         let before = view.ledger(leases, joined)?;
-        let (after, told) = run(work, view, &before);
+        let (after, told) = run(batch, view, &before);
         if joined.is_empty() {
             return Ok(Self::between(view, &before, &after, told));
         }
@@ -55,7 +55,7 @@ impl Changes {
             return Ok(Self::between(view, &before, &after, told));
         }
         let before = view.ledger(leases, &refused)?;
-        let (after, told) = run(work, view, &before);
+        let (after, told) = run(batch, view, &before);
         Ok(Self::between(view, &before, &after, told))
     }
 
@@ -64,7 +64,7 @@ impl Changes {
         let mut changes = Self {
             is_head_new: head != before.head(),
             head,
-            do_ends_matter: after.do_ends_of_holds_matter(),
+            do_ends_matter: after.depends_on_hold_ends(),
             told,
             ..Self::default()
         };
@@ -78,7 +78,7 @@ impl Changes {
             changes.note(view, after, known, entry);
         }
         changes.ended = left.into_iter().collect();
-        let is_held = known.values().any(|entry| matches!(entry.standing, Standing::Held(_)));
+        let is_held = known.values().any(|entry| matches!(entry.standing, EntryKind::Held(_)));
         let has_limit = view.limit.is_some() || !after.kind().is_semaphore();
         changes.needs_fresh = !changes.renewed.is_empty() || (is_owner_admitted && is_held) || !has_limit;
         if after.limit().is_some() && after.lapses() > before.lapses() {
@@ -101,8 +101,8 @@ impl Changes {
             _ => seconds(entry.ends),
         };
         let what = match entry.standing {
-            Standing::Held(token) => What::Hold(token),
-            Standing::Waiting { tokens, .. } => match stored.map(|stored| stored.value.what) {
+            EntryKind::Held(token) => What::Hold(token),
+            EntryKind::Waiting { tokens, .. } => match stored.map(|stored| stored.value.what) {
                 Some(What::Place { index, .. }) => What::Place { tokens, index },
                 // The number is set when it is made.
                 _ => What::Place { tokens, index: 0 },
@@ -155,12 +155,12 @@ impl Changes {
     }
 }
 
-fn run(work: &Work<View>, view: &View, before: &Ledger) -> (Ledger, Vec<Event>) {
+fn run(batch: &KeyBatch<View>, view: &View, before: &Ledger) -> (Ledger, Vec<Event>) {
     let (mut ledger, stamp) = (before.clone(), view.stamp());
-    let told = work.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
+    let told = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
     (ledger, told)
 }
 
 fn is_granted(before: &Entry, after: &Entry) -> bool {
-    matches!((before.standing, after.standing), (Standing::Waiting { .. }, Standing::Held(_)))
+    matches!((before.standing, after.standing), (EntryKind::Waiting { .. }, EntryKind::Held(_)))
 }

@@ -5,7 +5,7 @@ use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
 /// etcd refuses to write beyond 2 GiB, unless it is told otherwise.
-const MUCH: i64 = 3 << 29;
+const WARN_BYTES: i64 = 3 << 29;
 
 pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let status = connection.status().await?;
@@ -14,7 +14,7 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
         let text = "the alarm NOSPACE is on, so nothing can be written: compact and defragment the store or raise its quota, then \
              `etcdctl alarm disarm`";
         findings.push(Finding::new(Severity::Warning, text));
-    } else if status.db_size > MUCH {
+    } else if status.db_size > WARN_BYTES {
         let text = format!(
             "its database has {} MiB, and writing stops at the quota, which is 2 GiB unless it was raised: turn on auto-compaction",
             status.db_size >> 20

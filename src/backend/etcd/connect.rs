@@ -25,14 +25,14 @@ type Socket = TokioIo<Box<dyn Duplex>>;
 
 /// Opens a connection to the member at `endpoint`.
 pub(super) async fn connect(settings: &Settings, endpoint: &str) -> Result<Channel, Failure> {
-    let away = |error: io::Error| Failure::away(format!("{endpoint}: {error}"));
+    let away = |error: io::Error| Failure::unavailable(format!("{endpoint}: {error}"));
     let socket = TcpStream::connect(endpoint).await.map_err(away)?;
     socket.set_nodelay(true).map_err(away)?;
     let socket: Box<dyn Duplex> = match &settings.tls {
         None => Box::new(socket),
         Some(tls) => {
             let encrypted = tls.connect(host_of(endpoint), socket).await;
-            Box::new(encrypted.map_err(|error| Failure::away(explain(error.to_string())))?)
+            Box::new(encrypted.map_err(|error| Failure::unavailable(explain(error.to_string())))?)
         }
     };
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
@@ -40,7 +40,7 @@ pub(super) async fn connect(settings: &Settings, endpoint: &str) -> Result<Chann
     let origin: Uri = format!("{scheme}://{endpoint}").parse().map_err(invalid)?;
     let uri: Uri = format!("http://{endpoint}").parse().map_err(invalid)?;
     let opened = Endpoint::from(uri).origin(origin).connect_with_connector(Once::new(socket)).await;
-    opened.map_err(|error| Failure::away(failure::connecting(&error)))
+    opened.map_err(|error| Failure::unavailable(failure::connecting(&error)))
 }
 
 fn host_of(endpoint: &str) -> &str {

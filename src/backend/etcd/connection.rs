@@ -116,7 +116,7 @@ impl Connection {
             return Ok(Vec::new());
         }
         let answers = try_join_all(self.keep_alive.ask(self, leases));
-        let answers = async { answers.await.map_err(|_| Failure::away("the connection was lost")) };
+        let answers = async { answers.await.map_err(|_| Failure::unavailable("the connection was lost")) };
         self.within(answers).await.map_err(|failure| Failure { is_certain: true, ..failure })
     }
 
@@ -188,7 +188,7 @@ impl Connection {
         A: Message + Default + 'static,
     {
         let mut grpc = self.grpc.clone();
-        grpc.ready().await.map_err(|error| Failure::away(failure::connecting(&error)))?;
+        grpc.ready().await.map_err(|error| Failure::unavailable(failure::connecting(&error)))?;
         let path = PathAndQuery::from_static(path);
         let opened = grpc.streaming(self.with_metadata(requests), path, ProstCodec::default()).await;
         opened.map(tonic::Response::into_inner).map_err(|status| failure::of_reading(&status))
@@ -214,6 +214,6 @@ impl Connection {
         exchange: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         let limit = self.reply_timeout;
-        timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::silence(limit)))
+        timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)))
     }
 }

@@ -17,7 +17,7 @@ use super::sweep;
 use super::transaction::{look_at, ranges, revision_of};
 use super::view::View;
 use crate::backend::BackendError;
-use crate::backend::records::{Done, Failure, Phase, Purpose, Work, failed};
+use crate::backend::records::{Done, Failure, KeyBatch, Phase, Purpose, failed};
 
 /// How often a client thinks of records that nobody uses.
 const SWEEP: Duration = Duration::from_secs(60 * 60);
@@ -27,13 +27,13 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Carries out everything until the client is closed.
 pub(super) async fn drive(shared: Arc<Shared>) {
-    let beating = AbortOnDropHandle::new(tokio::spawn(beat(Arc::clone(&shared))));
+    let beating = AbortOnDropHandle::new(tokio::spawn(heartbeat(Arc::clone(&shared))));
     let mut tasks = JoinSet::new();
     loop {
         while let Some(round) = shared.schedule.take() {
-            tasks.spawn(carry_out(Arc::clone(&shared), round.into_works()));
+            tasks.spawn(carry_out(Arc::clone(&shared), round.into_batches()));
         }
-        if shared.schedule.is_over() {
+        if shared.schedule.is_drained() {
             // Something may have to be done again.
             match tasks.join_next().await {
                 Some(_) => continue,
@@ -52,7 +52,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
 }
 
 /// From the first use of the connection on, checks it regularly and sweeps unused records.
-async fn beat(shared: Arc<Shared>) {
+async fn heartbeat(shared: Arc<Shared>) {
     shared.link.used().await;
     let mut next_sweep = Instant::now();
     loop {
@@ -68,39 +68,39 @@ async fn beat(shared: Arc<Shared>) {
     }
 }
 
-async fn carry_out(shared: Arc<Shared>, works: Vec<Work<View>>) {
+async fn carry_out(shared: Arc<Shared>, batches: Vec<KeyBatch<View>>) {
     let connection = match shared.link.open().await {
         Ok(connection) => connection,
         Err(failure) => {
             shared.health.failed(Purpose::Changes, &failure.why);
             let error = failure.before_storing();
-            for work in works {
-                shared.schedule.finish(work, Done::Failed { error: error.duplicate(), unsure: false });
+            for batch in batches {
+                shared.schedule.finish(batch, Done::Failed { error: error.duplicate(), unsure: false });
             }
             return;
         }
     };
-    let works = look_together(&shared, &connection, works).await;
-    let done = works.into_iter().map(|work| change(&shared, &connection, work));
+    let batches = read_many(&shared, &connection, batches).await;
+    let done = batches.into_iter().map(|batch| change(&shared, &connection, batch));
     if join_all(done).await.into_iter().any(|is_done| is_done) {
         shared.health.succeeded(Purpose::Changes);
     }
 }
 
 /// Reads those records together that have to be read.
-async fn look_together(
+async fn read_many(
     shared: &Shared,
     connection: &Arc<Connection>,
-    mut works: Vec<Work<View>>,
-) -> Vec<Work<View>> {
-    if let [_] = works.as_slice() {
-        return works;
+    mut batches: Vec<KeyBatch<View>>,
+) -> Vec<KeyBatch<View>> {
+    if let [_] = batches.as_slice() {
+        return batches;
     }
     let mut keys = Vec::new();
-    for (n, work) in works.iter_mut().enumerate() {
-        if work.written.as_ref().is_none_or(|view| has_to_look(shared, work, view)) {
-            work.written = None;
-            keys.push((n, shared.keys.of(&work.key)));
+    for (n, batch) in batches.iter_mut().enumerate() {
+        if batch.written.as_ref().is_none_or(|view| must_read(shared, batch, view)) {
+            batch.written = None;
+            keys.push((n, shared.keys.of(&batch.key)));
         }
     }
     let looked = async {
@@ -111,34 +111,34 @@ async fn look_together(
         views.collect::<Result<Vec<_>, Failure>>()
     };
     match looked.await {
-        Ok(views) => views.into_iter().for_each(|(n, view)| works[n].written = view),
+        Ok(views) => views.into_iter().for_each(|(n, view)| batches[n].written = view),
         // Each of them finds out by itself.
         Err(failure) => tracing::debug!(%failure, "could not read several records at once"),
     }
-    works
+    batches
 }
 
 /// Whether what is remembered does not do.
-fn has_to_look(shared: &Shared, work: &Work<View>, view: &View) -> bool {
-    if work.tasks.len() > 1 {
+fn must_read(shared: &Shared, batch: &KeyBatch<View>, view: &View) -> bool {
+    if batch.tasks.len() > 1 {
         return true;
     }
-    let changes = Changes::of(view, work, &BTreeSet::new(), &shared.leases);
+    let changes = Changes::of(view, batch, &BTreeSet::new(), &shared.leases);
     changes.is_ok_and(|changes| !changes.is_to_be_written() || changes.needs_fresh)
 }
 
-/// Carries out one work. Returns whether the server has answered.
-async fn change(shared: &Shared, connection: &Arc<Connection>, mut work: Work<View>) -> bool {
+/// Carries out one batch. Returns whether the server has answered.
+async fn change(shared: &Shared, connection: &Arc<Connection>, mut batch: KeyBatch<View>) -> bool {
     let joined = BTreeSet::new();
-    let keys = shared.keys.of(&work.key);
-    let carried_out = Exchange { shared, connection, keys, work: &mut work, joined }.carry_out().await;
+    let keys = shared.keys.of(&batch.key);
+    let carried_out = Exchange { shared, connection, keys, batch: &mut batch, joined }.carry_out().await;
     let (failure, phase) = match carried_out {
         Ok(()) => {
-            shared.schedule.finish(work, Done::Finished);
+            shared.schedule.finish(batch, Done::Finished);
             return true;
         }
         Err(Stop::Unreadable(error)) => {
-            shared.schedule.finish(work, Done::Failed { error, unsure: false });
+            shared.schedule.finish(batch, Done::Failed { error, unsure: false });
             return true;
         }
         Err(Stop::Reading(failure)) => (failure, Phase::Reading),
@@ -149,9 +149,9 @@ async fn change(shared: &Shared, connection: &Arc<Connection>, mut work: Work<Vi
     if failure.is_broken && connection.give_up() {
         shared.health.failed(Purpose::Changes, &failure.why);
     }
-    let (works, _) = failed(vec![work], failure, phase);
-    for (work, done) in works {
-        shared.schedule.finish(work, done);
+    let (batches, _) = failed(vec![batch], failure, phase);
+    for (batch, done) in batches {
+        shared.schedule.finish(batch, done);
     }
     is_answer
 }

@@ -16,7 +16,7 @@ use super::transaction::MOST;
 use super::value::{Value, What};
 use super::view::{View, look_again_in};
 use super::write::Written;
-use crate::backend::records::{Cure, Failure, Work};
+use crate::backend::records::{Failure, KeyBatch, Remedy};
 use crate::backend::{BackendError, LeaseId};
 
 /// How often a change is computed again. Other clients may keep changing the resource first, but a request that waits has its place by
@@ -33,13 +33,13 @@ pub(super) enum Stop {
     Writing(Failure),
 }
 
-/// One work, on one connection.
+/// One batch, on one connection.
 pub(super) struct Exchange<'a> {
     pub(super) shared: &'a Shared,
     pub(super) connection: &'a Arc<Connection>,
     pub(super) keys: KeysOf,
-    pub(super) work: &'a mut Work<View>,
-    /// The places that were made for this work.
+    pub(super) batch: &'a mut KeyBatch<View>,
+    /// The places that were made for this batch.
     pub(super) joined: BTreeSet<LeaseId>,
 }
 
@@ -61,14 +61,14 @@ enum Joined {
 
 impl Exchange<'_> {
     pub(super) async fn carry_out(&mut self) -> Result<(), Stop> {
-        let mut view = self.work.written.take();
+        let mut view = self.batch.written.take();
         for _ in 0..TRIES {
-            let now = match view.take().filter(|view| view.is_fresh || self.may_remember()) {
+            let now = match view.take().filter(|view| view.is_fresh || self.may_use_cache()) {
                 Some(view) => view,
                 None => self.look().await?,
             };
             let is_complete = now.is_fresh;
-            let (now, changes) = self.work_out(now).await?;
+            let (now, changes) = self.plan(now).await?;
             if !changes.joins.is_empty() {
                 match self.join(&now, changes.joins).await? {
                     Joined::Took(now) => return self.finish(Some(now), Gone::Ended(Vec::new())).await,
@@ -76,7 +76,7 @@ impl Exchange<'_> {
                 }
                 continue;
             }
-            let is_to_be_written = changes.is_to_be_written() || self.work.must_write;
+            let is_to_be_written = changes.is_to_be_written() || self.batch.must_write;
             if !now.is_fresh && (!is_to_be_written || changes.needs_fresh) {
                 // "No change", for instance, must not be answered from a cached view.
                 continue;
@@ -92,17 +92,17 @@ impl Exchange<'_> {
             match self.write(now, changes, limit).await? {
                 Written::Stored(now) => return self.finish(Some(now), gone).await,
                 Written::Enough => return self.finish(None, gone).await,
-                Written::Beaten(now) => view = Some(now),
+                Written::Conflict(now) => view = Some(now),
                 Written::LeaseEnded => {}
             }
         }
         let why = "other clients keep changing the record".to_owned();
-        Err(Stop::Reading(Failure { why, cure: Cure::Repeat, is_broken: false, is_certain: true }))
+        Err(Stop::Reading(Failure { why, remedy: Remedy::Repeat, is_broken: false, is_certain: true }))
     }
 
     /// Whether a cached view may be used. Of several tasks, one may change nothing, and that must not be answered from the cache.
-    fn may_remember(&self) -> bool {
-        self.work.tasks.len() == 1
+    fn may_use_cache(&self) -> bool {
+        self.batch.tasks.len() == 1
     }
 
     async fn look(&self) -> Result<View, Stop> {
@@ -112,9 +112,9 @@ impl Exchange<'_> {
     }
 
     /// Works out what is to be stored; again with when holds and places of others end, if an answer depends on that.
-    async fn work_out(&self, mut now: View) -> Result<(View, Changes), Stop> {
+    async fn plan(&self, mut now: View) -> Result<(View, Changes), Stop> {
         let of = |now: &View| {
-            Changes::of(now, self.work, &self.joined, &self.shared.leases).map_err(Stop::Unreadable)
+            Changes::of(now, self.batch, &self.joined, &self.shared.leases).map_err(Stop::Unreadable)
         };
         let changes = of(&now)?;
         // A client that has just joined will read again soon.
@@ -165,7 +165,7 @@ impl Exchange<'_> {
             return None;
         }
         let free = now.if_free();
-        let changes = Changes::of(&free, self.work, &self.joined, &self.shared.leases).ok()?;
+        let changes = Changes::of(&free, self.batch, &self.joined, &self.shared.leases).ok()?;
         changes.is_one_hold().then_some(changes)
     }
 
@@ -191,7 +191,7 @@ impl Exchange<'_> {
             Ok((answer, true)) => answer,
             Err(failure) if !is_lease_missing(&failure) => {
                 if !failure.is_certain {
-                    self.doubt(joins);
+                    self.mark_uncertain(joins);
                 }
                 return Err(Stop::Writing(failure));
             }
@@ -211,7 +211,7 @@ impl Exchange<'_> {
 
     /// An etcd lease for each of these holds or places.
     pub(super) async fn take(&self, new: &[(LeaseId, Value)]) -> Result<Vec<Taken>, Stop> {
-        let key = &self.work.key;
+        let key = &self.batch.key;
         let wanted = new.iter().map(|(lease, value)| (self.shared.attached(key, *lease), value.ttl));
         let taken = self.shared.leases.take(self.connection, wanted).await.map_err(Stop::Reading)?;
         for ((lease, _), taken) in new.iter().zip(&taken) {
@@ -221,8 +221,8 @@ impl Exchange<'_> {
     }
 
     /// Marks these holds or places as uncertain: they may have been created, or may yet be.
-    pub(super) fn doubt(&self, new: &[(LeaseId, Value)]) {
-        new.iter().for_each(|(lease, _)| self.shared.doubt(&self.work.key, *lease));
+    pub(super) fn mark_uncertain(&self, new: &[(LeaseId, Value)]) {
+        new.iter().for_each(|(lease, _)| self.shared.mark_uncertain(&self.batch.key, *lease));
     }
 
     /// One of these etcd leases has ended, so none of these holds or places can be made under it any more.
@@ -230,7 +230,7 @@ impl Exchange<'_> {
         self.shared.leases.forget_all(taken);
         let is_new = |lease| new.iter().any(|(new, _)| *new == lease);
         // Nothing can be on its way any more either.
-        drop(self.shared.detach(&self.work.key, |lease| !is_new(lease)));
+        drop(self.shared.detach(&self.batch.key, |lease| !is_new(lease)));
     }
 
     /// Sends a transaction, and at the same time keeps reused etcd leases alive. Also returns whether all of these were still alive: if
@@ -251,7 +251,7 @@ impl Exchange<'_> {
             Err(failure) => return Err(Failure { is_certain: false, ..failure }),
         };
         if answer.succeeded && !are_alive {
-            let failure = Failure::away("an etcd lease has ended early");
+            let failure = Failure::unavailable("an etcd lease has ended early");
             return Err(Failure { is_broken: false, is_certain: false, ..failure });
         }
         Ok((answer, are_alive))
@@ -287,18 +287,18 @@ impl Exchange<'_> {
             Gone::Absent => now.as_ref().is_none_or(|now| now.entries.contains_key(&lease)),
             Gone::Ended(ended) => !ended.contains(&lease),
         };
-        for etcd_lease in self.shared.detach(&self.work.key, is_there) {
+        for etcd_lease in self.shared.detach(&self.batch.key, is_there) {
             // Then a request still in flight for it fails. If revoking fails as well, the etcd lease expires on its own.
             if let Err(failure) = self.connection.revoke(etcd_lease.id).await {
-                tracing::debug!(key = &*self.work.key, %failure, "an etcd lease was not revoked");
+                tracing::debug!(key = &*self.batch.key, %failure, "an etcd lease was not revoked");
             }
         }
         // The absence of a record is not cached: other clients may create and remove one, and the comparison would not notice.
-        self.work.written = now.filter(|now| now.record.is_some()).map(|now| now.remembered());
+        self.batch.written = now.filter(|now| now.record.is_some()).map(|now| now.remembered());
         Ok(())
     }
 }
 
 pub(super) const fn is_lease_missing(failure: &Failure) -> bool {
-    failure.is_certain && matches!(failure.cure, Cure::Repeat)
+    failure.is_certain && matches!(failure.remedy, Remedy::Repeat)
 }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use tonic::{Code, Status};
 
-use crate::backend::records::{Cure, Failure};
+use crate::backend::records::{Failure, Remedy};
 
 /// A lease that a transaction attaches a key to has ended. Nothing was stored.
 pub(super) const NO_LEASE: &str = "requested lease not found";
@@ -13,28 +13,28 @@ pub(super) const NO_LEASE: &str = "requested lease not found";
 pub(super) fn of(status: &Status) -> Failure {
     let why = said(status);
     // The outcome of a proposal is unknown unless etcd says why it was not made.
-    let failure = |cure, is_broken, is_certain| Failure { why: why.clone(), cure, is_broken, is_certain };
+    let failure = |remedy, is_broken, is_certain| Failure { why: why.clone(), remedy, is_broken, is_certain };
     let is = |words: &str| status.message().contains(words);
     match status.code() {
         // A new connection logs in again.
-        Code::Unauthenticated => failure(Cure::Reconnect, true, true),
+        Code::Unauthenticated => failure(Remedy::Reconnect, true, true),
         _ if is("invalid auth token") || is("revision of auth store is old") => {
-            failure(Cure::Reconnect, true, true)
+            failure(Remedy::Reconnect, true, true)
         }
         // Another member may have one, or the one that there will be.
-        _ if is("no leader") => failure(Cure::Wait, true, true),
-        _ if is("too many requests") => failure(Cure::Wait, false, true),
-        Code::NotFound if is(NO_LEASE) => failure(Cure::Repeat, false, true),
+        _ if is("no leader") => failure(Remedy::Wait, true, true),
+        _ if is("too many requests") => failure(Remedy::Wait, false, true),
+        Code::NotFound if is(NO_LEASE) => failure(Remedy::Repeat, false, true),
         Code::PermissionDenied
         | Code::InvalidArgument
         | Code::ResourceExhausted
         | Code::FailedPrecondition
         | Code::NotFound
         | Code::OutOfRange
-        | Code::Unimplemented => failure(Cure::Fix, false, true),
-        Code::DeadlineExceeded => failure(Cure::Wait, true, false),
-        _ if is("timed out") => failure(Cure::Wait, true, false),
-        _ => failure(Cure::Reconnect, true, false),
+        | Code::Unimplemented => failure(Remedy::Fix, false, true),
+        Code::DeadlineExceeded => failure(Remedy::Wait, true, false),
+        _ if is("timed out") => failure(Remedy::Wait, true, false),
+        _ => failure(Remedy::Reconnect, true, false),
     }
 }
 
@@ -82,22 +82,28 @@ mod tests {
 
     #[test]
     fn what_etcd_says_decides_whether_something_may_have_been_stored() {
-        for (code, message, cure, is_broken, is_certain) in [
-            (Code::Unavailable, "etcdserver: no leader", Cure::Wait, true, true),
-            (Code::Unavailable, "etcdserver: request timed out", Cure::Wait, true, false),
-            (Code::Unavailable, "etcdserver: leader changed", Cure::Reconnect, true, false),
-            (Code::Unknown, "transport error", Cure::Reconnect, true, false),
-            (Code::NotFound, "etcdserver: requested lease not found", Cure::Repeat, false, true),
-            (Code::ResourceExhausted, "etcdserver: too many requests", Cure::Wait, false, true),
-            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Cure::Fix, false, true),
-            (Code::PermissionDenied, "etcdserver: permission denied", Cure::Fix, false, true),
-            (Code::Unauthenticated, "etcdserver: invalid auth token", Cure::Reconnect, true, true),
-            (Code::InvalidArgument, "etcdserver: revision of auth store is old", Cure::Reconnect, true, true),
+        for (code, message, remedy, is_broken, is_certain) in [
+            (Code::Unavailable, "etcdserver: no leader", Remedy::Wait, true, true),
+            (Code::Unavailable, "etcdserver: request timed out", Remedy::Wait, true, false),
+            (Code::Unavailable, "etcdserver: leader changed", Remedy::Reconnect, true, false),
+            (Code::Unknown, "transport error", Remedy::Reconnect, true, false),
+            (Code::NotFound, "etcdserver: requested lease not found", Remedy::Repeat, false, true),
+            (Code::ResourceExhausted, "etcdserver: too many requests", Remedy::Wait, false, true),
+            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Remedy::Fix, false, true),
+            (Code::PermissionDenied, "etcdserver: permission denied", Remedy::Fix, false, true),
+            (Code::Unauthenticated, "etcdserver: invalid auth token", Remedy::Reconnect, true, true),
+            (
+                Code::InvalidArgument,
+                "etcdserver: revision of auth store is old",
+                Remedy::Reconnect,
+                true,
+                true,
+            ),
         ] {
             let failure = of(&Status::new(code, message));
             assert_eq!(
-                (failure.cure, failure.is_broken, failure.is_certain),
-                (cure, is_broken, is_certain),
+                (failure.remedy, failure.is_broken, failure.is_certain),
+                (remedy, is_broken, is_certain),
                 "{message}"
             );
             assert!(!failure.why.contains("etcdserver: "), "{failure}");

@@ -53,7 +53,7 @@ impl KeepAlive {
                 let _ = tell.send(answer.ttl > 0);
                 Ok(())
             }
-            _ => Err(Failure::away("the answer to a keep-alive is for another lease")),
+            _ => Err(Failure::unavailable("the answer to a keep-alive is for another lease")),
         }
     }
 

@@ -37,7 +37,7 @@ pub(super) struct Leases {
     client: OnceLock<Uuid>,
     state: Mutex<State>,
     /// Set when the warning about longer leases has been logged.
-    has_told_ttl: OnceLock<()>,
+    has_warned_ttl: OnceLock<()>,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ struct State {
 
 impl Leases {
     /// The client whose leases these are, which never changes.
-    pub(super) fn are_of(&self, client: Uuid) {
+    pub(super) fn set_client(&self, client: Uuid) {
         self.client.get_or_init(|| client);
     }
 
@@ -83,7 +83,7 @@ impl Leases {
     pub(super) async fn grant(&self, connection: &Arc<Connection>, ttl: u32) -> Result<EtcdLease, Failure> {
         let sent = Instant::now();
         let granted = connection.grant(ttl).await?;
-        if granted.ttl > i64::from(ttl) && self.has_told_ttl.set(()).is_ok() {
+        if granted.ttl > i64::from(ttl) && self.has_warned_ttl.set(()).is_ok() {
             tracing::warn!(
                 requested = ttl,
                 granted = granted.ttl,

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::builder::Settings;
 use super::connection::Connection;
-use crate::backend::records::{Cure, Failure};
+use crate::backend::records::{Failure, Remedy};
 
 /// The pause between attempts to connect: it grows from the first of these to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
@@ -62,7 +62,7 @@ impl Link {
             sleep(failed.pause.saturating_sub(failed.at.elapsed())).await;
         }
         let attempt = self.closing.run_until_cancelled(self.connect(&mut state)).await;
-        match attempt.unwrap_or_else(|| Err(Failure::away("the client is closed"))) {
+        match attempt.unwrap_or_else(|| Err(Failure::unavailable("the client is closed"))) {
             Ok(connection) => {
                 state.failed = None;
                 Ok(Arc::clone(state.connection.insert(Arc::new(connection))))
@@ -84,7 +84,7 @@ impl Link {
         for _ in endpoints {
             let endpoint = &endpoints[state.next % endpoints.len()];
             let opened = timeout(share, Connection::open(&self.settings, endpoint)).await;
-            let silence = || Failure::away(format!("{endpoint}: no answer within {share:?}"));
+            let silence = || Failure::unavailable(format!("{endpoint}: no answer within {share:?}"));
             match opened.unwrap_or_else(|_| Err(silence())) {
                 Ok(connection) => return Ok(connection),
                 Err(failure) => failures.push(failure),
@@ -116,9 +116,9 @@ impl Link {
 fn all(failures: Vec<Failure>) -> Failure {
     let why: Vec<_> = failures.iter().map(|failure| failure.why.as_str()).collect();
     let why = why.join("; ");
-    if failures.iter().any(|failure| failure.cure == Cure::Fix) {
+    if failures.iter().any(|failure| failure.remedy == Remedy::Fix) {
         Failure::refused(why)
     } else {
-        Failure::away(why)
+        Failure::unavailable(why)
     }
 }

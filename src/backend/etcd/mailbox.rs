@@ -58,7 +58,7 @@ impl Mailbox {
         let mut inbox = self.inbox.lock();
         inbox.tell = Some(tell);
         if !std::mem::replace(&mut inbox.is_started, true) {
-            self.shared.leases.are_of(client);
+            self.shared.leases.set_client(client);
             let mailbox = Arc::clone(self);
             runtime.spawn(async move {
                 let closing = mailbox.closing.clone();
@@ -97,13 +97,13 @@ impl Mailbox {
             loop {
                 match connection.next(&mut changes).await? {
                     Some(response) => self.hear(response, client, seen)?,
-                    None => return Err(Failure::away("the watch has ended")),
+                    None => return Err(Failure::unavailable("the watch has ended")),
                 }
             }
         };
         let ended = tokio::select! {
             ended = watched => ended,
-            () = connection.broken() => Err(Failure::away("the connection was lost")),
+            () = connection.broken() => Err(Failure::unavailable("the connection was lost")),
         };
         if let Err(failure) = &ended
             && failure.is_broken
@@ -132,7 +132,7 @@ impl Mailbox {
             let begun = async {
                 let mut changes = connection.watch_stream(requests).await?;
                 let response = connection.next(&mut changes).await?;
-                Ok((changes, response.ok_or_else(|| Failure::away("the watch has ended"))?))
+                Ok((changes, response.ok_or_else(|| Failure::unavailable("the watch has ended"))?))
             };
             let (changes, response) = connection.within(begun).await?;
             let header = response.header.unwrap_or_default();
@@ -193,7 +193,7 @@ impl Mailbox {
             // What somebody else has granted is known before it is acted upon.
             self.shared.schedule.forget(key);
             if let Some(view) = mail.view(&self.shared.keys.of(key), kv.mod_revision) {
-                self.shared.schedule.remember(key, view);
+                self.shared.schedule.cache(key, view);
             }
         }
         events.into_iter().for_each(|event| self.tell(event));
@@ -221,5 +221,5 @@ impl Seen {
 fn canceled(response: &WatchResponse) -> Failure {
     let reason = response.cancel_reason.trim_start_matches("etcdserver: ");
     let reason = if reason.is_empty() { "for no reason" } else { reason };
-    Failure::away(format!("the watch was canceled: {reason}"))
+    Failure::unavailable(format!("the watch was canceled: {reason}"))
 }

@@ -135,9 +135,9 @@ impl EtcdStore {
     /// Runs something on the crate's own thread.
     async fn run<T: Send + 'static>(
         &self,
-        work: impl Future<Output = Result<T, BackendError>> + Send + 'static,
+        batch: impl Future<Output = Result<T, BackendError>> + Send + 'static,
     ) -> Result<T, BackendError> {
-        let done = self.runtime.spawn(work).await;
+        let done = self.runtime.spawn(batch).await;
         done.unwrap_or_else(|error| Err(BackendError::Unanswered { source: error.into() }))
     }
 }
@@ -148,7 +148,7 @@ impl LedgerStore for EtcdStore {
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
-        let answered = self.shared.schedule.ask(keys, change);
+        let answered = self.shared.schedule.submit(keys, change);
         async {
             let Some(answered) = answered else { return Err(BackendError::Closed) };
             answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))

@@ -64,7 +64,7 @@ impl Shared {
     }
 
     /// It is not certain whether this was made, or may still be.
-    pub(super) fn doubt(&self, key: &str, lease: LeaseId) {
+    pub(super) fn mark_uncertain(&self, key: &str, lease: LeaseId) {
         let mut attached = self.attached.lock();
         let known = attached.get_mut(key).into_iter().flatten();
         known.filter(|known| known.lease == lease).for_each(|known| known.is_doubtful = true);

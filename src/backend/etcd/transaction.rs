@@ -108,5 +108,5 @@ fn compare(result: CompareResult, target: CompareTarget, key: Vec<u8>, with: Com
 }
 
 fn nonsense() -> Failure {
-    Failure { is_certain: false, ..Failure::away("the answer does not match the request") }
+    Failure { is_certain: false, ..Failure::unavailable("the answer does not match the request") }
 }

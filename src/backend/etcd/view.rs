@@ -7,12 +7,12 @@ use super::keys::{KeysOf, Part};
 use super::leases::{EtcdLease, Leases};
 use super::proto::{Header, KeyValue, RangeResponse};
 use super::value::{Value, What};
-use crate::backend::ledger::{Entry, Ledger, Stamp, Standing};
-use crate::backend::records::Remembered;
+use crate::backend::ledger::{Entry, EntryKind, Ledger, Stamp};
+use crate::backend::records::Cached;
 use crate::backend::{BackendError, Kind, LeaseId, Ticket};
 
 /// How long a view is cached. Every use compares it with what is stored, so it may be out of date.
-const REMEMBERED: Duration = Duration::from_secs(30);
+const MAX_CONTENDED: Duration = Duration::from_secs(30);
 /// There is no clock: etcd says which holds and places there are, and times are counted from here.
 const NOW: u64 = 1 << 40;
 /// Tokens are at least this many times the revision. A transaction issues fewer numbers than that only rarely, and then the next numbers are
@@ -52,9 +52,9 @@ pub(super) struct Stored {
     pub(super) left: Option<Duration>,
 }
 
-impl Remembered for View {
+impl Cached for View {
     fn is_recent(&self) -> bool {
-        self.seen.elapsed() < REMEMBERED
+        self.seen.elapsed() < MAX_CONTENDED
     }
 }
 
@@ -192,9 +192,9 @@ impl Stored {
             owner: owner.clone(),
             ends: ends(left),
             standing: match what {
-                What::Hold(token) => Standing::Held(*token),
+                What::Hold(token) => EntryKind::Held(*token),
                 What::Place { tokens, .. } => {
-                    Standing::Waiting { ticket: self.ticket().unwrap_or(Ticket::new(0)), tokens: *tokens }
+                    EntryKind::Waiting { ticket: self.ticket().unwrap_or(Ticket::new(0)), tokens: *tokens }
                 }
             },
         }

@@ -17,7 +17,7 @@ use crate::backend::records::Failure;
 use crate::backend::{Event, LeaseId};
 
 /// The maximum number of holds and places that are sent along with a grant.
-const TOLD: usize = 8;
+const MAX_SENT: usize = 8;
 
 /// What became of it.
 pub(super) enum Written {
@@ -26,7 +26,7 @@ pub(super) enum Written {
     /// Stored as far as it has to be, but what is there now is not known.
     Enough,
     /// Others came first, and this is what is there now.
-    Beaten(View),
+    Conflict(View),
     /// An etcd lease has ended that it needed.
     LeaseEnded,
 }
@@ -66,7 +66,7 @@ impl Exchange<'_> {
         let (mut view, mut limit, mut is_first) = (now, limit, true);
         loop {
             let part: Vec<_> = steps.drain(..steps.len().min(MOST)).collect();
-            let (now, later) = told_with(&part, told, is_first);
+            let (now, later) = events_with(&part, told, is_first);
             told = later;
             let transaction = Transaction { view: &view, changes: &changes, steps: &part, told: &now, limit };
             let request = self.request(&transaction);
@@ -80,7 +80,7 @@ impl Exchange<'_> {
                 Err(failure) => {
                     let is_certain = is_first && failure.is_certain;
                     if !is_certain {
-                        self.doubt(&changes.begun);
+                        self.mark_uncertain(&changes.begun);
                     }
                     return Err(Stop::Writing(Failure { is_certain, ..failure }));
                 }
@@ -90,7 +90,7 @@ impl Exchange<'_> {
             }
             if !answer.succeeded {
                 let are_grants = || part.iter().chain(&steps).all(|step| step.is_grant());
-                return if !is_first && are_grants() { Ok(Written::Enough) } else { self.beaten(answer) };
+                return if !is_first && are_grants() { Ok(Written::Enough) } else { self.conflict(answer) };
             }
             let revision = revision_of(&answer).map_err(Stop::Writing)?;
             view = apply(&transaction, revision);
@@ -101,9 +101,9 @@ impl Exchange<'_> {
         }
     }
 
-    fn beaten(&self, answer: TxnResponse) -> Result<Written, Stop> {
+    fn conflict(&self, answer: TxnResponse) -> Result<Written, Stop> {
         let view = self.keys.seen(answer).map_err(Stop::Writing)?;
-        view.map(Written::Beaten).map_err(Stop::Unreadable)
+        view.map(Written::Conflict).map_err(Stop::Unreadable)
     }
 
     fn request(&self, transaction: &Transaction<'_>) -> TxnRequest {
@@ -175,7 +175,7 @@ impl Exchange<'_> {
     /// What the receiver of a grant would read now, unless that is too much. Revisions of this transaction are 0.
     fn seen_after(&self, transaction: &Transaction<'_>) -> Option<RangeResponse> {
         let after = apply(transaction, 0);
-        (after.entries.len() <= TOLD).then(|| after.to_kvs(&self.keys))
+        (after.entries.len() <= MAX_SENT).then(|| after.to_kvs(&self.keys))
     }
 
     /// Takes a lock if nobody holds or waits and the record is as it is remembered, and does something else if not.
@@ -259,7 +259,7 @@ fn steps(changes: &Changes, taken: &[Taken]) -> VecDeque<Step> {
 }
 
 /// Events that go with these steps, and those that go with later ones.
-fn told_with(steps: &[Step], told: Vec<Event>, is_first: bool) -> (Vec<Event>, Vec<Event>) {
+fn events_with(steps: &[Step], told: Vec<Event>, is_first: bool) -> (Vec<Event>, Vec<Event>) {
     let is_now = |event: &Event| match event {
         Event::Granted { lease, .. } => steps.iter().any(|step| step.lease() == lease.id),
         _ => is_first,

@@ -19,12 +19,12 @@ pub(in crate::backend) struct Entry {
     pub(in crate::backend) permits: u32,
     pub(in crate::backend) owner: Option<Arc<str>>,
     pub(in crate::backend) ends: u64,
-    pub(in crate::backend) standing: Standing,
+    pub(in crate::backend) standing: EntryKind,
 }
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::backend) enum Standing {
+pub(in crate::backend) enum EntryKind {
     /// A hold under this token.
     Held(FencingToken),
     /// A place, whose grant will reserve this many tokens.
@@ -44,10 +44,10 @@ impl Ledger {
         let mut ledger = Self { lapses, ..self };
         for Entry { lease, permits, owner, ends, standing } in entries {
             match standing {
-                Standing::Held(token) => {
+                EntryKind::Held(token) => {
                     ledger.holds.insert(lease, Hold { permits, token, ends, owner });
                 }
-                Standing::Waiting { ticket, tokens } => {
+                EntryKind::Waiting { ticket, tokens } => {
                     ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, owner });
                 }
             }
@@ -60,11 +60,11 @@ impl Ledger {
     pub(in crate::backend) fn entries(&self) -> impl Iterator<Item = Entry> {
         let holds = self.holds.iter().map(|(lease, hold)| {
             let Hold { permits, token, ends, owner } = hold.clone();
-            Entry { lease: *lease, permits, owner, ends, standing: Standing::Held(token) }
+            Entry { lease: *lease, permits, owner, ends, standing: EntryKind::Held(token) }
         });
         let places = self.queue.iter().map(|(ticket, place)| {
             let Place { lease, permits, tokens, ends, owner } = place.clone();
-            Entry { lease, permits, owner, ends, standing: Standing::Waiting { ticket: *ticket, tokens } }
+            Entry { lease, permits, owner, ends, standing: EntryKind::Waiting { ticket: *ticket, tokens } }
         });
         holds.chain(places)
     }

@@ -107,7 +107,9 @@ impl MysqlBuilder {
     pub(super) async fn of_pool(pool: &Pool) -> Result<Self, Error> {
         let connection = match timeout(TIMEOUT, pool.get_conn()).await {
             Ok(connection) => connection.map_err(Failure::from),
-            Err(_) => Err(Failure::away(format!("the pool provided no connection within {TIMEOUT:?}"))),
+            Err(_) => {
+                Err(Failure::unavailable(format!("the pool provided no connection within {TIMEOUT:?}")))
+            }
         };
         let failed =
             |failure: Failure| Error::from_backend(failure.before_storing(), "connect", None, "mysql");

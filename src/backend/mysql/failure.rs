@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use mysql_async::{DriverError, Error, IoError, ServerError};
 
-use crate::backend::records::{Cure, Failure};
+use crate::backend::records::{Failure, Remedy};
 
 /// The numbers of errors, as in the manuals of MySQL and MariaDB.
 mod code {
@@ -37,7 +37,9 @@ impl From<Error> for Failure {
         match error {
             Error::Server(said) => said_by_server(&said),
             Error::Driver(DriverError::UnknownAuthPlugin { name }) => login_unknown(&name),
-            error => Self { cure: Cure::Reconnect, is_certain: false, ..Self::away(cause(&error)) },
+            error => {
+                Self { remedy: Remedy::Reconnect, is_certain: false, ..Self::unavailable(cause(&error)) }
+            }
         }
     }
 }
@@ -51,24 +53,24 @@ fn login_unknown(plugin: &str) -> Failure {
 
 fn said_by_server(said: &ServerError) -> Failure {
     let why = format!("{} (error {})", said.message, said.code);
-    let failure = |cure, is_broken| Failure { why: why.clone(), cure, is_broken, is_certain: true };
+    let failure = |remedy, is_broken| Failure { why: why.clone(), remedy, is_broken, is_certain: true };
     match said.code {
         code::DUPLICATE_KEY
         | code::LOCK_WAIT_TIMEOUT
         | code::DEADLOCK
         | code::NOWAIT
         | code::QUERY_INTERRUPTED
-        | code::RECORD_CHANGED => failure(Cure::Repeat, false),
-        code if code::LOGIN.contains(&code) => failure(Cure::Fix, true),
-        code if code::TOO_MANY.contains(&code) || code == code::NOT_READY => failure(Cure::Wait, true),
+        | code::RECORD_CHANGED => failure(Remedy::Repeat, false),
+        code if code::LOGIN.contains(&code) => failure(Remedy::Fix, true),
+        code if code::TOO_MANY.contains(&code) || code == code::NOT_READY => failure(Remedy::Wait, true),
         // What a new session finds says more.
         code if code::READ_ONLY.contains(&code) || code::TABLES.contains(&code) => {
-            failure(Cure::Reconnect, true)
+            failure(Remedy::Reconnect, true)
         }
         code if code::ENDING.contains(&code) => {
-            Failure { is_certain: false, ..failure(Cure::Reconnect, true) }
+            Failure { is_certain: false, ..failure(Remedy::Reconnect, true) }
         }
-        _ => failure(Cure::Fix, false),
+        _ => failure(Remedy::Fix, false),
     }
 }
 
@@ -94,7 +96,7 @@ mod tests {
     fn a_login_that_mysql_does_not_know_is_refused_and_not_tried_again() {
         let unknown = DriverError::UnknownAuthPlugin { name: "sha256_password".to_owned() };
         let failure = Failure::from(Error::Driver(unknown));
-        assert!(matches!(failure.cure, Cure::Fix), "{failure:?}");
+        assert!(matches!(failure.remedy, Remedy::Fix), "{failure:?}");
         assert!(failure.why.contains("does not know this user"), "{failure:?}");
     }
 }

@@ -6,7 +6,7 @@
 //! | `schema` | the tables, their version, and whether they can be used |
 //! | `tls`, `session` | connecting; a session of the server, its settings and checks |
 //! | `statement` | the statements |
-//! | `exchange`, `record` | changing records, optimistically, and in turns if they are crowded; a record as it is read, changed and written |
+//! | `exchange`, `record` | changing records, optimistically, and in turns if they are contended; a record as it is read, changed and written |
 //! | `view` | what a record is for one client |
 //! | `watch`, `named_locks` | what a client waits for; the named locks that others wait for |
 //! | `watcher`, `waiters` | the connection that looks at records and holds named locks; those that wait for named locks |
@@ -155,12 +155,12 @@ impl LedgerStore for MysqlStore {
         let workers = Arc::clone(&self.workers);
         let events = self.watcher.open(client, &self.runtime);
         // What somebody else has granted is known before it is acted upon.
-        let noted = events.inspect(move |event| {
+        let observed = events.inspect(move |event| {
             if let Event::Granted { lease, .. } = event {
                 workers.schedule.forget(&lease.resource.key);
             }
         });
-        noted.boxed()
+        observed.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use crate::backend::LeaseId;
 
 /// The named lock of a lease without known waiters is taken only after this time: most leases are released before.
-const UNDISTURBED: Duration = Duration::from_millis(5);
+const TAKE_AFTER: Duration = Duration::from_millis(5);
 /// When to retry taking a named lock that a waiting client has just acquired; that client will find that the lease still holds, and
 /// release it.
-const AGAIN: Duration = Duration::from_millis(2);
+const RETRY: Duration = Duration::from_millis(2);
 /// The maximum number of named locks held. Clients that wait behind other leases poll.
-const MOST: usize = 1024;
+const MAX_HELD: usize = 1024;
 /// How many are taken or released with one statement.
 const TOGETHER: usize = 64;
 
@@ -49,16 +49,16 @@ impl NamedLocks {
         match self.states.get(&lease) {
             _ if !self.is_on => {
                 // It is taken when they are used again.
-                if self.states.len() < MOST {
+                if self.states.len() < MAX_HELD {
                     self.states.insert(lease, State::Wanted);
                 }
                 return false;
             }
-            None if self.states.len() >= MOST => return false,
+            None if self.states.len() >= MAX_HELD => return false,
             None if is_urgent => {}
             None => {
                 self.states.insert(lease, State::Later);
-                self.take_later.push_back((now + UNDISTURBED, lease));
+                self.take_later.push_back((now + TAKE_AFTER, lease));
                 return true;
             }
             Some(State::Later) if is_urgent => {}
@@ -92,7 +92,7 @@ impl NamedLocks {
             return false;
         }
         *state = State::Later;
-        let at = Instant::now() + AGAIN;
+        let at = Instant::now() + RETRY;
         let place = self.take_later.partition_point(|(other, _)| *other <= at);
         self.take_later.insert(place, (at, lease));
         true
@@ -182,7 +182,7 @@ mod tests {
         assert!(locks.want(wanted, true, now));
         assert_eq!(locks.takes(now), [wanted]);
         assert!(!locks.give_up(brief));
-        assert_eq!(locks.takes(now + UNDISTURBED), []);
+        assert_eq!(locks.takes(now + TAKE_AFTER), []);
         assert!(!locks.took(wanted, true));
         assert!(locks.give_up(wanted));
         assert_eq!(locks.releases(), [wanted]);

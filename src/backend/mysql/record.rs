@@ -6,12 +6,12 @@ use mysql_async::Row;
 
 use super::session::{Answer, value};
 use super::view::{OwnChange, View};
-use crate::backend::ledger::{Entry, Standing};
-use crate::backend::records::{Failure, Remembered, Work};
+use crate::backend::ledger::{Entry, EntryKind};
+use crate::backend::records::{Cached, Failure, KeyBatch};
 use crate::backend::{BackendError, Ledger, Stamp};
 
 /// For how long what was written is remembered: clocks differ by less than a millisecond after that.
-const REMEMBERED: Duration = Duration::from_secs(10);
+const MAX_CONTENDED: Duration = Duration::from_secs(10);
 /// How long writing a record may take that was remembered and not read. Leases that begin with it are counted from the end of that time, so
 /// that none ends too early, also if this machine stood still: then it is too late, and the record is read.
 const TO_WRITE_MICROS: i64 = 20_000;
@@ -64,7 +64,7 @@ pub(super) struct Clock {
 impl Clock {
     pub(super) fn of(answer: &Answer, asked: Instant) -> Result<Self, Failure> {
         let Some(row) = answer.rows.first() else {
-            return Err(Failure::away("the server did not return its time"));
+            return Err(Failure::unavailable("the server did not return its time"));
         };
         Ok(Self { now: value(row, 0)?, floor: value::<Option<i64>>(row, 1)?.unwrap_or(0), asked })
     }
@@ -106,7 +106,7 @@ impl Read {
     /// Carries out what was asked for, and looks at what that is for a client.
     pub(super) fn change(
         self,
-        work: &Work<Written>,
+        batch: &KeyBatch<Written>,
         client: Option<uuid::Uuid>,
     ) -> Result<Next, BackendError> {
         let Self { now, late, until, stored, floor } = self;
@@ -117,14 +117,14 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let is_held = |entry: &Entry| matches!(entry.standing, Standing::Held(_));
+        let is_held = |entry: &Entry| matches!(entry.standing, EntryKind::Held(_));
         let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
-        ledger.note_requests();
-        for task in &work.tasks {
+        ledger.observe_requests();
+        for task in &batch.tasks {
             // The clients concerned find these events by reading the record.
             drop(task.run(&mut ledger, stamp));
         }
-        let asked = ledger.noted_requests().iter().map(|request| request.lease.clone()).collect();
+        let asked = ledger.observed_requests().iter().map(|request| request.lease.clone()).collect();
         let view = View { own: Some(OwnChange { held_before, asked }), ..View::of(&ledger, client) };
         let doc = ledger.to_string();
         let is_same = match &stored {
@@ -133,7 +133,7 @@ impl Read {
             None => ledger.last_number() == 0,
         };
         let version = stored.map(|stored| stored.version);
-        if is_same && !work.must_write {
+        if is_same && !batch.must_write {
             return Ok(Next::Keep(version, view));
         }
         Ok(Next::Write(Changed { version, now, until, doc, view }))
@@ -171,11 +171,11 @@ impl Written {
     }
 }
 
-impl Remembered for Written {
+impl Cached for Written {
     // Long enough to last until a client's next turn, even among hundreds of clients.
-    const CROWDED: Duration = Duration::from_secs(10);
+    const CONTENDED: Duration = Duration::from_secs(10);
 
     fn is_recent(&self) -> bool {
-        self.asked.elapsed() < REMEMBERED
+        self.asked.elapsed() < MAX_CONTENDED
     }
 }

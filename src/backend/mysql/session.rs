@@ -13,12 +13,12 @@ use super::record::Written;
 use super::statement::IDLE;
 use super::watch::Watch;
 use super::{exchange, schema, sweep, tls};
-use crate::backend::records::{Connection, Failure, Outcome, Phase, Round, Work, Workers, failed};
+use crate::backend::records::{Connection, Failure, KeyBatch, Outcome, Phase, Round, Workers, failed};
 
 /// How long a statement waits for a row that another client has locked, in seconds: as long as a stalled client can keep it.
 const LOCK_WAIT: u32 = 1;
 /// A connection that was not used for that long is tried before something is written: it may have been closed meanwhile.
-const UNTRIED: Duration = Duration::from_millis(500);
+const PROBE_AFTER: Duration = Duration::from_millis(500);
 /// The oldest versions that have all that is needed.
 const OLDEST: (u32, u32) = (8, 0);
 const OLDEST_MARIADB: (u32, u32) = (10, 5);
@@ -52,7 +52,7 @@ impl Session {
             Ok(session)
         };
         let connected = timeout(limit, connecting).await;
-        connected.unwrap_or_else(|_| Err(Failure::away(format!("no answer within {limit:?}"))))
+        connected.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
     }
 
     async fn connect(settings: &Settings) -> Result<Self, Failure> {
@@ -88,7 +88,7 @@ impl Session {
         let is_read_only: String = value(server, 1)?;
         if !["0", "OFF"].contains(&&*is_read_only) {
             let why = "it is read-only, perhaps a replica: connect to the server that accepts writes";
-            return Err(Failure::away(why));
+            return Err(Failure::unavailable(why));
         }
         let tables: Result<Vec<(String, Option<String>)>, Failure> =
             tables.rows.iter().map(|row| Ok((value(row, 0)?, value(row, 1)?))).collect();
@@ -118,17 +118,17 @@ impl Session {
         statements: &[String],
         limit: Duration,
     ) -> Result<Vec<Answer>, Failure> {
-        timeout(limit, self.run(statements)).await.unwrap_or_else(|_| Err(Failure::silence(limit)))
+        timeout(limit, self.run(statements)).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)))
     }
 
     /// Adds changes of the same key that were requested since. Returns whether there were any. Called once per round, because a batch
     /// that keeps growing would never be executed.
-    pub(super) fn add_later(&self, work: &mut Work<Written>) -> bool {
-        if work.tries > 0 {
+    pub(super) fn add_later(&self, batch: &mut KeyBatch<Written>) -> bool {
+        if batch.tries > 0 {
             return false;
         }
         let workers = self.workers.as_ref().and_then(Weak::upgrade);
-        workers.is_some_and(|workers| workers.schedule.add_later(work))
+        workers.is_some_and(|workers| workers.schedule.add_later(batch))
     }
 
     /// How long the server may take to answer.
@@ -138,17 +138,17 @@ impl Session {
 
     /// Probes a connection that has not been used for a while, if the round begins with a write, whose outcome would be unknown if the
     /// connection were lost. A round that begins with a read needs no probe.
-    async fn try_for(&mut self, round: &Round<Written>) -> Result<(), Failure> {
+    async fn probe(&mut self, round: &Round<Written>) -> Result<(), Failure> {
         let writes_first = match round {
-            Round::Quiet(works) => works.iter().all(|work| work.written.is_some()),
-            Round::Crowded(_) => false,
+            Round::Uncontended(batches) => batches.iter().all(|batch| batch.written.is_some()),
+            Round::Contended(_) => false,
         };
-        if !writes_first || self.used.elapsed() < UNTRIED {
+        if !writes_first || self.used.elapsed() < PROBE_AFTER {
             return Ok(());
         }
         let limit = self.reply_timeout;
         let tried = timeout(limit, self.connection.ping()).await;
-        Ok(tried.map_err(|_| Failure::silence(limit))??)
+        Ok(tried.map_err(|_| Failure::timed_out(limit))??)
     }
 }
 
@@ -168,13 +168,13 @@ impl Connection for Session {
     }
 
     async fn carry_out(&mut self, round: Round<Written>) -> Outcome<Written> {
-        let outcome = match (self.try_for(&round).await, round) {
-            (Err(failure), round) => failed(round.into_works(), failure, Phase::Reading),
-            (Ok(()), Round::Quiet(works)) => exchange::change_quiet(self, works).await,
-            (Ok(()), Round::Crowded(work)) => exchange::change_crowded(self, work).await,
+        let outcome = match (self.probe(&round).await, round) {
+            (Err(failure), round) => failed(round.into_batches(), failure, Phase::Reading),
+            (Ok(()), Round::Uncontended(batches)) => exchange::change_uncontended(self, batches).await,
+            (Ok(()), Round::Contended(batch)) => exchange::change_contended(self, batch).await,
         };
         if outcome.1.as_ref().is_some_and(|failure| failure.is_broken) {
-            self.watch.doubt();
+            self.watch.check_now();
         }
         outcome
     }
@@ -187,11 +187,11 @@ impl Connection for Session {
 /// A value of a row.
 pub(super) fn value<T: FromValue>(row: &Row, column: usize) -> Result<T, Failure> {
     let read = row.get_opt(column).and_then(Result::ok);
-    read.ok_or_else(|| Failure::away("its answer cannot be read"))
+    read.ok_or_else(|| Failure::unavailable("its answer cannot be read"))
 }
 
 fn missing() -> Failure {
-    Failure::away("an answer is missing")
+    Failure::unavailable("an answer is missing")
 }
 
 /// `8.0.36`, `10.11.19-MariaDB-0+deb12u1`

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use crate::backend::ledger::{Entry, Standing};
+use crate::backend::ledger::{Entry, EntryKind};
 use crate::backend::{Grant, LeaseId, LeaseRef, Ledger, Ticket};
 
 /// What a record is for a client.
@@ -51,7 +51,7 @@ impl View {
         for Entry { lease, owner: of, standing, .. } in ledger.entries() {
             let is_own = lease.client() == client;
             match standing {
-                Standing::Held(token) => {
+                EntryKind::Held(token) => {
                     if is_own {
                         view.holds.push((lease, Grant::new(token, ledger.limit())));
                     } else {
@@ -59,11 +59,11 @@ impl View {
                     }
                     owner = owner.or(of);
                 }
-                Standing::Waiting { ticket, .. } if is_own => {
+                EntryKind::Waiting { ticket, .. } if is_own => {
                     let is_admitted = of.is_some() && of == owner;
                     view.places.push(Place { lease, ticket, is_admitted });
                 }
-                Standing::Waiting { .. } => {
+                EntryKind::Waiting { .. } => {
                     view.others_wait = true;
                     if view.places.is_empty() {
                         view.before += 1;

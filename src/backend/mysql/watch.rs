@@ -30,7 +30,7 @@ const SLOWEST_BACKUP_POLL: Duration = Duration::from_secs(5);
 /// The first pause before waiting for a named lock that its client may not have taken yet.
 const PAUSE: Duration = Duration::from_millis(2);
 /// The maximum number of these pauses, one for each place ahead.
-const UNHURRIED: u32 = 5;
+const MAX_PAUSES: u32 = 5;
 /// How long the client polls after a connection could not wait for a named lock.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Records that are due within this time are checked together.
@@ -108,7 +108,7 @@ pub(super) struct Wait {
 
 /// A record that is to be looked at.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Check {
     pub(super) key: Arc<str>,
     /// The version that is known.
     pub(super) version: i64,
@@ -124,7 +124,7 @@ pub(super) struct Todo {
     /// Named locks to be taken.
     pub(super) take: Vec<LeaseId>,
     /// Records to be looked at.
-    pub(super) look: Vec<Look>,
+    pub(super) look: Vec<Check>,
 }
 
 impl Watch {
@@ -173,7 +173,7 @@ impl Watch {
     }
 
     /// The same, after checking the record: `None` if its version has not changed.
-    pub(super) fn looked(&self, look: &Look, found: Option<(i64, View)>) {
+    pub(super) fn looked(&self, look: &Check, found: Option<(i64, View)>) {
         let mut state = self.state.lock();
         let is_known = |watched: &Watched| watched.changes == look.changes;
         match found.filter(|_| state.keys.get(&look.key).is_some_and(is_known)) {
@@ -211,7 +211,7 @@ impl Watch {
     }
 
     /// Another connection was lost: checks the one that watches records, too.
-    pub(super) fn doubt(&self) {
+    pub(super) fn check_now(&self) {
         self.state.lock().is_doubtful = true;
         self.changed.notify_one();
     }
@@ -255,13 +255,13 @@ impl Watch {
             watched.waits_for = None;
         }
         match outcome {
-            Waited::Had => {
+            Waited::Acquired => {
                 let again = watched.unlocked.filter(|unlocked| unlocked.lease == *lease);
                 let pause = again.map_or(PAUSE, |unlocked| unlocked.pause.saturating_mul(2));
                 watched.unlocked = Some(Unlocked { lease: *lease, pause });
                 state.set_due(key, Instant::now());
             }
-            Waited::NotYet => state.wait_on(key),
+            Waited::TimedOut => state.wait_on(key),
             Waited::Failed => {
                 state.no_waiting_until = Some(Instant::now() + AFTER_FAILURE);
                 state.wait_on(key);
@@ -275,8 +275,8 @@ impl Watch {
 /// The result of waiting for a named lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
-    Had,
-    NotYet,
+    Acquired,
+    TimedOut,
     Failed,
 }
 
@@ -407,7 +407,7 @@ impl State {
                 if let Some(watched) = self.keys.get_mut(&key) {
                     watched.due = None;
                     let (version, changes) = (watched.version, watched.changes);
-                    todo.look.push(Look { key: Arc::clone(&key), version, changes });
+                    todo.look.push(Check { key: Arc::clone(&key), version, changes });
                 }
             }
         }
@@ -424,7 +424,7 @@ impl Watched {
             Some(unlocked) => unlocked.pause.min(pause(self.before, false)),
             // The client ahead may have joined only just now and still be taking its named lock. The more places ahead, the less urgent
             // this is.
-            None => PAUSE * u32::try_from(self.before).unwrap_or(u32::MAX).min(UNHURRIED),
+            None => PAUSE * u32::try_from(self.before).unwrap_or(u32::MAX).min(MAX_PAUSES),
         }
     }
 }

@@ -80,7 +80,7 @@ impl Watcher {
         let mut attempt = self.attempt.subscribe();
         match attempt.wait_for(Option::is_some).await {
             Ok(known) => known.clone().unwrap_or(Ok(())),
-            Err(_) => Err(Failure::away("the client is closed")),
+            Err(_) => Err(Failure::unavailable("the client is closed")),
         }
     }
 
@@ -186,7 +186,7 @@ impl Watcher {
 
     fn took(&self, leases: &[LeaseId], answer: Option<Answer>) -> Result<(), Failure> {
         let rows = answer.map(|answer| answer.rows).unwrap_or_default();
-        let Some(row) = rows.first() else { return Err(Failure::away("an answer is missing")) };
+        let Some(row) = rows.first() else { return Err(Failure::unavailable("an answer is missing")) };
         for (column, lease) in leases.iter().enumerate() {
             self.watch.took(*lease, value::<Option<i64>>(row, column)? == Some(1));
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
-use super::session::Way;
+use super::session::PoolerCheck;
 use super::{PostgresBackend, PostgresStore};
 use crate::backend::records::ConnectionLimits;
 use crate::backend::tls::{Tls, TlsOptions, invalid};
@@ -47,7 +47,7 @@ pub(super) struct Settings {
     pub(super) tls_options: Option<TlsOptions>,
     /// Set if it is required.
     pub(super) tls: Option<Tls>,
-    pub(super) way: Arc<Way>,
+    pub(super) pooler_check: Arc<PoolerCheck>,
 }
 
 impl PostgresBuilder {
@@ -69,7 +69,7 @@ impl PostgresBuilder {
             create: true,
             tls_options: None,
             tls: None,
-            way: Arc::default(),
+            pooler_check: Arc::default(),
         };
         Self { settings }
     }
@@ -139,7 +139,7 @@ impl PostgresBuilder {
     /// build lacks it.
     pub fn connect_lazy(self) -> Result<PostgresBackend, Error> {
         // The result of the pooler check belongs to one client.
-        let settings = Settings { way: Arc::default(), ..self.settings };
+        let settings = Settings { pooler_check: Arc::default(), ..self.settings };
         settings.check()?;
         let settings = settings.with_tls()?;
         let address = settings.address.clone();
@@ -232,7 +232,7 @@ impl fmt::Debug for Settings {
             create,
             tls_options: _,
             tls: _,
-            way: _,
+            pooler_check: _,
         } = self;
         f.debug_struct("Settings")
             .field("address", address)

@@ -12,36 +12,36 @@ use super::statement::Sql;
 use super::text::escape;
 use crate::backend::records::{self, Done, Failure, Phase, failed};
 
-type Work = records::Work<Written>;
+type KeyBatch = records::KeyBatch<Written>;
 type Outcome = records::Outcome<Written>;
 
 /// Writes all records in one exchange, based on their cached versions, if all are cached. Records that another client has changed, or that
 /// are not cached, are read in one exchange and written in another.
-pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome {
-    if works.iter().any(|work| work.written.is_none()) {
-        return read_and_write(session, works).await;
+pub(super) async fn change_uncontended(session: &Session, batches: Vec<KeyBatch>) -> Outcome {
+    if batches.iter().any(|batch| batch.written.is_none()) {
+        return read_and_write(session, batches).await;
     }
     let (mut outcome, mut changed, mut left) = (Vec::new(), Vec::new(), Vec::new());
-    for mut work in works {
-        match work.written.take().map(|written| written.read().change(&work)) {
-            Some(Ok(Some(record))) => changed.push((work, record)),
+    for mut batch in batches {
+        match batch.written.take().map(|written| written.read().change(&batch)) {
+            Some(Ok(Some(record))) => changed.push((batch, record)),
             // "No change" and errors must not be answered from a cached record.
-            Some(Ok(None) | Err(_)) | None => left.push(work),
+            Some(Ok(None) | Err(_)) | None => left.push(batch),
         }
     }
     let mut failure = None;
     if !changed.is_empty() {
         let (written, failed) = write(session, changed).await;
-        for (work, done) in written {
+        for (batch, done) in written {
             match done {
-                Done::Conflict => left.push(work),
-                done => outcome.push((work, done)),
+                Done::Conflict => left.push(batch),
+                done => outcome.push((batch, done)),
             }
         }
         failure = failed;
     }
     if failure.is_some() || left.is_empty() {
-        outcome.extend(left.into_iter().map(|work| (work, Done::Again)));
+        outcome.extend(left.into_iter().map(|batch| (batch, Done::Retry)));
         return (outcome, failure);
     }
     let (read, failure) = read_and_write(session, left).await;
@@ -49,17 +49,17 @@ pub(super) async fn change_quiet(session: &Session, works: Vec<Work>) -> Outcome
     (outcome, failure)
 }
 
-async fn read_and_write(session: &Session, works: Vec<Work>) -> Outcome {
-    let rows = match session.within(read(session, &works)).await {
+async fn read_and_write(session: &Session, batches: Vec<KeyBatch>) -> Outcome {
+    let rows = match session.within(read(session, &batches)).await {
         Ok(rows) => rows,
-        Err(failure) => return failed(works, failure, Phase::Reading),
+        Err(failure) => return failed(batches, failure, Phase::Reading),
     };
     let (mut outcome, mut changed) = (Vec::new(), Vec::new());
-    for (work, row) in works.into_iter().zip(&rows) {
-        match read_and_change(row, &work) {
-            Ok(Some(record)) => changed.push((work, record)),
-            Ok(None) => outcome.push((work, Done::Finished)),
-            Err(done) => outcome.push((work, done)),
+    for (batch, row) in batches.into_iter().zip(&rows) {
+        match read_and_change(row, &batch) {
+            Ok(Some(record)) => changed.push((batch, record)),
+            Ok(None) => outcome.push((batch, Done::Finished)),
+            Err(done) => outcome.push((batch, done)),
         }
     }
     if changed.is_empty() {
@@ -71,46 +71,46 @@ async fn read_and_write(session: &Session, works: Vec<Work>) -> Outcome {
 }
 
 /// Writes records that have been changed.
-async fn write(session: &Session, changed: Vec<(Work, Changed)>) -> Outcome {
-    let (works, records): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
-    match write_all(session, &works, &records).await {
+async fn write(session: &Session, changed: Vec<(KeyBatch, Changed)>) -> Outcome {
+    let (batches, records): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
+    match write_all(session, &batches, &records).await {
         Ok(written) => {
-            let done = |(mut work, written): (Work, Option<Written>)| {
+            let done = |(mut batch, written): (KeyBatch, Option<Written>)| {
                 let done = if written.is_some() { Done::Finished } else { Done::Conflict };
-                work.written = written;
-                (work, done)
+                batch.written = written;
+                (batch, done)
             };
-            (works.into_iter().zip(written).map(done).collect(), None)
+            (batches.into_iter().zip(written).map(done).collect(), None)
         }
-        Err(failure) => failed(works, failure, Phase::Writing),
+        Err(failure) => failed(batches, failure, Phase::Writing),
     }
 }
 
-/// A row for each of the works, in their order.
-async fn read(session: &Session, works: &[Work]) -> Result<Vec<Row>, Failure> {
-    if let [work] = works {
-        return session.rows(Sql::ReadOne, &[&escape(&work.key)]).await;
+/// A row for each of the batches, in their order.
+async fn read(session: &Session, batches: &[KeyBatch]) -> Result<Vec<Row>, Failure> {
+    if let [batch] = batches {
+        return session.rows(Sql::ReadOne, &[&escape(&batch.key)]).await;
     }
-    let keys: Vec<_> = works.iter().map(|work| escape(&work.key)).collect();
+    let keys: Vec<_> = batches.iter().map(|batch| escape(&batch.key)).collect();
     session.rows(Sql::Read, &[&keys]).await
 }
 
-fn read_and_change(row: &Row, work: &Work) -> Result<Option<Changed>, Done> {
+fn read_and_change(row: &Row, batch: &KeyBatch) -> Result<Option<Changed>, Done> {
     let read =
         Read::of(row).map_err(|failure| Done::Failed { error: failure.before_storing(), unsure: false })?;
-    read.change(work).map_err(|error| Done::Failed { error, unsure: false })
+    read.change(batch).map_err(|error| Done::Failed { error, unsure: false })
 }
 
 /// Each of the records as it was written, or `None` if it was not.
 async fn write_all(
     session: &Session,
-    works: &[Work],
+    batches: &[KeyBatch],
     records: &[Changed],
 ) -> Result<Vec<Option<Written>>, Failure> {
-    if let ([work], [record]) = (works, records) {
-        return Ok(vec![session.within(write_one(session, work, record)).await?]);
+    if let ([batch], [record]) = (batches, records) {
+        return Ok(vec![session.within(write_one(session, batch, record)).await?]);
     }
-    let keys: Vec<_> = works.iter().map(|work| escape(&work.key)).collect();
+    let keys: Vec<_> = batches.iter().map(|batch| escape(&batch.key)).collect();
     let versions: Vec<_> = records.iter().map(|record| record.version).collect();
     let docs: Vec<_> = records.iter().map(|record| record.doc.as_str()).collect();
     let read_at = records.iter().map(|record| record.now).min();
@@ -137,9 +137,13 @@ async fn write_all(
 }
 
 /// The record as it was written, or `None` if it was not.
-async fn write_one(session: &Session, work: &Work, record: &Changed) -> Result<Option<Written>, Failure> {
+async fn write_one(
+    session: &Session,
+    batch: &KeyBatch,
+    record: &Changed,
+) -> Result<Option<Written>, Failure> {
     let Changed { version, now, until, doc, channels, messages } = record;
-    let (key, asked) = (escape(&work.key), Instant::now());
+    let (key, asked) = (escape(&batch.key), Instant::now());
     let rows = match version {
         // A record that did not exist has no waiters, so there are no events to send.
         None => session.rows(Sql::Insert, &[&key, doc, now]).await?,
@@ -154,16 +158,16 @@ async fn write_one(session: &Session, work: &Work, record: &Changed) -> Result<O
 }
 
 /// Locks the record and reads it in one exchange, and writes it in another one, which ends the transaction.
-pub(super) async fn change_crowded(session: &Session, work: Work) -> Outcome {
-    let read = match session.within(lock_and_read(session, &work)).await {
+pub(super) async fn change_contended(session: &Session, batch: KeyBatch) -> Outcome {
+    let read = match session.within(lock_and_read(session, &batch)).await {
         Ok(read) => read,
         Err(failure) => {
             let failure = roll_back(session, failure).await;
-            return failed(vec![work], failure, Phase::Reading);
+            return failed(vec![batch], failure, Phase::Reading);
         }
     };
-    let (written, done) = match read.change(&work) {
-        Ok(Some(record)) => (session.within(write_and_commit(session, &work, &record)).await, None),
+    let (written, done) = match read.change(&batch) {
+        Ok(Some(record)) => (session.within(write_and_commit(session, &batch, &record)).await, None),
         Ok(None) => (session.within(session.execute("ROLLBACK")).await.map(|()| true), Some(Done::Finished)),
         Err(error) => {
             let done = Done::Failed { error, unsure: false };
@@ -172,26 +176,28 @@ pub(super) async fn change_crowded(session: &Session, work: Work) -> Outcome {
     };
     match (written, done) {
         // An answer that needed no write holds however the transaction ends.
-        (written, Some(done)) => (vec![(work, done)], written.err()),
-        (Ok(true), None) => (vec![(work, Done::Finished)], None),
-        (Ok(false), None) => (vec![(work, Done::Conflict)], None),
+        (written, Some(done)) => (vec![(batch, done)], written.err()),
+        (Ok(true), None) => (vec![(batch, Done::Finished)], None),
+        (Ok(false), None) => (vec![(batch, Done::Conflict)], None),
         (Err(failure), None) => {
             let failure = roll_back(session, failure).await;
-            failed(vec![work], failure, Phase::Writing)
+            failed(vec![batch], failure, Phase::Writing)
         }
     }
 }
 
 /// The record, and the time after it was locked.
-async fn lock_and_read(session: &Session, work: &Work) -> Result<Read, Failure> {
+async fn lock_and_read(session: &Session, batch: &KeyBatch) -> Result<Read, Failure> {
     session.prepare([Sql::Lock, Sql::Clock, Sql::Update, Sql::UpdateAndTell, Sql::Insert]).await?;
-    let key = escape(&work.key);
+    let key = escape(&batch.key);
     let (begun, record, clock) =
         join3(session.execute("BEGIN"), session.rows(Sql::Lock, &[&key]), session.rows(Sql::Clock, &[]))
             .await;
     begun?;
     let (record, clock) = (record?, clock?);
-    let Some(clock) = clock.first() else { return Err(Failure::away("the server did not return its time")) };
+    let Some(clock) = clock.first() else {
+        return Err(Failure::unavailable("the server did not return its time"));
+    };
     let stored = match record.first() {
         Some(row) => Some((row.try_get(0)?, row.try_get(1)?)),
         None => None,
@@ -199,8 +205,8 @@ async fn lock_and_read(session: &Session, work: &Work) -> Result<Read, Failure> 
     Ok(Read::at(clock.try_get(0)?, stored, clock.try_get(1)?))
 }
 
-async fn write_and_commit(session: &Session, work: &Work, record: &Changed) -> Result<bool, Failure> {
-    let (written, committed) = join(write_one(session, work, record), session.execute("COMMIT")).await;
+async fn write_and_commit(session: &Session, batch: &KeyBatch, record: &Changed) -> Result<bool, Failure> {
+    let (written, committed) = join(write_one(session, batch, record), session.execute("COMMIT")).await;
     let is_written = written?.is_some();
     committed.map(|()| is_written)
 }

@@ -5,7 +5,7 @@ use std::error::Error as _;
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-use crate::backend::records::{Cure, Failure};
+use crate::backend::records::{Failure, Remedy};
 
 /// What a pooler in transaction mode does to a client.
 pub(super) const POOLER: &str = "a pooler (such as PgBouncer in transaction mode) spreads its statements over several sessions, \
@@ -15,7 +15,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error.as_db_error() {
             Some(said) => said_by_server(said),
-            None => Self { cure: Cure::Reconnect, is_certain: false, ..Self::away(chain(&error)) },
+            None => Self { remedy: Remedy::Reconnect, is_certain: false, ..Self::unavailable(chain(&error)) },
         }
     }
 }
@@ -26,27 +26,27 @@ fn said_by_server(said: &DbError) -> Failure {
     let is_fatal =
         said.parsed_severity().is_none_or(|severity| matches!(severity, Severity::Panic | Severity::Fatal));
     // Unless the session ends with it, an error has ended the transaction.
-    let failure = |cure, is_broken| Failure { why: why.clone(), cure, is_broken, is_certain: !is_fatal };
+    let failure = |remedy, is_broken| Failure { why: why.clone(), remedy, is_broken, is_certain: !is_fatal };
     if is_fatal {
         let is_refusal = code.code().starts_with("28") || *code == SqlState::INVALID_CATALOG_NAME;
-        return failure(if is_refusal { Cure::Fix } else { Cure::Reconnect }, true);
+        return failure(if is_refusal { Remedy::Fix } else { Remedy::Reconnect }, true);
     }
     match *code {
         SqlState::T_R_SERIALIZATION_FAILURE
         | SqlState::T_R_DEADLOCK_DETECTED
-        | SqlState::LOCK_NOT_AVAILABLE => failure(Cure::Repeat, false),
-        SqlState::QUERY_CANCELED | SqlState::TOO_MANY_CONNECTIONS => failure(Cure::Wait, false),
+        | SqlState::LOCK_NOT_AVAILABLE => failure(Remedy::Repeat, false),
+        SqlState::QUERY_CANCELED | SqlState::TOO_MANY_CONNECTIONS => failure(Remedy::Wait, false),
         // It has become a standby.
-        SqlState::READ_ONLY_SQL_TRANSACTION => failure(Cure::Reconnect, true),
+        SqlState::READ_ONLY_SQL_TRANSACTION => failure(Remedy::Reconnect, true),
         // The tables or the permissions have changed: a new session gets a clearer error.
         SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME | SqlState::INSUFFICIENT_PRIVILEGE => {
-            failure(Cure::Reconnect, true)
+            failure(Remedy::Reconnect, true)
         }
         SqlState::INVALID_SQL_STATEMENT_NAME | SqlState::DUPLICATE_PSTATEMENT => {
-            Failure { why: POOLER.to_owned(), ..failure(Cure::Fix, true) }
+            Failure { why: POOLER.to_owned(), ..failure(Remedy::Fix, true) }
         }
-        _ if code.code().starts_with("08") => failure(Cure::Reconnect, true),
-        _ => failure(Cure::Fix, false),
+        _ if code.code().starts_with("08") => failure(Remedy::Reconnect, true),
+        _ => failure(Remedy::Fix, false),
     }
 }
 

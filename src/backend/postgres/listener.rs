@@ -87,7 +87,7 @@ impl Listener {
         let mut attempt = self.attempt.subscribe();
         match attempt.wait_for(Option::is_some).await {
             Ok(known) => known.clone().unwrap_or(Ok(())),
-            Err(_) => Err(Failure::away("the client is closed")),
+            Err(_) => Err(Failure::unavailable("the client is closed")),
         }
     }
 
@@ -143,7 +143,7 @@ impl Listener {
                         self.hear(&notification);
                         Ok(())
                     }
-                    None => Err(Failure::away("the connection for notifications was closed")),
+                    None => Err(Failure::unavailable("the connection for notifications was closed")),
                 },
                 Some(()) = connection.wishes.next() => self.subscribe(session).await,
                 _ = heartbeat.tick() => session.within(session.execute("SELECT 1")).await,

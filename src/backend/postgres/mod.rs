@@ -137,12 +137,12 @@ impl LedgerStore for PostgresStore {
         let workers = Arc::clone(&self.workers);
         let events = self.listener.open(client, &self.runtime);
         // What somebody else has granted is known before it is acted upon.
-        let noted = events.inspect(move |event| {
+        let observed = events.inspect(move |event| {
             if let Event::Granted { lease, .. } = event {
                 workers.schedule.forget(&lease.resource.key);
             }
         });
-        noted.boxed()
+        observed.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

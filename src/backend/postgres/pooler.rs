@@ -42,7 +42,7 @@ pub(super) async fn test(settings: &Settings) -> Result<Pair, Failure> {
     let arrived = listening.heard.by_ref().any(|notification| ready(notification.channel() == channel));
     match listener.within(async { Ok(arrived.await) }).await {
         Ok(true) => {}
-        Ok(false) => return Err(Failure::away("the connection was closed")),
+        Ok(false) => return Err(Failure::unavailable("the connection was closed")),
         Err(_) => {
             // If it still answers, it is not just slow.
             listener.within(listener.value(SESSION)).await?;

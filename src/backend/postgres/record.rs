@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Row;
 
 use super::text::{escape, unescape};
-use crate::backend::records::{Failure, Remembered, Work};
+use crate::backend::records::{Cached, Failure, KeyBatch};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// How long a written record is cached: in that time, clocks drift apart by less than a millisecond.
-const REMEMBERED: Duration = Duration::from_secs(10);
+const MAX_CONTENDED: Duration = Duration::from_secs(10);
 /// How long writing a cached record may take. Leases granted by that write are measured from the end of this time, so that none ends too
 /// early. If the write arrives later, for instance because this machine was suspended, it is rejected, and the record is read.
 const TO_WRITE_MICROS: i64 = 20_000;
@@ -55,7 +55,7 @@ impl Read {
     }
 
     /// Runs the changes. `None` if nothing has to be written.
-    pub(super) fn change(self, work: &Work<Written>) -> Result<Option<Changed>, BackendError> {
+    pub(super) fn change(self, batch: &KeyBatch<Written>) -> Result<Option<Changed>, BackendError> {
         let Self { now, late, until, stored, floor } = self;
         let mut ledger = match &stored {
             Some((_, doc)) => unescape(doc).parse()?,
@@ -65,14 +65,14 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let told: Vec<_> = work.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
+        let told: Vec<_> = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
         let doc = escape(&ledger.to_string()).into_owned();
         let is_same = match &stored {
             Some((_, stored)) => *stored == doc,
             // A record that has issued no number contains no information.
             None => ledger.last_number() == 0,
         };
-        if is_same && told.is_empty() && !work.must_write {
+        if is_same && told.is_empty() && !batch.must_write {
             return Ok(None);
         }
         let (channels, messages) = told.iter().filter_map(addressed).unzip();
@@ -110,9 +110,9 @@ impl Written {
     }
 }
 
-impl Remembered for Written {
+impl Cached for Written {
     fn is_recent(&self) -> bool {
-        self.asked.elapsed() < REMEMBERED
+        self.asked.elapsed() < MAX_CONTENDED
     }
 }
 

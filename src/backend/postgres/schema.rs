@@ -91,6 +91,6 @@ pub(super) async fn row(client: &Client, statements: &str) -> Result<Vec<Option<
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
     });
-    let Some(row) = last else { return Err(Failure::away("an answer is missing")) };
+    let Some(row) = last else { return Err(Failure::unavailable("an answer is missing")) };
     Ok((0..row.len()).map(|n| row.get(n).map(str::to_owned)).collect())
 }

@@ -15,7 +15,7 @@ use tokio_postgres::{AsyncMessage, Client, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::builder::Settings;
-use super::exchange::{change_crowded, change_quiet};
+use super::exchange::{change_contended, change_uncontended};
 use super::pooler::{self, Pair};
 use super::record::Written;
 use super::schema;
@@ -30,7 +30,7 @@ const ROW_LOCK: Duration = Duration::from_millis(500);
 /// session.
 const LOCK_WAIT: Duration = Duration::from_millis(1000);
 /// How long closing an unneeded session may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What is to be known about the server.
 const SERVER: &str = "SELECT current_setting('server_version_num'), current_setting('transaction_read_only'), \
      current_setting('server_encoding')";
@@ -57,13 +57,13 @@ pub(super) struct Listening {
 
 /// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
 #[derive(Debug, Default)]
-pub(super) struct Way {
+pub(super) struct PoolerCheck {
     has_no_pooler: OnceCell<()>,
     listening: Mutex<Option<Listening>>,
     other: Mutex<Option<Session>>,
 }
 
-impl Way {
+impl PoolerCheck {
     /// Makes sure that there is no pooler in between that loses notifications.
     async fn test(&self, settings: &Settings) -> Result<(), Failure> {
         let test = async {
@@ -80,8 +80,8 @@ impl Session {
     /// Opens a session and makes sure that it can be used.
     pub(super) async fn open(settings: &Settings) -> Result<Self, Failure> {
         in_time(settings, async {
-            settings.way.test(settings).await?;
-            let unused = settings.way.other.lock().take().filter(|unused| !unused.is_closed());
+            settings.pooler_check.test(settings).await?;
+            let unused = settings.pooler_check.other.lock().take().filter(|unused| !unused.is_closed());
             let session = match unused {
                 Some(session) => session,
                 None => Self::connect(settings).await?,
@@ -95,8 +95,9 @@ impl Session {
     /// The same, to hear notifications on it.
     pub(super) async fn open_listening(settings: &Settings) -> Result<Listening, Failure> {
         in_time(settings, async {
-            settings.way.test(settings).await?;
-            let unused = settings.way.listening.lock().take().filter(|unused| !unused.session.is_closed());
+            settings.pooler_check.test(settings).await?;
+            let unused =
+                settings.pooler_check.listening.lock().take().filter(|unused| !unused.session.is_closed());
             let listening = match unused {
                 Some(listening) => listening,
                 None => Self::connect_listening(settings).await?,
@@ -136,7 +137,7 @@ impl Session {
         let query = format!("{}; {SERVER}, {}", session_settings(settings), schema::EXIST);
         let found = schema::row(&self.client, &query).await?;
         let [Some(version), Some(is_read_only), Some(encoding), Some(exist)] = &found[..] else {
-            return Err(Failure::away("the server did not report its version and settings"));
+            return Err(Failure::unavailable("the server did not report its version and settings"));
         };
         if version.parse::<u32>().is_ok_and(|version| version < OLDEST) {
             return Err(Failure::refused(format!(
@@ -145,7 +146,7 @@ impl Session {
         }
         if is_read_only != "off" {
             let why = "it is read-only, perhaps a standby: connect to the primary, or name all servers";
-            return Err(Failure::away(why));
+            return Err(Failure::unavailable(why));
         }
         if encoding != "UTF8" {
             return Err(Failure::refused(format!(
@@ -196,7 +197,7 @@ impl Session {
         exchange: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         let limit = self.reply_timeout;
-        timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::silence(limit)))
+        timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)))
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -220,8 +221,8 @@ impl Connection for Session {
 
     async fn carry_out(&mut self, round: Round<Written>) -> Outcome<Written> {
         match round {
-            Round::Quiet(works) => change_quiet(self, works).await,
-            Round::Crowded(work) => change_crowded(self, work).await,
+            Round::Uncontended(batches) => change_uncontended(self, batches).await,
+            Round::Contended(batch) => change_contended(self, batch).await,
         }
     }
 
@@ -237,7 +238,7 @@ async fn in_time<T>(
 ) -> Result<T, Failure> {
     let limit = settings.connect_timeout;
     let connected = timeout(limit, connecting).await;
-    connected.unwrap_or_else(|_| Err(Failure::away(format!("no answer within {limit:?}"))))
+    connected.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
 }
 
 fn session_settings(settings: &Settings) -> String {
@@ -273,7 +274,7 @@ where
         }));
         let leave = Box::pin(async {
             unneeded.cancelled().await;
-            sleep(FAREWELL).await;
+            sleep(CLOSE_TIMEOUT).await;
         });
         select(carried, leave).await;
     });

@@ -7,7 +7,7 @@ use crate::backend::BackendError;
 
 /// What helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::backend) enum Cure {
+pub(in crate::backend) enum Remedy {
     /// Repeat at once: another client was changing the same rows.
     Repeat,
     /// To do the same on another session.
@@ -22,7 +22,7 @@ pub(in crate::backend) enum Cure {
 #[derive(Clone, Debug)]
 pub(in crate::backend) struct Failure {
     pub(in crate::backend) why: String,
-    pub(in crate::backend) cure: Cure,
+    pub(in crate::backend) remedy: Remedy,
     /// Whether the session has to be replaced.
     pub(in crate::backend) is_broken: bool,
     /// Whether it is certain that nothing was stored.
@@ -31,26 +31,26 @@ pub(in crate::backend) struct Failure {
 
 impl Failure {
     /// The server cannot currently be reached or used. Nothing was sent.
-    pub(in crate::backend) fn away(why: impl Into<String>) -> Self {
-        Self { why: why.into(), cure: Cure::Wait, is_broken: true, is_certain: true }
+    pub(in crate::backend) fn unavailable(why: impl Into<String>) -> Self {
+        Self { why: why.into(), remedy: Remedy::Wait, is_broken: true, is_certain: true }
     }
 
     /// Trying again does not help. Nothing was sent.
     pub(in crate::backend) fn refused(why: impl Into<String>) -> Self {
-        Self { cure: Cure::Fix, ..Self::away(why) }
+        Self { remedy: Remedy::Fix, ..Self::unavailable(why) }
     }
 
     /// No answer within the time limit.
-    pub(in crate::backend) fn silence(limit: Duration) -> Self {
-        Self { is_certain: false, ..Self::away(format!("no answer within {limit:?}")) }
+    pub(in crate::backend) fn timed_out(limit: Duration) -> Self {
+        Self { is_certain: false, ..Self::unavailable(format!("no answer within {limit:?}")) }
     }
 
     /// The error for a request of which nothing was stored.
     pub(in crate::backend) fn before_storing(&self) -> BackendError {
         let source = self.why.clone().into();
-        match self.cure {
-            Cure::Fix => BackendError::Refused { source },
-            Cure::Repeat | Cure::Reconnect | Cure::Wait => BackendError::NotSent { source },
+        match self.remedy {
+            Remedy::Fix => BackendError::Refused { source },
+            Remedy::Repeat | Remedy::Reconnect | Remedy::Wait => BackendError::NotSent { source },
         }
     }
 

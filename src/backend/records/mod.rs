@@ -20,9 +20,9 @@ mod outcome;
 mod schedule;
 mod workers;
 
-pub(super) use failure::{Cure, Failure};
+pub(super) use failure::{Failure, Remedy};
 pub(super) use health::{Health, Purpose};
 pub(super) use job::Task;
 pub(super) use outcome::{Outcome, Phase, failed};
-pub(super) use schedule::{Done, Remembered, Round, Schedule, Work};
+pub(super) use schedule::{Cached, Done, KeyBatch, Round, Schedule};
 pub(super) use workers::{Connection, ConnectionLimits, Workers};

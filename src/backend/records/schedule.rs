@@ -15,23 +15,23 @@ use crate::backend::{BackendError, Event, Ledger, Stamp};
 /// How many keys are changed by one statement at most.
 const TOGETHER: usize = 128;
 /// Above this many contended keys, those that are no longer contended are dropped.
-const REMEMBERED: usize = 256;
+const MAX_CONTENDED: usize = 256;
 /// The maximum number of cached records.
 const WRITTEN: usize = 4096;
 /// How often records that are no longer recent are dropped from a full cache.
 const PURGE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A record as this client last wrote it. Unless another client changes it, it need not be read again.
-pub(in crate::backend) trait Remembered: Send + 'static {
+pub(in crate::backend) trait Cached: Send + 'static {
     /// How long a record counts as contended after another client has changed it first.
-    const CROWDED: Duration = Duration::from_secs(1);
+    const CONTENDED: Duration = Duration::from_secs(1);
 
     /// Whether it may still be used.
     fn is_recent(&self) -> bool;
 }
 
 /// The pending changes of one key, to be stored together.
-pub(in crate::backend) struct Work<R> {
+pub(in crate::backend) struct KeyBatch<R> {
     pub(in crate::backend) key: Arc<str>,
     pub(in crate::backend) tasks: Vec<Task>,
     /// Whether to write the record even if it stays the same: an earlier write may still be in flight, and must then fail.
@@ -45,16 +45,16 @@ pub(in crate::backend) struct Work<R> {
 /// What one connection does next.
 pub(in crate::backend) enum Round<R> {
     /// Read these records, and write those that no other client has changed in the meantime.
-    Quiet(Vec<Work<R>>),
+    Uncontended(Vec<KeyBatch<R>>),
     /// To change this record under its lock.
-    Crowded(Work<R>),
+    Contended(KeyBatch<R>),
 }
 
 impl<R> Round<R> {
-    pub(in crate::backend) fn into_works(self) -> Vec<Work<R>> {
+    pub(in crate::backend) fn into_batches(self) -> Vec<KeyBatch<R>> {
         match self {
-            Self::Quiet(works) => works,
-            Self::Crowded(work) => vec![work],
+            Self::Uncontended(batches) => batches,
+            Self::Contended(batch) => vec![batch],
         }
     }
 }
@@ -70,7 +70,7 @@ pub(in crate::backend) enum Done {
     /// To be repeated, because another client changed the record first.
     Conflict,
     /// To be done again, on another session.
-    Again,
+    Retry,
 }
 
 pub(in crate::backend) struct Schedule<R> {
@@ -82,10 +82,10 @@ pub(in crate::backend) struct Schedule<R> {
 struct State<R> {
     keys: HashMap<Arc<str>, Queue>,
     /// Keys with pending changes that no connection is working on.
-    quiet: VecDeque<Arc<str>>,
-    crowded: VecDeque<Arc<str>>,
-    is_turn_of_crowded: bool,
-    crowded_until: HashMap<Arc<str>, Instant>,
+    uncontended: VecDeque<Arc<str>>,
+    contended: VecDeque<Arc<str>>,
+    is_turn_of_contended: bool,
+    contended_until: HashMap<Arc<str>, Instant>,
     written: HashMap<Arc<str>, R>,
     /// When old records were last dropped from `written`.
     purged: Option<Instant>,
@@ -111,10 +111,10 @@ impl<R> Default for State<R> {
     fn default() -> Self {
         Self {
             keys: HashMap::new(),
-            quiet: VecDeque::new(),
-            crowded: VecDeque::new(),
-            is_turn_of_crowded: false,
-            crowded_until: HashMap::new(),
+            uncontended: VecDeque::new(),
+            contended: VecDeque::new(),
+            is_turn_of_contended: false,
+            contended_until: HashMap::new(),
             written: HashMap::new(),
             purged: None,
             is_closed: false,
@@ -122,9 +122,9 @@ impl<R> Default for State<R> {
     }
 }
 
-impl<R: Remembered> Schedule<R> {
+impl<R: Cached> Schedule<R> {
     /// Adds a change of the records of these keys. `None` if it is closed.
-    pub(in crate::backend) fn ask<T: Send + 'static>(
+    pub(in crate::backend) fn submit<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
@@ -154,7 +154,7 @@ impl<R: Remembered> Schedule<R> {
         true
     }
 
-    /// What is to be done next: all quiet keys together, or one crowded one.
+    /// What is to be done next: all uncontended keys together, or one contended one.
     pub(in crate::backend) fn take(&self) -> Option<Round<R>> {
         let mut state = self.state.lock();
         let round = state.take()?;
@@ -169,11 +169,11 @@ impl<R: Remembered> Schedule<R> {
     /// Adds to a batch the changes of its key that were requested since it was taken, before it is executed. Returns whether there were
     /// any: a record that was read earlier may then be older than such a request.
     #[cfg(feature = "mysql")]
-    pub(in crate::backend) fn add_later(&self, work: &mut Work<R>) -> bool {
+    pub(in crate::backend) fn add_later(&self, batch: &mut KeyBatch<R>) -> bool {
         let mut state = self.state.lock();
-        let Some(queue) = state.keys.get_mut(&work.key) else { return false };
+        let Some(queue) = state.keys.get_mut(&batch.key) else { return false };
         let is_any = !queue.tasks.is_empty();
-        work.tasks.extend(queue.tasks.drain(..));
+        batch.tasks.extend(queue.tasks.drain(..));
         is_any
     }
 
@@ -188,22 +188,22 @@ impl<R: Remembered> Schedule<R> {
     }
 
     /// A connection has finished a batch; changes of the same key that were requested since may begin.
-    pub(in crate::backend) fn finish(&self, work: Work<R>, done: Done) {
+    pub(in crate::backend) fn finish(&self, batch: KeyBatch<R>, done: Done) {
         let (outcome, tasks) = match &done {
-            Done::Finished => (Ok(()), work.tasks.as_slice()),
-            Done::Failed { error, .. } => (Err(error), work.tasks.as_slice()),
-            Done::Conflict | Done::Again => (Ok(()), [].as_slice()),
+            Done::Finished => (Ok(()), batch.tasks.as_slice()),
+            Done::Failed { error, .. } => (Err(error), batch.tasks.as_slice()),
+            Done::Conflict | Done::Retry => (Ok(()), [].as_slice()),
         };
         // First, so that callers can submit their next change before the key becomes free: that change is then already queued.
         tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::duplicate)));
-        self.state.lock().put_back(work, &done);
+        self.state.lock().put_back(batch, &done);
         self.changed.notify_one();
     }
 
     /// Caches a record as another client has changed it.
     #[cfg(feature = "etcd")]
-    pub(in crate::backend) fn remember(&self, key: &Arc<str>, written: R) {
-        self.state.lock().remember(key, written);
+    pub(in crate::backend) fn cache(&self, key: &Arc<str>, written: R) {
+        self.state.lock().cache(key, written);
     }
 
     /// Drops the cached record: another client has changed it.
@@ -213,10 +213,10 @@ impl<R: Remembered> Schedule<R> {
 
     /// Caches a record as it was just read, unless a connection is working on it.
     #[cfg(feature = "zookeeper")]
-    pub(in crate::backend) fn learn(&self, key: &Arc<str>, record: R) {
+    pub(in crate::backend) fn cache_read(&self, key: &Arc<str>, record: R) {
         let mut state = self.state.lock();
         if state.keys.get(key).is_none_or(|queue| !queue.is_taken) {
-            state.remember(key, record);
+            state.cache(key, record);
         }
     }
 
@@ -228,15 +228,15 @@ impl<R: Remembered> Schedule<R> {
     }
 
     /// Whether it is closed and no change is left to be started. If so, wakes the next waiting connection.
-    pub(in crate::backend) fn is_over(&self) -> bool {
-        let is_over = {
+    pub(in crate::backend) fn is_drained(&self) -> bool {
+        let is_drained = {
             let state = self.state.lock();
             state.is_closed && !state.is_ready()
         };
-        if is_over {
+        if is_drained {
             self.changed.notify_one();
         }
-        is_over
+        is_drained
     }
 
     /// Answers all remaining callers that the store is closed.
@@ -247,48 +247,48 @@ impl<R: Remembered> Schedule<R> {
     }
 }
 
-impl<R: Remembered> State<R> {
+impl<R: Cached> State<R> {
     fn is_ready(&self) -> bool {
-        !self.quiet.is_empty() || !self.crowded.is_empty()
+        !self.uncontended.is_empty() || !self.contended.is_empty()
     }
 
     fn make_ready(&mut self, key: Arc<str>) {
-        let is_crowded = self.crowded_until.get(&key).is_some_and(|until| *until > Instant::now());
-        if is_crowded { self.crowded.push_back(key) } else { self.quiet.push_back(key) }
+        let is_crowded = self.contended_until.get(&key).is_some_and(|until| *until > Instant::now());
+        if is_crowded { self.contended.push_back(key) } else { self.uncontended.push_back(key) }
     }
 
     fn take(&mut self) -> Option<Round<R>> {
         // In turns: neither kind keeps the other waiting.
-        self.is_turn_of_crowded = !self.is_turn_of_crowded || self.quiet.is_empty();
-        if self.is_turn_of_crowded
-            && let Some(key) = self.crowded.pop_front()
+        self.is_turn_of_contended = !self.is_turn_of_contended || self.uncontended.is_empty();
+        if self.is_turn_of_contended
+            && let Some(key) = self.contended.pop_front()
         {
-            return self.begin(key).map(Round::Crowded);
+            return self.begin(key).map(Round::Contended);
         }
-        let keys: Vec<_> = self.quiet.drain(..self.quiet.len().min(TOGETHER)).collect();
-        let works: Vec<_> = keys.into_iter().filter_map(|key| self.begin(key)).collect();
-        (!works.is_empty()).then_some(Round::Quiet(works))
+        let keys: Vec<_> = self.uncontended.drain(..self.uncontended.len().min(TOGETHER)).collect();
+        let batches: Vec<_> = keys.into_iter().filter_map(|key| self.begin(key)).collect();
+        (!batches.is_empty()).then_some(Round::Uncontended(batches))
     }
 
-    fn begin(&mut self, key: Arc<str>) -> Option<Work<R>> {
+    fn begin(&mut self, key: Arc<str>) -> Option<KeyBatch<R>> {
         let queue = self.keys.get_mut(&key)?;
         queue.is_taken = true;
         let tasks = mem::take(&mut queue.tasks).into();
         let written = self.written.remove(&key).filter(R::is_recent);
-        Some(Work { key, tasks, must_write: queue.must_write, tries: queue.tries, written })
+        Some(KeyBatch { key, tasks, must_write: queue.must_write, tries: queue.tries, written })
     }
 
-    fn put_back(&mut self, work: Work<R>, done: &Done) {
-        let Work { key, tasks, tries, written, .. } = work;
+    fn put_back(&mut self, batch: KeyBatch<R>, done: &Done) {
+        let KeyBatch { key, tasks, tries, written, .. } = batch;
         if let (Done::Finished, Some(written)) = (done, written) {
-            self.remember(&key, written);
+            self.cache(&key, written);
         }
         let Some(queue) = self.keys.get_mut(&key) else { return };
         queue.is_taken = false;
         match done {
             Done::Finished => (queue.must_write, queue.tries) = (false, 0),
             Done::Failed { unsure, .. } => (queue.must_write, queue.tries) = (queue.must_write || *unsure, 0),
-            Done::Conflict | Done::Again => {
+            Done::Conflict | Done::Retry => {
                 queue.tries = tries + 1;
                 let later = mem::replace(&mut queue.tasks, tasks.into());
                 queue.tasks.extend(later);
@@ -296,7 +296,7 @@ impl<R: Remembered> State<R> {
         }
         let (is_idle, is_known) = (queue.tasks.is_empty(), queue.must_write);
         if matches!(done, Done::Conflict) {
-            self.note_crowd(&key);
+            self.mark_contended(&key);
         }
         if !is_idle {
             self.make_ready(key);
@@ -305,7 +305,7 @@ impl<R: Remembered> State<R> {
         }
     }
 
-    fn remember(&mut self, key: &Arc<str>, written: R) {
+    fn cache(&mut self, key: &Arc<str>, written: R) {
         // With thousands of guards, all records are recent, and scanning them for each one would cost more than the renewals.
         if self.written.len() >= WRITTEN && self.purged.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
             self.written.retain(|_, written| written.is_recent());
@@ -316,12 +316,12 @@ impl<R: Remembered> State<R> {
         }
     }
 
-    fn note_crowd(&mut self, key: &Arc<str>) {
+    fn mark_contended(&mut self, key: &Arc<str>) {
         let now = Instant::now();
-        if self.crowded_until.len() >= REMEMBERED {
-            self.crowded_until.retain(|_, until| *until > now);
+        if self.contended_until.len() >= MAX_CONTENDED {
+            self.contended_until.retain(|_, until| *until > now);
         }
-        self.crowded_until.insert(Arc::clone(key), now + R::CROWDED);
+        self.contended_until.insert(Arc::clone(key), now + R::CONTENDED);
     }
 }
 
@@ -329,7 +329,7 @@ impl<R: Remembered> State<R> {
 mod tests {
     use super::*;
 
-    impl Remembered for () {
+    impl Cached for () {
         fn is_recent(&self) -> bool {
             true
         }
@@ -351,32 +351,35 @@ mod tests {
 
     struct Site {
         schedule: Schedule<()>,
-        noting: Arc<Noting>,
+        observing: Arc<Noting>,
         added: usize,
     }
 
     impl Site {
         fn new() -> Self {
-            Self { schedule: Schedule::default(), noting: Arc::default(), added: 0 }
+            Self { schedule: Schedule::default(), observing: Arc::default(), added: 0 }
         }
 
         fn add(&mut self, keys: &[&str]) {
             let tasks = keys.iter().map(|key| {
                 self.added += 1;
-                ((*key).into(), Task { job: Arc::clone(&self.noting) as Arc<dyn Job>, index: self.added })
+                ((*key).into(), Task { job: Arc::clone(&self.observing) as Arc<dyn Job>, index: self.added })
             });
             let tasks: Vec<_> = tasks.collect();
             assert!(self.schedule.add(tasks.into_iter()));
         }
 
-        /// The works of the next round: the keys, and the numbers of their tasks.
-        fn take(&self) -> Vec<Work<()>> {
-            self.schedule.take().map_or_else(Vec::new, Round::into_works)
+        /// The batches of the next round: the keys, and the numbers of their tasks.
+        fn take(&self) -> Vec<KeyBatch<()>> {
+            self.schedule.take().map_or_else(Vec::new, Round::into_batches)
         }
     }
 
-    fn shown(works: &[Work<()>]) -> Vec<(&str, Vec<usize>)> {
-        works.iter().map(|work| (&*work.key, work.tasks.iter().map(|task| task.index).collect())).collect()
+    fn shown(batches: &[KeyBatch<()>]) -> Vec<(&str, Vec<usize>)> {
+        batches
+            .iter()
+            .map(|batch| (&*batch.key, batch.tasks.iter().map(|task| task.index).collect()))
+            .collect()
     }
 
     #[test]
@@ -384,12 +387,12 @@ mod tests {
         let mut site = Site::new();
         site.add(&["a", "b"]);
         site.add(&["a"]);
-        let mut works = site.take();
-        assert_eq!(shown(&works), [("a", vec![1, 3]), ("b", vec![2])]);
+        let mut batches = site.take();
+        assert_eq!(shown(&batches), [("a", vec![1, 3]), ("b", vec![2])]);
         site.add(&["a"]);
         assert!(site.take().is_empty(), "somebody is at it");
-        site.schedule.finish(works.remove(0), Done::Finished);
-        assert_eq!(*site.noting.0.lock(), [(1, true), (3, true)]);
+        site.schedule.finish(batches.remove(0), Done::Finished);
+        assert_eq!(*site.observing.0.lock(), [(1, true), (3, true)]);
         assert_eq!(shown(&site.take()), [("a", vec![4])]);
     }
 
@@ -397,23 +400,23 @@ mod tests {
     fn what_is_done_again_comes_before_what_was_asked_for_later_and_a_crowded_key_is_done_alone() {
         let mut site = Site::new();
         site.add(&["a", "b"]);
-        let mut works = site.take();
+        let mut batches = site.take();
         site.add(&["a"]);
-        site.schedule.finish(works.remove(0), Done::Conflict);
-        site.schedule.finish(works.remove(0), Done::Again);
+        site.schedule.finish(batches.remove(0), Done::Conflict);
+        site.schedule.finish(batches.remove(0), Done::Retry);
         let rounds = [site.schedule.take(), site.schedule.take()];
-        let crowded = rounds.iter().flatten().find_map(|round| match round {
-            Round::Crowded(work) => Some(work),
-            Round::Quiet(_) => None,
+        let contended = rounds.iter().flatten().find_map(|round| match round {
+            Round::Contended(batch) => Some(batch),
+            Round::Uncontended(_) => None,
         });
-        let crowded = crowded.expect("somebody else was first");
-        assert_eq!((shown(std::slice::from_ref(crowded)), crowded.tries), (vec![("a", vec![1, 3])], 1));
-        let quiet = rounds.iter().flatten().find_map(|round| match round {
-            Round::Quiet(works) => Some(shown(works)),
-            Round::Crowded(_) => None,
+        let contended = contended.expect("somebody else was first");
+        assert_eq!((shown(std::slice::from_ref(contended)), contended.tries), (vec![("a", vec![1, 3])], 1));
+        let uncontended = rounds.iter().flatten().find_map(|round| match round {
+            Round::Uncontended(batches) => Some(shown(batches)),
+            Round::Contended(_) => None,
         });
-        assert_eq!(quiet, Some(vec![("b", vec![2])]));
-        assert!(site.noting.0.lock().is_empty());
+        assert_eq!(uncontended, Some(vec![("b", vec![2])]));
+        assert!(site.observing.0.lock().is_empty());
     }
 
     #[cfg(feature = "mysql")]
@@ -421,14 +424,14 @@ mod tests {
     fn what_is_asked_for_before_a_work_is_carried_out_may_be_done_with_it() {
         let mut site = Site::new();
         site.add(&["a"]);
-        let mut works = site.take();
+        let mut batches = site.take();
         site.add(&["a", "b"]);
-        assert!(site.schedule.add_later(&mut works[0]));
-        assert!(!site.schedule.add_later(&mut works[0]));
-        assert_eq!(shown(&works), [("a", vec![1, 2])]);
-        site.schedule.finish(works.remove(0), Done::Finished);
+        assert!(site.schedule.add_later(&mut batches[0]));
+        assert!(!site.schedule.add_later(&mut batches[0]));
+        assert_eq!(shown(&batches), [("a", vec![1, 2])]);
+        site.schedule.finish(batches.remove(0), Done::Finished);
         assert_eq!(shown(&site.take()), [("b", vec![3])]);
-        assert_eq!(*site.noting.0.lock(), [(1, true), (2, true)]);
+        assert_eq!(*site.observing.0.lock(), [(1, true), (2, true)]);
     }
 
     #[test]
@@ -443,12 +446,12 @@ mod tests {
         site.add(&["a"]);
         fail(&site, false);
         site.add(&["a"]);
-        let work = site.take().remove(0);
-        assert!(work.must_write);
-        site.schedule.finish(work, Done::Finished);
+        let batch = site.take().remove(0);
+        assert!(batch.must_write);
+        site.schedule.finish(batch, Done::Finished);
         site.add(&["a"]);
         assert!(!site.take().remove(0).must_write);
-        assert_eq!(*site.noting.0.lock(), [(1, false), (2, false), (3, true)]);
+        assert_eq!(*site.observing.0.lock(), [(1, false), (2, false), (3, true)]);
     }
 
     #[test]
@@ -456,10 +459,10 @@ mod tests {
         let mut site = Site::new();
         site.add(&["a"]);
         site.schedule.close();
-        assert!(!site.schedule.is_over());
+        assert!(!site.schedule.is_drained());
         site.schedule.finish(site.take().remove(0), Done::Finished);
-        assert!(site.schedule.is_over());
-        let task = Task { job: Arc::clone(&site.noting) as Arc<dyn Job>, index: 9 };
+        assert!(site.schedule.is_drained());
+        let task = Task { job: Arc::clone(&site.observing) as Arc<dyn Job>, index: 9 };
         assert!(!site.schedule.add(std::iter::once(("a".into(), task))));
     }
 }

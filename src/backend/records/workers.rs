@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::failure::Failure;
 use super::health::{Health, Purpose};
 use super::outcome::Outcome;
-use super::schedule::{Done, Remembered, Round, Schedule};
+use super::schedule::{Cached, Done, Round, Schedule};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// How long a change waits for a busy connection before another connection is opened.
@@ -26,7 +26,7 @@ pub(in crate::backend) trait Connection: Sized + Send + Sync + 'static {
     /// What is needed to open one.
     type Settings: ConnectionLimits;
     /// A record as it was written.
-    type Written: Remembered;
+    type Written: Cached;
 
     /// How often idle records are looked for.
     const SWEEP_INTERVAL: Duration;
@@ -72,7 +72,7 @@ struct Count {
     all: usize,
     idle: usize,
     /// Whether another one is about to be opened if it is still needed then.
-    is_called: bool,
+    is_starting: bool,
 }
 
 impl<C: Connection> Workers<C> {
@@ -87,9 +87,9 @@ impl<C: Connection> Workers<C> {
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
-        let answered = self.schedule.ask(keys, change);
+        let answered = self.schedule.submit(keys, change);
         if answered.is_some() {
-            self.call();
+            self.ensure_worker();
         }
         async {
             let Some(answered) = answered else { return Err(BackendError::Closed) };
@@ -98,12 +98,12 @@ impl<C: Connection> Workers<C> {
     }
 
     /// Makes sure that a connection starts on pending changes soon.
-    fn call(self: &Arc<Self>) {
+    fn ensure_worker(self: &Arc<Self>) {
         let mut count = self.count.lock();
-        if count.idle > 0 || count.is_called || count.all >= self.settings.max_workers() {
+        if count.idle > 0 || count.is_starting || count.all >= self.settings.max_workers() {
             return;
         }
-        count.is_called = true;
+        count.is_starting = true;
         let wait = if count.all == 0 { Duration::ZERO } else { HELD_UP };
         drop(count);
         let workers = Arc::clone(self);
@@ -113,7 +113,7 @@ impl<C: Connection> Workers<C> {
             }
             let is_first = {
                 let mut count = workers.count.lock();
-                count.is_called = false;
+                count.is_starting = false;
                 if !workers.schedule.is_ready() {
                     return;
                 }
@@ -171,11 +171,11 @@ impl<C: Connection> Worker<C> {
         loop {
             if let Some(round) = workers.schedule.take() {
                 if workers.schedule.is_ready() {
-                    workers.call();
+                    workers.ensure_worker();
                 }
                 return Some(round);
             }
-            if workers.schedule.is_over() {
+            if workers.schedule.is_drained() {
                 return None;
             }
             if self.is_first {
@@ -201,21 +201,21 @@ impl<C: Connection> Worker<C> {
     }
 
     async fn carry_out(&mut self, round: Round<C::Written>) {
-        let works = match self.connect().await {
+        let batches = match self.connect().await {
             Ok(connection) => {
-                let (works, failure) = connection.carry_out(round).await;
-                self.judge(failure);
-                works
+                let (batches, failure) = connection.carry_out(round).await;
+                self.handle_outcome(failure);
+                batches
             }
             Err(failure) => {
                 let error = failure.before_storing();
-                self.judge(Some(failure));
+                self.handle_outcome(Some(failure));
                 let done = || Done::Failed { error: error.duplicate(), unsure: false };
-                round.into_works().into_iter().map(|work| (work, done())).collect()
+                round.into_batches().into_iter().map(|batch| (batch, done())).collect()
             }
         };
-        for (work, done) in works {
-            self.workers.schedule.finish(work, done);
+        for (batch, done) in batches {
+            self.workers.schedule.finish(batch, done);
         }
     }
 
@@ -228,7 +228,7 @@ impl<C: Connection> Worker<C> {
     }
 
     /// Updates the health and the pause between attempts after a round.
-    fn judge(&mut self, failure: Option<Failure>) {
+    fn handle_outcome(&mut self, failure: Option<Failure>) {
         let health = &self.workers.health;
         match failure {
             None => {
@@ -272,7 +272,7 @@ impl<C: Connection> Drop for Worker<C> {
         self.workers.ended.notify_waiters();
         // Something may have become ready after it was decided that this one is not needed.
         if self.workers.schedule.is_ready() {
-            self.workers.call();
+            self.workers.ensure_worker();
         }
     }
 }

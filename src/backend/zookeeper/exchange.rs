@@ -11,14 +11,14 @@ use super::names::ChildName;
 use super::op::{MAX_REQUEST, Mode, Op, Reply, Stat};
 use super::plan::{Changed, Context, Step, Writing, create};
 use super::view::{Child, Known, Mark, Record, Seen, Unreadable, View, reads};
-use crate::backend::records::{Done, Failure, Round, Work};
+use crate::backend::records::{Done, Failure, KeyBatch, Round};
 use crate::backend::{BackendError, Event, LeaseId, Request};
 
 /// How often a change is tried if other clients keep changing the record first.
 const TRIES: usize = 64;
 /// After how many attempts requests join the queue before anything else, so that others serve them.
-const CROWDED: usize = 2;
-/// How many nodes are looked at in one flight.
+const CONTENDED: usize = 2;
+/// How many nodes are looked at in one pipeline.
 const TOGETHER: usize = 256;
 /// How many bytes are written together at most.
 const BYTES: usize = MAX_REQUEST / 2;
@@ -50,21 +50,21 @@ impl Refusal {
 
 /// Carries out a round, and says what became of it.
 pub(super) async fn carry_out(shared: &Arc<Shared>, round: Round<Known>) {
-    let works = round.into_works();
-    if works.len() == 1 {
-        for work in works {
-            alone(shared, work).await;
+    let batches = round.into_batches();
+    if batches.len() == 1 {
+        for batch in batches {
+            alone(shared, batch).await;
         }
         return;
     }
-    let left = together(shared, works).await;
-    join_all(left.into_iter().map(|work| alone(shared, work))).await;
+    let left = together(shared, batches).await;
+    join_all(left.into_iter().map(|batch| alone(shared, batch))).await;
 }
 
 /// Changes keys of which only the records have to be written by one request. Returns those that are left.
-async fn together(shared: &Arc<Shared>, works: Vec<Work<Known>>) -> Vec<Work<Known>> {
-    let opened = join_all(works.into_iter().map(|work| async {
-        let mut attempt = Attempt::of(shared, work);
+async fn together(shared: &Arc<Shared>, batches: Vec<KeyBatch<Known>>) -> Vec<KeyBatch<Known>> {
+    let opened = join_all(batches.into_iter().map(|batch| async {
+        let mut attempt = Attempt::of(shared, batch);
         let changed = attempt.begin().await;
         (attempt, changed)
     }));
@@ -81,7 +81,7 @@ async fn together(shared: &Arc<Shared>, works: Vec<Work<Known>>) -> Vec<Work<Kno
                 bytes += size;
                 batch.push((attempt, changed, writing));
             }
-            Ok(_) => left.push(attempt.work),
+            Ok(_) => left.push(attempt.batch),
             Err(refusal) => attempt.end(refusal.done()),
         }
     }
@@ -91,16 +91,19 @@ async fn together(shared: &Arc<Shared>, works: Vec<Work<Known>>) -> Vec<Work<Kno
     left
 }
 
-async fn write_batch(shared: &Arc<Shared>, batch: Vec<(Attempt<'_>, Changed, Writing)>) -> Vec<Work<Known>> {
+async fn write_batch(
+    shared: &Arc<Shared>,
+    batch: Vec<(Attempt<'_>, Changed, Writing)>,
+) -> Vec<KeyBatch<Known>> {
     if batch.is_empty() {
         return Vec::new();
     }
     let ops = batch.iter().flat_map(|(.., writing)| writing.ops.iter().cloned()).collect();
-    let mut replies = match shared.fly(vec![Op::Multi(ops)]).await {
-        Ok(landed) => match landed.replies.into_iter().next() {
+    let mut replies = match shared.send_all(vec![Op::Multi(ops)]).await {
+        Ok(replies) => match replies.replies.into_iter().next() {
             Some(Ok(Reply::All(replies))) => replies.into_iter(),
             // One of them was changed, or is not permitted: each is written on its own.
-            _ => return batch.into_iter().map(|(attempt, ..)| attempt.work).collect(),
+            _ => return batch.into_iter().map(|(attempt, ..)| attempt.batch).collect(),
         },
         Err(failure) => {
             for (attempt, ..) in batch {
@@ -117,8 +120,8 @@ async fn write_batch(shared: &Arc<Shared>, batch: Vec<(Attempt<'_>, Changed, Wri
     Vec::new()
 }
 
-async fn alone(shared: &Arc<Shared>, work: Work<Known>) {
-    let mut attempt = Attempt::of(shared, work);
+async fn alone(shared: &Arc<Shared>, batch: KeyBatch<Known>) {
+    let mut attempt = Attempt::of(shared, batch);
     let done = match attempt.carry_out().await {
         Ok(()) => Done::Finished,
         Err(refusal) => refusal.done(),
@@ -130,7 +133,7 @@ async fn alone(shared: &Arc<Shared>, work: Work<Known>) {
 struct Attempt<'a> {
     shared: &'a Arc<Shared>,
     path: String,
-    work: Work<Known>,
+    batch: KeyBatch<Known>,
     view: View,
     /// Leases whose places were created or extended in this attempt.
     fresh: Vec<LeaseId>,
@@ -142,12 +145,12 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    fn of(shared: &'a Arc<Shared>, work: Work<Known>) -> Self {
-        let path = names::record(&shared.settings.root, &work.key);
+    fn of(shared: &'a Arc<Shared>, batch: KeyBatch<Known>) -> Self {
+        let path = names::record(&shared.settings.root, &batch.key);
         Self {
             shared,
             path,
-            work,
+            batch,
             view: View::default(),
             fresh: Vec::new(),
             is_first_only: false,
@@ -158,8 +161,8 @@ impl<'a> Attempt<'a> {
 
     fn end(mut self, done: Done) {
         let is_known = matches!(done, Done::Finished) && self.view.record.is_some();
-        self.work.written = is_known.then(|| Known::new(self.view));
-        self.shared.schedule.finish(self.work, done);
+        self.batch.written = is_known.then(|| Known::new(self.view));
+        self.shared.schedule.finish(self.batch, done);
     }
 
     async fn carry_out(&mut self) -> Result<(), Refusal> {
@@ -190,14 +193,14 @@ impl<'a> Attempt<'a> {
         }
         Err(Failure {
             is_broken: false,
-            ..Failure::away(format!("{}: other clients keep changing the record", self.path))
+            ..Failure::unavailable(format!("{}: other clients keep changing the record", self.path))
         }
         .into())
     }
 
     /// Uses the cached key, or reads it, and changes it.
     async fn begin(&mut self) -> Result<(Changed, Step), Refusal> {
-        match self.work.written.take() {
+        match self.batch.written.take() {
             Some(known) => self.view = known.into_view(),
             None => self.look().await?,
         }
@@ -219,7 +222,7 @@ impl<'a> Attempt<'a> {
 
     /// Runs the changes on the current view.
     async fn change(&mut self) -> Result<(Changed, Step), Refusal> {
-        self.shared.places.recall(&self.work.key, &mut self.view);
+        self.shared.places.recall(&self.batch.key, &mut self.view);
         let clock = self.shared.clock().await?;
         let exists = self.view.record.as_ref().is_some_and(|record| record.ledger.last_number() > 0);
         let stamp = clock.stamp(exists);
@@ -229,23 +232,23 @@ impl<'a> Attempt<'a> {
             client,
             session: self.shared.session.timeout(),
             fresh: &self.fresh,
-            is_crowded: self.conflicts >= CROWDED,
-            must_write: self.work.must_write && !self.is_stored,
+            is_crowded: self.conflicts >= CONTENDED,
+            must_write: self.batch.must_write && !self.is_stored,
         };
-        if let Some(first) = self.view.doubtful(stamp.now) {
+        if let Some(first) = self.view.uncertain(stamp.now) {
             return Ok((Changed::nothing(), Step::LookAt(vec![first])));
         }
         if self.is_stored {
-            let changed = Changed::by_serving(&self.work.key, &self.view, stamp, client);
+            let changed = Changed::by_serving(&self.batch.key, &self.view, stamp, client);
             let step = changed.step(&self.view, &context);
             return Ok((changed, step));
         }
-        let changed = Changed::by(&self.work.tasks[..self.tasks()], &self.view, stamp);
+        let changed = Changed::by(&self.batch.tasks[..self.tasks()], &self.view, stamp);
         let step = changed.step(&self.view, &context);
         if self.tasks() > 1 && matches!(step, Step::Join(..)) && !self.view.is_held(stamp.now) {
             // A request can only wait for a key that is held, so the first task runs alone and becomes the holder.
             self.is_first_only = true;
-            let changed = Changed::by(&self.work.tasks[..1], &self.view, stamp);
+            let changed = Changed::by(&self.batch.tasks[..1], &self.view, stamp);
             let step = changed.step(&self.view, &context);
             return Ok((changed, step));
         }
@@ -254,28 +257,28 @@ impl<'a> Attempt<'a> {
 
     /// How many tasks are carried out now.
     fn tasks(&self) -> usize {
-        if self.is_first_only { 1 } else { self.work.tasks.len() }
+        if self.is_first_only { 1 } else { self.batch.tasks.len() }
     }
 
     /// The tasks that were carried out have been stored. `true` if there are no others.
     fn finish(&mut self) -> bool {
         let done = self.tasks();
-        self.work.tasks.drain(..done).for_each(|task| task.finish(Ok(())));
+        self.batch.tasks.drain(..done).for_each(|task| task.finish(Ok(())));
         self.is_first_only = false;
-        self.work.tasks.is_empty()
+        self.batch.tasks.is_empty()
     }
 
     /// Reads the key.
     async fn look(&mut self) -> Result<(), Refusal> {
         let [record, children] = reads(&self.path);
         let sync = Op::Sync { path: self.path.clone() };
-        let landed = self.shared.fly(vec![sync, record, children]).await?;
-        self.read(landed.replies.into_iter().skip(1))
+        let replies = self.shared.send_all(vec![sync, record, children]).await?;
+        self.read(replies.replies.into_iter().skip(1))
     }
 
     fn read(&mut self, mut replies: impl Iterator<Item = Result<Reply, Code>>) -> Result<(), Refusal> {
         self.view =
-            View::read(&self.work.key, &self.path, &mut replies).map_err(|unreadable| match unreadable {
+            View::read(&self.batch.key, &self.path, &mut replies).map_err(|unreadable| match unreadable {
                 Unreadable::Refused(failure) => Refusal::Failed(failure),
                 Unreadable::Foreign => Refusal::Wrong(unreadable.error(&self.path)),
             })?;
@@ -288,8 +291,8 @@ impl<'a> Attempt<'a> {
         for some in children.chunks(TOGETHER) {
             let paths = some.iter().map(|n| format!("{}/{}", self.path, self.view.children[*n].node));
             let ops = paths.map(|path| Op::Get { path, watch: false }).collect();
-            let landed = self.shared.fly(ops).await?;
-            for (n, reply) in some.iter().zip(landed.replies) {
+            let replies = self.shared.send_all(ops).await?;
+            for (n, reply) in some.iter().zip(replies.replies) {
                 match reply {
                     Ok(Reply::Data(data, stat)) => {
                         let child = &mut self.view.children[*n];
@@ -331,8 +334,8 @@ impl<'a> Attempt<'a> {
         }));
         let written = ops.len();
         ops.extend(reads(&self.path));
-        let landed = self.shared.fly(ops.clone()).await?;
-        let mut replies = landed.replies.into_iter();
+        let replies = self.shared.send_all(ops.clone()).await?;
+        let mut replies = replies.replies.into_iter();
         let results: Vec<_> = ops.iter().zip(replies.by_ref().take(written)).collect();
         let mut seen = Vec::new();
         for (op, result) in results {
@@ -352,7 +355,7 @@ impl<'a> Attempt<'a> {
         // A place that was served or prompted has another version; it is read again.
         let missed = touched.iter().filter(|child| !seen.iter().any(|(path, _)| path.ends_with(&child.node)));
         let missed: Vec<_> = missed.map(|child| child.name.lease()).collect();
-        self.shared.places.doubt(&self.work.key, &missed);
+        self.shared.places.mark_uncertain(&self.batch.key, &missed);
         Ok(())
     }
 
@@ -361,35 +364,35 @@ impl<'a> Attempt<'a> {
         for (path, stat) in seen {
             self.fresh.extend(self.view.see(path, Seen::of(b"", *stat)));
         }
-        self.shared.note(&self.work.key, &self.path, &self.view, |_| false);
+        self.shared.note(&self.batch.key, &self.path, &self.view, |_| false);
     }
 
     /// Updates this client's places from the view. The client already knows the leases that it has requested or served.
     fn note(&self, changed: &Changed, served: &[LeaseId]) {
-        let asked = changed.ledger.noted_requests();
+        let asked = changed.ledger.observed_requests();
         let is_asked = |lease| asked.iter().any(|request| request.lease.id == lease);
         let knows = |lease| is_asked(lease) || served.contains(&lease);
-        self.shared.note(&self.work.key, &self.path, &self.view, knows);
+        self.shared.note(&self.batch.key, &self.path, &self.view, knows);
     }
 
     /// Stores a change. `false` if another client changed the key first; the key has then been read again.
     async fn write(&mut self, changed: &Changed, writing: &Writing) -> Result<bool, Refusal> {
         let leaving = writing.deleted.iter().map(|n| self.view.children[*n].name.lease());
-        self.shared.places.leave(&self.work.key, leaving);
+        self.shared.places.leave(&self.batch.key, leaving);
         let mut ops = vec![Op::Multi(writing.ops.clone())];
         // The reply usually shows that there are no unknown children.
         if self.view.record.is_none() || (writing.concerns_newcomers && self.view.child_version.is_none()) {
             ops.push(self.listing());
         }
-        let landed = self.shared.fly(ops).await?;
-        let mut replies = landed.replies.into_iter();
+        let replies = self.shared.send_all(ops).await?;
+        let mut replies = replies.replies.into_iter();
         match replies.next() {
             Some(Ok(Reply::All(stored))) => {
                 let listed = replies.next();
                 let is_listed = listed.is_some();
                 self.written(changed, writing, stored, listed);
                 if writing.concerns_newcomers && !is_listed && self.view.child_version.is_none() {
-                    let listed = self.shared.fly(vec![self.listing()]).await?.replies.pop();
+                    let listed = self.shared.send_all(vec![self.listing()]).await?.replies.pop();
                     self.listed(listed);
                 }
                 Ok(true)
@@ -413,7 +416,7 @@ impl<'a> Attempt<'a> {
 
     fn listed(&mut self, reply: Option<Result<Reply, Code>>) {
         if let Some(Ok(Reply::Children(names, stat))) = reply {
-            self.view.list(&self.work.key, names, stat);
+            self.view.list(&self.batch.key, names, stat);
         }
     }
 
@@ -457,7 +460,7 @@ impl<'a> Attempt<'a> {
         self.view.remove(&writing.deleted);
         for path in created {
             let node = path.rsplit('/').next().unwrap_or_default().to_owned();
-            if let Some(name) = ChildName::parse(&node, &self.work.key) {
+            if let Some(name) = ChildName::parse(&node, &self.batch.key) {
                 self.view.children.push(Child { node, name, seen: None });
             }
         }

@@ -1,6 +1,6 @@
 //! Errors of ZooKeeper in words, and what follows from them.
 
-use crate::backend::records::{Cure, Failure};
+use crate::backend::records::{Failure, Remedy};
 
 /// What was received is not of ZooKeeper's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub(super) struct Malformed;
 
 impl From<Malformed> for Failure {
     fn from(_: Malformed) -> Self {
-        Self { is_certain: false, ..Self::away("it does not speak ZooKeeper's protocol") }
+        Self { is_certain: false, ..Self::unavailable("it does not speak ZooKeeper's protocol") }
     }
 }
 
@@ -42,24 +42,24 @@ impl Code {
 
     /// What follows if a request about this node is refused.
     pub(super) fn failure(self, path: &str) -> Failure {
-        let (why, cure) = match self {
-            Self::NO_NODE => ("the node does not exist", Cure::Repeat),
-            Self::NO_AUTH => ("its ACL does not permit this operation", Cure::Fix),
+        let (why, remedy) = match self {
+            Self::NO_NODE => ("the node does not exist", Remedy::Repeat),
+            Self::NO_AUTH => ("its ACL does not permit this operation", Remedy::Fix),
             Self::BAD_VERSION | Self::NODE_EXISTS | Self::NOT_EMPTY => {
-                ("another client changed it first", Cure::Repeat)
+                ("another client changed it first", Remedy::Repeat)
             }
-            Self::NO_CHILDREN_FOR_EPHEMERALS => ("it is an ephemeral node of another program", Cure::Fix),
-            Self::SESSION_EXPIRED => ("the session has expired", Cure::Reconnect),
-            Self::INVALID_ACL => ("the server does not accept the credentials for an ACL", Cure::Fix),
-            Self::AUTH_FAILED => ("the server rejects the credentials", Cure::Fix),
-            Self::SESSION_MOVED => ("the session has moved to another server", Cure::Reconnect),
-            Self::NOT_READ_ONLY => ("the server is currently read-only", Cure::Wait),
-            Self::QUOTA => ("a quota is exceeded", Cure::Fix),
-            Self::UNIMPLEMENTED => ("the server is too old: ZooKeeper 3.5 or later is needed", Cure::Fix),
-            Self::THROTTLED => ("the server is overloaded", Cure::Wait),
-            _ => ("the server has failed", Cure::Wait),
+            Self::NO_CHILDREN_FOR_EPHEMERALS => ("it is an ephemeral node of another program", Remedy::Fix),
+            Self::SESSION_EXPIRED => ("the session has expired", Remedy::Reconnect),
+            Self::INVALID_ACL => ("the server does not accept the credentials for an ACL", Remedy::Fix),
+            Self::AUTH_FAILED => ("the server rejects the credentials", Remedy::Fix),
+            Self::SESSION_MOVED => ("the session has moved to another server", Remedy::Reconnect),
+            Self::NOT_READ_ONLY => ("the server is currently read-only", Remedy::Wait),
+            Self::QUOTA => ("a quota is exceeded", Remedy::Fix),
+            Self::UNIMPLEMENTED => ("the server is too old: ZooKeeper 3.5 or later is needed", Remedy::Fix),
+            Self::THROTTLED => ("the server is overloaded", Remedy::Wait),
+            _ => ("the server has failed", Remedy::Wait),
         };
         let is_broken = matches!(self, Self::SESSION_EXPIRED | Self::SESSION_MOVED | Self::NOT_READ_ONLY);
-        Failure { cure, is_broken, ..Failure::away(format!("{path}: {why} (error {})", self.0)) }
+        Failure { remedy, is_broken, ..Failure::unavailable(format!("{path}: {why} (error {})", self.0)) }
     }
 }

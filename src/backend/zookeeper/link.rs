@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use super::builder::{Server, Settings};
 use super::failure::{Code, Malformed};
 use super::jute::{Message, Reader};
-use crate::backend::records::{Cure, Failure};
+use crate::backend::records::{Failure, Remedy};
 use crate::backend::tls::explain;
 
 /// The longest reply that is accepted: the names of all children of a node.
@@ -27,7 +27,7 @@ pub(super) struct Identity {
 }
 
 /// How a handshake ended.
-pub(super) enum Greeted {
+pub(super) enum Handshake {
     /// The session begins, or goes on.
     Session(Link, Identity),
     /// The session to be resumed has ended.
@@ -52,18 +52,18 @@ impl Link {
         settings: &Settings,
         identity: Option<&Identity>,
         last_zxid: i64,
-    ) -> Result<Greeted, Failure> {
+    ) -> Result<Handshake, Failure> {
         let wire = connect(server, settings).await?;
         let mut link = Self { wire, received: Vec::new() };
-        link.send(greeting(settings, identity, last_zxid)).await?;
+        link.send(handshake(settings, identity, last_zxid)).await?;
         let reply = match link.next().await {
             Ok(reply) => reply,
-            Err(failure) if identity.is_some() => return Ok(Greeted::Refused(failure)),
+            Err(failure) if identity.is_some() => return Ok(Handshake::Refused(failure)),
             Err(failure) => return Err(failure),
         };
-        let Some(identity) = read_greeting(&reply)? else { return Ok(Greeted::Expired) };
+        let Some(identity) = read_handshake(&reply)? else { return Ok(Handshake::Expired) };
         link.authenticate(settings).await?;
-        Ok(Greeted::Session(link, identity))
+        Ok(Handshake::Session(link, identity))
     }
 
     async fn send(&mut self, message: Vec<u8>) -> Result<(), Failure> {
@@ -128,10 +128,10 @@ async fn connect(server: &Server, settings: &Settings) -> Result<Box<dyn Wire>, 
     let encrypted = tls.connect(&server.host, stream).await;
     encrypted
         .map(|stream| Box::new(stream) as Box<dyn Wire>)
-        .map_err(|error| Failure::away(explain(error.to_string())))
+        .map_err(|error| Failure::unavailable(explain(error.to_string())))
 }
 
-fn greeting(settings: &Settings, identity: Option<&Identity>, last_zxid: i64) -> Vec<u8> {
+fn handshake(settings: &Settings, identity: Option<&Identity>, last_zxid: i64) -> Vec<u8> {
     let timeout = i32::try_from(settings.session_timeout.as_millis()).unwrap_or(i32::MAX);
     let (id, password) = identity.map_or((0, &[0; 16][..]), |known| (known.id, &known.password));
     let mut message = Message::new();
@@ -140,7 +140,7 @@ fn greeting(settings: &Settings, identity: Option<&Identity>, last_zxid: i64) ->
 }
 
 /// `None` if the session has expired.
-fn read_greeting(reply: &[u8]) -> Result<Option<Identity>, Malformed> {
+fn read_handshake(reply: &[u8]) -> Result<Option<Identity>, Malformed> {
     let mut reader = Reader(reply);
     let (_protocol, timeout, id) = (reader.int()?, reader.int()?, reader.long()?);
     let password = reader.bytes()?.to_vec();
@@ -149,7 +149,7 @@ fn read_greeting(reply: &[u8]) -> Result<Option<Identity>, Malformed> {
 }
 
 fn unreachable(error: io::Error) -> Failure {
-    Failure::away(error.to_string())
+    Failure::unavailable(error.to_string())
 }
 
 /// The connection has ended; what was sent may have been carried out.
@@ -158,5 +158,5 @@ pub(super) fn lost(error: io::Error) -> Failure {
         io::ErrorKind::UnexpectedEof => "the server has closed the connection".to_owned(),
         _ => error.to_string(),
     };
-    Failure { cure: Cure::Reconnect, is_certain: false, ..Failure::away(why) }
+    Failure { remedy: Remedy::Reconnect, is_certain: false, ..Failure::unavailable(why) }
 }

@@ -62,7 +62,7 @@ use clock::Reading;
 use failure::{Code, Malformed};
 use op::{ANY, Mode, Op, Reply};
 use places::Places;
-use session::{Ending, Landed, Session, Signal};
+use session::{Ending, Replies, Session, Signal};
 use view::Known;
 
 pub use builder::ZookeeperBuilder;
@@ -153,7 +153,7 @@ impl ZookeeperStore {
         let Some(signals) = self.signals.lock().take() else { return };
         let shared = &self.shared;
         shared.session.start(&shared.runtime);
-        shared.runtime.spawn(Arc::clone(shared).heed(signals));
+        shared.runtime.spawn(Arc::clone(shared).handle_signals(signals));
         shared.runtime.spawn(Arc::clone(shared).carry_out());
     }
 
@@ -182,7 +182,7 @@ impl LedgerStore for ZookeeperStore {
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
-        let answered = self.shared.schedule.ask(keys, change);
+        let answered = self.shared.schedule.submit(keys, change);
         if answered.is_some() {
             self.start();
         }
@@ -214,7 +214,7 @@ impl LedgerStore for ZookeeperStore {
     async fn ping(&self) -> Result<(), BackendError> {
         self.start();
         let sync = Op::Sync { path: self.shared.settings.root.clone() };
-        let answered = self.shared.fly(vec![sync]).await;
+        let answered = self.shared.send_all(vec![sync]).await;
         answered.map(drop).map_err(|failure| failure.before_storing())
     }
 
@@ -247,7 +247,7 @@ impl Shared {
                 let shared = Arc::clone(&self);
                 rounds.spawn(async move { exchange::carry_out(&shared, round).await });
             }
-            if rounds.is_empty() && self.schedule.is_over() {
+            if rounds.is_empty() && self.schedule.is_drained() {
                 break;
             }
             tokio::select! {
@@ -267,20 +267,20 @@ impl Shared {
     }
 
     /// Sends requests, and notes what the replies tell of the server's clock.
-    async fn fly(&self, ops: Vec<Op>) -> Result<Landed, Failure> {
-        let landed = self.session.flight(ops).await?;
-        let written = landed.replies.iter().rev().find_map(|reply| match reply {
+    async fn send_all(&self, ops: Vec<Op>) -> Result<Replies, Failure> {
+        let replies = self.session.pipeline(ops).await?;
+        let written = replies.replies.iter().rev().find_map(|reply| match reply {
             Ok(Reply::All(all)) => all.iter().rev().find_map(Reply::written),
             Ok(reply) => reply.written(),
             Err(_) => None,
         });
         if let Some(stat) = written {
-            let reading = Reading::of(stat, landed.sent, landed.heard);
+            let reading = Reading::of(stat, replies.sent, replies.heard);
             let mut known = self.clock.lock();
-            let older = known.filter(|(connection, _)| *connection == landed.connection);
-            *known = Some((landed.connection, reading.or(older.map(|(_, reading)| reading))));
+            let older = known.filter(|(connection, _)| *connection == replies.connection);
+            *known = Some((replies.connection, reading.or(older.map(|(_, reading)| reading))));
         }
-        Ok(landed)
+        Ok(replies)
     }
 
     /// The server's clock. It is read by writing something, unless that was done a moment ago.
@@ -292,13 +292,13 @@ impl Shared {
         }
         let path = names::clock(&self.settings.root);
         let write = || vec![Op::Set { path: path.clone(), data: Vec::new(), version: ANY }];
-        let mut landed = self.fly(write()).await?;
-        if matches!(landed.replies.first(), Some(Err(Code::NO_NODE))) {
+        let mut replies = self.send_all(write()).await?;
+        if matches!(replies.replies.first(), Some(Err(Code::NO_NODE))) {
             self.make_root().await?;
-            landed = self.fly(write()).await?;
+            replies = self.send_all(write()).await?;
         }
-        match landed.replies.first() {
-            Some(Ok(Reply::Set(stat))) => Ok(Reading::of(*stat, landed.sent, landed.heard)),
+        match replies.replies.first() {
+            Some(Ok(Reply::Set(stat))) => Ok(Reading::of(*stat, replies.sent, replies.heard)),
             Some(Err(code)) => Err(code.failure(&path)),
             _ => Err(Malformed.into()),
         }
@@ -313,7 +313,7 @@ impl Shared {
             paths.splice(0..0, ends.map(|end| root[..end].to_owned()));
         }
         let create = |path| Op::Create { path, data: Vec::new(), mode: Mode::Persistent };
-        let replies = self.fly(paths.iter().cloned().map(create).collect()).await?.replies;
+        let replies = self.send_all(paths.iter().cloned().map(create).collect()).await?.replies;
         let mut refused = None;
         for (path, reply) in paths.iter().zip(replies) {
             match reply {

@@ -77,7 +77,7 @@ impl Places {
     }
 
     /// Somebody else has written the nodes of these leases.
-    pub(super) fn doubt(&self, key: &Arc<str>, leases: &[LeaseId]) {
+    pub(super) fn mark_uncertain(&self, key: &Arc<str>, leases: &[LeaseId]) {
         let mut state = self.0.lock();
         let Some(own) = state.own.get_mut(key) else { return };
         for lease in leases {

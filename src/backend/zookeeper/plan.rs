@@ -81,7 +81,7 @@ impl Changed {
     /// Carries out what was asked for.
     pub(super) fn by(tasks: &[Task], view: &View, stamp: Stamp) -> Self {
         let mut ledger = view.ledger(stamp.now);
-        ledger.note_requests();
+        ledger.observe_requests();
         let told = tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
         Self::told(ledger, told)
     }
@@ -146,7 +146,7 @@ impl Changed {
             match self.ledger.place_of(lease) {
                 Some(ends) => {
                     ends != UNKNOWN
-                        || self.ledger.do_all_ends_matter()
+                        || self.ledger.depends_on_all_ends()
                         || self.ask_again.contains(&lease)
                         || blocking == Some(lease)
                 }
@@ -161,7 +161,7 @@ impl Changed {
     /// Requests that hold or wait now, and have no node yet.
     fn entries(&self, view: &View) -> Vec<Request> {
         let mut entries = Vec::<Request>::new();
-        for request in self.ledger.noted_requests() {
+        for request in self.ledger.observed_requests() {
             let lease = request.lease.id;
             let is_in = self.ledger.hold_of(lease).is_some() || self.ledger.place_of(lease).is_some();
             let has_node = view.children.iter().any(|child| child.name.lease() == lease)

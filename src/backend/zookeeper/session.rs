@@ -19,14 +19,14 @@ use tokio::time::{sleep, sleep_until, timeout};
 use super::builder::Settings;
 use super::failure::{Code, Malformed};
 use super::jute::{Message, Reader};
-use super::link::{Greeted, Identity, Link, lost};
+use super::link::{Handshake, Identity, Link, lost};
 use super::op::{MAX_REQUEST, Op, Reply};
 use crate::backend::records::{Failure, Health, Purpose};
 
 /// The pause between attempts to connect: it grows from the first of these to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 /// How long a connection on which nothing is sent is left alone at most.
-const QUIET: Duration = Duration::from_secs(5);
+const MAX_IDLE: Duration = Duration::from_secs(5);
 
 const WATCH_XID: i32 = -1;
 const PING_XID: i32 = -2;
@@ -45,9 +45,9 @@ pub(super) enum Signal {
     Deleted(String),
 }
 
-/// The replies to the requests of a flight.
+/// The replies to the requests of a pipeline.
 #[derive(Debug)]
-pub(super) struct Landed {
+pub(super) struct Replies {
     pub(super) replies: Vec<Result<Reply, Code>>,
     /// When they were sent, and when the last reply arrived.
     pub(super) sent: Instant,
@@ -57,7 +57,7 @@ pub(super) struct Landed {
 }
 
 enum Request {
-    Flight(Vec<Op>, oneshot::Sender<Result<Landed, Failure>>),
+    Pipeline(Vec<Op>, oneshot::Sender<Result<Replies, Failure>>),
     /// To end the session, or only the connection.
     Close(Ending),
 }
@@ -121,10 +121,10 @@ impl Session {
     }
 
     /// Sends requests, and returns with the replies to all of them. They are carried out even if the future is dropped.
-    pub(super) async fn flight(&self, ops: Vec<Op>) -> Result<Landed, Failure> {
+    pub(super) async fn pipeline(&self, ops: Vec<Op>) -> Result<Replies, Failure> {
         let (answer, answered) = oneshot::channel();
-        let closed = || Failure::away("the client is closed");
-        self.requests.send(Request::Flight(ops, answer)).map_err(|_| closed())?;
+        let closed = || Failure::unavailable("the client is closed");
+        self.requests.send(Request::Pipeline(ops, answer)).map_err(|_| closed())?;
         answered.await.map_err(|_| closed())?
     }
 
@@ -192,7 +192,7 @@ impl Carrier {
             // First, so that callers whose requests fail below find the reason in the state.
             self.health.failed(Purpose::Changes, &failure.why);
             tracing::debug!(store = %self.settings.address, %failure, "the connection is lost");
-            if is_away && self.refuse_waiting(&failure) {
+            if is_away && self.fail_pending(&failure) {
                 break;
             }
         }
@@ -200,11 +200,11 @@ impl Carrier {
     }
 
     /// What was asked for while there is no connection fails. `true` if the session is to end.
-    fn refuse_waiting(&mut self, failure: &Failure) -> bool {
+    fn fail_pending(&mut self, failure: &Failure) -> bool {
         loop {
             use tokio::sync::mpsc::error::TryRecvError;
             match self.requests.try_recv() {
-                Ok(Request::Flight(_, answer)) => {
+                Ok(Request::Pipeline(_, answer)) => {
                     drop(answer.send(Err(Failure { is_certain: true, ..failure.clone() })))
                 }
                 Ok(Request::Close(_)) | Err(TryRecvError::Disconnected) => return true,
@@ -221,19 +221,19 @@ impl Carrier {
         loop {
             let server = &self.settings.servers[self.next_server];
             let opening = Link::open(server, &self.settings, self.identity.as_ref(), self.last_zxid);
-            let opened = timeout(each, opening).await.unwrap_or_else(|_| Err(Failure::silence(each)));
+            let opened = timeout(each, opening).await.unwrap_or_else(|_| Err(Failure::timed_out(each)));
             let failure = match opened {
-                Ok(Greeted::Session(link, identity)) => {
+                Ok(Handshake::Session(link, identity)) => {
                     self.begin(identity);
                     return Ok(link);
                 }
-                Ok(Greeted::Expired) if self.identity.is_some() => {
+                Ok(Handshake::Expired) if self.identity.is_some() => {
                     self.forget_session();
                     continue;
                 }
-                Ok(Greeted::Expired) => Failure::away("the server did not start a session"),
+                Ok(Handshake::Expired) => Failure::unavailable("the server did not start a session"),
                 // A server that has lost its data will never accept it.
-                Ok(Greeted::Refused(failure)) => {
+                Ok(Handshake::Refused(failure)) => {
                     let lasts = self.identity.as_ref().map_or(Duration::ZERO, |known| known.timeout);
                     if self.last_contact.elapsed() > lasts {
                         self.forget_session();
@@ -273,25 +273,25 @@ impl Carrier {
     /// Returns when the connection is lost, and why; `None` if the session was to end.
     async fn carry(&mut self, link: Link) -> Option<Failure> {
         let mut traffic = Traffic::new(link, self.state.connections.load(Ordering::Relaxed));
-        let quiet = (self.timeout_of_session() / 3).min(QUIET);
+        let uncontended = (self.timeout_of_session() / 3).min(MAX_IDLE);
         let failure = loop {
             if traffic.is_done() {
                 return None;
             }
-            let deadline = traffic.deadline(self.settings.reply_timeout, quiet);
+            let deadline = traffic.deadline(self.settings.reply_timeout, uncontended);
             tokio::select! {
                 biased;
                 received = traffic.exchange() => {
-                    if let Err(failure) = received.and_then(|()| self.understand(&mut traffic)) {
+                    if let Err(failure) = received.and_then(|()| self.process_received(&mut traffic)) {
                         break failure;
                     }
                 }
                 request = self.requests.recv(), if !traffic.is_closing => self.send(request, &mut traffic),
                 () = sleep_until(deadline.into()) => {
                     if traffic.is_overdue(self.settings.reply_timeout) {
-                        break Failure::silence(self.settings.reply_timeout);
+                        break Failure::timed_out(self.settings.reply_timeout);
                     }
-                    traffic.ping_if_due(quiet);
+                    traffic.ping_if_due(uncontended);
                 }
             }
         };
@@ -300,7 +300,7 @@ impl Carrier {
     }
 
     fn timeout_of_session(&self) -> Duration {
-        self.identity.as_ref().map_or(QUIET, |known| known.timeout)
+        self.identity.as_ref().map_or(MAX_IDLE, |known| known.timeout)
     }
 
     /// Sends a request, and those that have been asked for since.
@@ -308,7 +308,7 @@ impl Carrier {
         let mut next = Some(request.unwrap_or(Request::Close(Ending::Connection)));
         while let Some(request) = next {
             match request {
-                Request::Flight(ops, answer) => traffic.send(ops, answer, &self.settings),
+                Request::Pipeline(ops, answer) => traffic.send(ops, answer, &self.settings),
                 Request::Close(ending) => return traffic.close(ending),
             }
             next = self.requests.try_recv().ok();
@@ -316,7 +316,7 @@ impl Carrier {
     }
 
     /// Reads what has been received.
-    fn understand(&mut self, traffic: &mut Traffic) -> Result<(), Failure> {
+    fn process_received(&mut self, traffic: &mut Traffic) -> Result<(), Failure> {
         while let Some(message) = traffic.link.take()? {
             self.last_contact = Instant::now();
             let mut reader = Reader(&message);
@@ -330,7 +330,7 @@ impl Carrier {
                 PING_XID => traffic.pinged = None,
                 _ => {
                     self.last_zxid = self.last_zxid.max(zxid);
-                    traffic.land(xid, code, &mut reader)?;
+                    traffic.receive(xid, code, &mut reader)?;
                 }
             }
         }
@@ -378,7 +378,7 @@ struct Traffic {
     /// What is to be written, and whether what was written may be held back somewhere.
     out: Vec<u8>,
     must_flush: bool,
-    flights: VecDeque<Flight>,
+    pipelines: VecDeque<Pipeline>,
     /// Of the next request, and of the next reply.
     next_xid: i32,
     next_reply: i32,
@@ -389,11 +389,11 @@ struct Traffic {
     is_leaving: bool,
 }
 
-struct Flight {
+struct Pipeline {
     ops: Vec<Op>,
     replies: Vec<Result<Reply, Code>>,
     sent: Instant,
-    answer: oneshot::Sender<Result<Landed, Failure>>,
+    answer: oneshot::Sender<Result<Replies, Failure>>,
 }
 
 impl Traffic {
@@ -403,7 +403,7 @@ impl Traffic {
             connection,
             out: Vec::new(),
             must_flush: false,
-            flights: VecDeque::new(),
+            pipelines: VecDeque::new(),
             next_xid: 1,
             next_reply: 1,
             last_sent: Instant::now(),
@@ -427,7 +427,7 @@ impl Traffic {
         }
     }
 
-    fn send(&mut self, ops: Vec<Op>, answer: oneshot::Sender<Result<Landed, Failure>>, settings: &Settings) {
+    fn send(&mut self, ops: Vec<Op>, answer: oneshot::Sender<Result<Replies, Failure>>, settings: &Settings) {
         let (start, mut xid) = (self.out.len(), self.next_xid);
         for op in &ops {
             let message = op.message(xid, settings.access());
@@ -444,20 +444,20 @@ impl Traffic {
         self.next_xid = xid;
         let sent = Instant::now();
         self.last_sent = sent;
-        self.flights.push_back(Flight { replies: Vec::with_capacity(ops.len()), ops, sent, answer });
+        self.pipelines.push_back(Pipeline { replies: Vec::with_capacity(ops.len()), ops, sent, answer });
     }
 
     /// The reply to the request with this number.
-    fn land(&mut self, xid: i32, code: Code, reader: &mut Reader<'_>) -> Result<(), Failure> {
-        if self.is_closing && self.flights.is_empty() {
+    fn receive(&mut self, xid: i32, code: Code, reader: &mut Reader<'_>) -> Result<(), Failure> {
+        if self.is_closing && self.pipelines.is_empty() {
             // The end of the session: the server closes the connection next.
             return Ok(());
         }
-        let Some(flight) = self.flights.front_mut().filter(|_| xid == self.next_reply) else {
+        let Some(pipeline) = self.pipelines.front_mut().filter(|_| xid == self.next_reply) else {
             return Err(Malformed.into());
         };
         self.next_reply = following(xid);
-        let op = &flight.ops[flight.replies.len()];
+        let op = &pipeline.ops[pipeline.replies.len()];
         // The errors of a multi may be told by the header, too.
         let reply = match (code, op) {
             (Code::NONE, op) => op.read(reader)?,
@@ -467,39 +467,40 @@ impl Traffic {
         if let Err(code @ (Code::SESSION_EXPIRED | Code::SESSION_MOVED)) = reply {
             return Err(code.failure("the session"));
         }
-        flight.replies.push(reply);
-        if flight.replies.len() == flight.ops.len()
-            && let Some(Flight { replies, sent, answer, .. }) = self.flights.pop_front()
+        pipeline.replies.push(reply);
+        if pipeline.replies.len() == pipeline.ops.len()
+            && let Some(Pipeline { replies, sent, answer, .. }) = self.pipelines.pop_front()
         {
             let connection = self.connection;
             // If nobody waits for the replies any more, it was still done.
-            drop(answer.send(Ok(Landed { replies, sent, heard: Instant::now(), connection })));
+            drop(answer.send(Ok(Replies { replies, sent, heard: Instant::now(), connection })));
         }
         Ok(())
     }
 
     /// The connection is lost.
     fn abandon(&mut self, failure: &Failure) {
-        for Flight { ops, answer, .. } in self.flights.drain(..) {
+        for Pipeline { ops, answer, .. } in self.pipelines.drain(..) {
             // What only reads has certainly changed nothing.
             let is_certain = !ops.iter().any(Op::writes);
             drop(answer.send(Err(Failure { is_certain, ..failure.clone() })));
         }
     }
 
-    fn deadline(&self, reply_timeout: Duration, quiet: Duration) -> Instant {
-        let waits_since = self.flights.front().map(|flight| flight.sent).into_iter().chain(self.pinged).min();
-        let ping = self.last_sent + quiet;
+    fn deadline(&self, reply_timeout: Duration, uncontended: Duration) -> Instant {
+        let waits_since =
+            self.pipelines.front().map(|pipeline| pipeline.sent).into_iter().chain(self.pinged).min();
+        let ping = self.last_sent + uncontended;
         waits_since.map_or(ping, |since| ping.min(since + reply_timeout))
     }
 
     fn is_overdue(&self, reply_timeout: Duration) -> bool {
-        let first = self.flights.front().map(|flight| flight.sent);
+        let first = self.pipelines.front().map(|pipeline| pipeline.sent);
         first.into_iter().chain(self.pinged).any(|sent| sent.elapsed() >= reply_timeout)
     }
 
-    fn ping_if_due(&mut self, quiet: Duration) {
-        if self.last_sent.elapsed() < quiet {
+    fn ping_if_due(&mut self, uncontended: Duration) {
+        if self.last_sent.elapsed() < uncontended {
             return;
         }
         self.last_sent = Instant::now();
@@ -521,7 +522,7 @@ impl Traffic {
 
     /// Whether the connection is to be left, and nothing is on its way through it any more.
     fn is_done(&self) -> bool {
-        self.is_leaving && self.flights.is_empty()
+        self.is_leaving && self.pipelines.is_empty()
     }
 
     fn control(&mut self, xid: i32, code: i32) {

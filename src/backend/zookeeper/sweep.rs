@@ -19,7 +19,7 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How long a record is kept that nobody uses.
 const IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 /// How often a node may be written before it is replaced as soon as nobody uses it: versions have 32 bits.
-const WORN_OUT: i32 = 1 << 30;
+const REPLACE_AT_VERSION: i32 = 1 << 30;
 const TOGETHER: usize = 256;
 
 impl Shared {
@@ -36,13 +36,13 @@ impl Shared {
         if !self.is_turn(now).await? {
             return Ok(());
         }
-        let replies = self.fly(vec![Op::Children { path: root.clone() }]).await?.replies;
+        let replies = self.send_all(vec![Op::Children { path: root.clone() }]).await?.replies;
         let Some(Ok(Reply::Children(names, _))) = replies.into_iter().next() else { return Ok(()) };
         let records: Vec<_> = names.into_iter().filter(|name| names::is_record(name)).collect();
         for some in records.chunks(TOGETHER) {
             let paths: Vec<_> = some.iter().map(|name| format!("{root}/{name}")).collect();
             let reads = paths.iter().map(|path| Op::Get { path: path.clone(), watch: false }).collect();
-            let replies = self.fly(reads).await?.replies;
+            let replies = self.send_all(reads).await?.replies;
             for (path, reply) in paths.iter().zip(replies) {
                 // What cannot be read is not ours to remove.
                 let Ok(Reply::Data(data, stat)) = reply else { continue };
@@ -60,7 +60,7 @@ impl Shared {
     async fn is_turn(&self, now: u64) -> Result<bool, Failure> {
         let path = names::swept(&self.settings.root);
         let read = Op::Get { path: path.clone(), watch: false };
-        let turn = match self.fly(vec![read]).await?.replies.into_iter().next() {
+        let turn = match self.send_all(vec![read]).await?.replies.into_iter().next() {
             Some(Ok(Reply::Data(_, stat))) => {
                 let due = millis(stat.mtime).saturating_add(micros(INTERVAL));
                 (due <= now).then_some(Op::Set { path, data: Vec::new(), version: stat.version })
@@ -69,16 +69,16 @@ impl Shared {
             _ => None,
         };
         let Some(turn) = turn else { return Ok(false) };
-        Ok(matches!(self.fly(vec![turn]).await?.replies.first(), Some(Ok(_))))
+        Ok(matches!(self.send_all(vec![turn]).await?.replies.first(), Some(Ok(_))))
     }
 
     /// Removes a record and what is left beside it, unless somebody uses it after all.
     async fn remove(&self, path: &str, record: &Record, now: u64) -> Result<(), Failure> {
-        let replies = self.fly(vec![Op::Children { path: path.to_owned() }]).await?.replies;
+        let replies = self.send_all(vec![Op::Children { path: path.to_owned() }]).await?.replies;
         let Some(Ok(Reply::Children(nodes, _))) = replies.into_iter().next() else { return Ok(()) };
         let child = |node: &str| format!("{path}/{node}");
         let reads: Vec<_> = nodes.iter().map(|node| Op::Get { path: child(node), watch: false }).collect();
-        let replies = self.fly(reads).await?.replies;
+        let replies = self.send_all(reads).await?.replies;
         let mut ops = Vec::new();
         for (node, reply) in nodes.iter().zip(replies) {
             // It is gone, or another user's: then somebody uses the record.
@@ -89,7 +89,7 @@ impl Shared {
             ops.push(Op::Delete { path: child(node), version: stat.version });
         }
         ops.push(Op::Delete { path: path.to_owned(), version: record.version });
-        let is_removed = self.fly(vec![Op::Multi(ops)]).await?.replies;
+        let is_removed = self.send_all(vec![Op::Multi(ops)]).await?.replies;
         if let Some(Err(code)) = is_removed.first() {
             tracing::debug!(store = %self.settings.address, path, ?code, "an idle node was not removed");
         }
@@ -99,7 +99,7 @@ impl Shared {
 
 /// Numbers issued later are above the clock, and those of this record must be below it.
 fn is_idle(record: &Record, stat: Stat, now: u64) -> bool {
-    let is_old = millis(stat.mtime).saturating_add(micros(IDLE)) < now || record.version > WORN_OUT;
+    let is_old = millis(stat.mtime).saturating_add(micros(IDLE)) < now || record.version > REPLACE_AT_VERSION;
     is_old && !record.ledger.is_in_use(Stamp::new(now, now, 0)) && record.ledger.last_number() < now
 }
 

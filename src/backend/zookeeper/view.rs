@@ -9,7 +9,7 @@ use super::failure::Code;
 use super::names::{self, ChildName};
 use super::op::{Op, Reply, Stat};
 use crate::backend::ledger::UNKNOWN;
-use crate::backend::records::{Failure, Remembered};
+use crate::backend::records::{Cached, Failure};
 use crate::backend::{BackendError, Grant, LeaseId, Ledger, Limit, Ticket};
 use crate::fence::FencingToken;
 
@@ -47,7 +47,7 @@ impl Known {
     }
 }
 
-impl Remembered for Known {
+impl Cached for Known {
     /// Whether it is still so is decided when it is written: this only bounds the memory.
     fn is_recent(&self) -> bool {
         self.since.elapsed() < Duration::from_secs(60)
@@ -167,7 +167,7 @@ impl View {
 
     /// The first place, if there is no holder and it is not known whether the place has ended: then that place decides the kind of the
     /// record.
-    pub(super) fn doubtful(&self, now: u64) -> Option<usize> {
+    pub(super) fn uncertain(&self, now: u64) -> Option<usize> {
         if self.record.is_none() || self.is_held(now) {
             return None;
         }
@@ -222,13 +222,13 @@ impl View {
 
     /// These children were found after a change.
     pub(super) fn list(&mut self, key: &Arc<str>, names: Vec<String>, stat: Stat) {
-        self.is_current = self.meets(stat);
+        self.is_current = self.matches(stat);
         self.child_version = self.is_current.then_some(stat.child_version);
         self.set_children(key, names);
     }
 
     /// The record's node was found like this afterwards. `false` if somebody else has written it.
-    fn meets(&mut self, stat: Stat) -> bool {
+    fn matches(&mut self, stat: Stat) -> bool {
         let Some(record) = &mut self.record else { return false };
         if record.created == 0 {
             record.created = stat.ctime;

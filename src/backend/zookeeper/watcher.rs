@@ -15,8 +15,8 @@ use super::view::{Known, View, reads};
 use crate::backend::{Event, LeaseId};
 
 /// How long after its grant a hold is watched. Most holds end before that and need no watch.
-const SETTLED: Duration = Duration::from_millis(20);
-/// How many nodes are read in one flight.
+const WATCH_AFTER: Duration = Duration::from_millis(20);
+/// How many nodes are read in one pipeline.
 const TOGETHER: usize = 256;
 
 impl Shared {
@@ -36,7 +36,7 @@ impl Shared {
         if are_holds && !self.is_settling.swap(true, std::sync::atomic::Ordering::AcqRel) {
             let shared = Arc::clone(self);
             self.runtime.spawn(async move {
-                sleep(SETTLED).await;
+                sleep(WATCH_AFTER).await;
                 shared.is_settling.store(false, std::sync::atomic::Ordering::Release);
                 shared.watch(&shared.places.to_watch(false)).await;
             });
@@ -48,7 +48,7 @@ impl Shared {
     }
 
     /// Handles signals until the session has ended.
-    pub(super) async fn heed(self: Arc<Self>, mut signals: UnboundedReceiver<Signal>) {
+    pub(super) async fn handle_signals(self: Arc<Self>, mut signals: UnboundedReceiver<Signal>) {
         while let Some(signal) = signals.recv().await {
             let shared = Arc::clone(&self);
             match signal {
@@ -71,8 +71,8 @@ impl Shared {
         for some in paths.chunks(TOGETHER) {
             let ops = some.iter().map(|path| Op::Get { path: path.clone(), watch: true }).collect();
             // If the connection is lost, all of it is done again on the next one.
-            let Ok(landed) = self.fly(ops).await else { return };
-            for (path, reply) in some.iter().zip(landed.replies) {
+            let Ok(replies) = self.send_all(ops).await else { return };
+            for (path, reply) in some.iter().zip(replies.replies) {
                 self.found(path, reply);
             }
         }
@@ -84,8 +84,8 @@ impl Shared {
         let [first, second] = reads(&record);
         let own = Op::Get { path: path.clone(), watch: true };
         // If the connection is lost, it is read on the next one.
-        let Ok(landed) = self.fly(vec![own, first, second]).await else { return };
-        let mut replies = landed.replies.into_iter();
+        let Ok(replies) = self.send_all(vec![own, first, second]).await else { return };
+        let mut replies = replies.replies.into_iter();
         let Some(reply) = replies.next() else { return };
         let view = View::read(key, &record, &mut replies);
         if let Ok(view) = view
@@ -93,7 +93,7 @@ impl Shared {
         {
             // A client that has just handed the lock over will soon wait for it again.
             let view = View { child_version: None, ..view };
-            self.schedule.learn(key, Known::new(view));
+            self.schedule.cache_read(key, Known::new(view));
         }
         self.found(&path, reply);
     }

@@ -1,12 +1,12 @@
 //! What happened in the operations of a change, for stores in which the record is not all that is stored.
 
 #[cfg(not(feature = "_apart"))]
-pub(super) use nothing::Noted;
+pub(super) use nothing::Observed;
 #[cfg(feature = "_apart")]
-pub(super) use noting::Noted;
+pub(super) use observing::Observed;
 
 #[cfg(feature = "_apart")]
-mod noting {
+mod observing {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use crate::backend::ledger::Ledger;
@@ -14,7 +14,7 @@ mod noting {
 
     /// What has been observed. A record that stays in memory would accumulate requests forever, so they are kept on demand only.
     #[derive(Debug, Default)]
-    pub(in crate::backend::ledger) struct Noted {
+    pub(in crate::backend::ledger) struct Observed {
         is_noting: bool,
         requests: Vec<Request>,
         ends_of_holds: AtomicBool,
@@ -22,7 +22,7 @@ mod noting {
         is_served: bool,
     }
 
-    impl Noted {
+    impl Observed {
         pub(in crate::backend::ledger) fn request(&mut self, request: &Request) {
             if self.is_noting {
                 self.requests.push(request.clone());
@@ -46,8 +46,8 @@ mod noting {
         }
     }
 
-    /// A copy of a record begins with nothing noted.
-    impl Clone for Noted {
+    /// A copy of a record begins with nothing observed.
+    impl Clone for Observed {
         fn clone(&self) -> Self {
             Self::default()
         }
@@ -55,29 +55,29 @@ mod noting {
 
     #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "each store uses a part of it"))]
     impl Ledger {
-        /// From now on, requests are noted.
-        pub(in crate::backend) const fn note_requests(&mut self) {
-            self.noted.is_noting = true;
+        /// From now on, requests are observed.
+        pub(in crate::backend) const fn observe_requests(&mut self) {
+            self.observed.is_noting = true;
         }
 
         /// The requests since then, in order, whether they were granted, queued or refused.
-        pub(in crate::backend) fn noted_requests(&self) -> &[Request] {
-            &self.noted.requests
+        pub(in crate::backend) fn observed_requests(&self) -> &[Request] {
+            &self.observed.requests
         }
 
         /// Whether an operation served the queue, even if nobody could be served.
         pub(in crate::backend) const fn is_queue_served(&self) -> bool {
-            self.noted.is_served
+            self.observed.is_served
         }
 
         /// Whether an answer depended on when holds end.
-        pub(in crate::backend) fn do_ends_of_holds_matter(&self) -> bool {
-            self.noted.ends_of_holds.load(Ordering::Relaxed)
+        pub(in crate::backend) fn depends_on_hold_ends(&self) -> bool {
+            self.observed.ends_of_holds.load(Ordering::Relaxed)
         }
 
         /// Whether an answer depended on when every hold and every place ends.
-        pub(in crate::backend) fn do_all_ends_matter(&self) -> bool {
-            self.noted.ends_of_all.load(Ordering::Relaxed)
+        pub(in crate::backend) fn depends_on_all_ends(&self) -> bool {
+            self.observed.ends_of_all.load(Ordering::Relaxed)
         }
     }
 }
@@ -87,9 +87,9 @@ mod nothing {
     use crate::backend::types::Request;
 
     #[derive(Clone, Debug, Default)]
-    pub(in crate::backend::ledger) struct Noted {}
+    pub(in crate::backend::ledger) struct Observed {}
 
-    impl Noted {
+    impl Observed {
         pub(in crate::backend::ledger) const fn request(&mut self, _: &Request) {}
 
         pub(in crate::backend::ledger) const fn serving(&mut self) {}
