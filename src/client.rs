@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn handles_print_what_they_are_for_however_much_the_client_has_in_hand() -> Result<(), Error> {
+    async fn debug_output_of_handles_is_short() -> Result<(), Error> {
         let client = Client::memory();
         let mut guards = Vec::new();
         for n in 0..1000 {

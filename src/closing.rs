@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_told_and_polled_no_more() {
+    async fn pending_work_ends_on_close_and_is_no_longer_polled() {
         let (closing, mut polls) = (Closing::default(), 0);
         let work = poll_fn(|_| {
             polls += 1;

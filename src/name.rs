@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_beside_another_lock_is_refused() {
+    fn a_reserved_key_is_refused() {
         assert!(named("", "{lock:a}:queue").is_err());
         assert!(named("{", "t}:fence").is_err());
         assert!(named("lock:", "{lock:a}:queue").is_ok());

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_cut_to_the_whole_milliseconds_that_the_store_counts() {
+    fn a_ttl_is_truncated_to_whole_milliseconds() {
         let settings = MutexOptions::new().ttl(Duration::from_micros(100_999)).validate().unwrap();
         assert_eq!(settings.ttl, ms(100));
     }
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_of_nothing_are_refused() {
+    fn zero_durations_are_refused() {
         assert!(MutexOptions::new().max_hold(ms(9)).validate().is_err());
         assert!(MutexOptions::new().max_hold(ms(10)).validate().is_ok());
     }

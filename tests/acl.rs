@@ -40,7 +40,7 @@ fn called_by_scripts(dir: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_line_in_the_docs_has_every_right_that_is_used_and_no_other() {
+fn the_documented_acl_has_exactly_the_permissions_that_are_used() {
     let mut used: BTreeSet<_> = SENT.map(str::to_owned).into();
     called_by_scripts(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/redis/lua"), &mut used);
     assert!(used.len() > 30, "{used:?}");
@@ -119,7 +119,7 @@ async fn the_user_of_the_docs_is_denied_only_what_the_docs_call_optional() -> Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_the_optional_rights_nothing_is_denied_and_earlier_connections_are_looked_for()
+async fn with_the_optional_permissions_nothing_is_denied_and_earlier_connections_are_closed()
 -> Result<(), Error> {
     let more = ["+client|kill", "+info", "+role"].map(more_rules).concat();
     let Some((server, mut raw)) = server_with_user("the optional rights", &more) else { return Ok(()) };

@@ -64,7 +64,7 @@ async fn warm_up(client: &Client, raw: &mut Raw) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operations_that_arrive_while_calls_are_under_way_travel_together() {
+async fn operations_that_arrive_during_a_call_share_the_next_one() {
     let Some(server) = RedisServer::start_or_skip("batches") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
@@ -141,7 +141,7 @@ async fn a_fence_that_may_be_read_but_not_written_grants_nothing() {
 /// A server that has no memory left refuses to write, but not to a script that has written: so what a batch gives back lets it
 /// grant something. It does not grant what its fence cannot tell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_store_grants_nothing_that_its_fence_does_not_tell() {
+async fn a_full_store_grants_no_token_above_its_fence() {
     let Some(server) = RedisServer::start_or_skip("batches on a full store") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
@@ -220,7 +220,7 @@ async fn a_lock_that_is_granted_several_times_in_one_call_gets_a_greater_token_e
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operation_that_fails_harms_no_other_in_its_batch() {
+async fn a_failing_operation_affects_no_other_in_its_batch() {
     let Some(server) = RedisServer::start_or_skip("failures in batches") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
@@ -246,7 +246,7 @@ async fn an_operation_that_fails_harms_no_other_in_its_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_kinds_of_operations_travel_together() {
+async fn all_kinds_of_operations_share_a_call() {
     let Some(server) = RedisServer::start_or_skip("mixed batches") else { return };
     let client = connect(&server.url()).await;
     let mut tasks = Vec::new();
@@ -311,7 +311,7 @@ async fn names_of_every_sort_have_the_same_keys_in_batches_as_alone() {
 
 /// A batch reads and writes what is known of a semaphore once: after it, the store must know what the holders know.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operations_on_one_semaphore_that_travel_together_leave_it_as_one_after_another_would() {
+async fn batched_operations_on_one_semaphore_have_the_same_effect_as_separate_ones() {
     let Some(server) = RedisServer::start_or_skip("batches on one semaphore") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
@@ -371,7 +371,7 @@ async fn forty_at_a_time<F, I>(
 
 /// Grants to requests of the client that releases come with the answers to that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_granted_with_an_answer_that_got_lost_are_asked_for_at_once() {
+async fn requests_granted_with_a_lost_answer_are_repeated_at_once() {
     let Some(server) = RedisServer::start_or_skip("grants in answers") else { return };
     let (proxy, mut raw) = (Proxy::start(server.port()).await, server.raw());
     let client = connect(&proxy.url()).await;
@@ -403,7 +403,7 @@ async fn permits_granted_with_an_answer_that_got_lost_are_asked_for_at_once() {
 
 /// Waiters repeat their requests every third of a lease, those of one client at the same moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn repeated_requests_travel_together_and_keep_their_places() {
+async fn repeated_requests_share_a_call_and_keep_their_places() {
     let Some(server) = RedisServer::start_or_skip("repetitions") else { return };
     let (holder, client, mut raw) =
         (connect(&server.url()).await, connect(&server.url()).await, server.raw());
@@ -436,7 +436,7 @@ async fn repeated_requests_travel_together_and_keep_their_places() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn something_else_under_the_key_is_told_to_all_whose_requests_are_repeated_together() {
+async fn a_wrong_type_is_reported_to_all_requests_repeated_in_one_call() {
     let Some(server) = RedisServer::start_or_skip("wrong types in batches") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&client, &mut raw).await;
@@ -483,7 +483,7 @@ async fn a_batch_survives_a_server_that_has_forgotten_the_scripts() {
 
 /// The server refuses a call of which it may not touch one key, before it carries any of it out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operation_that_the_user_may_not_do_harms_no_other_in_its_batch() {
+async fn a_denied_operation_affects_no_other_in_its_batch() {
     let Some(server) = RedisServer::start_or_skip("refusals in batches") else { return };
     let mut raw = server.raw();
     let rules = ["on", ">pw", "+@all", "resetchannels", "&leasehold:*", "~lock:*", "~{lock:*"];
@@ -627,7 +627,7 @@ async fn a_request_that_is_not_polled_holds_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewals_travel_together_and_keep_every_lease() {
+async fn renewals_share_calls_and_keep_every_lease() {
     let Some(server) = RedisServer::start_or_skip("renewals in batches") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     let mutexes: Vec<_> = (0..MANY).map(|n| named(&client, &name(n), ms(900))).collect();

@@ -120,7 +120,7 @@ async fn a_lock_dropped_after_any_poll_while_it_is_granted_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_to_a_dropped_request_goes_on_to_the_next_waiter_at_once() {
+async fn a_grant_to_a_dropped_request_passes_to_the_next_waiter_at_once() {
     let Some(fixture) = Fixture::set_up("a grant to nobody").await else { return };
     let mut slowest = Duration::ZERO;
     for _ in 0..50 {
@@ -143,7 +143,7 @@ async fn a_grant_to_a_dropped_request_goes_on_to_the_next_waiter_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_dropped_right_after_it_was_sent_is_given_back_when_it_is_granted() {
+async fn a_request_dropped_right_after_it_was_sent_is_released_when_granted() {
     let Some(fixture) = Fixture::set_up("a grant after the drop").await else { return };
     for _ in 0..100 {
         // The first poll sends; the answer is under way when the future is dropped.

@@ -335,7 +335,7 @@ mod on_redis {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_store_that_forgets_its_tickets_is_found_out() {
+    async fn a_store_that_forgets_its_tickets_fails() {
         for kind in KINDS {
             let ticket = found_out(kind, |store, kind| async move {
                 conformance::point_4_every_place_has_its_own_ticket(&store, kind).await;

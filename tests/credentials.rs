@@ -134,7 +134,7 @@ async fn locks_are_kept_while_one_user_takes_the_place_of_another() -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_not_logged_in_any_more_is_replaced() -> Result<(), Error> {
+async fn a_connection_that_is_no_longer_logged_in_is_replaced() -> Result<(), Error> {
     let Some(server) = RedisServer::start_or_skip("NOAUTH") else { return Ok(()) };
     let mut raw = server.raw();
     set_user(&mut raw, "app", "one");

@@ -93,7 +93,7 @@ async fn a_user_logs_in_and_may_use_its_prefix_only() {
 }
 
 #[tokio::test]
-async fn whoever_is_logged_out_logs_in_again() {
+async fn a_client_that_is_logged_out_logs_in_again() {
     let Some(server) = EtcdServer::start_or_skip("tokens that expire") else { return };
     enable_authentication(&server);
     let own = url_with_login(&server, &format!("{USER}:{PASSWORD}"));
@@ -112,7 +112,7 @@ async fn whoever_is_logged_out_logs_in_again() {
 }
 
 #[tokio::test]
-async fn something_else_that_listens_there_is_told() {
+async fn a_server_that_is_not_etcd_is_reported() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let port = listener.local_addr().expect("an address").port();
     tokio::spawn(async move {
@@ -226,7 +226,7 @@ async fn a_server_that_has_lost_its_data_is_used_from_the_beginning() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_is_killed_costs_no_lock_and_the_next_one_is_used() {
+async fn a_killed_member_loses_no_lock_and_the_next_one_is_used() {
     let Some(mut cluster) = EtcdCluster::start_or_skip("a cluster") else { return };
     let load = Load::start_with_ttl(&cluster.url(), 8, Duration::from_secs(10)).await;
     let client = Client::connect(&cluster.url()).await.expect("it answers");
@@ -337,7 +337,7 @@ async fn a_request_whose_answer_was_lost_is_answered_when_it_is_repeated() {
 // Messages to other clients
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_of_strangers_grant_nothing() {
+async fn forged_messages_grant_nothing() {
     let Some(server) = EtcdServer::start_or_skip("messages of strangers") else { return };
     let (one, other) = (server.client().await, server.backend().await);
     let held = mutex(&one).lock().await.expect("free");
@@ -390,7 +390,7 @@ async fn nothing_is_missed_while_the_connection_is_lost_even_if_the_store_is_com
 // Leases
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_etcd_lease_that_is_revoked_ends_the_lease_and_whoever_waits_is_served() {
+async fn revoking_an_etcd_lease_ends_the_lease_and_serves_the_next_waiter() {
     let Some(server) = EtcdServer::start_or_skip("revoked leases") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let held = brief_mutex(&one).lock().await.expect("free");
@@ -436,7 +436,7 @@ async fn keys_that_are_deleted_by_hand_end_a_lease_or_change_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn something_else_under_a_key_is_told_and_costs_no_other_lock() {
+async fn a_foreign_value_under_a_key_is_reported_and_affects_no_other_lock() {
     let Some(server) = EtcdServer::start_or_skip("other values") else { return };
     let client = server.client().await;
     let held = brief_mutex(&client).lock().await.expect("free");

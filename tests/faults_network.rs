@@ -170,7 +170,7 @@ async fn a_release_that_was_never_answered_succeeds_and_touches_no_later_holder(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_was_never_answered_costs_nothing() {
+async fn an_unanswered_renewal_loses_nothing() {
     let Some(fixture) = Fixture::set_up("an unanswered renewal").await else { return };
     let lease = 2 * SECOND;
     let guard = fixture.far(lease).lock().await.expect("free");
@@ -302,17 +302,17 @@ async fn half_a_lease_of_black_hole(direction: Direction) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_hole_of_half_a_lease_costs_nothing() {
+async fn a_black_hole_of_half_a_ttl_loses_nothing() {
     half_a_lease_of_black_hole(Direction::Both).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_hole_of_half_a_lease_to_the_store_costs_nothing() {
+async fn a_black_hole_of_half_a_ttl_to_the_store_loses_nothing() {
     half_a_lease_of_black_hole(Direction::ToServer).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_hole_of_half_a_lease_from_the_store_costs_nothing() {
+async fn a_black_hole_of_half_a_ttl_from_the_store_loses_nothing() {
     half_a_lease_of_black_hole(Direction::ToClient).await;
 }
 
@@ -359,22 +359,22 @@ async fn two_leases_of_black_hole(direction: Direction) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_hole_of_two_leases_is_told_before_anybody_else_is_let_in() {
+async fn a_black_hole_of_two_ttls_is_reported_before_another_client_is_granted() {
     two_leases_of_black_hole(Direction::Both).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_hole_of_two_leases_to_the_store_is_told_before_anybody_else_is_let_in() {
+async fn a_black_hole_of_two_ttls_to_the_store_is_reported_before_another_client_is_granted() {
     two_leases_of_black_hole(Direction::ToServer).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_hole_of_two_leases_from_the_store_is_told_before_anybody_else_is_let_in() {
+async fn a_black_hole_of_two_ttls_from_the_store_is_reported_before_another_client_is_granted() {
     two_leases_of_black_hole(Direction::ToClient).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_loss_is_told_within_50_ms_of_the_deadline() {
+async fn a_loss_is_reported_within_50_ms_of_the_deadline() {
     let Some(fixture) = Fixture::set_up("the moment of a loss").await else { return };
     let guard = fixture.far(SECOND).lock().await.expect("free");
     fixture.proxy.hold(Direction::Both);
@@ -454,7 +454,7 @@ async fn waiters_survive_a_server_that_refuses_connections_for_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_that_could_not_be_told_for_a_while_are_served_in_the_order_of_their_arrival() {
+async fn waiters_that_were_unreachable_are_served_in_order_of_arrival() {
     let Some(fixture) = Fixture::set_up("order after an outage").await else { return };
     let guard = fixture.near(LONG).lock().await.expect("free");
     let waiters = queue_up(&fixture, 8).await;
@@ -479,7 +479,7 @@ async fn waiters_that_could_not_be_told_for_a_while_are_served_in_the_order_of_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_of_every_connection_while_holding_and_waiting_costs_nothing() {
+async fn resetting_every_connection_loses_no_hold_and_no_place() {
     let Some(fixture) = Fixture::set_up("resets").await else { return };
     let lease = LONG;
     let guard = fixture.far(lease).lock().await.expect("free");

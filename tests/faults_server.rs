@@ -133,7 +133,7 @@ impl Seen {
 // A server that hangs
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_hangs_for_half_a_lease_costs_nothing() {
+async fn a_server_that_hangs_for_half_a_ttl_loses_nothing() {
     let Some(fixture) = Fixture::set_up("a short hang").await else { return };
     let lease = 3 * SECOND;
     let guard = mutex(&fixture.one, lease).lock().await.expect("free");
@@ -187,7 +187,7 @@ async fn a_server_that_hangs_for_two_leases_delays_no_loss_and_serves_the_waiter
 // A server that dies
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_restarted_without_memory_tells_the_holder_and_serves_the_waiters_with_greater_tokens() {
+async fn after_a_restart_without_persistence_the_holder_is_notified_and_waiters_get_greater_tokens() {
     let Some(mut fixture) = Fixture::set_up("a restart without disk").await else { return };
     let lease = 3 * SECOND;
     let guard = mutex(&fixture.one, lease).lock().await.expect("free");
@@ -220,7 +220,7 @@ async fn a_server_restarted_without_memory_tells_the_holder_and_serves_the_waite
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stays_away_for_a_while_is_waited_for() {
+async fn waiters_outlast_a_server_outage() {
     let Some(mut fixture) = Fixture::set_up("a dead server").await else { return };
     let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
     let waiter = spawn_lock(&mutex(&fixture.other, LONG));
@@ -235,7 +235,7 @@ async fn a_server_that_stays_away_for_a_while_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_on_disk_that_is_back_within_the_lease_costs_nothing() {
+async fn a_restart_with_persistence_within_the_ttl_loses_nothing() {
     let Some(mut fixture) = Fixture::set_up_with("a restart with disk", Setup::on_disk()).await else {
         return;
     };
@@ -538,7 +538,7 @@ async fn nonsense_on_the_wake_channel_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
+async fn a_forged_grant_of_a_held_lease_releases_nothing() {
     let Some(fixture) = Fixture::set_up("forged grants").await else { return };
     let mut raw = fixture.server.raw();
     let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
@@ -561,7 +561,7 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing_whoever_hears_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_a_hung_server_answers_after_the_lease_tells_of_the_loss() {
+async fn a_release_answered_after_the_end_of_the_lease_reports_the_loss() {
     let Some(server) = RedisServer::start_or_skip("a release into a hung server") else { return };
     let client = connect(&server.url()).await;
     warm_up(&server, &client).await;
@@ -576,7 +576,7 @@ async fn a_release_that_a_hung_server_answers_after_the_lease_tells_of_the_loss(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_stalls_under_many_leases_do_not_cost_the_connection_or_a_lease() {
+async fn short_stalls_under_many_leases_lose_neither_the_connection_nor_a_lease() {
     let Some(server) = RedisServer::start_or_skip("short stalls") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     warm_up(&server, &client).await;

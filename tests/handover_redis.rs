@@ -56,30 +56,31 @@ promises! {
     mutexes_with_other_options_exclude_each_other_and_pass_nothing_on: 1,
     a_dropped_guard_is_passed_on_as_a_released_one: 1,
     try_lock_neither_waits_nor_overtakes: 1,
-    those_behind_the_holder_who_give_up_are_skipped: 1,
+    waiters_that_give_up_are_skipped: 1,
     a_leader_that_is_dropped_leaves_its_place_to_the_next_one: 3,
     a_leader_whose_time_is_over_leaves_its_place_to_the_next_one: 3,
     a_leader_dropped_after_any_poll_while_it_is_granted_stalls_nobody: 2,
     a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_nobody: 2,
-    one_that_waits_in_the_client_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody: 2,
-    one_that_is_dropped_while_the_lease_is_passed_to_it_stalls_nobody: 1,
+    a_local_waiter_dropped_at_any_poll_leaves_nothing_and_stalls_no_other: 2,
+    a_waiter_dropped_while_the_lease_is_passed_to_it_stalls_no_other: 1,
     a_leader_that_is_not_polled_holds_the_others_up_for_two_leases_at_most: 2,
-    a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later: 2,
-    one_that_was_passed_the_lease_and_is_not_polled_holds_the_others_up_for_two_leases_at_most: 1,
-    a_loss_is_told_to_the_current_holder_alone: 2,
+    a_first_waiter_that_is_never_polled_does_not_block_later_ones: 2,
+    a_waiter_with_a_passed_on_lease_that_is_not_polled_blocks_others_for_at_most_two_ttls: 1,
+    a_loss_is_reported_to_the_current_holder_only: 2,
     the_maximum_hold_time_counts_for_each_hold: 1,
     short_leases_are_passed_on_for_many_lease_lengths_and_none_is_lost: 2,
-    a_shutdown_ends_those_who_hold_lead_and_wait: 2,
+    a_shutdown_ends_holders_and_waiters: 2,
     a_shutdown_does_not_wait_for_ever_for_those_that_are_not_polled: 2,
     whatever_tasks_do_at_random_nothing_is_left: 2,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forgotten_lease_is_told_to_the_current_holder_alone() {
+async fn a_forgotten_lease_is_reported_to_the_current_holder_only() {
     let Some(fixture) = Fixture::set_up("forgotten leases", 2).await else { return };
     let mut raw = fixture.server.raw();
     let forget = move || drop(raw.send(&["DEL", KEY]));
-    handover_promises::a_forgotten_lease_is_told_to_the_current_holder_alone(&fixture.clients, forget).await;
+    handover_promises::a_forgotten_lease_is_reported_to_the_current_holder_only(&fixture.clients, forget)
+        .await;
     fixture.end().await;
 }
 
@@ -105,7 +106,7 @@ async fn cost_of(fixture: &Fixture, mutex: &DistMutex, holds: i64, is_queued: bo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hand_over_inside_a_client_costs_no_command_and_one_release_if_it_is_switched_off() {
+async fn a_local_hand_over_sends_no_command_and_a_release_if_it_is_off() {
     let Some(fixture) = Fixture::set_up("costs", 1).await else { return };
     // More than the time of a turn may pass on a busy machine, but not always.
     let mut costs = Vec::new();
@@ -124,7 +125,7 @@ async fn a_hand_over_inside_a_client_costs_no_command_and_one_release_if_it_is_s
 // A store that fails
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_was_passed_the_lease_is_told_that_the_server_hangs() {
+async fn a_holder_of_a_passed_on_lease_is_notified_when_the_server_hangs() {
     let Some(fixture) = Fixture::set_up("a server that hangs", 1).await else { return };
     let lease = SECOND;
     let mutex = local(&fixture.clients[0], lease);
@@ -158,7 +159,7 @@ async fn lock_with_time_limit(client: &Client, time_limit: Duration) -> Vec<Join
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_hangs_when_the_store_goes_away() {
+async fn no_waiter_hangs_when_the_store_disappears() {
     let Some(fixture) = Fixture::set_up("a store that goes away", 1).await else { return };
     for held_back in [false, true] {
         let proxy = Proxy::start(fixture.server.port()).await;
@@ -190,7 +191,7 @@ async fn nobody_hangs_when_the_store_goes_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_by_the_store_is_told_to_everybody_who_waits() {
+async fn a_refusal_by_the_store_is_reported_to_all_waiters() {
     let Some(fixture) = Fixture::set_up("refusals", 1).await else { return };
     let mut raw = fixture.server.raw();
     raw.send(&["LPUSH", KEY, "something else"]);

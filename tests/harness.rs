@@ -176,7 +176,7 @@ fn run_without_server(test: &str, require: &str) -> Output {
 }
 
 #[test]
-fn a_missing_server_is_told_on_standard_error_despite_capture() {
+fn a_missing_server_is_reported_on_standard_error_despite_capture() {
     let output = run_without_server("a_paused_server_is_silent_and_answers_when_resumed", "0");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
@@ -334,7 +334,7 @@ async fn a_worker_gets_its_arguments_and_can_be_killed() {
 }
 
 #[tokio::test]
-async fn a_paused_worker_stands_still_and_goes_on_when_resumed() {
+async fn a_paused_worker_stops_and_continues_when_resumed() {
     let mut worker = Worker::start("ticking_worker", "");
     assert!(worker.line().await.is_some());
     worker.pause();
@@ -346,7 +346,7 @@ async fn a_paused_worker_stands_still_and_goes_on_when_resumed() {
 }
 
 #[tokio::test]
-async fn a_workers_end_tells_whether_its_function_succeeded() {
+async fn a_workers_exit_says_whether_its_function_succeeded() {
     for (args, success) in [("succeed", true), ("fail", false)] {
         let mut worker = Worker::start("brief_worker", args);
         assert_eq!(worker.line().await.as_deref(), Some("one line"));
@@ -432,7 +432,7 @@ fn keys_expire_by_a_servers_clock() {
 }
 
 #[test]
-fn a_clock_moves_those_alone_who_live_by_it() {
+fn a_test_clock_affects_only_its_own_processes() {
     let Some(clock) = Clock::new_or_skip("two clocks") else { return };
     let Some(one) = server_under(&clock) else { return };
     let right = Clock::new_or_skip("two clocks").expect("there is one already");
@@ -489,7 +489,7 @@ async fn a_worker_lives_by_its_clock_and_its_monotonic_time_does_not() {
 }
 
 #[test]
-fn a_missing_compiler_is_told_or_is_a_failure() {
+fn a_missing_compiler_is_reported_or_is_a_failure() {
     if Clock::new_or_skip("a machine without a compiler").is_none() {
         return;
     }

@@ -457,7 +457,7 @@ async fn release_confirms_that_the_next_waiter_holds() -> Outcome {
 }
 
 #[tokio::test]
-async fn a_guard_tells_its_name_its_permits_and_its_hold() -> Outcome {
+async fn a_guard_reports_its_name_permits_and_state() -> Outcome {
     let mutex = Client::memory().mutex_with(NAME, options())?;
     let guard = mutex.lock().await?;
     assert_eq!((mutex.name(), guard.name(), guard.permits()), (NAME, NAME, 1));
@@ -467,7 +467,7 @@ async fn a_guard_tells_its_name_its_permits_and_its_hold() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_after_a_loss_tells_the_reason_and_the_token() -> Outcome {
+async fn release_after_a_loss_reports_the_reason_and_the_token() -> Outcome {
     let store = MemoryBackend::new();
     let guard = mutex_of(&store).lock().await?;
     let token = guard.token();
@@ -571,7 +571,7 @@ async fn lost_fires_when_the_client_is_shut_down() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loss_is_told_before_anybody_else_is_granted_when_the_store_does_not_answer() -> Outcome {
+async fn loss_is_reported_before_another_grant_when_the_store_does_not_answer() -> Outcome {
     let store = MemoryBackend::new();
     let hanging = SlowStore::on(&store);
     let guard = lease_of(&Client::with_backend(hanging.clone()), 2 * SECOND).lock().await?;
@@ -585,7 +585,7 @@ async fn loss_is_told_before_anybody_else_is_granted_when_the_store_does_not_ans
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_watches_a_lease_is_told_of_its_release_also_if_he_asks_later() -> Outcome {
+async fn lost_reports_a_release_even_if_called_after_it() -> Outcome {
     let store = MemoryBackend::new();
     let mutex = lease_of(&client_of(&store), SECOND);
     for release in [true, false] {
@@ -628,7 +628,7 @@ async fn lost_can_be_awaited_by_reference_in_a_loop() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_a_release_is_under_way_nobody_is_told_how_the_lease_ended() -> Outcome {
+async fn lost_stays_pending_while_a_release_is_in_flight() -> Outcome {
     for forgotten in [false, true] {
         let store = MemoryBackend::new();
         let slow = SlowStore::on(&store);
@@ -663,7 +663,7 @@ async fn a_release_that_is_dropped_half_way_counts_as_one() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_waiter_for_a_loss_is_told_also_those_who_ask_later() -> Outcome {
+async fn every_future_of_lost_completes_even_if_created_after_the_loss() -> Outcome {
     let store = MemoryBackend::new();
     let guard = mutex_of(&store).lock().await?;
     let tasks: Vec<_> = (0..10).map(|_| tokio::spawn(guard.lost())).collect();
@@ -677,7 +677,7 @@ async fn every_waiter_for_a_loss_is_told_also_those_who_ask_later() -> Outcome {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_revocation_noticed_by_many_threads_at_once_is_told_to_all_of_them() -> Outcome {
+async fn a_revocation_noticed_by_many_threads_is_reported_to_all_of_them() -> Outcome {
     let store = MemoryBackend::new();
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     for round in 0..6000 {
@@ -1082,7 +1082,7 @@ fn unusable_arguments_are_refused_when_the_mutex_is_made() {
 }
 
 #[tokio::test]
-async fn odd_names_are_locks_of_their_own() -> Outcome {
+async fn unusual_names_are_distinct_locks() -> Outcome {
     let client = Client::memory();
     let longest = "n".repeat(MAX_NAME_BYTES);
     let names =
@@ -1218,7 +1218,7 @@ impl Intercept for SlowStore {
 // What a release or the last step of the work finds out
 
 #[tokio::test(start_paused = true)]
-async fn lost_is_told_when_a_release_finds_that_the_lease_was_lost() -> Outcome {
+async fn lost_reports_a_loss_that_a_release_found() -> Outcome {
     let store = MemoryBackend::new();
     let guard = mutex_of(&store).lock().await?;
     let lost = tokio::spawn(guard.lost());

@@ -432,7 +432,7 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
 // Later holders
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn releasing_a_lost_lease_tells_so_and_leaves_the_later_holder_alone() {
+async fn releasing_a_lost_lease_reports_the_loss_and_does_not_affect_the_next_holder() {
     let Some(server) = RedisServer::start_or_skip("later holders") else { return };
     let [one, two] = connect_many(&server).await;
     let first = mutex_of(&one).lock().await.expect("free");
@@ -481,7 +481,7 @@ async fn dropping_a_guard_that_does_not_know_of_its_loss_leaves_the_later_holder
 // Loss
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_watches_a_lease_is_told_of_its_release() {
+async fn lost_reports_a_release() {
     let Some(server) = RedisServer::start_or_skip("releases") else { return };
     let mutex = mutex_of(&connect(&server).await);
     for release in [true, false] {
@@ -581,7 +581,7 @@ async fn protected_work_ends_with_the_lease() {
 // Ending by force and by time
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn force_release_tells_the_holder_at_once_and_serves_the_next_waiter() {
+async fn force_release_notifies_the_holder_at_once_and_serves_the_next_waiter() {
     const ROUNDS: usize = 9;
     let Some(server) = RedisServer::start_or_skip("release by force") else { return };
     let [one, two, operator] = connect_many(&server).await;
@@ -713,7 +713,7 @@ async fn tokens_grow_over_a_restart_without_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_go_on_from_the_last_one_when_the_clock_was_set_back() {
+async fn tokens_continue_from_the_last_one_when_the_clock_is_set_back() {
     let Some(server) = RedisServer::start_or_skip("tokens") else { return };
     let [one, two] = connect_many(&server).await;
     let mut raw = server.raw();
@@ -944,7 +944,7 @@ async fn a_configuration_of_fred_names_the_database() {
 // Names
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_names_lock_wait_and_hand_over_and_never_collide() {
+async fn unusual_names_lock_wait_and_hand_over_and_never_collide() {
     let Some(server) = RedisServer::start_or_skip("odd names") else { return };
     let [one, two] = connect_many(&server).await;
     let long = ["x".repeat(MAX_NAME_BYTES), "é".repeat(MAX_NAME_BYTES / 2), "{".repeat(MAX_NAME_BYTES)];
@@ -1069,7 +1069,7 @@ async fn cost_of(server: &RedisServer, clients: &[Client], waiters: usize) -> Co
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hand_over_costs_the_same_for_ten_and_for_a_thousand_waiters() {
+async fn a_hand_over_takes_the_same_work_for_ten_and_for_a_thousand_waiters() {
     let Some(server) = RedisServer::start_or_skip("costs") else { return };
     let clients = connect_many::<2>(&server).await;
     // The server learns the scripts.
@@ -1147,7 +1147,7 @@ async fn five_hundred_leases_of_one_client_are_all_kept() {
 // Refusals
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unusable_arguments_are_told_and_send_nothing() {
+async fn invalid_arguments_are_reported_and_send_nothing() {
     let Some(server) = RedisServer::start_or_skip("arguments") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     raw.send(&["CONFIG", "RESETSTAT"]);
@@ -1239,7 +1239,7 @@ async fn a_wrong_password_is_refused_and_not_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_needs_the_wake_channels_and_is_told_so() {
+async fn missing_channel_permissions_are_reported() {
     let Some(server) = RedisServer::start_or_skip("users") else { return };
     let mut raw = server.raw();
     let before = connections(&mut raw);
@@ -1322,7 +1322,7 @@ async fn a_full_store_refuses_new_locks_and_still_renews_and_hands_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_silent_waiters_cost_a_hand_over_nothing_once_they_have_been_met() {
+async fn a_thousand_unreachable_waiters_are_looked_at_only_once() {
     const TURNS: u64 = 50;
     let Some(server) = RedisServer::start_or_skip("silent waiters") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());

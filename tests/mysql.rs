@@ -80,7 +80,7 @@ async fn kill(server: &MysqlServer, what: &str) {
 // Connecting
 
 #[tokio::test]
-async fn what_is_wrong_with_a_login_or_a_database_is_told_without_the_password() {
+async fn login_and_database_errors_are_reported_without_the_password() {
     let Some(server) = MysqlServer::start_or_skip("errors of logging in") else { return };
     let port = server.port();
     let error = refused(&format!("mysql://{USER}:wrong{PASSWORD}@127.0.0.1:{port}/{USER}")).await;
@@ -149,7 +149,7 @@ async fn tls_that_this_build_lacks_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_read_only_is_told_and_used_again_when_it_is_not() {
+async fn a_read_only_server_is_reported_and_used_again_when_writable() {
     let Some(server) = MysqlServer::start_or_skip("read-only servers") else { return };
     let client = server.client().await;
     mutex(&client).lock().await.expect("free").release().await.expect("held");
@@ -164,7 +164,7 @@ async fn a_server_that_is_read_only_is_told_and_used_again_when_it_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn too_many_connections_are_told_and_one_less_will_do() {
+async fn too_many_connections_are_reported_and_one_fewer_is_enough() {
     let Some(server) = MysqlServer::start_or_skip("too many connections") else { return };
     server.client().await.shutdown().await.expect("closed");
     eventually(SOON, || async { sessions(&server).await == 0 }).await;
@@ -233,7 +233,7 @@ async fn tables_that_are_not_in_innodb_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_that_are_taken_away_and_given_back_are_told_and_used() {
+async fn revoked_permissions_are_reported_and_restored_ones_are_used() {
     let Some(server) = MysqlServer::start_or_skip("rights that change") else { return };
     let client = server.client().await;
     let held = mutex(&client).lock().await.expect("free");
@@ -267,7 +267,7 @@ async fn clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_oth
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_dropped_in_use_are_created_again_and_holders_hear_that_their_leases_are_gone() {
+async fn tables_dropped_in_use_are_created_again_and_holders_are_notified() {
     let Some(server) = MysqlServer::start_or_skip("dropped tables") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let held = brief_mutex(&one).lock().await.expect("free");
@@ -295,7 +295,7 @@ async fn a_row_that_is_deleted_is_lost_to_its_holder_and_its_tokens_do_not_come_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_cannot_be_read_is_told_and_costs_no_other_lock() {
+async fn an_unreadable_row_is_reported_and_affects_no_other_lock() {
     let Some(server) = MysqlServer::start_or_skip("rows of others") else { return };
     let client = server.client().await;
     let hold = async |name: &str| {
@@ -362,7 +362,7 @@ async fn a_client_that_is_dropped_closes_its_connections() {
 // Sessions
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_whose_sessions_are_ended_opens_others_and_asks_what_it_has_missed() {
+async fn a_client_whose_sessions_are_killed_reconnects_and_catches_up() {
     let Some(server) = MysqlServer::start_or_skip("ended sessions") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let held = mutex(&one).lock().await.expect("free");
@@ -378,7 +378,7 @@ async fn a_client_whose_sessions_are_ended_opens_others_and_asks_what_it_has_mis
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_that_are_ended_all_the_time_cost_no_lock() {
+async fn killing_sessions_all_the_time_loses_no_lock() {
     let Some(server) = MysqlServer::start_or_skip("ended sessions under load") else { return };
     let load = Load::start(&server.url(), 16).await;
     for _ in 0..10 {
@@ -392,7 +392,7 @@ async fn sessions_that_are_ended_all_the_time_cost_no_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queries_that_are_killed_all_the_time_cost_no_lock_and_are_repeated() {
+async fn killed_queries_are_repeated_and_lose_no_lock() {
     let Some(server) = MysqlServer::start_or_skip("killed queries") else { return };
     let load = Load::start(&server.url(), 16).await;
     for _ in 0..10 {
@@ -446,7 +446,7 @@ async fn a_transaction_that_is_a_deadlock_or_waits_for_too_long_is_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_server_rejects_is_told_and_costs_no_other_lock() {
+async fn a_rejected_change_is_reported_and_affects_no_other_lock() {
     let Some(server) = MysqlServer::start_or_skip("rejected statements") else { return };
     let client = server.client().await;
     mutex(&client).lock().await.expect("free").release().await.expect("held");
@@ -472,7 +472,7 @@ async fn what_the_server_rejects_is_told_and_costs_no_other_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_a_stranger_keeps_locked_holds_up_no_other_lock() {
+async fn a_row_locked_by_another_program_delays_no_other_lock() {
     let Some(server) = MysqlServer::start_or_skip("locked rows") else { return };
     let client = server.client().await;
     let held = mutex(&client).lock().await.expect("free");
@@ -575,7 +575,7 @@ async fn hand_over(held: Guard, waiter: JoinHandle<Result<Guard, Error>>) -> Dur
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_does_so_in_the_server_and_is_granted_at_once() {
+async fn waiters_wait_in_the_server_and_are_granted_at_once() {
     let Some(server) = MysqlServer::start_or_skip("named locks") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let (held, waiter, lease) = waited_for(&server, &one, &other).await;
@@ -598,7 +598,7 @@ async fn whoever_waits_does_so_in_the_server_and_is_granted_at_once() {
 
 /// By the time it looks, at the latest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_released_by_force_is_granted_soon_and_its_holder_hears_when_it_renews() {
+async fn a_forced_release_grants_soon_and_notifies_the_holder_at_its_renewal() {
     let Some(server) = MysqlServer::start_or_skip("forced releases") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let held = brief_mutex(&one).lock().await.expect("free");
@@ -629,7 +629,7 @@ async fn a_connection_that_held_a_named_lock_is_replaced_and_the_lock_waited_for
 
 /// Somebody who may read the table knows the names of locks, and may take one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stranger_who_takes_a_named_lock_delays_a_hand_over_and_no_more() {
+async fn another_program_that_takes_a_named_lock_only_delays_a_hand_over() {
     let Some(server) = MysqlServer::start_or_skip("named locks of strangers") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let (held, waiter, lease) = waited_for(&server, &one, &other).await;

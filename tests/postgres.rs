@@ -67,7 +67,7 @@ async fn sessions(server: &PostgresServer) -> i64 {
 // Connecting
 
 #[tokio::test]
-async fn what_is_wrong_with_a_login_or_a_database_is_told_without_the_password() {
+async fn login_and_database_errors_are_reported_without_the_password() {
     let Some(server) = PostgresServer::start_or_skip("errors of logging in") else { return };
     let port = server.port();
     let error = refused(&format!("postgres://{USER}:wrong{PASSWORD}@127.0.0.1:{port}/{USER}")).await;
@@ -97,7 +97,7 @@ async fn tls_that_this_build_lacks_is_refused() {
 }
 
 #[tokio::test]
-async fn a_standby_or_a_read_only_database_is_told() {
+async fn a_standby_or_a_read_only_database_is_reported() {
     let Some(server) = PostgresServer::start_or_skip("read-only databases") else { return };
     server.execute("ALTER ROLE leasehold SET default_transaction_read_only = on").await;
     assert_unavailable(&refused(&server.url()).await, "it is read-only, perhaps a standby");
@@ -138,7 +138,7 @@ async fn the_schema_is_checked_and_can_be_created_by_hand() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_connects_while_somebody_else_creates_the_tables_waits_for_that() {
+async fn connecting_waits_for_another_client_that_creates_the_tables() {
     let Some(server) = PostgresServer::start_or_skip("tables that are being created") else { return };
     let other = server.session("postgres").await;
     other.batch_execute("SELECT pg_advisory_lock(6841273905571203)").await.expect("nobody has it");
@@ -153,7 +153,7 @@ async fn whoever_connects_while_somebody_else_creates_the_tables_waits_for_that(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_that_are_taken_away_and_given_back_are_told_and_used() {
+async fn revoked_permissions_are_reported_and_restored_ones_are_used() {
     let Some(server) = PostgresServer::start_or_skip("rights that change") else { return };
     let client = server.client().await;
     let held = mutex(&client).lock().await.expect("free");
@@ -184,7 +184,7 @@ async fn clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_oth
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_dropped_in_use_are_created_again_and_holders_hear_that_their_leases_are_gone() {
+async fn tables_dropped_in_use_are_created_again_and_holders_are_notified() {
     let Some(server) = PostgresServer::start_or_skip("dropped tables") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let held = brief_mutex(&one).lock().await.expect("free");
@@ -283,7 +283,7 @@ const TERMINATE: &str =
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_whose_sessions_are_ended_opens_others_and_asks_what_it_has_missed() {
+async fn a_client_whose_sessions_are_killed_reconnects_and_catches_up() {
     let Some(server) = PostgresServer::start_or_skip("ended sessions") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let held = mutex(&one).lock().await.expect("free");
@@ -299,7 +299,7 @@ async fn a_client_whose_sessions_are_ended_opens_others_and_asks_what_it_has_mis
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_that_are_ended_all_the_time_cost_no_lock() {
+async fn killing_sessions_all_the_time_loses_no_lock() {
     let Some(server) = PostgresServer::start_or_skip("ended sessions under load") else { return };
     let load = Load::start(&server.url(), 16).await;
     for _ in 0..10 {
@@ -336,7 +336,7 @@ async fn a_transaction_that_cannot_be_serialized_or_is_a_deadlock_is_repeated() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_server_rejects_is_told_and_costs_no_other_lock() {
+async fn a_rejected_change_is_reported_and_affects_no_other_lock() {
     let Some(server) = PostgresServer::start_or_skip("rejected statements") else { return };
     let client = server.client().await;
     mutex(&client).lock().await.expect("free").release().await.expect("held");
@@ -361,7 +361,7 @@ async fn what_the_server_rejects_is_told_and_costs_no_other_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_a_stranger_keeps_locked_holds_up_no_other_lock() {
+async fn a_row_locked_by_another_program_delays_no_other_lock() {
     let Some(server) = PostgresServer::start_or_skip("locked rows") else { return };
     let client = server.client().await;
     let held = mutex(&client).lock().await.expect("free");
@@ -446,7 +446,7 @@ async fn a_client_that_stops_while_it_has_a_row_locked_holds_up_the_others_for_a
 // Notifications
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn notifications_of_strangers_grant_nothing() {
+async fn forged_notifications_grant_nothing() {
     let Some(server) = PostgresServer::start_or_skip("notifications of strangers") else { return };
     let (one, other) = (server.client().await, server.backend().await);
     let held = mutex(&one).lock().await.expect("free");

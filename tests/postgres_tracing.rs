@@ -18,7 +18,7 @@ use support::eventually;
 const SOON: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back_and_never_its_password() {
+async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back_without_its_password() {
     let left_out = "what is traced about PostgreSQL";
     let Some(mut server) = PostgresServer::start_with_or_skip(left_out, &["fsync=off"], None) else { return };
     let lines = Lines::collect(|_| true);

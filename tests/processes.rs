@@ -459,13 +459,13 @@ async fn pause_a_writer(server: &RedisServer, told_by: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_paused_for_two_leases_is_told_by_lost_before_it_writes_again() {
+async fn a_holder_paused_for_two_ttls_is_notified_by_lost_before_it_writes_again() {
     let Some(server) = RedisServer::start_or_skip("paused holders") else { return };
     pause_a_writer(&server, "lost").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_paused_for_two_leases_is_told_by_protect_before_it_writes_again() {
+async fn a_holder_paused_for_two_ttls_is_notified_by_protect_before_it_writes_again() {
     let Some(server) = RedisServer::start_or_skip("paused holders") else { return };
     pause_a_writer(&server, "protect").await;
 }
@@ -477,7 +477,7 @@ async fn assert_silent(worker: &mut Worker, duration: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_does_not_believe_a_grant_that_ran_out_while_it_was_paused() {
+async fn a_waiter_does_not_accept_a_grant_that_expired_while_it_was_paused() {
     let Some(server) = RedisServer::start_or_skip("paused waiters") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     let mutex = mutex_of(&client);

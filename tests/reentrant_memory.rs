@@ -258,7 +258,7 @@ fn odd_owners() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn odd_owners_come_in_again_and_never_for_each_other() -> Outcome {
+async fn unusual_owner_names_re_enter_and_stay_distinct() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     for owner in odd_owners() {
@@ -278,7 +278,7 @@ async fn odd_owners_come_in_again_and_never_for_each_other() -> Outcome {
 }
 
 #[tokio::test]
-async fn whoever_is_called_like_a_holders_lease_is_somebody_else() -> Outcome {
+async fn an_owner_named_like_a_lease_id_is_a_different_owner() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
@@ -328,7 +328,7 @@ fn unusable_names_and_options_are_refused_when_the_lock_is_made() {
 }
 
 #[tokio::test]
-async fn an_owner_is_in_only_where_it_has_locked() -> Outcome {
+async fn an_owner_re_enters_locally_only_where_it_has_locked() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&client, OWNER).lock()).await?;
@@ -346,7 +346,7 @@ async fn an_owner_is_in_only_where_it_has_locked() -> Outcome {
 // Coming in again within a client
 
 #[tokio::test]
-async fn coming_in_again_shares_the_lease_and_the_token() -> Outcome {
+async fn re_entering_shares_the_lease_and_the_token() -> Outcome {
     let client = Client::memory();
     let lock = owned(&client, OWNER);
     let mut guards = vec![soon(lock.lock()).await?];
@@ -362,7 +362,7 @@ async fn coming_in_again_shares_the_lease_and_the_token() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outcome {
+async fn re_entering_and_leaving_sends_nothing_and_needs_no_store() -> Outcome {
     let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     let lock = owned(&client, OWNER);
@@ -386,7 +386,7 @@ async fn coming_in_again_and_leaving_sends_nothing_and_needs_no_store() -> Outco
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_tasks_come_in_at_once_under_one_lease() -> Outcome {
+async fn many_tasks_enter_at_once_under_one_lease() -> Outcome {
     let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     let lock = owned(&client, OWNER);
@@ -423,7 +423,7 @@ async fn the_first_guard_decides_the_lease_of_those_that_share_it() -> Outcome {
 }
 
 #[tokio::test]
-async fn guards_are_given_back_in_any_order_and_the_lock_is_free_with_the_last() -> Outcome {
+async fn guards_are_released_in_any_order_and_the_lock_is_free_with_the_last() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let lock = anonymous(&client);
@@ -499,7 +499,7 @@ async fn nested_guards_are_kept_for_many_leases_whichever_of_them_stays() -> Out
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_of_one_owner_that_are_under_way_together_come_in_together() -> Outcome {
+async fn concurrent_requests_of_one_owner_are_admitted_together() -> Outcome {
     let store = MemoryBackend::new();
     let wire = Wire::to(&store);
     let (client, other) = (Client::with_backend(wire.clone()), client_of(&store));
@@ -520,7 +520,7 @@ async fn requests_of_one_owner_that_are_under_way_together_come_in_together() ->
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_with_several_leases_comes_in_by_one_that_is_still_held() -> Outcome {
+async fn an_owner_with_several_leases_re_enters_under_one_that_is_still_held() -> Outcome {
     let wire = Wire::to(&MemoryBackend::new());
     let client = Client::with_backend(wire.clone());
     wire.slow_down();
@@ -625,7 +625,7 @@ async fn lose_all(lock: ReentrantLock, reason: LossReason, lose: impl AsyncFnOnc
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_to_every_guard() -> Outcome {
+async fn a_loss_is_reported_to_every_guard() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let lock = leased(&client, OWNER, 2 * SECOND);
@@ -645,8 +645,7 @@ async fn a_loss_is_told_to_every_guard() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_to_a_store_that_does_not_answer_is_told_to_every_guard_before_anybody_else_is_admitted()
--> Outcome {
+async fn an_expiry_is_reported_to_every_guard_before_another_owner_is_admitted() -> Outcome {
     let store = MemoryBackend::new();
     let wire = Wire::to(&store);
     let client = Client::with_backend(wire.clone());
@@ -663,7 +662,7 @@ async fn a_loss_to_a_store_that_does_not_answer_is_told_to_every_guard_before_an
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_loss_the_owner_asks_the_store_again_while_the_lost_guards_are_still_there() -> Outcome {
+async fn after_a_loss_the_owner_requests_again_even_while_lost_guards_exist() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let lock = owned(&client, OWNER);
@@ -704,7 +703,7 @@ async fn a_lease_that_has_passed_unnoticed_is_not_shared_any_more() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn guards_that_were_given_back_count_as_released_and_are_told_of_no_later_loss() -> Outcome {
+async fn released_guards_count_as_released_and_see_no_later_loss() -> Outcome {
     let store = MemoryBackend::new();
     let lock = leased(&client_of(&store), OWNER, SECOND);
     let guards = [soon(lock.lock()).await?, soon(lock.lock()).await?];
@@ -733,7 +732,7 @@ async fn a_lease_counts_as_released_when_its_last_guard_has_gone() -> Outcome {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn coming_in_that_races_a_loss_gives_a_guard_that_is_told_or_one_that_is_held() -> Outcome {
+async fn re_entering_that_races_a_loss_gives_a_guard_that_is_notified_or_held() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let lock = owned(&client, OWNER);
@@ -946,7 +945,7 @@ async fn a_client_that_dies_drops_its_own_holds_and_nobody_elses() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_lock_is_free_when_the_last_lease_of_the_dead_is_over_and_a_waiter_has_it_then() -> Outcome {
+async fn the_lock_passes_to_a_waiter_when_the_last_lease_of_dead_clients_ends() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let cases = [
@@ -1010,7 +1009,7 @@ async fn shutting_one_client_down_leaves_the_holds_of_others() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_forgets_everything_tells_the_holds_of_all_clients_and_tokens_grow() -> Outcome {
+async fn after_a_loss_of_data_the_holds_of_all_clients_are_notified_and_tokens_increase() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two, other) = (client_of(&store), client_of(&store), client_of(&store));
     for taken in [false, true] {
@@ -1039,7 +1038,7 @@ async fn a_store_that_forgets_everything_tells_the_holds_of_all_clients_and_toke
 // The queue
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_comes_in_past_everybody_who_waits() -> Outcome {
+async fn an_owner_re_enters_ahead_of_all_waiters() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;
@@ -1098,7 +1097,7 @@ async fn different_owners_and_mutexes_are_served_from_one_queue_in_order_of_arri
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_of_one_owner_come_in_together_with_the_first_of_them() -> Outcome {
+async fn waiters_of_one_owner_are_admitted_with_the_first_of_them() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two, other) = (client_of(&store), client_of(&store), client_of(&store));
     let (same, also) = (owned(&one, OWNER), owned(&two, OWNER));
@@ -1130,7 +1129,7 @@ async fn waiters_of_one_owner_come_in_together_with_the_first_of_them() -> Outco
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_was_dropped_lets_nobody_in_with_it() -> Outcome {
+async fn a_dropped_waiter_admits_no_other() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let (first, also, mutex) = (owned(&one, OWNER), owned(&two, OWNER), mutex_of(&two));
@@ -1192,7 +1191,7 @@ async fn a_mutex_and_a_reentrant_lock_of_one_name_are_one_lock() -> Outcome {
 }
 
 #[tokio::test]
-async fn an_owner_that_has_dropped_its_last_guard_queues_behind_those_who_wait() -> Outcome {
+async fn an_owner_that_dropped_its_last_guard_queues_behind_the_waiters() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let (lock, mutex) = (owned(&one, OWNER), mutex_of(&two));
@@ -1305,7 +1304,7 @@ async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Out
 // Release by force
 
 #[tokio::test(start_paused = true)]
-async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() -> Outcome {
+async fn force_release_notifies_all_holds_at_once_and_serves_the_next_waiter() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two, other) = (client_of(&store), client_of(&store), client_of(&store));
     for by in 0..4 {
@@ -1372,7 +1371,7 @@ async fn tokens_grow_whatever_ended_the_hold_before() -> Outcome {
 // Shutdown
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_ends_waiting_requests_and_coming_in_again() -> Outcome {
+async fn shutdown_ends_waiting_requests_and_re_entering() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let held = client.reentrant_lock("held")?.with_owner(OWNER)?;

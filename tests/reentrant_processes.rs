@@ -289,7 +289,7 @@ async fn owners_in_four_processes_exclude_each_other_under_growing_tokens() {
 // One owner in several processes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_of_one_owner_are_in_together_and_the_lock_is_free_when_the_last_is_gone() {
+async fn processes_of_one_owner_hold_together_and_the_lock_is_free_after_the_last() {
     let Some(server) = RedisServer::start_or_skip("one owner in many processes") else { return };
     let (client, name) = (connect(&server).await, "machine:42");
     let mut workers: Vec<_> = (0..PROCESSES).map(|_| start("holding_worker", &server, name, OWNER)).collect();
@@ -323,7 +323,7 @@ async fn processes_of_one_owner_are_in_together_and_the_lock_is_free_when_the_la
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_of_one_owner_that_wait_come_in_together() {
+async fn waiting_processes_of_one_owner_are_admitted_together() {
     let Some(server) = RedisServer::start_or_skip("one owner in many processes") else { return };
     let (client, name) = (connect(&server).await, "machine:42");
     let holder = mutex(&client, name).lock().await.expect("free");
@@ -354,7 +354,7 @@ async fn processes_of_one_owner_that_wait_come_in_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_leaves_in_good_order_leaves_the_holds_of_others() {
+async fn a_process_that_exits_cleanly_keeps_the_holds_of_others() {
     let Some(server) = RedisServer::start_or_skip("processes that leave") else { return };
     let client = connect(&server).await;
     for name in ["machine:release", "machine:shutdown"] {
@@ -445,7 +445,7 @@ async fn a_killed_process_drops_its_own_hold_and_nobody_elses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_the_living_have_left_a_killed_process_blocks_nobody_for_longer_than_its_lease() {
+async fn a_killed_process_blocks_no_other_for_longer_than_its_ttl() {
     let Some(server) = RedisServer::start_or_skip("killed holders") else { return };
     let client = &connect(&server).await;
     rounds(&server, |name, round| {
@@ -575,7 +575,7 @@ async fn a_waiter_killed_on_the_way_to_its_grant_blocks_nobody_for_longer_than_a
 // Pauses
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_paused_for_two_leases_is_told_although_its_owner_never_left_and_comes_in_again() {
+async fn a_process_paused_for_two_ttls_is_notified_while_its_owner_holds_and_re_enters() {
     let Some(server) = RedisServer::start_or_skip("paused holders") else { return };
     let (client, name) = (connect(&server).await, "machine:42");
     let mut worker = start("holding_worker", &server, name, OWNER);
@@ -598,7 +598,7 @@ async fn a_process_paused_for_two_leases_is_told_although_its_owner_never_left_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_paused_until_another_owner_is_in_is_told_and_waits_its_turn() {
+async fn a_process_paused_until_another_owner_holds_is_notified_and_queues() {
     let Some(server) = RedisServer::start_or_skip("paused holders") else { return };
     let (client, name) = (connect(&server).await, "machine:42");
     let mut worker = start("holding_worker", &server, name, OWNER);

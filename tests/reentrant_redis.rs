@@ -274,7 +274,7 @@ fn releases_for_owner(request: &Request) -> bool {
 // Coming in again within a client
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn coming_in_again_and_leaving_is_no_command() {
+async fn re_entering_and_leaving_sends_no_command() {
     let Some(fixture) = Fixture::set_up("the cost of coming in again").await else { return };
     let mut raw = fixture.server.raw();
     let [lock, _] = fixture.owners();
@@ -300,7 +300,7 @@ async fn coming_in_again_and_leaving_is_no_command() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn coming_in_again_works_while_the_server_hangs() {
+async fn re_entering_works_while_the_server_hangs() {
     let Some(fixture) = Fixture::set_up("coming in again while the server hangs").await else { return };
     let [lock, _] = fixture.owners();
     let outer = enter(&lock).await;
@@ -461,7 +461,7 @@ fn odd_owners() -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_owners_come_in_again_and_never_for_each_other() {
+async fn unusual_owner_names_re_enter_and_stay_distinct() {
     let Some(fixture) = Fixture::set_up("odd owners").await else { return };
     for owner in odd_owners() {
         let guards = [&fixture.one, &fixture.two].map(|client| owned(client, &owner, LONG));
@@ -484,7 +484,7 @@ async fn odd_owners_come_in_again_and_never_for_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_owners_wait_are_served_and_let_each_other_in() {
+async fn unusual_owner_names_wait_and_are_admitted() {
     let Some(fixture) = Fixture::set_up("odd owners").await else { return };
     for owner in odd_owners() {
         let holder = fixture.mutex().lock().await.expect("free");
@@ -635,7 +635,7 @@ async fn whichever_client_stays_keeps_the_lock_for_many_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lock_never_ends_before_what_any_hold_believes() {
+async fn the_lock_never_ends_before_any_hold_that_is_trusted() {
     let Some(fixture) = Fixture::set_up("what holds believe").await else { return };
     let mut raw = fixture.server.raw();
     let leases = [LEASE, 3 * LEASE, 2 * LEASE];
@@ -767,7 +767,7 @@ impl Case {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_living_have_left_the_lock_is_free_with_the_end_of_the_dead_lease() {
+async fn when_live_clients_have_left_the_lock_is_free_once_the_dead_lease_ends() {
     let Some(fixture) = Fixture::set_up("a dead client").await else { return };
     let doomed = Doomed::meet(&fixture.server).await;
     let mut cases = Vec::new();
@@ -784,7 +784,7 @@ async fn when_the_living_have_left_the_lock_is_free_with_the_end_of_the_dead_lea
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn losing_one_hold_leaves_the_others_and_its_client_comes_in_again() {
+async fn losing_one_hold_keeps_the_others_and_its_client_re_enters() {
     let Some(fixture) = Fixture::set_up("the loss of one hold").await else { return };
     let options = MutexOptions::new().max_hold(ms(500));
     for capped_leads in [true, false] {
@@ -809,7 +809,7 @@ async fn losing_one_hold_leaves_the_others_and_its_client_comes_in_again() {
 // The queue
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_comes_in_past_everybody_who_waits() {
+async fn an_owner_re_enters_ahead_of_all_waiters() {
     let Some(fixture) = Fixture::set_up("coming in past waiters").await else { return };
     let [one, two] = fixture.owners();
     let guard = enter(&one).await;
@@ -832,7 +832,7 @@ async fn an_owner_comes_in_past_everybody_who_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_of_one_owner_come_in_together_whoever_they_follow() {
+async fn waiters_of_one_owner_are_admitted_together_after_any_holder() {
     let Some(fixture) = Fixture::set_up("coming in together").await else { return };
     let [one, two] = fixture.owners();
     let three = owned(&fixture.other, OWNER, LONG);
@@ -891,7 +891,7 @@ async fn waiters_of_one_owner_come_in_together_whoever_they_follow() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_waiters_of_one_owner_come_in_together_and_leave_nothing() {
+async fn a_hundred_waiters_of_one_owner_are_admitted_together_and_leave_nothing() {
     let Some(fixture) = Fixture::set_up("a crowd of one owner").await else { return };
     let holder = fixture.mutex().lock().await.expect("free");
     let locks = [owned(&fixture.one, OWNER, LONG), owned(&fixture.two, OWNER, LONG)];
@@ -909,7 +909,7 @@ async fn a_hundred_waiters_of_one_owner_come_in_together_and_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_could_not_be_told_comes_in_when_it_is_heard_again() {
+async fn an_unreachable_waiter_is_admitted_when_it_is_reachable_again() {
     let Some(fixture) = Fixture::set_up("an owner out of reach").await else { return };
     let wire = Proxy::start(fixture.server.port()).await;
     let far = connect(&wire.url()).await;
@@ -969,7 +969,7 @@ async fn different_owners_and_mutexes_of_three_clients_are_served_in_order_of_ar
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_that_has_dropped_its_last_guard_queues_behind_those_who_wait() {
+async fn an_owner_that_dropped_its_last_guard_queues_behind_the_waiters() {
     let Some(fixture) = Fixture::set_up("the end of the queue").await else { return };
     let [lock, _] = fixture.owners();
     for round in 0..20 {
@@ -1016,7 +1016,7 @@ async fn try_lock_does_not_overtake_a_waiter_even_if_the_lock_is_free() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn force_release_tells_all_holds_at_once_and_serves_the_next_waiter() {
+async fn force_release_notifies_all_holds_at_once_and_serves_the_next_waiter() {
     let Some(fixture) = Fixture::set_up("release by force").await else { return };
     let [one, two] = fixture.owners();
     for by in 0..4 {
@@ -1101,7 +1101,7 @@ async fn a_request_dropped_after_any_poll_on_a_lock_of_another_owner_leaves_its_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_dropped_after_any_poll_while_its_owner_is_in_elsewhere_leaves_the_others_hold() {
+async fn a_request_dropped_after_any_poll_while_its_owner_holds_elsewhere_keeps_that_hold() {
     let Some(fixture) = Fixture::set_up("dropped requests of an owner who is in").await else { return };
     let [lock, elsewhere] = fixture.owners();
     let guard = enter(&elsewhere).await;
@@ -1151,7 +1151,7 @@ async fn a_request_dropped_after_any_poll_while_it_is_granted_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_dropped_after_any_poll_while_it_is_let_in_with_another_leaves_that_one() {
+async fn a_request_dropped_after_any_poll_while_admitted_with_another_keeps_that_one() {
     let Some(fixture) = Fixture::set_up("dropped while let in").await else { return };
     let [lock, elsewhere] = fixture.owners();
     for dropped_is_first in [true, false] {
@@ -1280,7 +1280,7 @@ async fn a_hold_whose_grant_was_never_answered_is_adopted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_way_in_was_never_answered_comes_in_once() {
+async fn a_waiter_whose_admission_was_not_answered_is_admitted_once() {
     let Some((fixture, far)) = wired("an unanswered way in").await else { return };
     let holder = fixture.mutex().lock().await.expect("free");
     let near = waiter(&fixture.owners()[0]);
@@ -1340,7 +1340,7 @@ async fn a_last_release_that_was_never_answered_succeeds_and_touches_no_later_ho
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_of_one_hold_that_was_never_answered_costs_nothing() {
+async fn an_unanswered_renewal_of_one_hold_loses_nothing() {
     let Some((fixture, far)) = wired("an unanswered renewal").await else { return };
     let lease = 2 * LEASE;
     let near_guard = enter(&owned(&fixture.one, OWNER, lease)).await;
@@ -1356,7 +1356,7 @@ async fn a_renewal_of_one_hold_that_was_never_answered_costs_nothing() {
 // A server that hangs, forgets, and restarts
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_hangs_tells_each_hold_at_its_own_deadline() {
+async fn when_the_server_hangs_each_hold_is_notified_at_its_own_deadline() {
     let Some(fixture) = Fixture::set_up("a hang").await else { return };
     let leases = [SECOND, 2 * SECOND];
     let locks = [owned(&fixture.one, OWNER, leases[0]), owned(&fixture.two, OWNER, leases[1])];
@@ -1378,7 +1378,7 @@ async fn a_server_that_hangs_tells_each_hold_at_its_own_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_hangs_for_half_a_lease_costs_nothing() {
+async fn a_server_that_hangs_for_half_a_ttl_loses_nothing() {
     let Some(fixture) = Fixture::set_up("a short hang").await else { return };
     let lease = 3 * SECOND;
     let locks = [&fixture.one, &fixture.two].map(|client| owned(client, OWNER, lease));
@@ -1393,7 +1393,7 @@ async fn a_server_that_hangs_for_half_a_lease_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_forgets_tells_all_holds_and_tokens_grow() {
+async fn after_a_loss_of_data_all_holds_are_notified_and_tokens_increase() {
     let Some(fixture) = Fixture::set_up("a store that forgets").await else { return };
     let mut raw = fixture.server.raw();
     let locks = [&fixture.one, &fixture.two].map(|client| attentive(client, OWNER));
@@ -1448,7 +1448,7 @@ async fn forgotten_scripts_are_not_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_restarted_without_memory_tells_all_holds_and_tokens_grow() {
+async fn after_a_restart_without_persistence_all_holds_are_notified_and_tokens_increase() {
     let Some(mut fixture) = Fixture::set_up("a restart without disk").await else { return };
     let lease = 3 * SECOND;
     let locks = [&fixture.one, &fixture.two].map(|client| owned(client, OWNER, lease));
@@ -1469,7 +1469,7 @@ async fn a_server_restarted_without_memory_tells_all_holds_and_tokens_grow() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_on_disk_that_is_back_within_the_lease_costs_nothing() {
+async fn a_restart_with_persistence_within_the_ttl_loses_nothing() {
     let Some(mut fixture) = Fixture::set_up_with("a restart with disk", Setup::on_disk()).await else {
         return;
     };
@@ -1528,7 +1528,7 @@ async fn a_replaced_lock_key_is_a_loss_for_all_holds_and_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_its_list_of_holds_the_lead_goes_on_and_the_others_are_told() {
+async fn without_the_set_of_holds_the_lead_continues_and_the_others_are_notified() {
     let Some(fixture) = Fixture::set_up("deleted holds").await else { return };
     let mut raw = fixture.server.raw();
     let locks = [&fixture.one, &fixture.two].map(|client| attentive(client, OWNER));
@@ -1549,7 +1549,7 @@ async fn without_its_list_of_holds_the_lead_goes_on_and_the_others_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_of_holds_that_lost_its_lead_lets_nobody_else_in() {
+async fn a_set_of_holds_without_its_lead_admits_no_other() {
     let Some(fixture) = Fixture::set_up("holds changed by hand").await else { return };
     let mut raw = fixture.server.raw();
     let locks = [&fixture.one, &fixture.two].map(|client| attentive(client, OWNER));
@@ -1570,7 +1570,7 @@ async fn a_list_of_holds_that_lost_its_lead_lets_nobody_else_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_of_holds_left_behind_by_another_owner_lets_nobody_in() {
+async fn a_set_of_holds_left_by_another_owner_admits_no_one() {
     let Some(fixture) = Fixture::set_up("stale holds").await else { return };
     let mut raw = fixture.server.raw();
     let locks = fixture.owners();
@@ -1697,7 +1697,7 @@ async fn a_full_store_refuses_new_holds_and_still_renews_and_hands_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_needs_the_keys_of_the_lock_and_the_wake_channels_and_nothing_else() {
+async fn a_user_needs_the_keys_of_the_lock_and_the_channels_and_nothing_else() {
     let Some(fixture) = Fixture::set_up("users").await else { return };
     let mut raw = fixture.server.raw();
     raw.send(&["ACL", "SETUSER", "some", "on", ">pw", "+@all", "resetchannels", "&leasehold:*"]);
@@ -1870,7 +1870,7 @@ async fn cost_of_turns(fixture: &Fixture, waiters: usize) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_costs_the_same_for_ten_and_for_five_hundred_waiters() {
+async fn a_turn_takes_the_same_work_for_ten_and_for_five_hundred_waiters() {
     let Some(fixture) = Fixture::set_up("costs").await else { return };
     // The server learns the scripts.
     cost_of_turns(&fixture, 2).await;
@@ -1881,7 +1881,7 @@ async fn a_turn_costs_the_same_for_ten_and_for_five_hundred_waiters() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_waits_end_as_timed_out_however_many_ask() {
+async fn short_waits_time_out_regardless_of_the_number_of_requests() {
     let Some(server) = RedisServer::start_or_skip("short waits") else { return };
     let mut tasks = Vec::new();
     for client in 0..2 {

@@ -58,7 +58,7 @@ async fn many_leases_are_renewed_by_few_commands() {
 
 /// One is deleted, one replaced, one is no lock any more: those are lost, for their own reasons, and no others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_was_lost_is_told_and_harms_no_other_that_is_renewed_with_it() {
+async fn a_lost_lease_is_reported_and_affects_no_other_in_the_same_renewal() {
     let Some(server) = RedisServer::start_or_skip("losses among renewals") else { return };
     let (client, mut raw) = (connect(&server.url()).await, server.raw());
     let mut guards = take(&client, 300, SECOND).await;
@@ -80,7 +80,7 @@ async fn a_lease_that_was_lost_is_told_and_harms_no_other_that_is_renewed_with_i
 
 /// The server refuses the whole call, before it carries any of it out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_may_not_be_renewed_harms_no_other_that_is_renewed_with_it() {
+async fn a_denied_renewal_affects_no_other_in_the_same_call() {
     let Some(server) = RedisServer::start_or_skip("refusals among renewals") else { return };
     let mut raw = server.raw();
     raw.send(&["ACL", "SETUSER", "limited", "on", ">pw", "+@all", "resetchannels", "&leasehold:*", "~*"]);

@@ -76,7 +76,7 @@ async fn a_grant_that_a_release_pushes_is_at_the_replica_as_well() -> Result<(),
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn too_few_acknowledgements_give_the_lock_back_and_say_so() -> Result<(), Error> {
+async fn too_few_acknowledgements_release_the_lock_and_are_reported() -> Result<(), Error> {
     let Some((primary, replica)) = servers().await else { return Ok(()) };
     let client = connect(&primary, 1, TIME_LIMIT).await;
     replica.pause();

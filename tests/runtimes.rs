@@ -110,7 +110,7 @@ fn a_guard_outlives_the_runtime_on_which_it_was_taken() {
 }
 
 #[test]
-fn a_guard_that_goes_after_its_runtime_leaves_nothing() {
+fn a_guard_dropped_after_its_runtime_leaves_nothing() {
     let Some(server) = RedisServer::start_or_skip("a guard dropped without a runtime") else { return };
     for runtime in [several_threads(), one_thread()] {
         let (client, [dropped, released]) = runtime.block_on(async {
@@ -134,7 +134,7 @@ fn a_guard_that_goes_after_its_runtime_leaves_nothing() {
 
 /// A call that is given up while the client connects again must not leave it without its subscription.
 #[test]
-fn a_client_hears_of_its_grants_after_a_call_was_given_up_while_it_connected_again() {
+fn a_client_gets_its_grants_after_a_call_was_dropped_during_a_reconnect() {
     let Some(server) = RedisServer::start_or_skip("connecting again, given up") else { return };
     for given_up_after in 0..6 {
         let runtime = one_thread();

@@ -318,8 +318,8 @@ async fn a_limit_stays_in_force_for_one_to_two_leases_after_the_last_has_left<S:
     drop(taken(&ten, 10).await);
 }
 
-promise!(a_request_that_does_not_run_blocks_nobody_for_longer_than_a_lease_and_asks_again: counting, fair);
-async fn a_request_that_does_not_run_blocks_nobody_for_longer_than_a_lease_and_asks_again<S: Semaphore>(
+promise!(a_request_that_is_not_polled_blocks_no_other_for_longer_than_a_ttl_and_is_repeated: counting, fair);
+async fn a_request_that_is_not_polled_blocks_no_other_for_longer_than_a_ttl_and_is_repeated<S: Semaphore>(
     site: Site,
 ) {
     let [one, two] = site.clients().await.map(|client| S::leased(&client, 2, SECOND));
@@ -359,10 +359,8 @@ async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease<S: Semaphore>
     assert_eq!(holds(&two).await, [1, 2]);
 }
 
-promise!(loss_is_told_to_all_parts_before_anybody_else_is_granted_when_the_store_does_not_answer: counting, fair);
-async fn loss_is_told_to_all_parts_before_anybody_else_is_granted_when_the_store_does_not_answer<
-    S: Semaphore,
->(
+promise!(loss_is_reported_to_all_parts_before_another_grant_when_the_store_does_not_answer: counting, fair);
+async fn loss_is_reported_to_all_parts_before_another_grant_when_the_store_does_not_answer<S: Semaphore>(
     site: Site,
 ) {
     let hanging = Unresponsive::on(site.store());
@@ -452,7 +450,7 @@ fn drop_out_of_place<S: Semaphore>() {
 }
 
 #[test]
-fn parts_dropped_outside_a_runtime_or_in_a_panic_are_given_back() {
+fn parts_dropped_outside_a_runtime_or_in_a_panic_are_released() {
     drop_out_of_place::<CountingSemaphore>();
     drop_out_of_place::<FairSemaphore>();
 }

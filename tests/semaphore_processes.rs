@@ -393,10 +393,8 @@ async fn a_killed_waiter_at_the_head_blocks_nobody_for_longer_than_a_lease<S: Se
     kill_waiters::<S>(site, 0).await;
 }
 
-promise!(a_killed_head_that_wants_more_than_is_free_lets_those_behind_it_in_within_a_lease);
-async fn a_killed_head_that_wants_more_than_is_free_lets_those_behind_it_in_within_a_lease<S: Semaphore>(
-    site: Site,
-) {
+promise!(a_killed_first_waiter_for_many_permits_blocks_others_for_at_most_a_ttl);
+async fn a_killed_first_waiter_for_many_permits_blocks_others_for_at_most_a_ttl<S: Semaphore>(site: Site) {
     let client = site.client().await;
     rounds(async |name| {
         let semaphore = brief::<S>(&client, &name, 3);
@@ -466,8 +464,8 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
     only_fences_and(&mut raw, &[]).await;
 }
 
-promise!(a_process_paused_for_two_leases_loses_its_permits_and_is_told_when_it_runs_again);
-async fn a_process_paused_for_two_leases_loses_its_permits_and_is_told_when_it_runs_again<S: Semaphore>(
+promise!(a_process_paused_for_two_ttls_loses_its_permits_and_is_notified_when_it_resumes);
+async fn a_process_paused_for_two_ttls_loses_its_permits_and_is_notified_when_it_resumes<S: Semaphore>(
     site: Site,
 ) {
     let semaphore = S::of(&site.client().await, 3);

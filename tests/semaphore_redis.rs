@@ -145,8 +145,8 @@ async fn an_acquisition_and_its_release_are_two_commands_and_a_part_is_one_more<
     assert!(!calls.contains_key("eval") && !calls.contains_key("publish"), "{calls:?}");
 }
 
-promise!(a_release_wakes_exactly_those_that_fit_and_the_others_ask_nothing: counting, fair);
-async fn a_release_wakes_exactly_those_that_fit_and_the_others_ask_nothing<S: Semaphore>(site: Site) {
+promise!(a_release_wakes_exactly_the_waiters_that_fit: counting, fair);
+async fn a_release_wakes_exactly_the_waiters_that_fit<S: Semaphore>(site: Site) {
     let (clients, mut raw) = (site.clients::<3>().await, site.server().raw());
     warm_up::<S>(&clients[0]).await;
     let semaphores = clients.clone().map(|client| S::of(&client, 6));
@@ -194,8 +194,8 @@ async fn hand_over_cost<S: Semaphore>(server: &RedisServer, clients: &[Client], 
     all_commands(&calls) as f64 / waiters as f64
 }
 
-promise!(a_hand_over_costs_the_same_for_ten_and_for_a_thousand_waiters: counting, fair);
-async fn a_hand_over_costs_the_same_for_ten_and_for_a_thousand_waiters<S: Semaphore>(site: Site) {
+promise!(a_hand_over_takes_the_same_work_for_ten_and_for_a_thousand_waiters: counting, fair);
+async fn a_hand_over_takes_the_same_work_for_ten_and_for_a_thousand_waiters<S: Semaphore>(site: Site) {
     let clients = site.clients::<2>().await;
     warm_up::<S>(&clients[0]).await;
     let few = hand_over_cost::<S>(site.server(), &clients, 10).await;
@@ -219,8 +219,8 @@ async fn a_long_queue_has_an_index<S: Semaphore>(site: Site) {
     only_fences_are_left(site.server()).await;
 }
 
-promise!(asking_what_is_available_costs_the_same_however_many_hold_and_wait: counting, fair);
-async fn asking_what_is_available_costs_the_same_however_many_hold_and_wait<S: Semaphore>(site: Site) {
+promise!(available_takes_the_same_work_for_any_number_of_holders_and_waiters: counting, fair);
+async fn available_takes_the_same_work_for_any_number_of_holders_and_waiters<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     warm_up::<S>(&client).await;
     // While it is asked, nothing is repeated or renewed.
@@ -486,8 +486,8 @@ async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown<S: Semaph
 
 // Keys changed from outside
 
-promise!(deleted_holders_are_told_and_other_names_are_unharmed: counting, fair);
-async fn deleted_holders_are_told_and_other_names_are_unharmed<S: Semaphore>(site: Site) {
+promise!(deleted_holders_are_notified_and_other_names_are_not_affected: counting, fair);
+async fn deleted_holders_are_notified_and_other_names_are_not_affected<S: Semaphore>(site: Site) {
     let ([one, two], mut raw) = (site.clients().await, site.server().raw());
     let options = SemaphoreOptions::new().renewal_period(ms(20));
     let other = taken(&S::make(&one, "other", 3, options).expect("valid"), 3).await;
@@ -597,8 +597,8 @@ async fn something_else_under_the_key_for_a_while_admits_nobody_too_many<S: Sema
     nothing_is_left(&semaphore).await;
 }
 
-promise!(a_state_that_tells_nothing_is_made_anew_and_admits_nobody_too_many: counting, fair);
-async fn a_state_that_tells_nothing_is_made_anew_and_admits_nobody_too_many<S: Semaphore>(site: Site) {
+promise!(an_unreadable_state_is_rebuilt_and_admits_no_extra_holder: counting, fair);
+async fn an_unreadable_state_is_rebuilt_and_admits_no_extra_holder<S: Semaphore>(site: Site) {
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
     let [one, two] = clients.map(|client| S::of(&client, 2));
     for text in ["", "7", "12345678", "junk"] {
@@ -633,8 +633,8 @@ async fn what_is_made_anew_by_a_grant_expires<S: Semaphore>(site: Site) {
     nothing_is_left(&semaphore).await;
 }
 
-promise!(a_full_store_lets_go_what_somebody_else_has_deleted: counting, fair);
-async fn a_full_store_lets_go_what_somebody_else_has_deleted<S: Semaphore>(site: Site) {
+promise!(a_full_store_releases_holds_that_were_deleted: counting, fair);
+async fn a_full_store_releases_holds_that_were_deleted<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     for gone in [&[key::<S>(), beside::<S>("holds")][..], &[beside::<S>("state")]] {
         let guard = taken(&S::of(&client, 3), 2).await;
@@ -685,8 +685,8 @@ async fn a_queue_that_was_deleted_and_created_again_is_kept_for_all_who_wait_in_
     only_fences_are_left(site.server()).await;
 }
 
-promise!(the_dead_that_nobody_would_meet_are_cleared_away_as_others_come: counting, fair);
-async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Semaphore>(site: Site) {
+promise!(dead_waiters_that_no_hand_over_reaches_are_removed_by_later_requests: counting, fair);
+async fn dead_waiters_that_no_hand_over_reaches_are_removed_by_later_requests<S: Semaphore>(site: Site) {
     const DEAD: i64 = 200;
     let (client, mut raw) = (site.client().await, site.server().raw());
     let semaphore = S::of(&client, 3);
@@ -714,8 +714,8 @@ async fn the_dead_that_nobody_would_meet_are_cleared_away_as_others_come<S: Sema
     only_fences_are_left(site.server()).await;
 }
 
-promise!(a_deleted_state_costs_no_holder_its_permits_and_tokens_go_on_growing: counting, fair);
-async fn a_deleted_state_costs_no_holder_its_permits_and_tokens_go_on_growing<S: Semaphore>(site: Site) {
+promise!(after_the_state_is_deleted_holders_keep_their_permits_and_tokens_increase: counting, fair);
+async fn after_the_state_is_deleted_holders_keep_their_permits_and_tokens_increase<S: Semaphore>(site: Site) {
     let (clients, mut raw) = (site.clients::<2>().await, site.server().raw());
     let semaphores = clients.clone().map(|client| S::leased(&client, 3, SECOND * 3));
     let [one, two] = &semaphores;
@@ -769,8 +769,8 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone<S: Semapho
     }
 }
 
-promise!(holders_whose_key_was_replaced_by_something_else_are_told: counting, fair);
-async fn holders_whose_key_was_replaced_by_something_else_are_told<S: Semaphore>(site: Site) {
+promise!(holders_whose_key_was_replaced_are_notified: counting, fair);
+async fn holders_whose_key_was_replaced_are_notified<S: Semaphore>(site: Site) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     let semaphore = S::attentive(&client, 3);
     for key in [key::<S>(), beside::<S>("holds")] {
@@ -844,8 +844,8 @@ fn is_for<S: Semaphore>(request: &Request) -> bool {
     request.script_call().is_some_and(|(keys, _)| keys.first() == Some(&key::<S>()))
 }
 
-promise!(a_client_in_a_black_hole_is_told_of_its_loss_before_its_permits_go_to_others: counting, fair);
-async fn a_client_in_a_black_hole_is_told_of_its_loss_before_its_permits_go_to_others<S: Semaphore>(
+promise!(a_client_in_a_black_hole_is_notified_before_its_permits_are_granted_to_others: counting, fair);
+async fn a_client_in_a_black_hole_is_notified_before_its_permits_are_granted_to_others<S: Semaphore>(
     site: Site,
 ) {
     const LEASE: Duration = Duration::from_secs(2);
@@ -1062,8 +1062,8 @@ async fn a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_p
     only_fences_are_left(site.server()).await;
 }
 
-promise!(a_release_that_was_never_answered_succeeds_and_gives_back_once: counting, fair);
-async fn a_release_that_was_never_answered_succeeds_and_gives_back_once<S: Semaphore>(site: Site) {
+promise!(an_unanswered_release_succeeds_and_returns_permits_once: counting, fair);
+async fn an_unanswered_release_succeeds_and_returns_permits_once<S: Semaphore>(site: Site) {
     let wired = Wired::<S>::set(&site, 6, LONG).await;
     let mut guard = taken(&wired.far, 4).await;
     let (part, other) = (guard.split(1).expect("of four"), taken(&wired.near, 2).await);
@@ -1085,8 +1085,8 @@ async fn a_release_that_was_never_answered_succeeds_and_gives_back_once<S: Semap
     only_fences_are_left(site.server()).await;
 }
 
-promise!(a_renewal_that_was_never_answered_costs_nothing: counting, fair);
-async fn a_renewal_that_was_never_answered_costs_nothing<S: Semaphore>(site: Site) {
+promise!(an_unanswered_renewal_loses_nothing: counting, fair);
+async fn an_unanswered_renewal_loses_nothing<S: Semaphore>(site: Site) {
     let wired = Wired::<S>::set(&site, 3, LONG).await;
     let guard = taken(&S::attentive(&wired.far_client, 3), 2).await;
     let cut = wired.lose_next_reply();
@@ -1245,8 +1245,8 @@ async fn a_store_that_forgets_under_load_admits_too_many_until_the_next_renewal_
     only_fences_are_left(site.server()).await;
 }
 
-promise!(a_server_restarted_without_memory_tells_the_holders_and_serves_the_waiters: counting, fair);
-async fn a_server_restarted_without_memory_tells_the_holders_and_serves_the_waiters<S: Semaphore>(
+promise!(after_a_restart_without_persistence_holders_are_notified_and_waiters_served: counting, fair);
+async fn after_a_restart_without_persistence_holders_are_notified_and_waiters_served<S: Semaphore>(
     mut site: Site,
 ) {
     const LEASE: Duration = Duration::from_secs(3);
@@ -1298,7 +1298,7 @@ macro_rules! on_disk {
     };
 }
 
-on_disk!(a_server_on_disk_that_is_back_within_the_lease_costs_nothing: restart_on_disk);
+on_disk!(a_restart_with_persistence_within_the_ttl_loses_nothing: restart_on_disk);
 async fn restart_on_disk<S: Semaphore>(mut server: RedisServer) {
     let (one, two) = (connect(&server.url()).await, connect(&server.url()).await);
     let [one, two] = [&one, &two].map(|client| S::attentive(client, 3));

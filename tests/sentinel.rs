@@ -12,7 +12,7 @@ use support::{Load, Raw, RedisServer, Sentinels, Setup, acl, eventually, more_ru
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_go_on_at_the_new_primary_with_growing_tokens() -> Result<(), Error> {
+async fn locks_continue_at_the_new_primary_with_increasing_tokens() -> Result<(), Error> {
     let Some(mut servers) = Sentinels::start_or_skip("failover by sentinels") else { return Ok(()) };
     let client = Client::connect(&servers.url()).await?;
     let options = MutexOptions::new().ttl(SECOND * 2);
@@ -49,7 +49,7 @@ async fn a_service_that_no_sentinel_knows_is_an_error_that_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_is_gone_does_not_matter() -> Result<(), Error> {
+async fn a_stopped_sentinel_is_tolerated() -> Result<(), Error> {
     let Some(mut servers) = Sentinels::start_or_skip("a dead sentinel") else { return Ok(()) };
     servers.sentinels[0].kill();
     servers.sentinels[1].pause();

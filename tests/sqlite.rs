@@ -82,7 +82,7 @@ fn assert_says(error: &Error, path: &str, why: &str) {
 // Opening
 
 #[tokio::test]
-async fn what_is_no_file_for_locks_is_refused_in_words() {
+async fn unusable_files_are_refused_with_an_explanation() {
     let file = SqliteFile::new();
     let directory = file.directory().display().to_string();
     assert_refused(&refused(&format!("sqlite:{directory}")).await, &directory, "it is a directory");
@@ -254,7 +254,7 @@ async fn a_file_that_another_program_keeps_locked_is_named_and_nobody_loses_a_le
 
 /// The watchdog and the waiter go on trying.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_cannot_be_renewed_is_lost_when_it_ends_and_waiters_go_on_afterwards() {
+async fn a_lease_that_cannot_be_renewed_is_lost_when_it_ends_and_waiters_continue() {
     let file = SqliteFile::new();
     let url = format!("{}?busy_timeout=50ms", file.url());
     let (one, other) =
@@ -277,7 +277,7 @@ async fn a_lease_that_cannot_be_renewed_is_lost_when_it_ends_and_waiters_go_on_a
 // Deleted
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_deleted_in_use_is_created_again_and_holders_hear_that_their_leases_are_gone() {
+async fn a_file_deleted_in_use_is_created_again_and_holders_are_notified() {
     let file = SqliteFile::new();
     let (one, other) = (file.client().await, file.client().await);
     let held = brief_mutex(&one).lock().await.expect("free");
@@ -375,7 +375,7 @@ async fn a_file_on_a_read_only_disk_is_refused() {
 
 #[cfg(unix)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_without_the_right_to_write_is_refused() {
+async fn a_file_without_write_permission_is_refused() {
     use std::os::unix::fs::PermissionsExt;
 
     let file = SqliteFile::new();
@@ -389,7 +389,7 @@ async fn a_file_without_the_right_to_write_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_is_refused_and_goes_on_when_there_is_room_again() {
+async fn a_full_disk_is_reported_and_the_store_continues_when_there_is_room() {
     let Some(disk) = SmallDisk::new_or_skip("full disks", 512) else { return };
     let url = format!("sqlite:{}", disk.path().join("locks.db").display());
     let client = Client::connect(&url).await.expect("it can be created");
@@ -485,7 +485,7 @@ impl Pair {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_is_told_to_another_process_at_once() {
+async fn a_grant_reaches_another_process_at_once() {
     // It would look only in a minute.
     Pair::new("?poll_interval=60s").await.release().await;
 }
@@ -527,7 +527,7 @@ async fn a_grant_whose_message_is_lost_is_found_by_the_next_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_of_strangers_grant_nothing() {
+async fn forged_messages_grant_nothing() {
     let pair = Pair::new("").await;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     let place = mutex(&pair.client).inspect().await.expect("it answers").waiters[0].id;
@@ -575,7 +575,7 @@ fn a_runtime_without_sockets_polls() {
 }
 
 #[test]
-fn a_client_whose_runtime_has_ended_hears_its_events_on_the_next_one() {
+fn a_client_whose_runtime_has_ended_gets_its_events_on_the_next_one() {
     let file = SqliteFile::new();
     let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let first = runtime();

@@ -134,7 +134,7 @@ async fn a_fair_semaphore_is_not_held_by_a_grant_that_was_held_back() {
 /// The requests of a client arrive, and no answer comes back. It is granted the lock and does not know it; asking again must
 /// not keep the lock from the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_hears_no_answer_blocks_nobody_for_longer_than_a_lease() {
+async fn a_client_that_receives_no_answers_blocks_no_other_for_longer_than_a_ttl() {
     for kind in KINDS {
         let Some(server) = RedisServer::start_or_skip("a client that hears nothing") else { return };
         let proxy = Proxy::start(server.port()).await;

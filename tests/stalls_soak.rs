@@ -270,7 +270,7 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_told_too_late_is_believed() {
+async fn nothing_reported_too_late_is_accepted() {
     let Some(server) = RedisServer::start_or_skip("stalls at random") else { return };
     let (seconds, seed) = (setting("LEASEHOLD_STALL_SECONDS", 20), setting("LEASEHOLD_STALL_SEED", 1));
     let longest = if seconds < 60 { 3_000 } else { 8_000 };

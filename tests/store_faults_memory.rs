@@ -91,7 +91,7 @@ fn mutex(client: &Client) -> DistMutex {
 }
 
 #[tokio::test(start_paused = true)]
-async fn everybody_who_waits_hears_that_the_store_was_unavailable() {
+async fn all_waiters_get_the_error_that_the_store_was_unavailable() {
     let store = MemoryBackend::new();
     let ((client, faults), (other, _other)) = (FaultyStore::on(&store), FaultyStore::on(&store));
     let guard = mutex(&other).lock().await.expect("free");
@@ -115,7 +115,7 @@ async fn everybody_who_waits_hears_that_the_store_was_unavailable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_bear_a_silent_store_for_thirty_seconds_wherever_they_stand() {
+async fn all_waiters_tolerate_a_silent_store_for_thirty_seconds() {
     let store = MemoryBackend::new();
     let ((client, faults), (other, _other)) = (FaultyStore::on(&store), FaultyStore::on(&store));
     let _guard = mutex(&other).lock().await.expect("free");
@@ -137,7 +137,7 @@ async fn waiters_bear_a_silent_store_for_thirty_seconds_wherever_they_stand() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_renewal_is_told_with_what_the_store_said() {
+async fn a_refused_renewal_is_reported_with_the_stores_message() {
     let store = MemoryBackend::new();
     let (client, faults) = FaultyStore::on(&store);
     let guard = mutex(&client).lock().await.expect("free");
@@ -150,7 +150,7 @@ async fn a_refused_renewal_is_told_with_what_the_store_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_given_up_during_a_stall_keep_nobody_out_afterwards() {
+async fn requests_given_up_during_a_stall_block_no_request_afterwards() {
     let store = MemoryBackend::new();
     let (client, faults) = FaultyStore::on(&store);
     let mutexes: Vec<_> =

@@ -185,7 +185,7 @@ async fn a_lazy_client_is_refused_what_connecting_refuses() -> Result<(), Error>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lazy_client_that_lacks_rights_works_as_soon_as_it_has_them() -> Result<(), Error> {
+async fn a_lazy_client_without_permissions_works_once_they_are_granted() -> Result<(), Error> {
     let Some(server) = RedisServer::start_or_skip("rights of a lazy client") else { return Ok(()) };
     let mut raw = server.raw();
     let mut allow = |rules: &[&str]| {
@@ -308,7 +308,7 @@ async fn a_lazy_client_of_a_cluster_finds_its_nodes() -> Result<(), Error> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_fail_at_once_while_the_store_is_known_to_be_away() {
+async fn calls_fail_at_once_while_the_store_is_known_to_be_unreachable() {
     let Some(mut server) = RedisServer::start_or_skip("fail fast") else { return };
     let builder = RedisBackend::builder(&server.url()).expect("a URL").fail_fast(true);
     let client = Client::with_backend(Arc::new(builder.connect().await.expect("the server answers")));
@@ -388,7 +388,7 @@ async fn servers_with_which_leases_may_be_lost_are_found() -> Result<(), Error> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn missing_rights_are_named() {
+async fn missing_permissions_are_named() {
     let Some(server) = RedisServer::start_or_skip("missing rights") else { return };
     let mut raw = server.raw();
     let rights = ["ACL", "SETUSER", "app", "on", ">p", "~*", "&*", "+@all", "-zadd", "-hset"];

@@ -14,7 +14,7 @@ use support::{RedisServer, eventually};
 use tracing::Level;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back() {
+async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back() {
     let Some(mut server) = RedisServer::start_or_skip("what is traced about the store") else { return };
     // What this crate tells operators.
     let lines = Lines::collect(|metadata| {

@@ -232,7 +232,7 @@ async fn the_callers_own_span_is_left_alone() -> Result<(), Error> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_trace_tells_a_lease_id() -> Result<(), Error> {
+async fn no_event_contains_a_lease_id() -> Result<(), Error> {
     let (lines, _collecting) = Lines::collect(Level::TRACE);
     let client = Client::memory();
     let mutex = client.mutex_with(NAME, MutexOptions::new().ttl(SECOND))?;

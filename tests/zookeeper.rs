@@ -91,7 +91,7 @@ async fn the_chroot_is_created_only_if_allowed() {
 }
 
 #[tokio::test]
-async fn nodes_are_created_for_the_user_and_others_are_told_that_they_may_not_use_them() {
+async fn nodes_are_created_for_the_user_and_other_users_are_refused() {
     let Some(server) = ZookeeperServer::shared_or_skip("access") else { return };
     let url = |user: &str| format!("zookeeper://{user}@127.0.0.1:{}{}", server.port(), server.chroot());
     let client = Client::connect(&url(&format!("a:{PASSWORD}"))).await.expect("it is created");
@@ -146,7 +146,7 @@ async fn a_server_that_has_lost_everything_is_used_again_and_tokens_grow() {
 // Sessions
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_is_ended_costs_its_holds_and_its_waiters_join_again() {
+async fn an_ended_session_loses_its_holds_and_its_waiters_rejoin() {
     let Some(server) = ZookeeperServer::shared_or_skip("sessions that end") else { return };
     let (one, other) = (server.client().await, server.client().await);
     let held = brief_mutex(&one).lock().await.expect("free");
@@ -282,7 +282,7 @@ async fn a_record_that_was_created_again_is_not_overwritten_by_what_is_remembere
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_of_another_program_is_told_and_costs_no_other_name() {
+async fn a_node_of_another_program_is_reported_and_affects_no_other_name() {
     let Some(server) = ZookeeperServer::shared_or_skip("nodes of other programs") else { return };
     let client = server.client().await;
     let options = || MutexOptions::new().ttl(SECOND * 2);
@@ -308,7 +308,7 @@ async fn a_node_of_another_program_is_told_and_costs_no_other_name() {
 }
 
 #[tokio::test]
-async fn a_record_that_does_not_fit_into_a_request_is_told() {
+async fn a_record_that_exceeds_a_request_is_reported() {
     let Some(server) = ZookeeperServer::shared_or_skip("long records") else { return };
     let backend = server.backend().await;
     let resource = Resource::named("lock:", NAME, Kind::Reentrant);

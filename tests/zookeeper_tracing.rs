@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(20);
 const PASSWORD: &str = "hunter2";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_is_traced_once_when_it_goes_and_once_when_it_is_back_and_never_its_password() {
+async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back_without_its_password() {
     let Some(server) = ZookeeperServer::start_or_skip("what is traced about ZooKeeper") else { return };
     let lines = Lines::collect(|_| true);
     let url = server.url().replacen("//", &format!("//user:{PASSWORD}@"), 1);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_of_a_store_is_refused_without_repeating_a_password() {
+    fn an_invalid_url_is_rejected_without_repeating_a_password() {
         for (url, reason) in [
             ("", "no scheme"),
             ("redis", "no scheme"),

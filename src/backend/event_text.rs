@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_not_read() {
+    fn a_text_that_is_not_an_event_is_rejected() {
         let lease = LeaseIds::new().next();
         for text in [
             String::new(),

@@ -835,7 +835,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_has_lapsed_goes_to_the_end_under_another_ticket() {
+    fn a_place_that_has_ended_rejoins_at_the_end_under_another_ticket() {
         let mut site = Site::new(Kind::Mutex, 1);
         let (holder, _) = site.hold(1);
         let (lapsed, old) = site.queue(1);
@@ -891,7 +891,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_takes_up_as_many_tokens_as_it_asks_for() {
+    fn a_grant_reserves_as_many_tokens_as_requested() {
         let mut site = Site::new(Kind::Mutex, 1);
         let many = Request { tokens: 16, ..Request::new(site.lease(), Claim::Sole, TTL) };
         let first = token(site.request(&many));
@@ -923,7 +923,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_comes_in_again_past_those_who_wait() {
+    fn an_owner_re_enters_ahead_of_the_waiters() {
         let mut site = Site::new(Kind::Reentrant, 1);
         let owned =
             |site: &Site, owner: &str| Request::new(site.lease(), Claim::Owner(owner.into()), TTL).waiting();
@@ -942,7 +942,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_an_owner_that_is_served_comes_in_with_it() {
+    fn waiters_of_an_owner_are_admitted_with_it() {
         let mut site = Site::new(Kind::Reentrant, 1);
         let owned =
             |site: &Site, owner: &str| Request::new(site.lease(), Claim::Owner(owner.into()), TTL).waiting();
@@ -961,7 +961,7 @@ mod tests {
     }
 
     #[test]
-    fn force_ends_all_holds_and_names_their_grants() {
+    fn a_forced_release_ends_all_holds_and_names_their_grants() {
         let mut site = Site::new(Kind::Reentrant, 1);
         let (one, first) = site.hold(1);
         let (next, _) = site.queue(1);
@@ -992,7 +992,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_to_come_states_the_limit_and_a_change_is_for_those_who_met_it() {
+    fn the_first_request_sets_the_limit_and_clients_that_know_its_version_follow_a_change() {
         let mut site = Site::new(Kind::Counting, 1);
         let (holder, _) = site.hold(1);
         let other = Request::new(site.lease(), Claim::Permits(1, Limit::stated(2)), TTL);
@@ -1025,7 +1025,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_for_more_than_there_can_be_are_told_to_ask() {
+    fn waiters_for_more_than_the_limit_are_prompted() {
         let mut site = Site::new(Kind::Fair, 3);
         let (_holder, _) = site.hold(3);
         let (big, _) = site.queue(3);
@@ -1115,7 +1115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_not_read() {
+    fn a_text_that_is_not_a_record_is_rejected() {
         for text in ["", "x", "leasehold/1", "leasehold/1 mutex 1 0 0", "leasehold/1 mutex 1 0 0 0\nz 1"] {
             assert!(text.parse::<Ledger>().is_err(), "{text}");
         }

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_that_cannot_be_read_costs_nobody_else_the_lease() {
+    async fn an_unreadable_record_affects_no_other_lease() {
         let (backend, transactions) = backend();
         let mut renewals = hold(&backend, (0..3).map(|n| n.to_string())).await;
         renewals.insert(2, Renew::new(lease(&backend, UNREADABLE, Kind::Counting), TTL));

@@ -595,7 +595,7 @@ mod tests {
     use crate::backend::LeaseIds;
 
     #[test]
-    fn debug_does_not_tell_the_whole_id() {
+    fn debug_output_does_not_contain_the_whole_id() {
         let id = LeaseIds::new().next();
         let tail = &id.client().to_string()[9..];
         assert!(!format!("{id:?}").contains(tail));

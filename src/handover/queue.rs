@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_asks_the_store_and_those_behind_it_wait_in_order() {
+    fn the_first_waiter_requests_a_lease_and_later_ones_queue_in_order() {
         let (mut queue, ids) = (lock(), LeaseIds::new());
         holds(&mut queue, ids.next());
         for waiter in ["a", "b", "c"] {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn when_a_lease_goes_back_another_is_wanted_for_those_who_wait() {
+    fn when_a_lease_is_returned_another_is_wanted_for_the_waiters() {
         let (mut queue, ids) = (lock(), LeaseIds::new());
         let first = ids.next();
         holds(&mut queue, first);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_gives_up_leaves_the_lease_to_the_next_and_the_last_one_to_nobody() {
+    fn a_lease_is_given_up_only_with_the_last_waiter() {
         let (mut queue, ids) = (lock(), LeaseIds::new());
         let first = waits(&mut queue, "first");
         let lease = ids.next();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_the_store_itself_is_served_before_those_who_came_later() {
+    fn a_waiter_that_sends_its_own_request_is_served_before_later_ones() {
         let (mut queue, ids) = (Queue::new(Some(1)), LeaseIds::new());
         holds(&mut queue, ids.next());
         let first = waits(&mut queue, "first");
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keeper_takes_on_what_is_asked_for_in_place_once() {
+    fn the_keeper_adopts_a_directly_sent_request_once() {
         let (mut queue, ids) = (lock(), LeaseIds::new());
         waits(&mut queue, "first");
         let lease = ids.next();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn for_permits_one_lease_more_is_asked_for_than_there_are() {
+    fn for_permits_one_more_lease_is_requested_than_the_limit() {
         let (mut queue, ids) = (Queue::new(Some(2)), LeaseIds::new());
         let held = [ids.next(), ids.next()];
         for lease in held {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_states_another_limit_does_not_join() {
+    fn a_waiter_with_another_limit_does_not_join() {
         let mut queue = Queue::<()>::new(Some(2));
         assert_eq!(queue.join(Some(3), ()), None);
         assert!(queue.is_over());

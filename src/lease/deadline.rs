@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lease_is_counted_from_the_request_and_not_from_the_reply() {
+    fn the_lease_is_measured_from_the_request_and_not_from_the_reply() {
         let sent = Instant::now();
         let answered = sent + ms(400);
         let deadline = Deadline::new(terms(1000, 300, None), sent, answered);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_maximum_hold_time_counts_from_the_grant_and_ends_renewal() {
+    fn the_maximum_hold_time_starts_at_the_grant_and_ends_renewal() {
         let (sent, granted) = (Instant::now(), Instant::now() + ms(50));
         let mut deadline = Deadline::new(terms(1000, 300, Some(1500)), sent, granted);
         assert!(!deadline.ends_by_cap());
@@ -156,7 +156,7 @@ mod tests {
 
     /// Point 4 of the contract, and the reason for renewing at all.
     #[test]
-    fn the_client_never_outlives_the_store_and_renews_before_the_end() {
+    fn the_client_never_trusts_a_lease_beyond_its_end_and_renews_before_it() {
         let mut random = random_numbers();
         let mut below = |end: u64| random.next().unwrap() % end;
         for _ in 0..2000 {

@@ -983,7 +983,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_believed_for_the_place_that_was_answered_last_and_counted_from_that_request() {
+    fn a_grant_is_accepted_with_the_ticket_of_the_last_answer_and_measured_from_that_request() {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
         lease.answered(queued(7), start + TTL / 4, start + TTL / 4);
@@ -993,7 +993,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_of_an_earlier_place_is_not_believed_and_the_store_is_asked() {
+    fn a_grant_of_an_earlier_place_is_not_accepted_and_the_request_is_repeated() {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
         lease.answered(queued(9), start + TTL, start + TTL);
@@ -1005,7 +1005,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_overtakes_the_answer_is_believed_when_the_answer_names_its_place() {
+    fn a_grant_that_overtakes_the_answer_is_accepted_once_the_answer_names_its_place() {
         for (answered, believed) in [(7, true), (8, false), (6, false)] {
             let (lease, start) = (lease(), Instant::now());
             assert_eq!(told(&lease, 7, 42, start), PushOutcome::Known);
@@ -1016,14 +1016,14 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_comes_when_half_its_time_is_over_is_not_believed() {
+    fn a_grant_that_arrives_after_half_its_ttl_is_not_accepted() {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
         assert_eq!(told(&lease, 7, 42, start + TTL / 2), PushOutcome::Doubtful);
     }
 
     #[test]
-    fn a_grant_found_by_asking_ends_when_the_store_says() {
+    fn a_grant_found_by_repeating_the_request_ends_when_the_store_says() {
         let (lease, start) = (lease(), Instant::now());
         let found = Ok(Answer::Granted(grant(42).lasting(TTL / 2)));
         assert!(matches!(lease.answered(found, start, start), Outcome::Granted));
@@ -1054,7 +1054,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_deadline_ends_is_released_after_its_holders_were_told() {
+    fn a_lease_ended_by_its_deadline_is_released_after_its_holders_are_notified() {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(Ok(Answer::Granted(grant(42))), start, start);
         let hold = lease.hand().unwrap();
@@ -1080,7 +1080,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_hears_of_its_own_loss_only() {
+    fn a_hold_is_notified_of_its_own_loss_only() {
         let (lease, now) = (lease(), Instant::now());
         let many = Request { tokens: 16, ..lease.request.clone() };
         let lease = Lease::new(many, Arc::clone(lease.terms()), None);
@@ -1111,7 +1111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_not_answer_is_borne_for_thirty_seconds_or_four_ttls() {
+    fn a_store_that_does_not_answer_is_tolerated_for_thirty_seconds_or_four_ttls() {
         let (lease, start) = (lease(), Instant::now());
         let unanswered = || Err(BackendError::Unanswered { source: "silence".into() });
         lease.answered(queued(7), start, start);

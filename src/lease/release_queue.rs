@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_queued_later_are_not_waited_for() {
+    async fn later_releases_are_not_waited_for() {
         let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
         queue.finished("a").await;
         queue.push(orphan(&ids));

@@ -384,7 +384,7 @@ mod found {
     }
 
     #[test]
-    fn a_limit_lapses_whether_anybody_looks_or_not() {
+    fn a_limit_lapses_whether_or_not_it_is_inspected() {
         agree_on::<Counting>(&[ask(0, 0, 1), Pass(6), ask(1, 0, 1)]);
         let other = Request {
             client: 0,
@@ -403,12 +403,12 @@ mod found {
     }
 
     #[test]
-    fn nobody_who_died_waiting_keeps_a_limit_in_force_for_days() {
+    fn a_dead_waiter_does_not_keep_a_limit_in_force() {
         agree_on::<Fair>(&[ask(0, 0, 2), ask(1, 1, 3), Crash(1), Idle, ask(2, 0, 1)]);
     }
 
     #[test]
-    fn a_limit_lapses_with_the_place_of_whoever_died_waiting() {
+    fn a_limit_lapses_with_the_place_of_a_dead_waiter() {
         let long = |handle| {
             let claim = Permits { permits: 4, handle };
             Request { client: 1, site: 0, claim, term: Long, waits: true }
@@ -423,7 +423,7 @@ mod found {
     }
 
     #[test]
-    fn whoever_is_served_from_the_queue_learns_the_limit() {
+    fn a_pushed_grant_contains_the_limit() {
         let resize = Resize { client: 1, site: 0, handle: 0, permits: 2, term: Short };
         agree_on::<Fair>(&[ask(0, 0, 3), ask(1, 0, 2), resize, Release(0)]);
     }
@@ -440,7 +440,7 @@ mod found {
     }
 
     #[test]
-    fn force_tells_nobody_whose_lease_is_over() {
+    fn a_forced_release_notifies_no_holder_whose_lease_has_ended() {
         // The lease that led, and one that did not.
         agree_on::<Locks>(&[enter(0), Pass(2), enter(1), Pass(1), Force { client: 0, site: 0 }]);
         let long = Request { client: 0, site: 0, claim: Owner("a"), term: Long, waits: true };
@@ -448,7 +448,7 @@ mod found {
     }
 
     #[test]
-    fn whoever_waits_for_an_owner_is_told_by_a_client_that_has_not_heard_of_it() {
+    fn a_waiter_for_an_owner_is_prompted_by_a_client_that_does_not_know_it() {
         let request = |client, claim| Request { client, site: 0, claim, term: Long, waits: true };
         let (holder, owner) = (request(1, Sole), request(2, Owner("b")));
         // The holder's client looks at the queue when the first of the owner's requests is in it.
@@ -473,7 +473,7 @@ mod found {
     }
 
     #[test]
-    fn whoever_died_waiting_for_many_permits_blocks_nobody_who_wants_few() {
+    fn a_dead_waiter_for_many_permits_blocks_no_small_request() {
         let wants = |client, permits, term| {
             let claim = Permits { permits, handle: 0 };
             Request { client, site: 0, claim, term, waits: true }

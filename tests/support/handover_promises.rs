@@ -340,7 +340,7 @@ pub(crate) async fn try_lock_neither_waits_nor_overtakes(clients: &[Client]) {
 
 // Those who give up
 
-pub(crate) async fn those_behind_the_holder_who_give_up_are_skipped(clients: &[Client]) {
+pub(crate) async fn waiters_that_give_up_are_skipped(clients: &[Client]) {
     let mutex = local(&clients[0], LONG);
     let guard = mutex.lock().await.expect("free");
     let mut dropped = mutex.lock().boxed();
@@ -453,7 +453,7 @@ pub(crate) async fn a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_no
     }
 }
 
-pub(crate) async fn one_that_waits_in_the_client_and_is_dropped_at_any_poll_leaves_nothing_and_stalls_nobody(
+pub(crate) async fn a_local_waiter_dropped_at_any_poll_leaves_nothing_and_stalls_no_other(
     clients: &[Client],
 ) {
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
@@ -485,7 +485,7 @@ pub(crate) async fn one_that_waits_in_the_client_and_is_dropped_at_any_poll_leav
     }
 }
 
-pub(crate) async fn one_that_is_dropped_while_the_lease_is_passed_to_it_stalls_nobody(clients: &[Client]) {
+pub(crate) async fn a_waiter_dropped_while_the_lease_is_passed_to_it_stalls_no_other(clients: &[Client]) {
     let mutex = local(&clients[0], LONG);
     let mut won = 0;
     for round in 0..300_u64 {
@@ -542,9 +542,7 @@ pub(crate) async fn a_leader_that_is_not_polled_holds_the_others_up_for_two_leas
 }
 
 /// Each of those who come later has a shorter time limit than a lease.
-pub(crate) async fn a_leader_that_is_never_polled_does_not_keep_those_from_the_lock_who_come_later(
-    clients: &[Client],
-) {
+pub(crate) async fn a_first_waiter_that_is_never_polled_does_not_block_later_ones(clients: &[Client]) {
     const LEASE: Duration = Duration::from_millis(400);
     let (mutex, other) = (local(&clients[0], LEASE), local(&clients[1], LEASE));
     let guard = other.lock().await.expect("free");
@@ -566,7 +564,7 @@ pub(crate) async fn a_leader_that_is_never_polled_does_not_keep_those_from_the_l
     nothing_left(clients).await;
 }
 
-pub(crate) async fn one_that_was_passed_the_lease_and_is_not_polled_holds_the_others_up_for_two_leases_at_most(
+pub(crate) async fn a_waiter_with_a_passed_on_lease_that_is_not_polled_blocks_others_for_at_most_two_ttls(
     clients: &[Client],
 ) {
     const LEASE: Duration = Duration::from_millis(500);
@@ -586,7 +584,7 @@ pub(crate) async fn one_that_was_passed_the_lease_and_is_not_polled_holds_the_ot
 
 // Loss
 
-pub(crate) async fn a_loss_is_told_to_the_current_holder_alone(clients: &[Client]) {
+pub(crate) async fn a_loss_is_reported_to_the_current_holder_only(clients: &[Client]) {
     let (mutex, operator) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
@@ -609,7 +607,7 @@ pub(crate) async fn a_loss_is_told_to_the_current_holder_alone(clients: &[Client
 }
 
 /// `forget` makes the store forget the lock.
-pub(crate) async fn a_forgotten_lease_is_told_to_the_current_holder_alone(
+pub(crate) async fn a_forgotten_lease_is_reported_to_the_current_holder_only(
     clients: &[Client],
     forget: impl FnOnce(),
 ) {
@@ -674,7 +672,7 @@ pub(crate) async fn short_leases_are_passed_on_for_many_lease_lengths_and_none_i
 
 // Ends
 
-pub(crate) async fn a_shutdown_ends_those_who_hold_lead_and_wait(clients: &[Client]) {
+pub(crate) async fn a_shutdown_ends_holders_and_waiters(clients: &[Client]) {
     let [doomed, other, ..] = clients else { panic!("two clients") };
     let (mutex, elsewhere) = (local(doomed, LONG), local(other, LONG));
     let held = doomed.mutex("held").expect("valid");

@@ -109,8 +109,8 @@ async fn those_of_another_client_get_their_turn<S: Semaphore>(site: Site) {
     nothing_is_left(&here).await;
 }
 
-promise!(a_limit_that_grows_admits_those_who_wait_in_the_client_at_once: counting);
-async fn a_limit_that_grows_admits_those_who_wait_in_the_client_at_once<S: Semaphore>(site: Site) {
+promise!(an_increased_limit_admits_local_waiters_at_once: counting);
+async fn an_increased_limit_admits_local_waiters_at_once<S: Semaphore>(site: Site) {
     let [here, there] = site.clients::<2>().await.map(|client| passing_on(&client, 2));
     let (mut held, waiting) = full(&here, 10).await;
     until_waiting(&here, 1).await;
@@ -225,8 +225,8 @@ async fn a_leader_that_is_not_polled_keeps_no_permit_from_the_others<S: Semaphor
     nothing_is_left(&semaphore).await;
 }
 
-promise!(requests_for_several_permits_and_those_that_do_not_wait_ask_the_store: counting);
-async fn requests_for_several_permits_and_those_that_do_not_wait_ask_the_store<S: Semaphore>(site: Site) {
+promise!(requests_for_several_permits_or_without_waiting_go_to_the_store: counting);
+async fn requests_for_several_permits_or_without_waiting_go_to_the_store<S: Semaphore>(site: Site) {
     let semaphore = passing_on(&site.client().await, 2);
     let (mut held, waiting) = full(&semaphore, 3).await;
     assert_none(&semaphore, 1).await;

@@ -273,9 +273,7 @@ pub(crate) async fn a_killed_waiter_blocks_nobody_for_longer_than_a_lease(store:
     client.shutdown().await.expect("released");
 }
 
-pub(crate) async fn a_holder_that_is_paused_for_longer_than_its_lease_is_replaced_and_hears_of_it(
-    store: &impl Shared,
-) {
+pub(crate) async fn a_holder_paused_for_longer_than_its_lease_is_replaced_and_notified(store: &impl Shared) {
     let client = client(store).await;
     let mut worker = start("holding_worker", store);
     let token = held(&mut worker).await;
@@ -372,7 +370,7 @@ fn longest_gap_of(log: &[Noted]) -> Duration {
 macro_rules! process_promises {
     ($store:path) => {
         process_promises! { workers => counting_worker, holding_worker, logging_worker }
-        process_promises! { $store => four_processes_exclude_each_other, a_killed_holder_is_replaced_within_its_lease_and_a_second, a_killed_waiter_blocks_nobody_for_longer_than_a_lease, a_holder_that_is_paused_for_longer_than_its_lease_is_replaced_and_hears_of_it, processes_killed_at_random_leave_no_overlap_and_no_long_gap }
+        process_promises! { $store => four_processes_exclude_each_other, a_killed_holder_is_replaced_within_its_lease_and_a_second, a_killed_waiter_blocks_nobody_for_longer_than_a_lease, a_holder_paused_for_longer_than_its_lease_is_replaced_and_notified, processes_killed_at_random_leave_no_overlap_and_no_long_gap }
     };
     (workers => $($worker:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -118,8 +118,8 @@ async fn clones_and_equal_names_share_their_permits_and_other_names_and_kinds_do
     assert_none(&joined, 1).await;
 }
 
-promise!(inspection_tells_who_holds_and_who_waits_and_the_limit: counting, fair);
-async fn inspection_tells_who_holds_and_who_waits_and_the_limit<S: Semaphore>(site: Site) {
+promise!(inspect_returns_holders_waiters_and_the_limit: counting, fair);
+async fn inspect_returns_holders_waiters_and_the_limit<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 4));
     let nobody = one.inspect().await.expect("inspected");
     assert!(is_empty(&nobody) && nobody.limit.is_none() && nobody.holder().is_none(), "{nobody:?}");
@@ -340,8 +340,8 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_give_up<S: Sem
     nothing_is_left(one).await;
 }
 
-promise!(a_request_that_gives_up_lets_those_behind_it_in_at_once: counting, fair);
-async fn a_request_that_gives_up_lets_those_behind_it_in_at_once<S: Semaphore>(site: Site) {
+promise!(a_request_that_gives_up_admits_the_waiters_behind_it_at_once: counting, fair);
+async fn a_request_that_gives_up_admits_the_waiters_behind_it_at_once<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 3));
     let holder = taken(&two, 2).await;
     for way in 0..3 {
@@ -433,8 +433,8 @@ async fn try_acquire_succeeds_at_once_after_a_guard_of_the_same_client_was_dropp
     }
 }
 
-promise!(requests_with_a_time_limit_take_what_is_free_and_tell_how_long_they_waited: counting, fair);
-async fn requests_with_a_time_limit_take_what_is_free_and_tell_how_long_they_waited<S: Semaphore>(
+promise!(requests_with_a_time_limit_take_free_permits_and_report_how_long_they_waited: counting, fair);
+async fn requests_with_a_time_limit_take_free_permits_and_report_how_long_they_waited<S: Semaphore>(
     site: Site,
 ) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 2));
@@ -476,8 +476,8 @@ async fn a_split_guard_leaves_a_permit_behind_and_splits_off_at_least_one<S: Sem
     assert_eq!((holds(&semaphore).await, free(&semaphore).await), (vec![5], 0));
 }
 
-promise!(the_parts_of_a_guard_are_given_back_in_any_order_and_in_any_way: counting, fair);
-async fn the_parts_of_a_guard_are_given_back_in_any_order_and_in_any_way<S: Semaphore>(site: Site) {
+promise!(the_parts_of_a_guard_are_released_in_any_order_and_in_any_way: counting, fair);
+async fn the_parts_of_a_guard_are_released_in_any_order_and_in_any_way<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 6));
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     for (round, order) in orders.into_iter().enumerate() {
@@ -501,8 +501,8 @@ async fn the_parts_of_a_guard_are_given_back_in_any_order_and_in_any_way<S: Sema
     }
 }
 
-promise!(the_release_of_a_part_serves_those_who_wait_for_so_many: counting, fair);
-async fn the_release_of_a_part_serves_those_who_wait_for_so_many<S: Semaphore>(site: Site) {
+promise!(the_release_of_a_part_serves_waiters_that_fit: counting, fair);
+async fn the_release_of_a_part_serves_waiters_that_fit<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 5));
     let mut guard = taken(&one, 5).await;
     let parts = [guard.split(2).expect("of five"), guard.split(2).expect("of three")];
@@ -564,8 +564,8 @@ async fn a_lease_is_kept_until_its_last_part_has_gone<S: Semaphore>(site: Site) 
 
 // Loss
 
-promise!(a_loss_is_told_to_all_parts_and_their_release_is_an_error: counting, fair);
-async fn a_loss_is_told_to_all_parts_and_their_release_is_an_error<S: Semaphore>(site: Site) {
+promise!(a_loss_is_reported_to_all_parts_and_their_release_is_an_error: counting, fair);
+async fn a_loss_is_reported_to_all_parts_and_their_release_is_an_error<S: Semaphore>(site: Site) {
     let clients = site.clients::<2>().await;
     let options = SemaphoreOptions::new().renewal_period(ms(20));
     let mut guard = taken(&S::with(&clients[0], 3, options), 3).await;
@@ -749,8 +749,8 @@ async fn a_limit_that_nobody_has_used_for_two_leases_gives_way_to_another<S: Sem
     guard.release().await.expect("held to the end");
 }
 
-promise!(a_limit_that_grows_admits_at_once_exactly_those_who_now_fit: counting, fair);
-async fn a_limit_that_grows_admits_at_once_exactly_those_who_now_fit<S: Semaphore>(site: Site) {
+promise!(an_increased_limit_admits_at_once_exactly_the_waiters_that_now_fit: counting, fair);
+async fn an_increased_limit_admits_at_once_exactly_the_waiters_that_now_fit<S: Semaphore>(site: Site) {
     let semaphores = site.clients::<3>().await.map(|client| S::of(&client, 2));
     let [one, two, _] = &semaphores;
     let guard = taken(one, 2).await;
@@ -767,10 +767,8 @@ async fn a_limit_that_grows_admits_at_once_exactly_those_who_now_fit<S: Semaphor
     guard.release().await.expect("held to the end");
 }
 
-promise!(a_limit_that_shrinks_takes_nothing_away_and_lets_nobody_in_until_enough_has_come_back: counting, fair);
-async fn a_limit_that_shrinks_takes_nothing_away_and_lets_nobody_in_until_enough_has_come_back<
-    S: Semaphore,
->(
+promise!(a_reduced_limit_revokes_nothing_and_admits_no_one_until_enough_permits_are_returned: counting, fair);
+async fn a_reduced_limit_revokes_nothing_and_admits_no_one_until_enough_permits_are_returned<S: Semaphore>(
     site: Site,
 ) {
     let [one, two] = site.clients().await.map(|client| S::attentive(&client, 4));
@@ -795,8 +793,8 @@ async fn a_limit_that_shrinks_takes_nothing_away_and_lets_nobody_in_until_enough
     assert_eq!(free(&one).await, 2);
 }
 
-promise!(handles_that_have_met_the_semaphore_follow_a_resize_and_new_ones_must_state_it: counting, fair);
-async fn handles_that_have_met_the_semaphore_follow_a_resize_and_new_ones_must_state_it<S: Semaphore>(
+promise!(handles_that_have_used_the_semaphore_follow_a_resize_and_new_ones_must_state_it: counting, fair);
+async fn handles_that_have_used_the_semaphore_follow_a_resize_and_new_ones_must_state_it<S: Semaphore>(
     site: Site,
 ) {
     let [one, two, operator] = site.clients().await;
@@ -836,8 +834,8 @@ async fn a_resize_puts_its_limit_in_force_even_if_nobody_uses_the_semaphore<S: S
     taken(&two, 5).await.release().await.expect("held to the end");
 }
 
-promise!(a_waiting_request_above_a_shrunken_limit_is_told_at_once: counting, fair);
-async fn a_waiting_request_above_a_shrunken_limit_is_told_at_once<S: Semaphore>(site: Site) {
+promise!(a_waiting_request_above_a_reduced_limit_fails_at_once: counting, fair);
+async fn a_waiting_request_above_a_reduced_limit_fails_at_once<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 3));
     // All permits are kept, so that it is not met by a hand-over.
     let (pair, single) = (taken(&one, 2).await, taken(&one, 1).await);
@@ -873,8 +871,8 @@ async fn a_waiting_request_above_a_shrunken_limit_blocks_nobody<S: Semaphore>(si
     nothing_is_left(&one).await;
 }
 
-promise!(requests_that_can_never_be_granted_are_told_so_and_leave_nothing: counting, fair);
-async fn requests_that_can_never_be_granted_are_told_so_and_leave_nothing<S: Semaphore>(site: Site) {
+promise!(requests_that_can_never_be_granted_fail_and_leave_nothing: counting, fair);
+async fn requests_that_can_never_be_granted_fail_and_leave_nothing<S: Semaphore>(site: Site) {
     let client = site.client().await;
     assert_invalid(S::make(&client, NAME, 0, SemaphoreOptions::new()), "limit");
     let semaphore = S::of(&client, 5);
@@ -975,8 +973,8 @@ fn odd_names() -> Vec<String> {
     names.into_iter().map(str::to_owned).chain(long).collect()
 }
 
-promise!(odd_names_are_semaphores_of_their_own: counting, fair);
-async fn odd_names_are_semaphores_of_their_own<S: Semaphore>(site: Site) {
+promise!(unusual_names_are_distinct_semaphores: counting, fair);
+async fn unusual_names_are_distinct_semaphores<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await;
     let names = odd_names();
     let (mut held, mut others) = (Vec::new(), Vec::new());
@@ -1110,8 +1108,8 @@ async fn a_dropped_waiter_holds_up_nobody_behind_it<S: Semaphore>(site: Site) {
     nothing_is_left(&one).await;
 }
 
-promise!(a_dropped_release_still_gives_back: counting, fair);
-async fn a_dropped_release_still_gives_back<S: Semaphore>(site: Site) {
+promise!(a_dropped_release_still_returns_permits: counting, fair);
+async fn a_dropped_release_still_returns_permits<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::of(&client, 4));
     for polls in 0..3 {
         let mut guard = taken(&one, 4).await;
@@ -1143,8 +1141,8 @@ async fn a_dropped_resize_changes_the_limit_or_leaves_it<S: Semaphore>(site: Sit
 
 // Many
 
-promise!(five_thousand_permits_are_held_for_many_leases_and_given_back_to_nothing: counting, fair);
-async fn five_thousand_permits_are_held_for_many_leases_and_given_back_to_nothing<S: Semaphore>(site: Site) {
+promise!(five_thousand_permits_are_held_for_many_ttls_and_leave_nothing: counting, fair);
+async fn five_thousand_permits_are_held_for_many_ttls_and_leave_nothing<S: Semaphore>(site: Site) {
     const PERMITS: u32 = 5000;
     static ONE_KIND_AT_A_TIME: Mutex<()> = Mutex::const_new(());
     let _alone = ONE_KIND_AT_A_TIME.lock().await;

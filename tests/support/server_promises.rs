@@ -118,7 +118,7 @@ pub(crate) async fn is_process_of_its_own(test: &str) -> bool {
 
 // Connecting
 
-pub(crate) async fn a_server_that_is_away_is_told_with_its_address<S: Server>() {
+pub(crate) async fn an_unreachable_server_is_reported_with_its_address<S: Server>() {
     let Some(mut server) = S::start_or_skip("a server that is away") else { return };
     let url = url(&server);
     server.kill();
@@ -171,7 +171,7 @@ pub(crate) async fn a_server_that_is_killed_and_restarted_has_forgotten_nothing<
     granted(waiter).await.release().await.expect("held");
 }
 
-pub(crate) async fn under_load_a_killed_server_costs_no_lock<S: Server>() {
+pub(crate) async fn under_load_a_killed_server_loses_no_lock<S: Server>() {
     let Some(mut server) = S::start_or_skip("a killed server under load") else { return };
     let load = Load::start_with_ttl(&url(&server), 16, S::LEASE).await;
     for _ in 0..2 {
@@ -307,7 +307,7 @@ pub(crate) async fn any_request_for_permits_may_arrive_after_it_was_given_up<S: 
     with_every_request_failing::<S>(Turns::Share, Fault::Late).await;
 }
 
-pub(crate) async fn connections_cut_under_load_cost_no_lock<S: Server>() {
+pub(crate) async fn cutting_connections_under_load_loses_no_lock<S: Server>() {
     let Some(server) = S::shared_or_skip("cut connections") else { return };
     let (wire, url) = wire(&server).await;
     let load = Load::start_with_ttl(&url, 16, S::LEASE).await;
@@ -467,7 +467,7 @@ pub(crate) fn a_lease_is_kept_while_the_runtime_is_blocked<S: Server>() {
     });
 }
 
-pub(crate) fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one<S: Server>() {
+pub(crate) fn a_client_whose_runtime_has_ended_continues_on_the_next_one<S: Server>() {
     let Some(server) = S::shared_or_skip("another runtime") else { return };
     let runtime = || Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let first = runtime();
@@ -537,10 +537,10 @@ macro_rules! server_promises {
     ($server:ty $(, $more:ident)* $(,)?) => {
         server_promises! {
             @ $server:
-            a_server_that_is_away_is_told_with_its_address
+            an_unreachable_server_is_reported_with_its_address
             a_lazy_client_waits_for_its_server_and_says_so
             a_server_that_is_killed_and_restarted_has_forgotten_nothing
-            under_load_a_killed_server_costs_no_lock
+            under_load_a_killed_server_loses_no_lock
             a_server_that_stands_still_hangs_nobody_and_a_lease_is_lost_at_its_deadline
             any_request_for_a_lock_may_be_lost_with_its_connection
             any_answer_about_a_lock_may_be_lost_with_its_connection
@@ -548,7 +548,7 @@ macro_rules! server_promises {
             any_request_for_permits_may_be_lost_with_its_connection
             any_answer_about_permits_may_be_lost_with_its_connection
             any_request_for_permits_may_arrive_after_it_was_given_up
-            connections_cut_under_load_cost_no_lock
+            cutting_connections_under_load_loses_no_lock
             a_network_that_swallows_everything_hangs_nobody
             names_and_owners_may_contain_any_character
             $($more)*
@@ -560,8 +560,8 @@ macro_rules! server_promises {
         }
 
         #[test]
-        fn a_client_whose_runtime_has_ended_goes_on_on_the_next_one() {
-            server_promises::a_client_whose_runtime_has_ended_goes_on_on_the_next_one::<$server>();
+        fn a_client_whose_runtime_has_ended_continues_on_the_next_one() {
+            server_promises::a_client_whose_runtime_has_ended_continues_on_the_next_one::<$server>();
         }
     };
     (@ $server:ty: $($name:ident)*) => {

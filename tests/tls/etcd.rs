@@ -39,7 +39,7 @@ async fn a_lock_is_taken_over_tls_and_never_without_if_it_is_required() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_that_are_not_to_be_trusted_are_told_apart() {
+async fn untrusted_certificates_are_distinguished_in_errors() {
     let authority = Authority::new("ours");
     for (certificate, why) in authority.unacceptable() {
         let Some(server) = start("certificates of etcd", &certificate) else { return };

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_released_soon_takes_no_lock_and_one_that_others_wait_for_does_at_once() {
+    fn a_short_lease_takes_no_named_lock_and_a_contended_one_does_at_once() {
         let (ids, now, mut locks) = (LeaseIds::new(), Instant::now(), NamedLocks::new(true));
         let (brief, wanted) = (ids.next(), ids.next());
         assert!(locks.want(brief, false, now));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_somebody_has_is_tried_again_and_one_that_came_too_late_is_released() {
+    fn a_named_lock_held_elsewhere_is_retried_and_one_taken_too_late_is_released() {
         let (ids, now, mut locks) = (LeaseIds::new(), Instant::now(), NamedLocks::new(true));
         let lease = ids.next();
         locks.want(lease, true, now);

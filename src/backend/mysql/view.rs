@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_stands_behind_the_last_place_before_it_or_else_behind_the_holder() {
+    fn a_client_waits_for_the_place_ahead_of_it_or_else_for_the_holder() {
         let (ours, theirs, mut ledger) = (LeaseIds::new(), LeaseIds::new(), Ledger::default());
         let mut sole = |ids| request(&mut ledger, ids, Claim::Sole, Kind::Mutex).0;
         let (held, first) = (sole(&theirs), sole(&ours));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_an_owner_that_holds_is_admitted() {
+    fn a_waiter_whose_owner_holds_is_admitted() {
         let (ours, theirs, mut ledger) = (LeaseIds::new(), LeaseIds::new(), Ledger::default());
         let owner: Arc<str> = "owner".into();
         request(&mut ledger, &theirs, Claim::Sole, Kind::Mutex);

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_of_a_key_is_done_together_and_in_order() {
+    fn changes_of_a_key_are_executed_together_and_in_order() {
         let mut site = Site::new();
         site.add(&["a", "b"]);
         site.add(&["a"]);
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_again_comes_before_what_was_asked_for_later_and_a_crowded_key_is_done_alone() {
+    fn retried_changes_precede_later_ones_and_a_contended_key_is_changed_alone() {
         let mut site = Site::new();
         site.add(&["a", "b"]);
         let mut batches = site.take();
@@ -421,7 +421,7 @@ mod tests {
 
     #[cfg(feature = "mysql")]
     #[test]
-    fn what_is_asked_for_before_a_work_is_carried_out_may_be_done_with_it() {
+    fn changes_requested_before_a_batch_is_executed_may_join_it() {
         let mut site = Site::new();
         site.add(&["a"]);
         let mut batches = site.take();
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_written_until_that_has_succeeded_once_it_is_not_sure_whether_it_was() {
+    fn after_an_uncertain_write_a_key_is_written_until_a_write_succeeds() {
         let mut site = Site::new();
         let fail = |site: &Site, unsure| {
             let error = BackendError::Closed;
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_added_to_a_schedule_that_is_closed_and_what_is_there_is_done() {
+    fn a_closed_schedule_accepts_nothing_and_finishes_what_it_has() {
         let mut site = Site::new();
         site.add(&["a"]);
         site.schedule.close();

@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_known_again_by_its_name() {
+    fn a_connection_is_recognized_by_its_name() {
         let line =
             "id=7 addr=127.0.0.1:50412 laddr=127.0.0.1:6379 fd=8 name=leasehold-1 age=12 idle=0 flags=N";
         assert_eq!(address_of(line, "leasehold-1").as_deref(), Some("127.0.0.1:50412"));

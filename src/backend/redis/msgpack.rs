@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_no_list_is_refused() {
+    fn truncated_data_and_data_that_is_not_a_list_are_refused() {
         for nonsense in [
             &[][..],
             &[0x01],

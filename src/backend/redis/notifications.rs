@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_tells_its_place_and_of_permits_the_limit() {
+    fn a_grant_message_names_the_place_and_for_permits_the_limit() {
         let ids = LeaseIds::new();
         let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         let told = notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn revocations_and_requests_to_ask_name_their_lease() {
+    fn revocations_and_prompts_name_their_lease() {
         let ids = LeaseIds::new();
         let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         let told = notifications.read(&format!("revoke {lease} 42 lock:a"));
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_and_what_is_for_others_is_told_to_nobody() {
+    fn malformed_messages_and_messages_for_others_are_ignored() {
         let ids = LeaseIds::new();
         let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         for nonsense in [
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_grant_that_was_found_and_not_told_makes_the_subscription_suspect() {
+    async fn a_grant_without_a_message_makes_the_subscription_suspect() {
         let ids = LeaseIds::new();
         let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
         let queued = Answer::Queued(crate::backend::Queued::new(Ticket::new(7), None, None));

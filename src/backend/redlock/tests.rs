@@ -252,7 +252,7 @@ fn resource() -> Resource {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_minority_grants_is_given_back_and_the_error_names_who_failed() {
+async fn grants_of_a_minority_are_released_and_the_error_names_the_failed_nodes() {
     let stores = Stores::new(5);
     let client = stores.client();
     client.hang(&[0, 1, 2], true);
@@ -269,7 +269,7 @@ async fn what_a_minority_grants_is_given_back_and_the_error_names_who_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_being_given_back_does_not_count() {
+async fn a_grant_that_is_being_released_does_not_count() {
     let stores = Stores::new(3);
     let client = stores.client();
     let request = client.new_request();
@@ -334,7 +334,7 @@ async fn a_release_finds_the_lease_even_if_a_repeated_request_is_given_up_meanwh
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_not_lost_with_a_minority_and_taken_up_again_there() {
+async fn a_lease_is_not_lost_with_a_minority_and_is_restored_there() {
     let stores = Stores::new(5);
     let client = stores.client();
     let request = client.new_request();
@@ -374,7 +374,7 @@ async fn a_renewal_that_too_few_nodes_answer_is_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_given_the_lease_again_too_late_gives_it_back() {
+async fn a_lease_restored_on_a_node_too_late_is_released_there() {
     let stores = Stores::new(3);
     let client = stores.client();
     let request = client.new_request();
@@ -393,7 +393,7 @@ async fn a_node_that_is_given_the_lease_again_too_late_gives_it_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_that_hold_each_other_up_do_not_stay_so() {
+async fn clients_that_block_each_other_resolve_it() {
     for count in [2, 3, 4, 5] {
         let stores = Stores::new(count);
         let mut waiting = FuturesUnordered::new();
@@ -457,7 +457,7 @@ async fn a_request_that_is_repeated_before_all_nodes_have_executed_it_keeps_its_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_asks_no_more_keeps_nothing_for_longer_than_a_lease() {
+async fn a_client_that_stops_repeating_keeps_nothing_for_longer_than_a_ttl() {
     let stores = Stores::new(5);
     let (holder, client) = (stores.client(), stores.client());
     let held = holder.new_request();
@@ -480,7 +480,7 @@ async fn a_client_that_asks_no_more_keeps_nothing_for_longer_than_a_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_that_disagree_on_a_token_are_told_the_greatest() {
+async fn nodes_that_disagree_on_a_token_receive_the_greatest() {
     let stores = Stores::new(3);
     let client = stores.client();
     // Somebody else has had a far greater token on one node.

@@ -244,7 +244,7 @@ fn what_does_not_fit_on_the_disk_is_refused_and_nothing_of_it_remains() {
 }
 
 #[test]
-fn jobs_that_arrive_together_share_a_transaction_and_one_that_cannot_be_done_spoils_no_other() {
+fn jobs_that_arrive_together_share_a_transaction_and_a_failing_one_affects_no_other() {
     let mut site = Site::new();
     site.lock("unreadable").unwrap();
     site.execute("UPDATE leasehold_leases SET record = 'x'");

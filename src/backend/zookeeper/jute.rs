@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_not_text_is_malformed() {
+    fn truncated_data_and_data_that_is_not_text_are_malformed() {
         for bytes in [&[][..], &[0, 0], &[0, 0, 0, 9, 1], &[0x7f, 0xff, 0xff, 0xff]] {
             assert!(Reader(bytes).bytes().is_err(), "{bytes:?}");
             assert!(Reader(bytes).strings().is_err(), "{bytes:?}");

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_programs_are_none_of_ours() {
+    fn names_of_other_programs_are_not_parsed() {
         let ours = child(&request(Resource::new("lock:a", Kind::Mutex), Claim::Sole));
         let key: Arc<str> = "lock:a".into();
         assert!(ChildName::parse(&format!("{ours}0000000001"), &key).is_some());
