@@ -135,7 +135,7 @@ async fn bench(options: &Options) -> Result<()> {
             memory.waiting, memory.empty
         );
         let what = format!("memory per waiter, {waiters} on one client, bytes");
-        claims.add(what, Some(memory.waiting as f64), Bar::AtMost(2048.0));
+        claims.add(what, Some(memory.waiting as f64), Goal::AtMost(2048.0));
     }
     // A round that only shows that everything works says nothing about them.
     if options.place.choose(true, false) {
@@ -289,25 +289,25 @@ fn series<'a>(
 
 /// What a figure is compared with.
 #[derive(Clone, Copy)]
-enum Bar {
+enum Goal {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// The targets, and to what extent they are met.
+/// The goals, and to what extent they are met.
 struct Claims {
     table: Table,
 }
 
 impl Claims {
     fn new() -> Self {
-        Self { table: table(["aim", "measured", "bar", ""]) }
+        Self { table: table(["figure", "measured", "goal", ""]) }
     }
 
-    fn add(&mut self, what: String, measured: Option<f64>, bar: Bar) {
-        let (bar, met) = match bar {
-            Bar::AtLeast(least) => (format!(">= {least}"), measured.map(|measured| measured >= least)),
-            Bar::AtMost(most) => (format!("<= {most}"), measured.map(|measured| measured <= most)),
+    fn add(&mut self, what: String, measured: Option<f64>, goal: Goal) {
+        let (goal, met) = match goal {
+            Goal::AtLeast(least) => (format!(">= {least}"), measured.map(|measured| measured >= least)),
+            Goal::AtMost(most) => (format!("<= {most}"), measured.map(|measured| measured <= most)),
         };
         let verdict = match met {
             Some(true) => "met",
@@ -317,12 +317,12 @@ impl Claims {
         self.table.add_row([
             what,
             or_dash(measured.map(|measured| format!("{measured:.3}"))),
-            bar,
+            goal,
             verdict.to_owned(),
         ]);
     }
 
-    /// A figure of the machine, which has no target.
+    /// A figure of the machine, which has no goal.
     fn tell(&mut self, what: String, measured: f64) {
         self.table.add_row([what, format!("{measured:.3}"), "-".to_owned(), "the machine".to_owned()]);
     }
@@ -332,18 +332,18 @@ impl Claims {
             let of = |what: &str| {
                 format!("{}, {} waiters, {:?}: {what}", race.strategy.name(), race.waiters, race.section)
             };
-            self.add(of("commands per acquisition"), Some(figures.commands), Bar::AtMost(2.05));
+            self.add(of("commands per acquisition"), Some(figures.commands), Goal::AtMost(2.05));
             if figures.grants >= TURNS_FOR_JAIN * race.waiters {
-                self.add(of("Jain"), Some(figures.jain), Bar::AtLeast(0.99));
+                self.add(of("Jain"), Some(figures.jain), Goal::AtLeast(0.99));
             }
             if race.strategy == Strategy::CohortsOff {
                 if race.section.is_zero() {
                     let hand_over = figures.hand_over.map(|hand_over| hand_over.p50 / figures.ping);
-                    self.add(of("hand-over p50 / PING p50"), hand_over, Bar::AtMost(1.35));
+                    self.add(of("hand-over p50 / PING p50"), hand_over, Goal::AtMost(1.35));
                 }
                 if race.waiters >= 16 {
                     let ratio = figures.wait.p99 / figures.wait.p50;
-                    self.add(of("wait p99 / p50"), Some(ratio), Bar::AtMost(1.3));
+                    self.add(of("wait p99 / p50"), Some(ratio), Goal::AtMost(1.3));
                     if let Some(Spread { p50, p99 }) = figures.pings_alone.filter(|_| race.section.is_zero())
                     {
                         self.tell(of("PINGs alone for as long, p99 / p50"), p99 / p50);
@@ -378,7 +378,7 @@ impl Claims {
                 ratios.push(cells[0].figures.per_second / cells[1].figures.per_second);
             }
             let what = format!("hand-overs/s, {} : {}", name(one), name(other));
-            self.add(what, Some(median(ratios.into_iter())), Bar::AtLeast(least));
+            self.add(what, Some(median(ratios.into_iter())), Goal::AtLeast(least));
         }
         Ok(())
     }
@@ -393,7 +393,7 @@ impl Claims {
             for theirs in [Strategy::Rslock, Strategy::Rslock10] {
                 let ratio = p99(ours).zip(p99(theirs)).map(|(ours, theirs)| ours / theirs);
                 let what = format!("wait p99 with think time, {} : {}", ours.name(), theirs.name());
-                self.add(what, ratio, Bar::AtMost(0.3));
+                self.add(what, ratio, Goal::AtMost(0.3));
             }
         }
     }

@@ -49,7 +49,7 @@ async fn main() -> Result<()> {
     }
     println!("{}\n", summary(&costs));
     if options.place.choose(true, false) {
-        println!("{}", targets(&costs));
+        println!("{}", goals(&costs));
     }
     draw(&options.place, &costs)?;
     Ok(bench.client.shutdown().await?)
@@ -159,19 +159,19 @@ fn summary(costs: &[Cost]) -> Table {
 }
 
 /// What is promised for the largest number of guards.
-fn targets(costs: &[Cost]) -> Table {
-    let mut table = table(["target", "measured", "bar", ""]);
+fn goals(costs: &[Cost]) -> Table {
+    let mut table = table(["figure", "measured", "goal", ""]);
     let [idle, .., most] = costs else { return table };
     let bytes = most.bytes_per_guard().unwrap_or(0);
     let share = (most.share - idle.share) * 100.0;
     let ping = micros(&most.pings, 0.99);
-    for (what, measured, bar, met) in [
+    for (what, measured, goal, met) in [
         ("bytes per guard", bytes.to_string(), "<= 1024", bytes <= 1024),
         ("% of a core, without the pinging", format!("{share:.1}"), "<= 5", share <= 5.0),
         ("PING p99 us", format!("{ping:.0}"), "<= 1000", ping <= 1000.0),
     ] {
         let verdict = if met { "met" } else { "not met" };
-        table.add_row([what, &measured, bar, verdict]);
+        table.add_row([what, &measured, goal, verdict]);
     }
     table
 }

@@ -56,12 +56,12 @@ fn main() -> Result<()> {
     let client = per_pair(CLIENT_TASKS, choose(CLIENT_PAIRS), |pairs| of_client(&dir, port, pairs))?;
     let server = per_pair(SERVER_TASKS, choose(SERVER_PAIRS), |pairs| of_server(&dir, pairs))?;
     fs::remove_dir_all(&dir)?;
-    let mut table = table(["a lock and its release", "instructions", "bar", ""]);
-    for (what, measured, bar) in
+    let mut table = table(["a lock and its release", "instructions", "goal", ""]);
+    for (what, measured, goal) in
         [("client, 1024 tasks", client, 15_000.0), ("server, calls of 64 operations", server, 46_000.0)]
     {
-        let met = if measured <= bar { "met" } else { "not met" };
-        table.add_row([what, &format!("{measured:.0}"), &format!("<= {bar:.0}"), met]);
+        let met = if measured <= goal { "met" } else { "not met" };
+        table.add_row([what, &format!("{measured:.0}"), &format!("<= {goal:.0}"), met]);
     }
     println!("{table}");
     Ok(())

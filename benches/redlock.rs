@@ -49,7 +49,7 @@ fn main() -> Result<()> {
     let Some(nodes) = Nodes::start_with_or_skip("the cost of a Redlock", setups()) else { return Ok(()) };
     let Some((port, _server)) = options.place.server("the cost of a Redlock") else { return Ok(()) };
     let mut figures = table(["lock + release, one task", "p50 us", "p90 us", "mean us", "p50 ratio"]);
-    let mut bars = table(["five nodes", "p50 ratio", "bar", ""]);
+    let mut goals = table(["five nodes", "p50 ratio", "goal", ""]);
     for (runtime, mut builder) in
         [("one thread", Builder::new_current_thread()), ("worker threads", Builder::new_multi_thread())]
     {
@@ -64,17 +64,22 @@ fn main() -> Result<()> {
                 format!("{:.2}", micros(time, 0.5) / one),
             ]);
         }
-        for (what, ratio, bar) in [
+        for (what, ratio, goal) in [
             ("against one server", five / one, 1.5),
             ("one of them slow, against all fast", slow / five, 1.1),
         ] {
-            let met = if ratio <= bar { "met" } else { "not met" };
-            bars.add_row([&format!("{runtime}: {what}"), &format!("{ratio:.2}"), &format!("<= {bar}"), met]);
+            let met = if ratio <= goal { "met" } else { "not met" };
+            goals.add_row([
+                &format!("{runtime}: {what}"),
+                &format!("{ratio:.2}"),
+                &format!("<= {goal}"),
+                met,
+            ]);
         }
     }
     println!("{figures}\n");
     if options.place.choose(true, false) {
-        println!("{bars}");
+        println!("{goals}");
     }
     Ok(())
 }

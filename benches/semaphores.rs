@@ -407,16 +407,16 @@ fn print(cells: &[Cell]) {
 
 /// This crate against the naive recipe at its best pause, at 100 tasks.
 fn compare(cells: &[Cell]) {
-    let mut table = table(["aim, at 100 tasks", "measured", "bar", ""]);
+    let mut table = table(["figure, at 100 tasks", "measured", "goal", ""]);
     let at_100 =
         |kinds: &'static [Kind]| cells.iter().filter(|cell| cell.tasks == 100 && kinds.contains(&cell.kind));
     let rate = |round: &Figures| round.per_second;
     let best = at_100(&Kind::NAIVE).max_by(|a, b| a.median(rate).total_cmp(&b.median(rate)));
     for (best, ours) in best.iter().flat_map(|best| at_100(&Kind::OURS).map(move |ours| (best, ours))) {
-        let mut add = |what: &str, ratio: f64, bar: &str, met: bool| {
+        let mut add = |what: &str, ratio: f64, goal: &str, met: bool| {
             let what = format!("{what}, {} : {}", ours.kind.name(), best.kind.name());
             let verdict = if met { "met" } else { "not met" };
-            table.add_row([what, format!("{ratio:.3}"), bar.to_owned(), verdict.to_owned()]);
+            table.add_row([what, format!("{ratio:.3}"), goal.to_owned(), verdict.to_owned()]);
         };
         let rate = ours.against(best, rate);
         add("acquisitions/s", rate, ">= 1.3", rate >= 1.3);

@@ -107,7 +107,7 @@ async fn main() -> Result<()> {
     println!("{}\n", many(&options, &measured));
     // A round that only shows that everything works says nothing about them.
     if options.place.choose(true, false) {
-        println!("{}", aims(&options, &measured));
+        println!("{}", goals(&options, &measured));
     }
     draw(&options, &measured)
 }
@@ -325,18 +325,18 @@ fn many(options: &Options, measured: &[Measured]) -> Table {
     table
 }
 
-/// The targets, and to what extent they are met.
-fn aims(options: &Options, measured: &[Measured]) -> Table {
-    let mut table = table(["aim", "measured", "bar", ""]);
-    let mut add = |what: String, measured: Option<f64>, (sign, bar): (&str, f64)| {
-        let met = measured.map(|measured| if sign == "<=" { measured <= bar } else { measured >= bar });
+/// The goals, and to what extent they are met.
+fn goals(options: &Options, measured: &[Measured]) -> Table {
+    let mut table = table(["figure", "measured", "goal", ""]);
+    let mut add = |what: String, measured: Option<f64>, (sign, goal): (&str, f64)| {
+        let met = measured.map(|measured| if sign == "<=" { measured <= goal } else { measured >= goal });
         let verdict = match met {
             Some(true) => "met",
             Some(false) => "not met",
             None => "not measured",
         };
         let measured = measured.map_or("-".to_owned(), |measured| format!("{measured:.3}"));
-        table.add_row([what, measured, format!("{sign} {bar}"), verdict.to_owned()]);
+        table.add_row([what, measured, format!("{sign} {goal}"), verdict.to_owned()]);
     };
     let of = |lock: &Lock, clients: usize| {
         let index = options.clients().iter().position(|of| *of == clients)?;
@@ -350,14 +350,14 @@ fn aims(options: &Options, measured: &[Measured]) -> Table {
             add(format!("{name}: hand-over between 2 clients, us"), hand_over, ("<=", 80.0));
         }
         // In commits.
-        let bars = match measured.store {
+        let goals = match measured.store {
             Store::Redis | Store::Sqlite => None,
             Store::Postgres => Some((2.7, 4.5)),
             Store::Mysql => Some((4.0, 7.5)),
             Store::Etcd => Some((3.0, 4.5)),
             Store::Zookeeper => Some((2.5, 3.5)),
         };
-        if let Some((pair, between_two)) = bars {
+        if let Some((pair, between_two)) = goals {
             let in_commits = |us: f64| us / ours.commit;
             add(format!("{name}: lock + release, commits"), Some(in_commits(ours.pair)), ("<=", pair));
             let hand_over = hand_over.map(in_commits);

@@ -63,7 +63,7 @@ async fn main() -> Result<()> {
     let rates = many_tasks(&libraries, round, options.place.choose(5, 1)).await?;
     println!("{}\n", rates_table(&rates));
     if options.place.choose(true, false) {
-        println!("{}", targets(&main, &spawned, &rates));
+        println!("{}", goals(&main, &spawned, &rates));
     }
     main.draw(&options.place)?;
     draw_rates(&options.place, &rates)?;
@@ -306,12 +306,13 @@ fn draw_rates(place: &Place, all: &[Rates]) -> Result<()> {
     bars(&file, "Many tasks, each with a lock that nobody else wants", y, &labels, &series)
 }
 
-/// The targets.
-fn targets(main: &Times, spawned: &Times, all: &[Rates]) -> Table {
-    let mut table = table(["leasehold", "ratio", "bar", ""]);
+/// The goals.
+fn goals(main: &Times, spawned: &Times, all: &[Rates]) -> Table {
+    let mut table = table(["leasehold", "ratio", "goal", ""]);
     let at_most =
-        |what: &str, ratio: f64, bar: f64| (what.to_owned(), ratio, format!("<= {bar:.2}"), ratio <= bar);
-    let at_least = |what: String, ratio: f64, bar: f64| (what, ratio, format!(">= {bar:.2}"), ratio >= bar);
+        |what: &str, ratio: f64, goal: f64| (what.to_owned(), ratio, format!("<= {goal:.2}"), ratio <= goal);
+    let at_least =
+        |what: String, ratio: f64, goal: f64| (what, ratio, format!(">= {goal:.2}"), ratio >= goal);
     let mut rows = vec![
         at_most("lock + release, p50, to the bare recipe", main.against_bare(Times::RELEASE), 1.15),
         at_most("the same in a spawned task", spawned.against_bare(Times::RELEASE), 1.25),
@@ -321,8 +322,8 @@ fn targets(main: &Times, spawned: &Times, all: &[Rates]) -> Table {
         rows.push(at_least(format!("{tasks} tasks, pairs/s, to the bare recipe"), rates.ratio(2, 0), bare));
         rows.push(at_least(format!("{tasks} tasks, pairs/s, to rslock"), rates.ratio(2, 1), rslock));
     }
-    for (what, ratio, bar, met) in rows {
-        table.add_row([what, format!("{ratio:.3}"), bar, if met { "met" } else { "not met" }.to_owned()]);
+    for (what, ratio, goal, met) in rows {
+        table.add_row([what, format!("{ratio:.3}"), goal, if met { "met" } else { "not met" }.to_owned()]);
     }
     table
 }
