@@ -57,7 +57,7 @@ pub(crate) fn lines(file: &Path, title: &str, x: Axis, y: Axis, series: &[Series
     Ok(root.present()?)
 }
 
-/// Groups of bars: one group per label, one goal per series (each with one value per label; NaN = absent).
+/// Groups of bars: one group per label, one bar per series (each with one value per label; NaN = absent).
 pub(crate) fn bars(
     file: &Path,
     title: &str,
