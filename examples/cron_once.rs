@@ -78,9 +78,9 @@ struct Args {
     /// Maximum clock error, fast and slow, in milliseconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(0..=60_000))]
     skew: u32,
-    /// The lease of the lock, in milliseconds
+    /// The TTL of the lock, in milliseconds
     #[arg(long, default_value_t = 1000)]
-    lease: u64,
+    ttl: u64,
 }
 
 impl Args {
@@ -136,11 +136,11 @@ fn disproof(args: &Args, outcome: &Outcome) -> Option<String> {
 }
 
 fn proof(args: &Args, outcome: &Outcome) -> String {
-    let Args { schedulers, ticks, skew, lease, .. } = args;
+    let Args { schedulers, ticks, skew, ttl, .. } = args;
     let lost = if args.url == "memory:" {
         "dropped, along with its lock".to_owned()
     } else {
-        format!("killed (lease {lease} ms)")
+        format!("killed (TTL {ttl} ms)")
     };
     let took_over = outcome.took_over.unwrap_or_default();
     format!(
@@ -165,7 +165,7 @@ mod tests {
     use std::time::Duration;
 
     fn small() -> Args {
-        Args { url: "memory:".to_owned(), schedulers: 3, ticks: 4, period: 40, skew: 60, lease: 1000 }
+        Args { url: "memory:".to_owned(), schedulers: 3, ticks: 4, period: 40, skew: 60, ttl: 1000 }
     }
 
     fn seen(run_by: [&[u32]; 4], took_over: Option<Duration>) -> Outcome {

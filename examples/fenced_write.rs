@@ -57,9 +57,9 @@ struct Args {
     /// Where the lock is: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
-    /// The lease of the lock, in milliseconds
+    /// The TTL of the lock, in milliseconds
     #[arg(long, default_value_t = 1000)]
-    lease: u64,
+    ttl: u64,
 }
 
 #[tokio::main]
@@ -116,7 +116,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_late_write_is_refused_by_the_fence_and_by_nothing_else() {
-        let args = Args { url: "memory:".to_owned(), lease: 200 };
+        let args = Args { url: "memory:".to_owned(), ttl: 200 };
         let (unfenced, fenced) = tokio::join!(story::tell(&args, false), story::tell(&args, true));
         let (unfenced, fenced) = (unfenced.expect("the story goes on"), fenced.expect("the story goes on"));
         assert_eq!(disproof(&unfenced, &fenced), None, "{unfenced}{fenced}");

@@ -61,18 +61,18 @@ struct Args {
     /// Where the locks are: `memory:`, or the URL of a store that processes share
     #[arg(long, default_value = "memory:")]
     url: String,
-    /// The lease of the locks, in milliseconds
+    /// The TTL of the locks, in milliseconds
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u64).range(300..=60_000))]
-    lease: u64,
+    ttl: u64,
 }
 
 impl Args {
-    const fn lease(&self) -> Duration {
-        Duration::from_millis(self.lease)
+    const fn ttl(&self) -> Duration {
+        Duration::from_millis(self.ttl)
     }
 
     fn max_hold(&self) -> Duration {
-        self.lease() * 2 / 3
+        self.ttl() * 2 / 3
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn work_ends_as_promised_in_every_case() {
-        let args = Args { url: "memory:".to_owned(), lease: 900 };
+        let args = Args { url: "memory:".to_owned(), ttl: 900 };
         let outcomes =
             try_join_all(Case::ALL.map(|case| case.play(&args))).await.expect("memory does not fail");
         for outcome in outcomes {

@@ -65,9 +65,9 @@ struct Args {
     /// How many updates each worker makes
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// The lease of the lock, in milliseconds
+    /// The TTL of the lock, in milliseconds
     #[arg(long, default_value_t = 2000)]
-    lease: u64,
+    ttl: u64,
     /// Kill one process while it holds the lock, in the locked run; needs a --url
     #[arg(long)]
     crash: bool,
@@ -98,8 +98,8 @@ async fn compare(args: &Args) -> Result<ExitCode, Failure> {
 
     println!("the record contains {}", locked.parts);
     if let Some(recovery) = locked.recovery {
-        let lease = Duration::from_millis(args.lease);
-        println!("one holder was killed; the next one got the lock {recovery:.2?} later (lease {lease:?})");
+        let ttl = Duration::from_millis(args.ttl);
+        println!("one holder was killed; the next one got the lock {recovery:.2?} later (TTL {ttl:?})");
     }
     println!("{}", table(&unlocked, &locked));
     let total = (args.processes * args.rounds) as usize;

@@ -39,14 +39,14 @@ const KEY: &str = "lock:report";
 /// Takes a lock on five servers, kills some of them, and lets the clock of one jump.
 #[derive(Parser, Clone, Debug)]
 struct Args {
-    /// The lease of the lock, in milliseconds
+    /// The TTL of the lock, in milliseconds
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(600..=60_000))]
-    lease: u64,
+    ttl: u64,
 }
 
 impl Args {
-    const fn lease(&self) -> Duration {
-        Duration::from_millis(self.lease)
+    const fn ttl(&self) -> Duration {
+        Duration::from_millis(self.ttl)
     }
 }
 
@@ -82,7 +82,7 @@ fn step(who: &str, token: Option<FencingToken>, what: &str) {
 }
 
 fn mutex(client: &Client, args: &Args) -> Result<DistMutex, Error> {
-    client.mutex_with(NAME, MutexOptions::new().ttl(args.lease()))
+    client.mutex_with(NAME, MutexOptions::new().ttl(args.ttl()))
 }
 
 /// Two of five servers may die. When the third one dies, the lock is lost, and the client reports it.
@@ -97,7 +97,7 @@ async fn servers_that_die(args: &Args) -> Result<(), Failure> {
 
     servers.kill(&['B', 'D'])?;
     step("", None, "B and D are killed");
-    let lost = timeout(args.lease() * 3 / 2, guard.lost()).await;
+    let lost = timeout(args.ttl() * 3 / 2, guard.lost()).await;
     check(lost.is_err() && guard.is_held(), || "the lease was lost with two of five servers".to_owned())?;
     step("client", Some(guard.token()), "still has it, one and a half leases later: A, C and E renew it");
     guard.release().await?;
@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn it_happens_as_told() {
-        match show(&Args { lease: 1000 }).await {
+        match show(&Args { ttl: 1000 }).await {
             Err(Failure::NoServer) if std::env::var_os("LEASEHOLD_REQUIRE_SERVERS").is_none() => {
                 eprintln!("LEFT OUT: the example redlock: {}", Failure::NoServer);
             }

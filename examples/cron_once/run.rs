@@ -46,7 +46,7 @@ pub(crate) async fn go(args: &Args) -> Result<Outcome, Failure> {
             period: args.period,
             end: first + u64::from(args.ticks),
             skew: skew_of(number, args),
-            lease: args.lease,
+            ttl: args.ttl,
         };
         schedulers.spawn(supervise(store.clone(), scheduler, record.doomed()));
     }

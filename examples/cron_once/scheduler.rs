@@ -31,13 +31,13 @@ pub(crate) struct Scheduler {
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) skew: i64,
     #[arg(long)]
-    pub(crate) lease: u64,
+    pub(crate) ttl: u64,
 }
 
 impl Scheduler {
     /// The same as a command line.
     pub(crate) fn args(&self) -> [String; 7] {
-        let Self { run, number, record, period, end, skew, lease } = self;
+        let Self { run, number, record, period, end, skew, ttl } = self;
         [
             format!("--run={run}"),
             format!("--number={number}"),
@@ -45,7 +45,7 @@ impl Scheduler {
             format!("--period={period}"),
             format!("--end={end}"),
             format!("--skew={skew}"),
-            format!("--lease={lease}"),
+            format!("--ttl={ttl}"),
         ]
     }
 
@@ -56,7 +56,7 @@ impl Scheduler {
     }
 
     pub(crate) async fn work(self, client: Client) -> Result<(), Failure> {
-        let options = MutexOptions::new().ttl(Duration::from_millis(self.lease));
+        let options = MutexOptions::new().ttl(Duration::from_millis(self.ttl));
         let leadership = client.mutex_with(&format!("cron_once:{}", self.run), options)?;
         loop {
             let guard = leadership.lock().await?;
@@ -112,7 +112,7 @@ mod tests {
     fn a_command_line_says_the_same_as_the_scheduler_it_was_made_from() {
         let record = SocketAddr::from(([127, 0, 0, 1], 7));
         let run = "a run".to_owned();
-        let scheduler = Scheduler { run, number: 1, record, period: 400, end: 9, skew: -600, lease: 1000 };
+        let scheduler = Scheduler { run, number: 1, record, period: 400, end: 9, skew: -600, ttl: 1000 };
         let read =
             Scheduler::try_parse_from([vec!["cron_once".to_owned()], scheduler.args().to_vec()].concat());
         assert_eq!(read.expect("it was written here").args(), scheduler.args());

@@ -42,8 +42,8 @@ pub(crate) async fn tell(args: &Args, fenced: bool) -> Result<Outcome, Failure> 
     let service = Service::start(Arc::clone(&storage)).await?;
     let (store, run) = (Store::at(&args.url), Uuid::new_v4().to_string());
     let writer = |number| {
-        let (run, storage, lease) = (run.clone(), service.address(), args.lease);
-        Body::start(&store, Writer { run, number, storage, lease })
+        let (run, storage, ttl) = (run.clone(), service.address(), args.ttl);
+        Body::start(&store, Writer { run, number, storage, ttl })
     };
 
     let first = writer(1)?;
@@ -62,7 +62,7 @@ pub(crate) async fn tell(args: &Args, fenced: bool) -> Result<Outcome, Failure> 
         storage.reached(Scene::Late).await;
         Ok(())
     };
-    let limit = TIME_LIMIT + Duration::from_millis(args.lease) * 2;
+    let limit = TIME_LIMIT + Duration::from_millis(args.ttl) * 2;
     let late = |_| Failure::Io(io::Error::new(io::ErrorKind::TimedOut, "the story did not continue"));
     timeout(limit, async { tokio::try_join!(first.ended(), story) }).await.map_err(late)??;
 

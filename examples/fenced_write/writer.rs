@@ -22,18 +22,18 @@ pub(crate) struct Writer {
     #[arg(long)]
     pub(crate) storage: SocketAddr,
     #[arg(long)]
-    pub(crate) lease: u64,
+    pub(crate) ttl: u64,
 }
 
 impl Writer {
     /// The same as a command line.
     pub(crate) fn args(&self) -> [String; 4] {
-        let Self { run, number, storage, lease } = self;
+        let Self { run, number, storage, ttl } = self;
         [
             format!("--run={run}"),
             format!("--number={number}"),
             format!("--storage={storage}"),
-            format!("--lease={lease}"),
+            format!("--ttl={ttl}"),
         ]
     }
 
@@ -44,7 +44,7 @@ impl Writer {
     }
 
     pub(crate) async fn work(self, client: Client) -> Result<(), Failure> {
-        let options = MutexOptions::new().ttl(Duration::from_millis(self.lease));
+        let options = MutexOptions::new().ttl(Duration::from_millis(self.ttl));
         let mutex = client.mutex_with(&format!("fenced_write:{}", self.run), options)?;
         loop {
             let guard = mutex.lock().await?;

@@ -76,12 +76,12 @@ impl Case {
 
     /// How soon the work ends.
     pub(crate) fn promise(self, args: &Args) -> (Duration, &'static str) {
-        let lease = args.lease();
+        let ttl = args.ttl();
         match self {
-            Self::Forgetting => (lease / 3, "at the next renewal"),
-            Self::Force if is_told_nothing(&args.url) => (lease / 3, "at the next renewal"),
+            Self::Forgetting => (ttl / 3, "at the next renewal"),
+            Self::Force if is_told_nothing(&args.url) => (ttl / 3, "at the next renewal"),
             Self::Force | Self::MaxHold => (Duration::ZERO, "at once"),
-            Self::Silence => (lease, "when the lease expires"),
+            Self::Silence => (ttl, "when the lease expires"),
             Self::Pause => (Duration::ZERO, "when it resumes"),
         }
     }
@@ -106,14 +106,14 @@ impl Case {
 
     /// Lets a holder work, takes its lease away in this way, and watches what becomes of the work.
     pub(crate) async fn play(self, args: &Args) -> Result<Outcome, Failure> {
-        let (store, lease) = (Store::at(&args.url), args.lease());
+        let (store, ttl) = (Store::at(&args.url), args.ttl());
         let name = format!("lost_lease:{}", Uuid::new_v4());
         let (silence, silent) = watch::channel(false);
         let (entrance, _wire) = self.entrance(&store, silent).await?;
         let mut holder = Holder::start(entrance, name.clone(), self.options(args)).await?;
 
         let client = store.client().await?;
-        let mutex = client.mutex_with(&name, MutexOptions::new().ttl(lease))?;
+        let mutex = client.mutex_with(&name, MutexOptions::new().ttl(ttl))?;
         let next = tokio::spawn(wait_in_line(mutex.clone()));
         while mutex.inspect().await?.waiters.is_empty() && !next.is_finished() {
             sleep(Duration::from_millis(1)).await;
@@ -127,8 +127,8 @@ impl Case {
             Self::Forgetting => forget(&store, &name).await?,
             Self::Silence => drop(silence.send_replace(true)),
             Self::Pause => {
-                taken += lease * 3 / 2;
-                holder.block(lease * 3 / 2);
+                taken += ttl * 3 / 2;
+                holder.block(ttl * 3 / 2);
             }
         }
         let next = next.await??;
@@ -150,7 +150,7 @@ impl Case {
 
     /// What the holder chooses.
     fn options(self, args: &Args) -> MutexOptions {
-        let options = MutexOptions::new().ttl(args.lease());
+        let options = MutexOptions::new().ttl(args.ttl());
         if self == Self::MaxHold { options.max_hold(args.max_hold()) } else { options }
     }
 
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     fn args() -> Args {
-        Args { url: "memory:".to_owned(), lease: 300 }
+        Args { url: "memory:".to_owned(), ttl: 300 }
     }
 
     fn outcome(case: Case, reason: LossReason) -> Outcome {

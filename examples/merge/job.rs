@@ -25,7 +25,7 @@ pub(crate) struct Job {
     #[arg(long)]
     pub(crate) record: SocketAddr,
     #[arg(long)]
-    pub(crate) lease: u64,
+    pub(crate) ttl: u64,
     #[arg(long)]
     pub(crate) source: u32,
     /// The first round, and the one after the last.
@@ -42,9 +42,9 @@ pub(crate) struct Job {
 impl Job {
     /// Starts a process that is ended when the returned handle is dropped.
     fn start(&self, url: &str) -> io::Result<Process> {
-        let Self { run, record, lease, source, first, end, .. } = self;
+        let Self { run, record, ttl, source, first, end, .. } = self;
         let numbers = format!(
-            "--run={run} --record={record} --lease={lease} --source={source} --first={first} --end={end}"
+            "--run={run} --record={record} --ttl={ttl} --source={source} --first={first} --end={end}"
         );
         let mut command = process::command(url)?;
         command.args(numbers.split(' '));
@@ -98,13 +98,13 @@ pub(crate) async fn work(url: &str) -> Result<(), Failure> {
 }
 
 async fn work_at(url: &str, job: Job, events: UnboundedSender<Event>) -> Result<(), Failure> {
-    let Job { run, record, lease, source, first, end, locked, stall } = job;
+    let Job { run, record, ttl, source, first, end, locked, stall } = job;
     let storage = Storage::At(record);
     if !locked {
         return Worker { source, rounds: first..end, stall, storage, mutex: None, events }.run().await;
     }
     let client = Client::connect(url).await?;
-    let mutex = Some(run::mutex(&client, &run, lease)?);
+    let mutex = Some(run::mutex(&client, &run, ttl)?);
     Worker { source, rounds: first..end, stall, storage, mutex, events }.run().await?;
     Ok(client.shutdown().await?)
 }

@@ -20,8 +20,8 @@ use crate::storage::{Fenced, Storage};
 use crate::worker::Worker;
 
 /// The lock that guards the record of the run called `id`.
-pub(crate) fn mutex(client: &Client, id: &str, lease: u64) -> Result<DistMutex, leasehold::Error> {
-    let options = MutexOptions::new().ttl(Duration::from_millis(lease));
+pub(crate) fn mutex(client: &Client, id: &str, ttl: u64) -> Result<DistMutex, leasehold::Error> {
+    let options = MutexOptions::new().ttl(Duration::from_millis(ttl));
     client.mutex_with(&format!("merge:{id}"), options)
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Outcome {
 impl<'a> Run<'a> {
     pub(crate) fn new(args: &'a Args, client: &Client, locked: bool) -> Result<Self, Failure> {
         let id = Uuid::new_v4().to_string();
-        let mutex = mutex(client, &id, args.lease)?;
+        let mutex = mutex(client, &id, args.ttl)?;
         Ok(Self { args, id, locked, mutex })
     }
 
@@ -100,9 +100,9 @@ impl<'a> Run<'a> {
 
     /// A worker as a process of its own.
     fn job(&self, source: u32, record: SocketAddr) -> Job {
-        let Args { rounds, lease, .. } = *self.args;
+        let Args { rounds, ttl, .. } = *self.args;
         let (run, locked) = (self.id.clone(), self.locked);
-        Job { run, record, locked, lease, source, first: 0, end: rounds, stall: false }
+        Job { run, record, locked, ttl, source, first: 0, end: rounds, stall: false }
     }
 
     /// Draws on a terminal only.

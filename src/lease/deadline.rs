@@ -1,9 +1,9 @@
 //! How long a lease may be trusted locally. Pure: `now` is always an argument.
 //!
-//! The store counts a lease from the moment it executes the request; the client counts it from the moment it sent that
+//! The store measures a lease from the moment it executes the request; the client measures it from the moment it sent that
 //! request, which is earlier. In addition, the client stops a little before the store does ([`margin`]). So even with
 //! clocks of slightly different speed and a timer that fires late, the holder is notified of its loss before the store
-//! grants the resource to another client. Leader leases in Raft are counted from the send time as well.
+//! grants the resource to another client. Leader leases in Raft are measured from the send time as well.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {
 #[derive(Clone, Debug)]
 pub(crate) struct Deadline {
     terms: Arc<Settings>,
-    counted_from: Instant,
+    measured_from: Instant,
     /// Until when the lease is trusted, regardless of the maximum hold time.
     trusted_until: Instant,
     /// The end of the maximum hold time.
@@ -43,10 +43,10 @@ pub(crate) fn margin(lease: Duration) -> Duration {
 }
 
 impl Deadline {
-    /// The deadline of a lease that was granted `now` and is counted from `counted_from`.
-    pub(crate) fn new(terms: Arc<Settings>, counted_from: Instant, now: Instant) -> Self {
-        let trusted_until = counted_from + trusted(&terms);
-        let mut deadline = Self { terms, counted_from, trusted_until, cap: None };
+    /// The deadline of a lease that was granted `now` and is measured from `measured_from`.
+    pub(crate) fn new(terms: Arc<Settings>, measured_from: Instant, now: Instant) -> Self {
+        let trusted_until = measured_from + trusted(&terms);
+        let mut deadline = Self { terms, measured_from, trusted_until, cap: None };
         deadline.start_hold(now);
         deadline
     }
@@ -56,10 +56,10 @@ impl Deadline {
         self.cap = self.terms.max_hold.and_then(|hold| now.checked_add(hold));
     }
 
-    /// Records that the store has confirmed the lease as of `counted_from`. Confirmations may arrive in any order.
-    pub(crate) fn extend(&mut self, counted_from: Instant) {
-        if counted_from > self.counted_from {
-            (self.counted_from, self.trusted_until) = (counted_from, counted_from + trusted(&self.terms));
+    /// Records that the store has confirmed the lease as of `measured_from`. Confirmations may arrive in any order.
+    pub(crate) fn extend(&mut self, measured_from: Instant) {
+        if measured_from > self.measured_from {
+            (self.measured_from, self.trusted_until) = (measured_from, measured_from + trusted(&self.terms));
         }
     }
 
@@ -87,7 +87,7 @@ impl Deadline {
     /// `None` if the maximum hold time ends it first, so that renewing is pointless.
     pub(crate) fn renew_at(&self) -> Option<Instant> {
         let latest = trusted(&self.terms) * 9 / 10;
-        let at = self.counted_from + self.terms.renewal_period.min(latest);
+        let at = self.measured_from + self.terms.renewal_period.min(latest);
         (!self.ends_by_cap()).then_some(at)
     }
 
@@ -169,7 +169,7 @@ mod tests {
                 let sent = start + ms(below(100_000));
                 let store_ends = sent + ms(below(1000)) + ms(lease);
                 deadline.extend(sent);
-                let newest = deadline.counted_from;
+                let newest = deadline.measured_from;
                 assert!(deadline.ends() < store_ends.max(newest + ms(lease)), "{deadline:?}");
                 assert!(deadline.renew_at().unwrap() < deadline.ends(), "{deadline:?}");
                 assert!(deadline.retry_at(sent) <= deadline.ends(), "{deadline:?}");

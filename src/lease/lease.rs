@@ -299,8 +299,8 @@ impl Lease {
         (queued.asking, queued.in_place) = (false, false);
         let again = std::mem::take(&mut queued.again);
         match answer {
-            Ok(Answer::Granted(grant)) => match self.counted_from(grant, sent, now) {
-                Some(counted_from) => self.hold(&mut state, grant, counted_from, now),
+            Ok(Answer::Granted(grant)) => match self.measured_from(grant, sent, now) {
+                Some(measured_from) => self.hold(&mut state, grant, measured_from, now),
                 // Its time is over, or nearly. No task repeats this request; the caller gets the answer and requests another
                 // lease.
                 None if !self.request.waits => {
@@ -348,7 +348,7 @@ impl Lease {
     }
 
     /// Handles a pushed grant to the place `ticket`. It is accepted only for the ticket of the store's last answer: events and
-    /// answers travel on different connections, and an event may be old. The lease is then counted from the request that was
+    /// answers travel on different connections, and an event may be old. The lease is then measured from the request that was
     /// answered with that ticket, because the grant ends when the place would have ended.
     pub(super) fn pushed_grant(&self, ticket: Ticket, grant: Grant, now: Instant) -> PushOutcome {
         let mut state = self.state.lock();
@@ -376,14 +376,14 @@ impl Lease {
         }
     }
 
-    /// Whether a lease counted from `sent` has at least half of its time left. If not, the grant was late or this process was
+    /// Whether a lease measured from `sent` has at least half of its time left. If not, the grant was late or this process was
     /// paused, and the store is asked instead.
     fn is_fresh(&self, sent: Instant, now: Instant) -> bool {
         now.saturating_duration_since(sent) < self.terms.ttl / 2
     }
 
     /// The instant from which a grant is counted that answers a request sent at `sent`. `None` if it has ended by now.
-    fn counted_from(&self, grant: Grant, sent: Instant, now: Instant) -> Option<Instant> {
+    fn measured_from(&self, grant: Grant, sent: Instant, now: Instant) -> Option<Instant> {
         // A grant that was made earlier ends `remaining` after the store looked, which was not before `sent`.
         let before = grant.remaining.map_or(Duration::ZERO, |left| self.terms.ttl.saturating_sub(left));
         let from = sent.checked_sub(before)?;
@@ -706,10 +706,10 @@ impl Held {
         }
     }
 
-    fn extend(&mut self, counted_from: Instant, now: Instant) {
+    fn extend(&mut self, measured_from: Instant, now: Instant) {
         // Too late if the deadline has passed, even if this has not been noticed yet.
         if !self.deadline.has_passed(now) {
-            self.deadline.extend(counted_from);
+            self.deadline.extend(measured_from);
         }
         self.unanswered = None;
     }

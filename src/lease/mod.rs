@@ -19,7 +19,7 @@
 //!    clock; no task has to run for a lease to end (`lease`, `deadline`).
 //! 4. A lease ends once. The code that notices the end first sets the reason and notifies all that wait for it; the
 //!    keeper releases it. A renewal that is confirmed later does not bring it back (`lease`).
-//! 5. A pushed grant is accepted only if it names the ticket of the last answer from the store, and is counted from the
+//! 5. A pushed grant is accepted only if it names the ticket of the last answer from the store, and is measured from the
 //!    request that was answered. After any other pushed grant, the client repeats its request (`lease`).
 //! 6. A grant that no waiter has taken up is not renewed (`lease`).
 //! 7. Several guards may share one hold: guards of an owner that re-entered, and guards that were split off. It ends with the

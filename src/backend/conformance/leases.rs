@@ -24,8 +24,8 @@ pub async fn point_4_a_lease_is_measured_from_before_its_grant(store: &dyn Harne
     site.until_waiting(1).await;
     sleep(site.ttl / 6).await;
     site.release(holder.lease.id).await;
-    let (_, counted_from) = site.within(site.slack, "the waiter", waiting).await;
-    site.assert_not_trusted_beyond_the_store(counted_from).await;
+    let (_, measured_from) = site.within(site.slack, "the waiter", waiting).await;
+    site.assert_not_trusted_beyond_the_store(measured_from).await;
 
     let sent = Instant::now();
     assert_eq!(site.renew(waiter.lease.id).await, Renewal::Renewed);

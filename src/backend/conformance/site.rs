@@ -120,7 +120,7 @@ impl Site {
             loop {
                 let sent = Instant::now();
                 let queued = match site.ask(&request).await {
-                    Answer::Granted(grant) => return (grant, site.counted_from(grant, sent)),
+                    Answer::Granted(grant) => return (grant, site.measured_from(grant, sent)),
                     Answer::Queued(queued) => queued,
                     Answer::Busy { .. } => panic!("a waiting request was answered as one that does not wait"),
                 };
@@ -157,7 +157,7 @@ impl Site {
         })
     }
 
-    fn counted_from(&self, grant: Grant, sent: Instant) -> Instant {
+    fn measured_from(&self, grant: Grant, sent: Instant) -> Instant {
         sent - grant.remaining.map_or(Duration::ZERO, |left| self.ttl.saturating_sub(left))
     }
 
@@ -221,14 +221,14 @@ impl Site {
         assert!(left.holders.is_empty() && left.waiters.is_empty(), "left behind: {left:?}");
     }
 
-    /// Checks that a lease counted from `counted_from` ends for the client before it ends at the store. Passes if the store does
+    /// Checks that a lease measured from `measured_from` ends for the client before it ends at the store. Passes if the store does
     /// not report when a lease ends.
-    pub(super) async fn assert_not_trusted_beyond_the_store(&self, counted_from: Instant) {
+    pub(super) async fn assert_not_trusted_beyond_the_store(&self, measured_from: Instant) {
         let now = self.inspect().await;
         let Some(remaining) = now.holder().expect("it is held").remaining else { return };
         // The store rounds to milliseconds.
         let store_ends = Instant::now() + remaining + Duration::from_millis(1);
-        assert!(counted_from + self.ttl <= store_ends, "the client outlives the store");
+        assert!(measured_from + self.ttl <= store_ends, "the client outlives the store");
     }
 
     pub(super) async fn within<T>(

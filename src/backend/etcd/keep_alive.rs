@@ -29,7 +29,7 @@ impl KeepAlive {
         let mut requests = self.0.lock();
         let send = requests.send.get_or_insert_with(|| {
             let (send, sent) = unbounded();
-            tokio::spawn(carry(Arc::clone(connection), sent));
+            tokio::spawn(drive(Arc::clone(connection), sent));
             send
         });
         let send = send.clone();
@@ -66,7 +66,7 @@ impl KeepAlive {
 }
 
 /// Carries the stream of a connection until either ends.
-async fn carry(connection: Arc<Connection>, requests: UnboundedReceiver<LeaseRequest>) {
+async fn drive(connection: Arc<Connection>, requests: UnboundedReceiver<LeaseRequest>) {
     let answers = async {
         let mut answers = connection.keep_alive_stream(requests).await?;
         while let Some(answer) = connection.next(&mut answers).await? {

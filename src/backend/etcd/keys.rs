@@ -1,6 +1,6 @@
 //! The keys of etcd.
 //!
-//! | key | what is there |
+//! | key | content |
 //! |---|---|
 //! | `PREFIX k/KEY/record` | the kind, the limit, and the last number issued |
 //! | `PREFIX k/KEY/lease/ID` | a hold or a place, attached to the etcd lease with this id |

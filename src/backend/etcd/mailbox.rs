@@ -205,7 +205,7 @@ impl Mailbox {
 
     fn tell_through(&self, inbox: &Inbox, event: Event) {
         if let Some(tell) = &inbox.tell {
-            // An error means that the stream has been dropped: nobody listens at the moment.
+            // An error means that the stream has been dropped: no one is listening.
             drop(tell.unbounded_send(event));
         }
     }

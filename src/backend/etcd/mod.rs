@@ -1,6 +1,6 @@
 //! etcd: one server, or a cluster.
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
 //! | `builder`, `url` | public: settings; parsing URLs |
 //! | `proto` | the messages of etcd's API |
@@ -16,7 +16,7 @@
 //! | `sweep` | records that nobody has used for a day |
 //! | `check`, `failure` | what the user of a cluster should know about it; errors of etcd in words |
 //!
-//! The connection is carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
+//! The connection runs on the crate's own thread, so leases are kept regardless of what the application's runtimes do.
 
 mod builder;
 mod changes;

@@ -69,7 +69,7 @@ async fn remove_idle(shared: &Shared, connection: &Arc<Connection>, until: i64) 
         let revision = page.header.map_or(0, |header| header.revision);
         for kv in &page.kvs {
             let Some(keys) = KeysOf::of_record(&kv.key) else { continue };
-            // What cannot be read is not ours to remove.
+            // A record that cannot be parsed may belong to another program, and is kept.
             let Ok(record) = View::read(&keys, vec![kv.clone()], revision) else { continue };
             if record.is_forgettable() {
                 remove(connection, &keys, kv.mod_revision).await?;

@@ -13,7 +13,7 @@ use crate::backend::{BackendError, Kind, LeaseId, Ticket};
 
 /// How long a view is cached. Every use compares it with what is stored, so it may be out of date.
 const MAX_CONTENDED: Duration = Duration::from_secs(30);
-/// There is no clock: etcd says which holds and places there are, and times are counted from here.
+/// There is no clock: etcd says which holds and places there are, and times are measured from here.
 const NOW: u64 = 1 << 40;
 /// Tokens are at least this many times the revision. A transaction issues fewer numbers than that only rarely, and then the next numbers are
 /// those after the last one.

@@ -12,7 +12,7 @@ use crate::backend::{BackendError, Ledger, Stamp};
 
 /// For how long what was written is remembered: clocks differ by less than a millisecond after that.
 const MAX_CONTENDED: Duration = Duration::from_secs(10);
-/// How long writing a record may take that was remembered and not read. Leases that begin with it are counted from the end of that time, so
+/// How long writing a record may take that was remembered and not read. Leases that begin with it are measured from the end of that time, so
 /// that none ends too early, also if this machine stood still: then it is too late, and the record is read.
 const TO_WRITE_MICROS: i64 = 20_000;
 

@@ -28,7 +28,7 @@ pub(super) const EXIST: &str = "SELECT TABLE_NAME, ENGINE FROM information_schem
 const VERSION: i64 = 1;
 
 /// Statements that change nothing, and fail if the rights for them are missing.
-const RIGHTS: [&str; 6] = [
+const PERMISSIONS: [&str; 6] = [
     "INSERT INTO leasehold SELECT k, version, doc FROM leasehold WHERE 1 = 0",
     "UPDATE leasehold SET version = version WHERE 1 = 0",
     "DELETE FROM leasehold WHERE 1 = 0",
@@ -37,7 +37,7 @@ const RIGHTS: [&str; 6] = [
     "SELECT (SELECT value FROM leasehold_meta WHERE name = 'schema')",
 ];
 
-const LACKS_RIGHTS: &str = "no permission on the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold TO ..., and the same ON leasehold_meta";
+const LACKS_PERMISSIONS: &str = "no permission on the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold TO ..., and the same ON leasehold_meta";
 
 /// Errors for missing rights: on a table, on a column, on a database.
 const DENIED: [&str; 3] = ["(error 1142)", "(error 1143)", "(error 1044)"];
@@ -60,7 +60,7 @@ pub(super) async fn prepare(
         }
         create_tables(session).await?;
     }
-    let answers = session.run(&RIGHTS.map(str::to_owned)).await.map_err(denied)?;
+    let answers = session.run(&PERMISSIONS.map(str::to_owned)).await.map_err(denied)?;
     let version = answers.last().and_then(|answer| answer.rows.first());
     match version.map(|row| value::<Option<i64>>(row, 0)).transpose()?.flatten() {
         Some(VERSION) => Ok(()),
@@ -82,7 +82,7 @@ async fn create_tables(session: &mut Session) -> Result<(), Failure> {
 }
 
 fn denied(failure: Failure) -> Failure {
-    if is_denied(&failure) { Failure::refused(LACKS_RIGHTS) } else { failure }
+    if is_denied(&failure) { Failure::refused(LACKS_PERMISSIONS) } else { failure }
 }
 
 fn is_denied(failure: &Failure) -> bool {

@@ -30,7 +30,7 @@ pub(super) async fn sweep(session: &mut Session) -> Result<(), Failure> {
         after = Stored::of(last)?.key;
         for row in &rows {
             let stored = Stored::of(row)?;
-            // What cannot be read is not ours to remove.
+            // A record that cannot be parsed may belong to another program, and is kept.
             let Ok(ledger) = stored.ledger() else { continue };
             let micros = u64::try_from(now).unwrap_or(0);
             if !ledger.is_in_use(Stamp::new(micros, micros, 0)) {

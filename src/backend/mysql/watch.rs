@@ -146,7 +146,7 @@ impl Watch {
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// The events from now on, for the client of this name, which never changes. A later stream replaces an earlier one.
+    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
         let (tell, told) = unbounded();
         let mut state = self.state.lock();
@@ -283,7 +283,7 @@ pub(super) enum Waited {
 impl State {
     fn tell(&self, event: Event) {
         if let Some(tell) = &self.tell {
-            // An error means that the stream has been dropped: nobody listens at the moment.
+            // An error means that the stream has been dropped: no one is listening.
             drop(tell.unbounded_send(event));
         }
     }

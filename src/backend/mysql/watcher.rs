@@ -56,7 +56,7 @@ impl Watcher {
         Self { settings, health, watch, waiters, started: Mutex::default(), closing, attempt }
     }
 
-    /// The events from now on, for the client of this name, which never changes. A later stream replaces an earlier one.
+    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
         let events = self.watch.open(client);
         self.start(runtime);
@@ -93,7 +93,7 @@ impl Watcher {
             let failure = match self.connect().await {
                 Ok(mut session) => {
                     let connected = Instant::now();
-                    let failure = self.carry(&mut session).await;
+                    let failure = self.drive(&mut session).await;
                     self.watch.do_without_locks();
                     if connected.elapsed() > PAUSE {
                         // A lost connection is noticed late, when the server may already be back: only reconnecting shows whether it is
@@ -124,7 +124,7 @@ impl Watcher {
     }
 
     /// Does what is to be done, until the connection is lost.
-    async fn carry(&self, session: &mut Session) -> Failure {
+    async fn drive(&self, session: &mut Session) -> Failure {
         loop {
             self.waiters.call();
             let heartbeat = if self.watch.has_locks() { HEARTBEAT_WITH_LOCKS } else { HEARTBEAT };

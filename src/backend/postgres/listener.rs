@@ -54,7 +54,7 @@ impl Listener {
         Self { settings, health, inbox, closing, attempt: watch::Sender::new(None) }
     }
 
-    /// The events from now on, for the client of this name, which never changes. A later stream replaces an earlier one.
+    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
         let (tell, told) = unbounded();
         let mut inbox = self.inbox.lock();
@@ -98,7 +98,7 @@ impl Listener {
     async fn listen(&self) {
         loop {
             let failure = match self.connect().await {
-                Ok(connection) => self.carry(connection).await,
+                Ok(connection) => self.drive(connection).await,
                 Err(failure) => failure,
             };
             self.health.failed(Purpose::Notifications, &failure.why);
@@ -131,7 +131,7 @@ impl Listener {
     }
 
     /// Passes on what is heard, until the connection is lost.
-    async fn carry(&self, mut connection: Connection) -> Failure {
+    async fn drive(&self, mut connection: Connection) -> Failure {
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -176,7 +176,7 @@ impl Listener {
             Event::Changed(_) | Event::Resync => true,
         };
         if let Some(tell) = inbox.tell.as_ref().filter(|_| is_ours) {
-            // An error means that the stream has been dropped: nobody listens at the moment.
+            // An error means that the stream has been dropped: no one is listening.
             drop(tell.unbounded_send(event));
         }
     }

@@ -1,6 +1,6 @@
 //! PostgreSQL: one server, or the primary of several.
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
 //! | `builder`, `url` | public: settings; parsing URLs |
 //! | `schema` | the tables, their version, and whether they can be used |
@@ -16,7 +16,7 @@
 //!
 //! In which order changes are carried out, and by which connection, is in `backend::records`.
 //!
-//! All connections are carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
+//! All connections run on the crate's own thread, so leases are kept regardless of what the application's runtimes do.
 
 mod builder;
 mod check;

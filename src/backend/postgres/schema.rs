@@ -30,13 +30,13 @@ const VERSION: &str = "1";
 /// Creating the same table from two clients at once fails, so they take turns. An arbitrary number that no other program is likely to use.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(6841273905571203)";
 
-const RIGHTS: &str = "SELECT \
+const PERMISSIONS: &str = "SELECT \
      has_table_privilege('leasehold', 'SELECT') AND has_table_privilege('leasehold', 'INSERT') AND \
      has_table_privilege('leasehold', 'UPDATE') AND has_table_privilege('leasehold', 'DELETE') AND \
      has_table_privilege('leasehold_meta', 'SELECT') AND has_table_privilege('leasehold_meta', 'INSERT') AND \
      has_table_privilege('leasehold_meta', 'UPDATE') AND has_table_privilege('leasehold_meta', 'DELETE')";
 
-const LACKS_RIGHTS: &str =
+const LACKS_PERMISSIONS: &str =
     "no permission on the tables: GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold, leasehold_meta TO ...";
 
 /// Makes sure that the tables are there, of the right version, and that this user may use them.
@@ -47,8 +47,8 @@ pub(super) async fn prepare(client: &Client, exist: bool, create: bool) -> Resul
         }
         create_tables(client).await?;
     }
-    if row(client, RIGHTS).await?.swap_remove(0).as_deref() != Some("t") {
-        return Err(Failure::refused(LACKS_RIGHTS));
+    if row(client, PERMISSIONS).await?.swap_remove(0).as_deref() != Some("t") {
+        return Err(Failure::refused(LACKS_PERMISSIONS));
     }
     let version = "SELECT (SELECT value FROM leasehold_meta WHERE name = 'schema')";
     match row(client, version).await?.swap_remove(0) {

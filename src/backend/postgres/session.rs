@@ -251,8 +251,8 @@ fn session_settings(settings: &Settings) -> String {
     )
 }
 
-/// Has a task of the current runtime carry a connection, until the guard is dropped.
-pub(super) fn carry<S, T>(
+/// Runs a connection in a task of the current runtime until the guard is dropped.
+pub(super) fn drive<S, T>(
     mut connection: tokio_postgres::Connection<S, T>,
     heard: Option<UnboundedSender<Notification>>,
 ) -> DropGuard

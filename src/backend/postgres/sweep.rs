@@ -28,7 +28,7 @@ pub(super) async fn sweep(session: &Session) -> Result<(), Failure> {
         after = last.try_get(0)?;
         let (mut keys, mut versions, mut floor) = (Vec::<&str>::new(), Vec::<i64>::new(), 0);
         for row in &rows {
-            // What cannot be read is not ours to remove.
+            // A record that cannot be parsed may belong to another program, and is kept.
             let Ok(ledger) = unescape(row.try_get(2)?).parse::<Ledger>() else { continue };
             let micros = u64::try_from(now).unwrap_or(0);
             if !ledger.is_in_use(Stamp::new(micros, micros, 0)) {

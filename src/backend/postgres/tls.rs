@@ -14,7 +14,7 @@ use tokio_postgres::{Client, NoTls, Notification};
 use tokio_util::sync::DropGuard;
 
 use super::builder::Settings;
-use super::session::carry;
+use super::session::drive;
 use crate::backend::records::Failure;
 use crate::backend::tls::{Stream, Tls, explain};
 
@@ -25,12 +25,12 @@ pub(super) async fn connect(
 ) -> Result<(Client, DropGuard), Failure> {
     let Some(tls) = &settings.tls else {
         let (client, connection) = settings.config.connect(NoTls).await?;
-        return Ok((client, carry(connection, heard)));
+        return Ok((client, drive(connection, heard)));
     };
     let connected = settings.config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
     let (client, connection) =
         connected.map_err(|failure| Failure { why: explain(failure.why), ..failure })?;
-    Ok((client, carry(connection, heard)))
+    Ok((client, drive(connection, heard)))
 }
 
 /// Does the handshake with any host.

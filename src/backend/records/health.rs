@@ -64,7 +64,7 @@ impl Health {
         self.state.borrow().clone()
     }
 
-    /// The states from now on. If several follow each other quickly, only the last.
+    /// The states from now on. If several follow each other quickly, only the last is reported.
     pub(in crate::backend) fn changes(&self) -> BoxStream<'static, StoreState> {
         let changes = stream::unfold(self.state.subscribe(), |mut changes| async {
             changes.changed().await.ok()?;

@@ -1,6 +1,6 @@
 //! Changing records on a server: code shared by the stores that keep a record for each key on one.
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
 //! | `job` | what a client is asked to change |
 //! | `schedule` | in which order, and what together |

@@ -15,7 +15,7 @@
 //! | `sentinel` | which server is currently the primary |
 //! | `cluster` | which node serves which slot; redirections |
 //! | `status`, `check` | the state of the store, from that of its connections; checks of the servers |
-//! | `runtime` | whether a runtime can carry connections |
+//! | `runtime` | whether a runtime can be used for connections |
 //! | `callers` | the connections on the caller's runtime, which are reopened when that runtime has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |

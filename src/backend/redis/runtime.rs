@@ -1,4 +1,4 @@
-//! Whether a runtime can carry connections.
+//! Whether a runtime can be used for connections.
 
 use std::net::UdpSocket;
 use std::panic::catch_unwind;

@@ -41,7 +41,7 @@ impl Inbox {
         Self { socket, client: OnceLock::new(), tell: Mutex::default(), waiting: Mutex::default() }
     }
 
-    /// The events from now on, for the client of this name, which never changes. A later stream replaces an earlier one.
+    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid) -> BoxStream<'static, Event> {
         let (tell, told) = unbounded();
         *self.tell.lock() = Some(tell);

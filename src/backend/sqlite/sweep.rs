@@ -58,7 +58,7 @@ fn claim(database: &Database, now: u64) -> Result<bool, Failure> {
 fn remove_unused(database: &Database, rows: &[(String, u64)], now: u64) -> Result<(), Failure> {
     let mut floor = database.number(FLOOR)?;
     for (key, _) in rows {
-        // It may have been used meanwhile. What cannot be read is not ours to remove.
+        // It may have been used meanwhile. A record that cannot be parsed may belong to another program, and is kept.
         let ledger = database.record(key)?.and_then(|record| record.parse::<Ledger>().ok());
         if let Some(ledger) = ledger.filter(|ledger| !ledger.is_in_use(Stamp::new(now, now, 0))) {
             floor = floor.max(ledger.last_number());

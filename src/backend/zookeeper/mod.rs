@@ -1,6 +1,6 @@
 //! ZooKeeper: one server, or an ensemble.
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
 //! | `builder`, `url` | public: settings; parsing URLs |
 //! | `jute`, `op` | ZooKeeper's protocol: the encoding; requests and replies |
@@ -17,7 +17,7 @@
 //!
 //! In which order changes are carried out is in `backend::records`.
 //!
-//! Everything is carried by the crate's own thread, so that leases are kept whatever the application's runtimes do.
+//! Everything runs on the crate's own thread, so leases are kept regardless of what the application's runtimes do.
 
 mod builder;
 mod check;

@@ -1,6 +1,6 @@
 //! The names of nodes.
 //!
-//! | node | what is in it |
+//! | node | content |
 //! |---|---|
 //! | `<root>/<key>` | the record of a key: who holds it, and the last number issued |
 //! | `<root>/<key>/~<generation>` | nothing: as long as it exists, versions of the record can be compared |

@@ -114,7 +114,7 @@ const CHILDREN: i32 = 12;
 const CHECK: i32 = 13;
 const MULTI: i32 = 14;
 const ERROR: i32 = -1;
-const ALL_RIGHTS: i32 = 31;
+const ALL_PERMISSIONS: i32 = 31;
 
 impl Op {
     /// The whole message.
@@ -223,7 +223,7 @@ impl Access {
             Self::Anybody => ("world", "anyone"),
             Self::Creator => ("auth", ""),
         };
-        message.int(1).int(ALL_RIGHTS).bytes(scheme.as_bytes()).bytes(id.as_bytes());
+        message.int(1).int(ALL_PERMISSIONS).bytes(scheme.as_bytes()).bytes(id.as_bytes());
     }
 }
 

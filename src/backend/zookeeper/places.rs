@@ -197,7 +197,7 @@ impl Places {
 impl State {
     fn tell(&self, event: Event) {
         if let Some(tell) = &self.tell {
-            // An error means that the stream has been dropped: nobody listens at the moment.
+            // An error means that the stream has been dropped: no one is listening.
             drop(tell.unbounded_send(event));
         }
     }

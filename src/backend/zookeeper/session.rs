@@ -182,7 +182,7 @@ impl Carrier {
                 Ok(link) => {
                     self.health.succeeded(Purpose::Changes);
                     pause = Duration::ZERO;
-                    match self.carry(link).await {
+                    match self.drive(link).await {
                         Some(failure) => (failure, false),
                         None => break,
                     }
@@ -271,7 +271,7 @@ impl Carrier {
     }
 
     /// Returns when the connection is lost, and why; `None` if the session was to end.
-    async fn carry(&mut self, link: Link) -> Option<Failure> {
+    async fn drive(&mut self, link: Link) -> Option<Failure> {
         let mut traffic = Traffic::new(link, self.state.connections.load(Ordering::Relaxed));
         let uncontended = (self.timeout_of_session() / 3).min(MAX_IDLE);
         let failure = loop {

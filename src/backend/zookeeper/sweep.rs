@@ -44,7 +44,7 @@ impl Shared {
             let reads = paths.iter().map(|path| Op::Get { path: path.clone(), watch: false }).collect();
             let replies = self.send_all(reads).await?.replies;
             for (path, reply) in paths.iter().zip(replies) {
-                // What cannot be read is not ours to remove.
+                // A record that cannot be parsed may belong to another program, and is kept.
                 let Ok(Reply::Data(data, stat)) = reply else { continue };
                 let Some(record) = Record::read(&data, stat).filter(|record| is_idle(record, stat, now))
                 else {

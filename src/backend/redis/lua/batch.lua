@@ -43,11 +43,11 @@ local function carry_out_all(parts, answers, fences)
         if not acquire_fast then acquire_fast, release_fast, renew, waiting_paths = lock_paths() end
         if code == ACQUIRE then
           next_at = arg + 2
-          local queue, id, lease_ms = before .. key .. after .. ':queue', parts[arg], parts[arg + 1]
-          answer = acquire_fast(key, queue, fence, clock, id, lease_ms)
+          local queue, id, ttl_ms = before .. key .. after .. ':queue', parts[arg], parts[arg + 1]
+          answer = acquire_fast(key, queue, fence, clock, id, ttl_ms)
           if not answer then
             if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
-            answer, seen = wait_fast(seen, key, queue, clock, id, lease_ms)
+            answer, seen = wait_fast(seen, key, queue, clock, id, ttl_ms)
           end
         elseif code == RELEASE or code == RELEASE_WITH_GAPS then
           next_at, seen = arg + 1, nil

@@ -21,10 +21,10 @@ end
 -- nothing and changes nothing.
 local function grant_fast(place, queue, waiters, terms, longest, clock, issue, issuer, asker)
   local id = sub(place, 18)
-  -- "ticket lease_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.
+  -- "ticket ttl_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.
   local record = call('HGET', waiters, id) or ''
-  local lease_ms, ends = tonumber(sub(record, 18, -17)), sub(record, -15, -3)
-  if not lease_ms or sub(record, -2) ~= ' 1' or (longest and lease_ms > longest) then return end
+  local ttl_ms, ends = tonumber(sub(record, 18, -17)), sub(record, -15, -3)
+  if not ttl_ms or sub(record, -2) ~= ' 1' or (longest and ttl_ms > longest) then return end
   -- Times of as many digits compare as texts do, and the first 13 of microseconds are milliseconds.
   if ends <= sub(clock.text, 1, 13) then return end
   local token, client = issue(issuer, clock), sub(id, 1, 36)
@@ -32,6 +32,6 @@ local function grant_fast(place, queue, waiters, terms, longest, clock, issue, i
   if client ~= asker and call('PUBLISH', CHANNEL_PREFIX .. client, message) == 0 and not IN_CLUSTER then return end
   call('HDEL', waiters, id)
   call('ZREM', queue, place)
-  -- It ends when the place would have ended: the waiter counts it from its last request.
+  -- It ends when the place would have ended: the waiter measures it from its last request.
   return id, token, ends, client == asker and message
 end

@@ -51,8 +51,8 @@ local function hand_over(r, asker)
         if id == asker then
           answer = request.token
         else
-          -- It ends when the place would have ended: the waiter counts it from its last request.
-          request.lease_ms = request.alive_until - r.clock.ms
+          -- It ends when the place would have ended: the waiter measures it from its last request.
+          request.ttl_ms = request.alive_until - r.clock.ms
         end
         r.admit(r, id, request)
       else

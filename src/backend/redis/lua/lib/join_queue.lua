@@ -40,9 +40,9 @@ local function prune(r)
   end
 end
 
--- Gives `id` a place in the queue, or lets it keep the one it has; alive for another lease. Returns its ticket; if the place is
+-- Gives `id` a place in the queue, or lets it keep the one it has; alive for another TTL. Returns its ticket; if the place is
 -- new, how many come before it, unreachable ones included; and for how many ms the queue is kept.
-local function join_queue(r, id, lease_ms, permits, owner)
+local function join_queue(r, id, ttl_ms, permits, owner)
   local before = waiter(r, id)
   local ticket = before and before.ticket or next_ticket(r)
   local place = ticket .. ' ' .. id
@@ -58,7 +58,7 @@ local function join_queue(r, id, lease_ms, permits, owner)
       end
     end
   end
-  local record = table.concat({ ticket, lease_ms, millis(r.clock.ms + lease_ms), permits, owner }, ' ')
+  local record = table.concat({ ticket, ttl_ms, millis(r.clock.ms + ttl_ms), permits, owner }, ' ')
   -- First: if something else is stored there, no record is left. The waiters have been read already.
   call('ZADD', r.queue, r.by_size and permits or '1', place)
   if owner and not before then call('HSET', r.waiters, '/' .. owner, waiting_for(r, owner) .. id .. ' ') end
@@ -74,7 +74,7 @@ local function join_queue(r, id, lease_ms, permits, owner)
     call('HSET', r.waiters, long, '')
     call('HDEL', r.waiters, long)
   end
-  local left = keep(r.queue, r.waiters, lease_ms)
+  local left = keep(r.queue, r.waiters, ttl_ms)
   prune(r)
   return ticket, others, left
 end

@@ -4,7 +4,7 @@
 --          wanted; places with the same score are in order of arrival, since equal scores are ordered by text. Places of
 --          unreachable waiters, for which no client listens, are scored by minus the time, in ms, until which they count as
 --          alive. A lock may have a member that is not a place (lock/gap.lua).
--- waiters  hash: lease id -> "ticket lease_ms alive_until_ms permits[ owner]", for each place;
+-- waiters  hash: lease id -> "ticket ttl_ms alive_until_ms permits[ owner]", for each place;
 --          and "/<owner>" -> the lease ids that wait for that owner, each followed by a space
 --
 -- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place has the ticket of
@@ -24,11 +24,11 @@
 -- The waiter with this lease id; nil if it is not in the queue.
 local function waiter(r, id)
   local record = call('HGET', r.waiters, id)
-  local ticket, lease_ms, alive_until, permits, owner =
+  local ticket, ttl_ms, alive_until, permits, owner =
     match(record or '', '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
   if not ticket then return nil end
   return {
-    ticket = ticket, lease_ms = tonumber(lease_ms), alive_until = tonumber(alive_until), permits = tonumber(permits),
+    ticket = ticket, ttl_ms = tonumber(ttl_ms), alive_until = tonumber(alive_until), permits = tonumber(permits),
     owner = owner ~= '' and owner or nil,
   }
 end

@@ -2,7 +2,7 @@
 --
 -- KEYS     as in lock.lua
 -- ARGV[1]  lease id
--- ARGV[2]  lease, in ms
+-- ARGV[2]  TTL, in ms
 -- ARGV[3]  '1' or absent to wait if another client holds the lock, '0' not to
 -- ARGV[4]  expiry in ms for a lock that has none, '0' or absent to leave such a lock alone
 -- ARGV[5]  the owner of a reentrant lock, absent for a mutex
@@ -15,20 +15,20 @@
 --
 -- Idempotent per lease id: the holder gets its token again, and its lease continues unchanged, so that a client that
 -- sends requests but receives no answers does not keep the lock. A waiter keeps its place and counts as alive for
--- another lease. So this one request proves that a waiter is alive, finds an expired holder, finds a grant whose
+-- another TTL. So this one request proves that a waiter is alive, finds an expired holder, finds a grant whose
 -- message was lost, and rejoins the queue after the store has lost its data. If the lock is free but others wait, it
 -- goes to the oldest of them.
 
 -- `enter` admits an owner that already holds the lock (acquire_owned.lua).
-local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
-  lease_ms = tonumber(lease_ms)
+local function acquire(r, enter, id, ttl_ms, waits, repair_ms, owner)
+  ttl_ms = tonumber(ttl_ms)
   local value = call('GET', r.key)
   local own, held, held_for
   if value and names_lease(value, id) then own, held, held_for = read_value(value) end
   if own and held_for == owner then
     local left = call('PTTL', r.key)
     if left < 0 then
-      left = lease_ms
+      left = ttl_ms
       call('PEXPIRE', r.key, left)
     end
     return { held, left }
@@ -36,7 +36,7 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
 
   local ticket, others
   if waits ~= '0' then
-    ticket, others = join_queue(r, id, lease_ms, 1, owner)
+    ticket, others = join_queue(r, id, ttl_ms, 1, owner)
     if value and sub(value, -1) ~= WAITED_FOR then mark_waited_for(r.key, value) end
   end
   local gap = not value and gap_left(r)
@@ -45,10 +45,10 @@ local function acquire(r, enter, id, lease_ms, waits, repair_ms, owner)
     local token = hand_over(r, id)
     if not token and r.free == 1 then
       token = next_token(r.fence, r.clock)
-      hold_lock(r, id, { lease_ms = lease_ms, owner = owner, token = token })
+      hold_lock(r, id, { ttl_ms = ttl_ms, owner = owner, token = token })
     end
     -- Its owner may have been admitted under another lease.
-    token = token or (enter and enter(r, id, lease_ms, owner))
+    token = token or (enter and enter(r, id, ttl_ms, owner))
     if token then return token end
   end
   local remaining = gap or call('PTTL', r.key)

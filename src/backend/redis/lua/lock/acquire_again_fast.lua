@@ -11,7 +11,7 @@ local function look_at_queue(lock, queue)
   }
 end
 
-local function acquire_again_fast(seen, lock, queue, waiters, clock, id, lease_ms)
+local function acquire_again_fast(seen, lock, queue, waiters, clock, id, ttl_ms)
   local ticket = match(call('HGET', waiters, id) or '', '^(%d+) %d+ %d+ 1$')
   if not ticket then return nil, seen end
   if not seen or seen.lock ~= lock then seen = look_at_queue(lock, queue) end
@@ -20,9 +20,9 @@ local function acquire_again_fast(seen, lock, queue, waiters, clock, id, lease_m
   if seen.remaining < 0 or names_lease(seen.value, id) or not before or before < seen.unreachable then
     return nil, seen
   end
-  call('HSET', waiters, id, ticket .. ' ' .. lease_ms .. ' ' .. millis(clock.ms + lease_ms) .. ' 1')
-  if seen.kept < lease_ms * 1.5 then
-    seen.kept = lease_ms * 2
+  call('HSET', waiters, id, ticket .. ' ' .. ttl_ms .. ' ' .. millis(clock.ms + ttl_ms) .. ' 1')
+  if seen.kept < ttl_ms * 1.5 then
+    seen.kept = ttl_ms * 2
     call('PEXPIRE', queue, seen.kept)
     call('PEXPIRE', waiters, seen.kept)
   end

@@ -9,12 +9,12 @@
 -- time than PROPOSED_AHEAD_US counts for no more than that: a client whose clock is wrong cannot push the tokens into
 -- the far future.
 
-local function acquire_from(r, proposed, id, lease_ms, waits, repair_ms, owner)
+local function acquire_from(r, proposed, id, ttl_ms, waits, repair_ms, owner)
   local fence = r.fence
   local last = math.max(tonumber(call('GET', fence.key) or 0) or 0, fence.token or 0)
   if last >= 2 ^ 53 then last = 0 end
   local most = math.max(last, r.clock.us) + PROPOSED_AHEAD_US
   fence.least = math.max(fence.least, math.min(tonumber(proposed), most))
-  if owner then return acquire_owned(r, id, lease_ms, waits, repair_ms, owner) end
-  return acquire(r, nil, id, lease_ms, waits, repair_ms)
+  if owner then return acquire_owned(r, id, ttl_ms, waits, repair_ms, owner) end
+  return acquire(r, nil, id, ttl_ms, waits, repair_ms)
 end

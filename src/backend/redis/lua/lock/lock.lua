@@ -7,7 +7,7 @@
 
 -- Makes a request the holder.
 local function hold_lock(r, id, request)
-  call('SET', r.key, write_value(id, request.token, request.owner), 'PX', request.lease_ms)
+  call('SET', r.key, write_value(id, request.token, request.owner), 'PX', request.ttl_ms)
   r.free = 0
   if request.owner then
     -- Other waiters for this owner may be admitted with it, and are sent `ask`.

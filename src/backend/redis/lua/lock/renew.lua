@@ -2,16 +2,16 @@
 --
 -- KEYS[1]  lock
 -- ARGV[1]  lease id
--- ARGV[2]  lease, in ms
+-- ARGV[2]  TTL, in ms
 --
 -- Returns  RENEWED; TAKEN if something else is stored there, EXPIRED if nothing is
 --
 -- Idempotent. Never takes back a lock that was lost.
 
-local function renew(lock, id, lease_ms)
+local function renew(lock, id, ttl_ms)
   local value = call('GET', lock)
   if value and names_lease(value, id) then
-    call('PEXPIRE', lock, lease_ms)
+    call('PEXPIRE', lock, ttl_ms)
     return RENEWED
   end
   return value and TAKEN or EXPIRED

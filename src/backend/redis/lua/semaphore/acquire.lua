@@ -3,7 +3,7 @@
 -- KEYS     as in semaphore.lua
 -- ARGV[1]  'counting' or 'fair'
 -- ARGV[2]  lease id
--- ARGV[3]  lease, in ms
+-- ARGV[3]  TTL, in ms
 -- ARGV[4]  '1' to wait if there are not enough permits, '0' not to
 -- ARGV[5]  how many permits
 -- ARGV[6]  the limit that the request states
@@ -22,8 +22,8 @@
 -- Idempotent per lease id, like the request for a lock. Every request also serves the queue, so that the permits of a
 -- dead holder go to the next waiter.
 
-local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
-  lease_ms, permits, stated = tonumber(lease_ms), tonumber(permits), tonumber(stated)
+local function acquire_permits(s, id, ttl_ms, waits, permits, stated, known)
+  ttl_ms, permits, stated = tonumber(ttl_ms), tonumber(permits), tonumber(stated)
   -- The permits of a dead holder go to the next waiter, whatever the answer is. A server that is out of memory may
   -- refuse that.
   local held = expire_leases(s, id)
@@ -38,11 +38,11 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
     pcall(hand_over_permits, s)
     return { differs and LIMIT_DIFFERS or ABOVE_LIMIT, s.limit or stated }
   end
-  if not s.limit or not s.version then put_in_force(s, s.limit or stated, lease_ms) end
+  if not s.limit or not s.version then put_in_force(s, s.limit or stated, ttl_ms) end
 
   local queued = call('EXISTS', s.queue) == 1
   if waits == '1' and (queued or permits > s.free) then
-    local ticket, others, left = join_queue(s, id, lease_ms, permits)
+    local ticket, others, left = join_queue(s, id, ttl_ms, permits)
     if others then s.last_ticket = tonumber(ticket) end
     s.queue_kept = s.clock.ms + left
     write_state(s)
@@ -57,7 +57,7 @@ local function acquire_permits(s, id, lease_ms, waits, permits, stated, known)
     return { NONE_FREE, s.limit, s.version }
   end
   local token = next_permit_token(s, s.clock)
-  hold_permits(s, id, { lease_ms = lease_ms, permits = permits, token = token })
+  hold_permits(s, id, { ttl_ms = ttl_ms, permits = permits, token = token })
   return { GRANTED, s.limit, s.version, token }
 end
 

@@ -9,9 +9,9 @@
 --
 -- Idempotent. Revokes nothing: while more permits are held than the limit, no request is granted.
 
-local function resize(s, limit, lease_ms)
+local function resize(s, limit, ttl_ms)
   expire_leases(s)
-  put_in_force(s, tonumber(limit), tonumber(lease_ms))
+  put_in_force(s, tonumber(limit), tonumber(ttl_ms))
   -- A waiter for more than the new limit leaves the queue, repeats its request, and learns why.
   for _, id in ipairs(call('HKEYS', s.waiters)) do
     local request = waiter(s, id)

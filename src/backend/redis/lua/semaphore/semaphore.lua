@@ -75,13 +75,13 @@ local function expire_leases(s, id)
 end
 
 -- The semaphore is in use: its limit stays in force for a lease after this one, and the keys of its holders are kept.
-local function touch(s, lease_ms)
-  s.lapse = math.max(s.lapse, s.clock.ms + lease_ms * 2)
-  s.kept = s.clock.ms + keep(s.key, s.holds, lease_ms)
+local function touch(s, ttl_ms)
+  s.lapse = math.max(s.lapse, s.clock.ms + ttl_ms * 2)
+  s.kept = s.clock.ms + keep(s.key, s.holds, ttl_ms)
   write_state(s)
 end
 
-local function put_in_force(s, limit, lease_ms)
+local function put_in_force(s, limit, ttl_ms)
   if not s.limit or not s.version then
     -- Increases like tokens, so that a later version can be told from an earlier one.
     local before = tonumber(s.version) or 0
@@ -90,21 +90,21 @@ local function put_in_force(s, limit, lease_ms)
   s.limit = limit
   -- First: a full store must refuse it.
   use(s, s.used)
-  touch(s, lease_ms)
+  touch(s, ttl_ms)
 end
 
 -- When the lease of `id` ends.
-local function set_end(s, id, lease_ms)
-  call('ZADD', s.key, millis(s.clock.ms + lease_ms), id)
-  s.ends = math.min(s.ends or s.clock.ms + lease_ms, s.clock.ms + lease_ms)
+local function set_end(s, id, ttl_ms)
+  call('ZADD', s.key, millis(s.clock.ms + ttl_ms), id)
+  s.ends = math.min(s.ends or s.clock.ms + ttl_ms, s.clock.ms + ttl_ms)
 end
 
 -- Makes a request a holder.
 local function hold_permits(s, id, request)
   call('HSET', s.holds, id, request.permits .. ' ' .. request.token)
-  set_end(s, id, request.lease_ms)
+  set_end(s, id, request.ttl_ms)
   use(s, s.used + request.permits)
-  touch(s, request.lease_ms)
+  touch(s, request.ttl_ms)
 end
 
 -- Hands over what is free to those waiters that now fit (queue.lua).

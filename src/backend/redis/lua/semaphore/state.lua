@@ -5,7 +5,7 @@
 --        when, in ms, holders and holds are kept; until when, in ms, queue and waiters are kept; when, in ms, the state expires;
 --        the last token; the token up to which the fence covers (token.lua); the last ticket.
 --        The version is a text of digits, all others are numbers. Unknown values are nil or false. Expires after the limit has
---        lapsed: two to four leases after the last use.
+--        lapsed: two to four TTLs after the last use.
 
 -- A semaphore according to its state; keys as in semaphore.lua. Anything else under the key of the state is ignored.
 local function semaphore_at(key, queue, kind, fence, clock)
