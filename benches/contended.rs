@@ -176,7 +176,7 @@ impl Options {
 
     fn think_races(&self) -> Vec<Race> {
         let (section, think) = (Duration::from_millis(2), Duration::from_millis(self.think));
-        [Strategy::CohortsOff, Strategy::Leasehold, Strategy::Rslock, Strategy::Rslock10]
+        [Strategy::ViaStore, Strategy::Leasehold, Strategy::Rslock, Strategy::Rslock10]
             .into_iter()
             .filter(|strategy| self.strategies().contains(strategy))
             .map(|strategy| {
@@ -336,7 +336,7 @@ impl Claims {
             if figures.grants >= TURNS_FOR_JAIN * race.waiters {
                 self.add(of("Jain"), Some(figures.jain), Goal::AtLeast(0.99));
             }
-            if race.strategy == Strategy::CohortsOff {
+            if race.strategy == Strategy::ViaStore {
                 if race.section.is_zero() {
                     let hand_over = figures.hand_over.map(|hand_over| hand_over.p50 / figures.ping);
                     self.add(of("hand-over p50 / PING p50"), hand_over, Goal::AtMost(1.35));
@@ -356,13 +356,13 @@ impl Claims {
     /// Hand-overs per second with empty sections: both in each of several rounds, because a shared machine drifts, and
     /// the median of the ratios within each round.
     async fn in_turns(&mut self, options: &Options, port: u16) -> Result<()> {
-        use Strategy::{CohortsOff, Leasehold, Notify, Watch};
+        use Strategy::{Leasehold, Notify, ViaStore, Watch};
         let name = |(strategy, waiters): (Strategy, usize)| format!("{} at {waiters}", strategy.name());
         for (one, other, least) in [
-            ((CohortsOff, 10_000), (CohortsOff, 16), 0.9),
-            ((Leasehold, 16), (CohortsOff, 16), 10.0),
-            ((Leasehold, 128), (CohortsOff, 128), 10.0),
-            ((Leasehold, 1000), (CohortsOff, 1000), 10.0),
+            ((ViaStore, 10_000), (ViaStore, 16), 0.9),
+            ((Leasehold, 16), (ViaStore, 16), 10.0),
+            ((Leasehold, 128), (ViaStore, 128), 10.0),
+            ((Leasehold, 1000), (ViaStore, 1000), 10.0),
             ((Leasehold, 1000), (Notify, 1000), 100.0),
             ((Leasehold, 1000), (Watch, 1000), 1000.0),
         ] {
@@ -389,7 +389,7 @@ impl Claims {
             let found = cells.iter().find(|cell| cell.race.strategy == strategy);
             found.map(|cell| cell.figures.wait.p99)
         };
-        for ours in [Strategy::CohortsOff, Strategy::Leasehold] {
+        for ours in [Strategy::ViaStore, Strategy::Leasehold] {
             for theirs in [Strategy::Rslock, Strategy::Rslock10] {
                 let ratio = p99(ours).zip(p99(theirs)).map(|(ours, theirs)| ours / theirs);
                 let what = format!("wait p99 with think time, {} : {}", ours.name(), theirs.name());

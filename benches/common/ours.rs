@@ -14,8 +14,8 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    pub(crate) async fn connect(url: &str, name: &str, cohorts: bool) -> Result<Self> {
-        Ok(Self { mutex: Client::connect(url).await?.mutex_with(name, options(cohorts))? })
+    pub(crate) async fn connect(url: &str, name: &str, local_handover: bool) -> Result<Self> {
+        Ok(Self { mutex: Client::connect(url).await?.mutex_with(name, options(local_handover))? })
     }
 }
 
@@ -35,6 +35,6 @@ impl Contender for Ours {
 }
 
 /// With or without hand-over among the waiters of one client.
-fn options(cohorts: bool) -> MutexOptions {
-    MutexOptions::new().local_handover(cohorts)
+fn options(local_handover: bool) -> MutexOptions {
+    MutexOptions::new().local_handover(local_handover)
 }

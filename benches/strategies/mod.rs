@@ -21,7 +21,7 @@ pub(crate) use race::{Job, Race};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Strategy {
     /// This crate, every hand-over through the server.
-    CohortsOff,
+    ViaStore,
     /// This crate as it comes.
     Leasehold,
     /// `SET NX PX` each millisecond, and compare-and-delete.
@@ -41,7 +41,7 @@ pub(crate) enum Strategy {
 impl Strategy {
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::CohortsOff => "leasehold, cohorts off",
+            Self::ViaStore => "leasehold, via store",
             Self::Leasehold => "leasehold",
             Self::Poll1 => "polling, 1 ms",
             Self::Poll10 => "polling, 10 ms",
@@ -54,7 +54,7 @@ impl Strategy {
 
     /// Whether this is the crate under test.
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Self::CohortsOff | Self::Leasehold)
+        matches!(self, Self::ViaStore | Self::Leasehold)
     }
 
     /// Whether at most one waiter has its turn at a time.
@@ -66,7 +66,7 @@ impl Strategy {
     /// one of these; `PING` is what the bench sends itself, too.
     pub(crate) const fn commands(self) -> &'static [&'static str] {
         match self {
-            Self::CohortsOff | Self::Leasehold => &["evalsha", "eval", "ping", "subscribe"],
+            Self::ViaStore | Self::Leasehold => &["evalsha", "eval", "ping", "subscribe"],
             Self::Poll1 | Self::Poll10 | Self::Notify | Self::Rslock | Self::Rslock10 => {
                 &["set", "evalsha", "eval"]
             }

@@ -64,7 +64,7 @@ impl Race {
             pings,
         };
         let mut figures = Figures::new(self.strategy, self.waiters, turns, counted)?;
-        if self.strategy == Strategy::CohortsOff {
+        if self.strategy == Strategy::ViaStore {
             let length = self.window.min(LONGEST_ALONE);
             figures.pings_alone = pings::spread(&bare, figures.wait.p50, length).await?;
         }
@@ -184,7 +184,7 @@ impl Job {
         let (url, name, waiters) = (url(self.port), self.name.clone(), self.waiters);
         let ms = Duration::from_millis;
         match self.strategy {
-            Strategy::CohortsOff => self.race(Ours::connect(&url, &name, false).await?).await,
+            Strategy::ViaStore => self.race(Ours::connect(&url, &name, false).await?).await,
             Strategy::Leasehold => self.race(Ours::connect(&url, &name, true).await?).await,
             Strategy::Poll1 => self.race(Polling::connect(&url, &name, ms(1)).await?).await,
             Strategy::Poll10 => self.race(Polling::connect(&url, &name, ms(10)).await?).await,
