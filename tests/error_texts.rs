@@ -16,8 +16,8 @@ async fn refused(url: &str) -> String {
 
 #[tokio::test]
 async fn urls() {
-    let schemes = "invalid url: its scheme is none of `memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, \
-                   `redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, these with \
+    let schemes = "invalid url: its scheme is not one of `memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, \
+                   `redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, the same with \
                    `valkey` instead of `redis`, `redlock://` and `redlocks://`";
     let encode = |character, code| {
         format!(
@@ -32,8 +32,8 @@ async fn urls() {
         ("http://localhost", schemes),
         ("redis:localhost", "invalid url: `redis:` is not followed by `//`"),
         ("redis://", "invalid url: it names no host"),
-        ("redis://localhost:port", "invalid url: the port of a host is no number from 1 to 65535"),
-        ("redis://localhost/locks", "invalid url: the database is no number from 0 to 255"),
+        ("redis://localhost:port", "invalid url: the port of a host is not a number from 1 to 65535"),
+        ("redis://localhost/locks", "invalid url: the database is not a number from 0 to 255"),
         ("redis://user:p/w@localhost", &encode('/', "%2F")),
         ("redis://user:p?w@localhost", &encode('?', "%3F")),
         ("redis://user:p#w@localhost", &encode('#', "%23")),
@@ -41,11 +41,11 @@ async fn urls() {
         ("redis://user:p:w@localhost", &encode(':', "%3A")),
         (
             "redis://localhost?timeout=3",
-            "invalid url: it has a parameter `timeout`, and no parameters are known",
+            "invalid url: unknown option `timeout`; a URL of this scheme has no options",
         ),
         (
             "redlock://a,b,c?timeout=3",
-            "invalid url: unknown option `timeout`; there are `node_timeout`, `connect_timeout`, `reply_timeout`, \
+            "invalid url: unknown option `timeout`; the known ones are `node_timeout`, `connect_timeout`, `reply_timeout`, \
              `poll_interval`",
         ),
     ] {
@@ -77,7 +77,7 @@ async fn passwords() {
     let address = format!("127.0.0.1:{}", server.port());
     let store = format!("connect at redis://{address}: refused by the store");
     let none = refused(&format!("redis://{address}")).await;
-    let expected = format!("{store}: the server asks for a password, and none was given: NOAUTH");
+    let expected = format!("{store}: the server requires a password, and none was given: NOAUTH");
     assert!(none.starts_with(&expected), "{none}");
     let wrong = refused(&format!("redis://:wrong@{address}")).await;
     let expected = format!("{store}: the server does not accept this user name and password: WRONGPASS");
@@ -111,7 +111,7 @@ async fn a_server_that_accepts_and_says_nothing() {
     assert_eq!(
         error.to_string(),
         format!(
-            "connect at {store}: store unavailable: no answer, the outcome is unknown: connected, but the server did not \
+            "connect at {store}: store unavailable: no answer; the outcome is unknown: connected, but the server did not \
              answer within 2s"
         )
     );
@@ -123,7 +123,7 @@ fn runtimes_that_cannot_connect() {
     let (store, port) = (server.url(), server.port());
     let text = |what: &str| {
         format!(
-            "not supported by redis://127.0.0.1:{port}: {what}: connections need a runtime of tokio with I/O and timers (`enable_all`)"
+            "not supported by redis://127.0.0.1:{port}: {what}: connections need a tokio runtime with I/O and timers enabled (`enable_all`)"
         )
     };
     let without_io = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
@@ -187,7 +187,7 @@ async fn a_wait_behind_a_key_without_expiry() -> Result<(), Error> {
     let error = client.mutex("a")?.lock_timeout(Duration::from_millis(200)).await.expect_err("it is held");
     assert!(matches!(error, Error::TimedOut { holder_never_expires: true, .. }), "{error:?}");
     let text = error.to_string();
-    let words = "waiting for `a`: its key has no expiry, so it is never free unless somebody deletes it";
+    let words = "waiting for `a`: its key has no expiry, so the lock stays taken until that key is deleted";
     assert!(text.starts_with("timed out after ") && text.contains(words), "{text}");
     Ok(())
 }

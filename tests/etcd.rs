@@ -154,7 +154,7 @@ async fn leases_that_are_too_short_are_refused_and_fractions_of_a_second_rounded
     let client = server.client().await;
     let brief = client.mutex_with(NAME, MutexOptions::new().ttl(ms(1999)));
     let error = brief.map(drop).expect_err("too short");
-    assert!(error.to_string().contains("1.999s is below the 2s of etcd://127.0.0.1"), "{error}");
+    assert!(error.to_string().contains("1.999s is below the minimum of 2s on etcd://127.0.0.1"), "{error}");
     let fraction = client.mutex_with(NAME, MutexOptions::new().ttl(ms(2001))).expect("valid");
     let held = fraction.lock().await.expect("free");
     let seen = fraction.inspect().await.expect("it answers");

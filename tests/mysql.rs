@@ -209,9 +209,9 @@ async fn the_schema_is_checked_and_can_be_created_by_hand() {
         client.shutdown().await.expect("released");
     }
     server.execute("UPDATE leasehold_meta SET value = 99 WHERE name = 'schema'").await;
-    assert_refused(&refused(&server.url()).await, "its tables are of version 99");
+    assert_refused(&refused(&server.url()).await, "its tables have version 99");
     server.execute("DELETE FROM leasehold_meta WHERE name = 'schema'").await;
-    assert_refused(&refused(&server.url()).await, "does not say which version");
+    assert_refused(&refused(&server.url()).await, "does not contain the version");
 }
 
 #[tokio::test]
@@ -221,7 +221,7 @@ async fn tables_that_are_not_in_innodb_are_refused() {
     server.execute("ALTER TABLE leasehold_meta ENGINE = MyISAM").await;
     assert_refused(
         &refused(&server.url()).await,
-        "the table leasehold_meta is in MyISAM, and InnoDB is needed",
+        "the table leasehold_meta uses MyISAM, but InnoDB is needed",
     );
     // MySQL always has it.
     if !server.is_mariadb() {
@@ -229,7 +229,7 @@ async fn tables_that_are_not_in_innodb_are_refused() {
     }
     let options = ["--skip-innodb", "--default-storage-engine=Aria"];
     let Some(server) = MysqlServer::start_with_or_skip("no InnoDB", &options, None) else { return };
-    assert_refused(&refused(&server.url()).await, "it has no InnoDB, which is needed");
+    assert_refused(&refused(&server.url()).await, "it lacks InnoDB, which is needed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -108,7 +108,7 @@ async fn a_database_that_is_not_unicode_is_refused() {
     let Some(server) = PostgresServer::start_or_skip("other encodings") else { return };
     server.execute("CREATE DATABASE latin OWNER leasehold ENCODING 'LATIN1' TEMPLATE template0").await;
     let error = refused(&format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{}/latin", server.port())).await;
-    assert_refused(&error, "the encoding LATIN1, and UTF8 is needed");
+    assert_refused(&error, "the encoding LATIN1, but UTF8 is needed");
 }
 
 // Tables and rights
@@ -134,7 +134,7 @@ async fn the_schema_is_checked_and_can_be_created_by_hand() {
         client.shutdown().await.expect("released");
     }
     server.execute("UPDATE leasehold_meta SET value = 99 WHERE name = 'schema'").await;
-    assert_refused(&refused(&server.url()).await, "its tables are of version 99");
+    assert_refused(&refused(&server.url()).await, "its tables have version 99");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

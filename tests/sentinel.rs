@@ -117,7 +117,7 @@ async fn sentinels_with_a_password_of_their_own() -> Result<(), Error> {
         Result::<_, Error>::Ok(Client::with_backend(Arc::new(builder.connect().await?)))
     };
     for (password, words) in [
-        (None, "the server asks for a password, and none was given"),
+        (None, "the server requires a password, and none was given"),
         (Some("wrong"), "the server does not accept this user name and password"),
     ] {
         let text = connect(password).await.expect_err("it is refused").to_string();

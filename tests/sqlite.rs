@@ -97,7 +97,7 @@ async fn unusable_files_are_refused_with_an_explanation() {
     assert_refused(&error, "/text", "it is not an SQLite database");
 
     let error = refused(&format!("{}?create=false", file.url())).await;
-    assert_refused(&error, "locks.db", "does not exist, and is not to be created");
+    assert_refused(&error, "locks.db", "does not exist, and `create` is off");
     assert!(!file.path().exists());
 }
 
@@ -137,7 +137,7 @@ async fn the_schema_is_checked_and_can_be_created_by_hand() {
         .execute_batch("UPDATE leasehold_meta SET value = 99 WHERE name = 'version'")
         .expect("written");
     let error = refused(&file.url()).await;
-    assert_refused(&error, "locks.db", "its tables are of version 99");
+    assert_refused(&error, "locks.db", "its tables have version 99");
 }
 
 #[tokio::test]
@@ -309,7 +309,7 @@ async fn a_file_deleted_in_use_is_not_created_by_a_client_that_is_not_to() {
     let held = brief_mutex(&client).lock().await.expect("free");
     file.delete();
     let error = mutex(&client).try_lock().await.map(drop).expect_err("it is gone");
-    assert_refused(&error, "locks.db", "does not exist, and is not to be created");
+    assert_refused(&error, "locks.db", "does not exist, and `create` is off");
     assert_eq!(within(SOON, held.lost()).await, LossReason::StoreRefused);
     assert!(!file.path().exists());
 }

@@ -198,7 +198,7 @@ async fn a_lazy_client_without_permissions_works_once_they_are_granted() -> Resu
     let mutex = client.mutex("a")?;
     let refused = async || mutex.lock().await.expect_err("it is refused").to_string();
     let text = refused().await;
-    assert!(text.contains("this user may not run commands that are needed: ZADD"), "{text}");
+    assert!(text.contains("this user lacks permission for required commands: ZADD"), "{text}");
     let findings = client.check().await?;
     assert_eq!(
         findings.iter().filter(|found| found.severity == Severity::Refused).count(),
@@ -214,7 +214,10 @@ async fn a_lazy_client_without_permissions_works_once_they_are_granted() -> Resu
     let client = Client::connect_lazy(&url)?;
     let mutex = client.mutex("a")?;
     let text = mutex.lock().await.expect_err("it is refused").to_string();
-    assert!(text.contains("must be allowed to publish and subscribe on channels `leasehold:*`"), "{text}");
+    assert!(
+        text.contains("needs permission to publish and subscribe to the channels `leasehold:*`"),
+        "{text}"
+    );
     let findings = client.check().await?;
     assert!(matches!(&findings[..], [found] if found.text.contains("`leasehold:*`")), "{findings:?}");
     allow(&["&leasehold:*"]);
@@ -380,7 +383,7 @@ async fn servers_with_which_leases_may_be_lost_are_found() -> Result<(), Error> 
     let warning = found(Severity::Warning).expect("a warning");
     assert!(warning.contains("`maxmemory-policy` is `allkeys-lru`"), "{warning}");
     let info = found(Severity::Info).expect("something to know");
-    assert!(info.contains("keeps nothing on disk"), "{info}");
+    assert!(info.contains("has no persistence"), "{info}");
     assert_eq!(found(Severity::Refused), None);
     // Looking leaves nothing behind.
     assert_eq!(server.raw().keys("*"), Vec::<String>::new());
@@ -394,18 +397,18 @@ async fn missing_permissions_are_named() {
     let rights = ["ACL", "SETUSER", "app", "on", ">p", "~*", "&*", "+@all", "-zadd", "-hset"];
     assert_eq!(raw.send(&rights).text().as_deref(), Some("OK"));
     let text = refused(&format!("redis://app:p@127.0.0.1:{}", server.port())).await;
-    assert!(text.contains("this user may not run commands that are needed: HSET, ZADD"), "{text}");
+    assert!(text.contains("this user lacks permission for required commands: HSET, ZADD"), "{text}");
     assert_eq!(raw.send(&["ACL", "SETUSER", "app", "+@all", "-eval"]).text().as_deref(), Some("OK"));
     let text = refused(&format!("redis://app:p@127.0.0.1:{}", server.port())).await;
-    assert!(text.contains("needed: EVAL"), "{text}");
+    assert!(text.contains("required commands: EVAL"), "{text}");
     assert_eq!(raw.send(&["ACL", "SETUSER", "app", "+@all", "-evalsha"]).text().as_deref(), Some("OK"));
     let text = refused(&format!("redis://app:p@127.0.0.1:{}", server.port())).await;
-    assert!(text.contains("needed: EVALSHA"), "{text}");
+    assert!(text.contains("required commands: EVALSHA"), "{text}");
     assert_eq!(raw.send(&["ACL", "SETUSER", "app", "+@all", "-wait"]).text().as_deref(), Some("OK"));
     let builder =
         RedisBackend::builder(&format!("redis://app:p@127.0.0.1:{}", server.port())).expect("a URL");
     let error = builder.wait_replicas(1, SECOND).connect().await.expect_err("it may not wait");
-    assert!(error.to_string().contains("needed: WAIT"), "{error}");
+    assert!(error.to_string().contains("required commands: WAIT"), "{error}");
     // A user who may see nothing but its own keys is not refused because of that.
     let rights =
         ["ACL", "SETUSER", "app", "+@all", "resetkeys", "~shop:*", "~{shop:*", "-info", "-config", "-role"];

@@ -24,7 +24,7 @@ async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back() 
     let password = ["CONFIG", "SET", "requirepass", "hunter2"];
     assert_eq!(server.raw().send(&password).text().as_deref(), Some("OK"));
     let client = Client::connect(&url).await.expect("the server answers");
-    assert_eq!(lines.with("keeps nothing on disk").len(), 1);
+    assert_eq!(lines.with("has no persistence").len(), 1);
 
     for round in 1..=2 {
         server.kill();

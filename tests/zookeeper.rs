@@ -79,10 +79,10 @@ async fn the_chroot_is_created_only_if_allowed() {
     let Some(server) = ZookeeperServer::shared_or_skip("the chroot") else { return };
     let deep = format!("{}/a/b", server.url());
     let error = refused(&format!("{deep}?create=false")).await;
-    assert_refused(&error, "does not exist, and is not to be created");
+    assert_refused(&error, "does not exist, and `create` is off");
     let lazy = Client::connect_lazy(&format!("{deep}?create=false")).expect("it opens nothing yet");
     let error = mutex(&lazy).try_lock().await.map(drop).expect_err("there is no chroot");
-    assert_refused(&error, "does not exist, and is not to be created");
+    assert_refused(&error, "does not exist, and `create` is off");
 
     let client = Client::connect(&deep).await.expect("it is created");
     let held = mutex(&client).lock().await.expect("free");
@@ -97,7 +97,7 @@ async fn nodes_are_created_for_the_user_and_other_users_are_refused() {
     let client = Client::connect(&url(&format!("a:{PASSWORD}"))).await.expect("it is created");
     let held = mutex(&client).lock().await.expect("free");
     for other in [refused(&server.url()).await, refused(&url(&format!("b:{PASSWORD}"))).await] {
-        assert_refused(&other, "its ACL does not allow this client");
+        assert_refused(&other, "its ACL does not permit this operation");
     }
     held.release().await.expect("held");
     let same = Client::connect(&url(&format!("a:{PASSWORD}"))).await.expect("the same user");
@@ -318,7 +318,7 @@ async fn a_record_that_exceeds_a_request_is_reported() {
     };
     let error = backend.request(&request(&"x".repeat(600_000))).await.expect_err("too long");
     assert!(
-        matches!(&error, BackendError::Refused { source } if source.to_string().contains("longer than ZooKeeper accepts")),
+        matches!(&error, BackendError::Refused { source } if source.to_string().contains("exceeds the limit of ZooKeeper")),
         "{error:?}"
     );
     assert!(matches!(backend.request(&request("x")).await, Ok(Answer::Granted(_))));

@@ -179,8 +179,8 @@ mod tests {
             ("redis", "no scheme"),
             ("memory", "with the colon"),
             ("memory:x:hunter2", "nothing may follow"),
-            ("http://u:hunter2@h", "scheme is none of"),
-            ("localhost:6379", "scheme is none of"),
+            ("http://u:hunter2@h", "scheme is not one of"),
+            ("localhost:6379", "scheme is not one of"),
         ] {
             let error = Store::of(url).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");

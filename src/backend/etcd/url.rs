@@ -135,7 +135,7 @@ mod tests {
             ("etcd://u:hunter2@h/x", "is not of the form"),
             ("etcd://u:hunter2@h:1,", "is not of the form"),
             ("etcd://u:%ff@h", "is not of the form"),
-            ("etcd://u:hunter2@h?color=red", "unknown option `color`; there are"),
+            ("etcd://u:hunter2@h?color=red", "unknown option `color`; the known ones are"),
             ("etcd://h?reply_timeout=5", "such as `50ms`"),
         ] {
             let error = parse(url).unwrap_err();

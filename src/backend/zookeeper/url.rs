@@ -145,7 +145,7 @@ mod tests {
             ("zookeeper://u:hunt#er2@h", "percent-encode it as `%23`"),
             ("zookeeper://u:hunt@er2@h", "percent-encode it as `%40`"),
             ("zookeeper://u:hunt:er2@h", "percent-encode it as `%3A`"),
-            ("zookeeper://u:hunter2@h?color=red", "unknown option `color`; there are"),
+            ("zookeeper://u:hunter2@h?color=red", "unknown option `color`; the known ones are"),
             ("zookeeper://h?reply_timeout=5", "such as `50ms`"),
             ("zookeeper://h?create=1", "neither `true` nor `false`"),
             ("zookeeper://h?tls=yes", "neither `true` nor `false`"),
