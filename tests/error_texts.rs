@@ -21,8 +21,8 @@ async fn urls() {
                    `valkey` instead of `redis`, `redlock://` and `redlocks://`";
     let encode = |character, code| {
         format!(
-            "invalid url: it has a `{character}` in a place where none is allowed: percent-encode it as `{code}` if it \
-             belongs to the user name or the password"
+            "invalid url: it has a misplaced `{character}`: percent-encode it as `{code}` if it belongs to the user name or the \
+             password"
         )
     };
     for (url, text) in [
