@@ -143,7 +143,7 @@ impl Ledger {
         self.observed.request(request);
         self.open(&request.lease.resource, stamp)?;
         self.prune(stamp);
-        // Extend its place before anybody is served.
+        // Extend its place before the queue is served.
         if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
             place.ends = ends;
         }
@@ -328,7 +328,7 @@ impl Ledger {
         Ok(Inspection::new(holders, places.map(waiter).collect(), limit, in_use))
     }
 
-    /// Whether anybody holds or waits, or a limit is in force.
+    /// Whether there are holders or waiters, or a limit is in force.
     ///
     /// A record that is not in use only says which numbers were issued. A store may delete it only if two things are certain: that
     /// [`Stamp::floor`] is above those numbers from now on, and that no change based on an older state of the record can still be

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `PREFIX k/KEY/record` | the kind, the limit, and the last number issued |
 //! | `PREFIX k/KEY/lease/ID` | a hold or a place, attached to the etcd lease with this id |
-//! | `PREFIX k/KEY/limit` | exists as long as the limit of a semaphore is in force without anybody who uses it |
+//! | `PREFIX k/KEY/limit` | exists as long as the limit of an unused semaphore is in force |
 //! | `PREFIX m/CLIENT` | the latest message to a client |
 //! | `PREFIX turn`, `PREFIX swept` | when idle records were removed last, and at which revision |
 //!

@@ -42,7 +42,7 @@ impl Link {
         Self { settings, closing, used, state }
     }
 
-    /// The connection, which is opened if there is none. Whoever waits for the same attempt shares its outcome.
+    /// The connection, which is opened if there is none. All that wait for the same attempt share its outcome.
     pub(super) async fn open(&self) -> Result<Arc<Connection>, Failure> {
         let asked = Instant::now();
         // An error means that it was used before.

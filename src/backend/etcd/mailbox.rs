@@ -178,7 +178,7 @@ impl Mailbox {
             tracing::debug!(store = %self.shared.settings.address, "a mailbox contains something that is not a message");
             return;
         };
-        // Whoever may write this prefix can put anything there.
+        // Any user with write access to this prefix can put anything there.
         let is_ours = |event: &Event| match event {
             Event::Granted { lease, .. } => lease.id.client() == client,
             Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client() == client,
@@ -190,7 +190,7 @@ impl Mailbox {
             _ => None,
         });
         if let Some(key) = granted {
-            // What somebody else has granted is known before it is acted upon.
+            // What another client has granted is known before it is acted upon.
             self.shared.schedule.forget(key);
             if let Some(view) = mail.view(&self.shared.keys.of(key), kv.mod_revision) {
                 self.shared.schedule.cache(key, view);

@@ -18,7 +18,7 @@ const DAY: u32 = 24 * 60 * 60;
 /// How many records are read at once.
 const PAGE: i64 = 512;
 
-/// Removes what nobody uses, unless somebody has done so within the last day.
+/// Removes idle records, unless a client has done so within the last day.
 pub(super) async fn sweep(shared: &Shared) {
     let swept = async {
         let connection = shared.link.open().await?;
@@ -32,7 +32,7 @@ pub(super) async fn sweep(shared: &Shared) {
     }
 }
 
-/// The revision up to which idle records are to be removed; `None` if it is not time yet, or somebody else does it.
+/// The revision up to which idle records are to be removed; `None` if it is not time yet, or another client does it.
 async fn take_turn(shared: &Shared, connection: &Arc<Connection>) -> Result<Option<i64>, Failure> {
     let (turn, swept) = (shared.keys.turn(), shared.keys.swept());
     let read = |key: &[u8]| RangeRequest { key: key.to_vec(), ..RangeRequest::default() };

@@ -141,7 +141,7 @@ impl Ledger {
         self.queue.values().filter(is_of_owner).map(|place| place.lease)
     }
 
-    /// Whether somebody holds permits of a semaphore.
+    /// Whether a semaphore has holders.
     pub(in crate::backend) fn is_shared(&self) -> bool {
         self.kind.is_semaphore() && !self.holds.is_empty()
     }

@@ -11,7 +11,7 @@ use crate::backend::records::{self, Done, Failure, Phase, failed};
 type KeyBatch = records::KeyBatch<Written>;
 type Outcome = records::Outcome<Written>;
 
-/// Writes the records as they are remembered in one exchange, if all are. Those that somebody else has changed, or that are not remembered,
+/// Writes the records as they are remembered in one exchange, if all are. Those that another client has changed, or that are not remembered,
 /// are read in one exchange and written in another one.
 pub(super) async fn change_uncontended(session: &mut Session, batches: Vec<KeyBatch>) -> Outcome {
     if batches.iter().any(|batch| batch.written.is_none()) {

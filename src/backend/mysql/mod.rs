@@ -154,7 +154,7 @@ impl LedgerStore for MysqlStore {
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
         let workers = Arc::clone(&self.workers);
         let events = self.watcher.open(client, &self.runtime);
-        // What somebody else has granted is known before it is acted upon.
+        // What another client has granted is known before it is acted upon.
         let observed = events.inspect(move |event| {
             if let Event::Granted { lease, .. } = event {
                 workers.schedule.forget(&lease.resource.key);

@@ -147,7 +147,7 @@ impl NamedLocks {
     }
 }
 
-/// Takes these locks, unless somebody else has them: 1 if so, else 0.
+/// Takes these locks, unless another client has them: 1 if so, else 0.
 pub(super) fn take(leases: &[LeaseId]) -> String {
     let each: Vec<_> = leases.iter().map(|lease| format!("GET_LOCK('{PREFIX}{lease}', 0)")).collect();
     format!("SELECT {}", each.join(", "))

@@ -41,7 +41,7 @@ fn turn(key: &str) -> String {
     format!("CONCAT('lh:', SHA2(CONCAT(DATABASE(), '/', {}), 224))", hex(key))
 }
 
-/// Locks those of these records that there are, until the transaction ends. It fails if somebody else has locked one, which must not keep the
+/// Locks those of these records that there are, until the transaction ends. It fails if another client has locked one, which must not keep the
 /// others waiting.
 pub(super) fn lock_without_waiting<'a>(keys: impl Iterator<Item = &'a str>) -> String {
     let keys: Vec<_> = keys.map(hex).collect();
@@ -77,7 +77,7 @@ pub(super) fn changed_since<'a>(keys: impl Iterator<Item = (&'a str, i64)>) -> S
     format!("SELECT k, version, doc FROM leasehold WHERE {}", keys.join(" OR "))
 }
 
-/// Begins to sweep, unless somebody has done so within this time, in microseconds. Its id is the time.
+/// Begins to sweep, unless a client has done so within this time, in microseconds. Its id is the time.
 pub(super) fn begin_sweep(interval: i64) -> String {
     format!(
         "UPDATE leasehold_meta SET value = LAST_INSERT_ID({NOW}) \

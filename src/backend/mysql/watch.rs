@@ -307,7 +307,7 @@ impl State {
         watched.waiting = waiting(before, &view);
         (watched.before, watched.behind) = (view.before, view.behind);
         if view.is_semaphore {
-            // Whoever holds any of the permits may be the next to release.
+            // Any holder may be the next to release.
             watched.behind = None;
         }
         if view.is_empty() {
@@ -331,7 +331,7 @@ impl State {
             }
         }
         if !view.is_semaphore {
-            // A semaphore may have many holders, and whoever waits polls.
+            // A semaphore may have many holders, so its waiters poll.
             for lease in view.leases() {
                 let is_urgent = view.others_wait || view.place(lease).is_some();
                 is_something |= self.locks.want(lease, is_urgent, now);

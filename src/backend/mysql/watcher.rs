@@ -138,7 +138,7 @@ impl Watcher {
     async fn carry_out(&self, session: &mut Session, todo: &Todo) -> Result<(), Failure> {
         let Todo { release, take, look } = todo;
         let mut statements = Vec::new();
-        // Somebody waits for these.
+        // There are waiters for these.
         if !release.is_empty() {
             statements.push(named_locks::release(release));
         }

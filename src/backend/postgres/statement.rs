@@ -31,7 +31,7 @@ pub(super) enum Sql {
     /// Writes a record ($1) that did not exist at a time ($3) that is not long ago: since, there may have been one that was removed
     /// again. Returns the same.
     Insert,
-    /// Writes records ($1), of these versions ($2) or new, unless somebody else has changed them or is about to, or it is later than a
+    /// Writes records ($1), of these versions ($2) or new, unless another client has changed them or is about to, or it is later than a
     /// time ($8), and sends messages ($7) on channels ($6) with those of them ($5) that it has written. Returns the keys of those, and the same.
     Write,
     /// Records that nobody has used since a time ($2), in the order of their keys, after a key ($1).

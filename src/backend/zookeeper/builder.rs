@@ -208,7 +208,7 @@ impl Settings {
 
     /// Who may use the nodes that are created.
     pub(super) const fn access(&self) -> Access {
-        if self.credentials.is_some() { Access::Creator } else { Access::Anybody }
+        if self.credentials.is_some() { Access::Creator } else { Access::Anyone }
     }
 }
 

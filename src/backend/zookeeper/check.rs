@@ -33,7 +33,7 @@ impl Shared {
             );
             findings.push(Finding::new(Severity::Info, text));
         }
-        if self.settings.access() == Access::Anybody {
+        if self.settings.access() == Access::Anyone {
             let text = "no credentials are set, so any client that can connect may change the nodes";
             findings.push(Finding::new(Severity::Info, text));
         }

@@ -35,7 +35,7 @@ impl Code {
     pub(super) const QUOTA: Self = Self(-125);
     pub(super) const THROTTLED: Self = Self(-127);
 
-    /// Whether somebody else came first, so that it is to be looked at again.
+    /// Whether another client came first, so that it must be read again.
     pub(super) const fn is_conflict(self) -> bool {
         matches!(self, Self::NO_NODE | Self::BAD_VERSION | Self::NODE_EXISTS | Self::NOT_EMPTY)
     }

@@ -60,8 +60,8 @@ pub(super) enum Mode {
 /// Who may do what with the nodes that are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    Anybody,
-    /// Whoever has the credentials of this client.
+    Anyone,
+    /// A user with the credentials of this client.
     Creator,
 }
 
@@ -220,7 +220,7 @@ impl Op {
 impl Access {
     fn write(self, message: &mut Message) {
         let (scheme, id) = match self {
-            Self::Anybody => ("world", "anyone"),
+            Self::Anyone => ("world", "anyone"),
             Self::Creator => ("auth", ""),
         };
         message.int(1).int(ALL_PERMISSIONS).bytes(scheme.as_bytes()).bytes(id.as_bytes());

@@ -31,7 +31,7 @@ struct Own {
     path: String,
     lease: LeaseRef,
     ticket: Ticket,
-    /// What this client has written last, unless somebody else may have written since.
+    /// What this client has written last, unless another client may have written since.
     seen: Option<Seen>,
     /// Its token, if it holds.
     holds: Option<FencingToken>,
@@ -76,7 +76,7 @@ impl Places {
         }
     }
 
-    /// Somebody else has written the nodes of these leases.
+    /// Another client has written the nodes of these leases.
     pub(super) fn mark_uncertain(&self, key: &Arc<str>, leases: &[LeaseId]) {
         let mut state = self.0.lock();
         let Some(own) = state.own.get_mut(key) else { return };

@@ -72,7 +72,7 @@ impl Shared {
         Ok(matches!(self.send_all(vec![turn]).await?.replies.first(), Some(Ok(_))))
     }
 
-    /// Removes a record and what is left beside it, unless somebody uses it after all.
+    /// Removes a record and its children, unless a client uses it after all.
     async fn remove(&self, path: &str, record: &Record, now: u64) -> Result<(), Failure> {
         let replies = self.send_all(vec![Op::Children { path: path.to_owned() }]).await?.replies;
         let Some(Ok(Reply::Children(nodes, _))) = replies.into_iter().next() else { return Ok(()) };
@@ -81,7 +81,7 @@ impl Shared {
         let replies = self.send_all(reads).await?.replies;
         let mut ops = Vec::new();
         for (node, reply) in nodes.iter().zip(replies) {
-            // It is gone, or another user's: then somebody uses the record.
+            // It is gone, or belongs to another user: then the record is in use.
             let Ok(Reply::Data(data, stat)) = reply else { return Ok(()) };
             if *node != names::generation(&record.generation) && !has_ended(node, &data, stat, now) {
                 return Ok(());

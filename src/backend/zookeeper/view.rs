@@ -175,14 +175,14 @@ impl View {
         self.children[first].seen.is_none().then_some(first)
     }
 
-    /// Whether somebody holds.
+    /// Whether there is a holder.
     pub(super) fn is_held(&self, now: u64) -> bool {
         let Some(record) = &self.record else { return false };
         let ends = |child: &Child| record.ledger.hold_of(child.name.lease()).map(|(_, ends)| ends);
         self.children.iter().filter_map(ends).any(|ends| ends > now)
     }
 
-    /// Whether somebody may wait for permits although some are free.
+    /// Whether there may be waiters although permits are free.
     pub(super) fn may_have_waiters(&self) -> bool {
         self.record.as_ref().is_some_and(|record| record.ledger.is_shared())
     }
@@ -227,7 +227,7 @@ impl View {
         self.set_children(key, names);
     }
 
-    /// The record's node was found like this afterwards. `false` if somebody else has written it.
+    /// The record's node was found like this afterwards. `false` if another client has written it.
     fn matches(&mut self, stat: Stat) -> bool {
         let Some(record) = &mut self.record else { return false };
         if record.created == 0 {
@@ -306,7 +306,7 @@ impl Seen {
 }
 
 impl Mark {
-    /// `None` if somebody else has written it.
+    /// `None` if another client has written it.
     pub(super) fn read(data: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(data).ok()?;
         let mut words = text.split(' ');
