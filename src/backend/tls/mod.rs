@@ -137,7 +137,7 @@ const CLIENT_CERTIFICATE: &str = "the server requires a client certificate";
 const CLIENT_REJECTED: &str =
     "the server ended the handshake; perhaps it requires a different client certificate";
 /// The connection may be reset before the alert, or what is no TLS, has been read.
-const CONNECTION_ENDED: &str = "the server closed the connection; perhaps it does not speak TLS, or wants a (different) client certificate";
+const CONNECTION_ENDED: &str = "the server closed the connection; perhaps it does not speak TLS, or requires a client certificate (or a different one)";
 const HANDSHAKE_ENDED: &str =
     "the server ended the connection during the handshake; perhaps it does not speak TLS";
 pub(super) const NO_TLS: &str =
