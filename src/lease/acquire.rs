@@ -169,10 +169,14 @@ impl<'a> Waiter<'a> {
         if !self.wait_for_releases().await {
             return Ok(None);
         }
-        self.arrive()?;
-        match self.ask().await? {
-            ControlFlow::Break(done) => Ok(done),
-            ControlFlow::Continue(()) => self.wait().await,
+        loop {
+            self.arrive()?;
+            match self.ask().await? {
+                Some(ControlFlow::Break(done)) => return Ok(done),
+                Some(ControlFlow::Continue(())) => return self.wait().await,
+                // A repetition of the request has failed before it was answered itself: the next one is told why.
+                None => self.lease = None,
+            }
         }
     }
 
@@ -230,8 +234,9 @@ impl<'a> Waiter<'a> {
     }
 
     /// Sends the request, unless a lease of the group is passed on to this waiter first.
-    async fn ask(&mut self) -> Result<Step, Error> {
-        let Some(lease) = self.lease.clone() else { return Ok(ControlFlow::Continue(())) };
+    /// `None` if its lease has ended in the meantime.
+    async fn ask(&mut self) -> Result<Option<Step>, Error> {
+        let Some(lease) = self.lease.clone() else { return Ok(Some(ControlFlow::Continue(()))) };
         let asked = send(self.engine, &lease, self.wait);
         let asked = match &mut self.receiver {
             None => self.engine.closing().unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
@@ -239,7 +244,7 @@ impl<'a> Waiter<'a> {
             Some(receiver) => tokio::select! {
                 biased;
                 asked = asked => asked,
-                message = receiver => return self.received(message.ok()).map(|hold| ControlFlow::Break(Some(hold))),
+                message = receiver => return self.received(message.ok()).map(|hold| Some(ControlFlow::Break(Some(hold)))),
             },
         };
         let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
@@ -248,11 +253,11 @@ impl<'a> Waiter<'a> {
         self.follow_limit(limit);
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
-            Outcome::Granted => Ok(self.granted(&lease, now)),
+            Outcome::Granted => Ok(Some(self.granted(&lease, now))),
             Outcome::Busy => {
                 self.lease = None;
                 self.keeper().forget(lease.id());
-                Ok(ControlFlow::Break(None))
+                Ok(Some(ControlFlow::Break(None)))
             }
             Outcome::Failed(error) => {
                 self.failed(&lease);
@@ -294,24 +299,26 @@ impl<'a> Waiter<'a> {
     }
 
     /// From here on the keeper repeats the request, and this waits for a message, unless the lease was granted in the meantime.
-    fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Result<Step, Error> {
+    /// `None` if it has ended.
+    fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Result<Option<Step>, Error> {
         tracing::debug!(key = &*self.resource.key, "waiting");
         let keeper = self.keeper();
         if self.place.is_some() {
             self.lease = None;
             keeper.file(lease);
             keeper.follow(lease, limit);
-            return Ok(ControlFlow::Continue(()));
+            return Ok(Some(ControlFlow::Continue(())));
         }
         let (sender, receiver) = oneshot::channel();
-        if let Some(hold) = lease.wait(sender) {
+        let Some(hold) = lease.wait(sender) else { return self.check_open().map(|()| None) };
+        if let Some(hold) = hold {
             self.lease = None;
-            return Ok(ControlFlow::Break(Some(self.taken(hold, Instant::now()))));
+            return Ok(Some(ControlFlow::Break(Some(self.taken(hold, Instant::now())))));
         }
         self.receiver = Some(receiver);
         keeper.file(lease);
         // If a shutdown has given up the lease already, no message arrives.
-        self.check_open().map(ControlFlow::Continue)
+        self.check_open().map(|()| Some(ControlFlow::Continue(())))
     }
 
     /// The request has failed for good. For the other waiters of the group another lease is requested.

@@ -479,14 +479,18 @@ impl Lease {
         }
     }
 
-    /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime.
-    pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Hold> {
+    /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime. `None` if it has
+    /// ended: nothing would send the waiter a message.
+    pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Option<Hold>> {
         let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Released { .. }) {
+            return None;
+        }
         let hold = self.hand_in(&mut state);
         if hold.is_none() {
             state.waiter = Some(waiter);
         }
-        hold
+        Some(hold)
     }
 
     /// Takes the channel to the waiter of a lease without a group.
@@ -1108,6 +1112,19 @@ mod tests {
         lease.renewed(Ok(Renewal::Renewed), end - TTL / 4, late);
         assert_eq!(hold.ends(), Some(end));
         assert!(hold.loss(late).is_some());
+    }
+
+    #[test]
+    fn a_lease_that_has_ended_takes_no_waiter() {
+        let (lease, now) = (lease(), Instant::now());
+        // The keeper's repetition fails while the first request is still in flight.
+        let refused = Err(BackendError::Refused { source: "another limit".into() });
+        assert!(matches!(lease.answered(refused, now, now), Outcome::Failed(_)));
+        assert!(matches!(lease.answered(queued(7), now, now), Outcome::Over));
+        assert!(lease.wait(oneshot::channel().0).is_none());
+        let lease = self::lease();
+        lease.answered(queued(7), now, now);
+        assert!(matches!(lease.wait(oneshot::channel().0), Some(None)));
     }
 
     #[test]
