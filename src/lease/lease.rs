@@ -93,7 +93,7 @@ struct Queued {
     asking: bool,
     /// Whether the first request, which the waiter sends itself, is in flight.
     in_place: bool,
-    /// Whether there was a reason to repeat the request while one was in flight.
+    /// Whether there has been a reason to repeat the request since it was last sent.
     again: bool,
     /// When the keeper repeats the request.
     ask_at: Instant,
@@ -297,7 +297,6 @@ impl Lease {
             Phase::Held(_) | Phase::Released { .. } | Phase::Lost { .. } => return Outcome::Over,
         };
         (queued.asking, queued.in_place) = (false, false);
-        let again = std::mem::take(&mut queued.again);
         match answer {
             Ok(Answer::Granted(grant)) => match self.measured_from(grant, sent, now) {
                 Some(measured_from) => self.hold(&mut state, grant, measured_from, now),
@@ -319,16 +318,16 @@ impl Lease {
                 queued.answered(place.ticket, sent, now);
                 queued.holder_never_expires = place.holder_never_expires;
                 let alive = moment_within(now, self.terms.ttl);
-                queued.ask_at = now + place.ask_again_in.map_or(alive, |pause| pause.min(alive));
                 match queued.pushed.take().map(|pushed| *pushed) {
                     Some((ticket, grant)) if ticket == place.ticket && self.is_fresh(sent, now) => {
                         return self.hold(&mut state, grant, sent, now);
                     }
                     // The grant is for this place and comes too late, or for a later place: this answer is out of date.
-                    Some((ticket, _)) if ticket >= place.ticket => queued.ask_at = now,
-                    _ if again => queued.ask_at = now,
+                    Some((ticket, _)) if ticket >= place.ticket => queued.again = true,
                     _ => {}
                 }
+                let pause = place.ask_again_in.map_or(alive, |pause| pause.min(alive));
+                queued.ask_at = if queued.again { now } else { now + pause };
                 Outcome::Queued
             }
             Ok(Answer::Busy { .. }) => {
@@ -364,7 +363,7 @@ impl Lease {
                         // The answer that is on its way names the place.
                         return PushOutcome::Known;
                     }
-                    queued.ask_at = now;
+                    (queued.ask_at, queued.again) = (now, true);
                     PushOutcome::Doubtful
                 }
             },
@@ -421,8 +420,7 @@ impl Lease {
     /// Makes a repetition of the request due now.
     pub(super) fn ask_soon(&self, now: Instant) {
         if let Phase::Queued(queued) = &mut self.state.lock().phase {
-            queued.ask_at = now;
-            queued.again = queued.in_place || queued.asking;
+            (queued.ask_at, queued.again) = (now, true);
         }
     }
 
@@ -444,7 +442,8 @@ impl Lease {
     /// The keeper sends the request now. If its runtime ends before the answer, the next one sends it again.
     pub(super) fn start_asking(&self) {
         if let Phase::Queued(queued) = &mut self.state.lock().phase {
-            (queued.kept, queued.asking) = (true, true);
+            queued.kept = true;
+            queued.start_asking();
         }
     }
 
@@ -513,6 +512,11 @@ impl Lease {
 }
 
 impl Queued {
+    /// The keeper sends the request: whatever was a reason to repeat it has happened before the store executes it.
+    fn start_asking(&mut self) {
+        (self.asking, self.again) = (true, false);
+    }
+
     fn answered(&mut self, ticket: Ticket, sent: Instant, now: Instant) {
         (self.answered_at, self.silence) = (now, None);
         // Answers to requests that were in flight together may arrive in any order.
@@ -791,7 +795,7 @@ impl Lease {
         match &mut state.phase {
             Phase::Queued(queued) if queued.asking => Step::Forget,
             Phase::Queued(queued) if queued.ask_at <= now => {
-                queued.asking = true;
+                queued.start_asking();
                 Step::Send
             }
             Phase::Held(held) if list == List::Held && held.may_renew(now) => {
@@ -1112,6 +1116,27 @@ mod tests {
         lease.renewed(Ok(Renewal::Renewed), end - TTL / 4, late);
         assert_eq!(hold.ends(), Some(end));
         assert!(hold.loss(late).is_some());
+    }
+
+    /// Two requests are in flight: the first one, and the keeper's.
+    #[test]
+    fn a_reason_to_repeat_a_request_is_not_forgotten_when_answers_to_earlier_ones_arrive() {
+        let events: [fn(&Lease, Instant); 2] = [|lease, now| lease.ask_soon(now), |lease, now| {
+            told(lease, 9, 42, now);
+        }];
+        for event in events {
+            let (lease, now) = (lease(), Instant::now());
+            lease.ask_soon(now);
+            assert_eq!(lease.step(List::Waiting, now), Step::Send);
+            event(&lease, now);
+            for ticket in [7, 8] {
+                lease.answered(queued(ticket), now, now);
+                assert_eq!(due(&lease), now);
+            }
+            assert_eq!(lease.step(List::Waiting, now), Step::Send);
+            lease.answered(queued(9), now, now);
+            assert!(due(&lease) > now);
+        }
     }
 
     #[test]

@@ -62,6 +62,47 @@ async fn go_out(inside: &Inside, mut guard: Guard, turn: usize) {
     if turn.is_multiple_of(2) { drop(guard) } else { guard.release().await.expect("held to the end") }
 }
 
+promise!(requests_that_race_a_resize_are_granted_or_refused_at_once: counting, fair);
+/// A limit below what is requested refuses a request whose first answer may still be on its way.
+async fn requests_that_race_a_resize_are_granted_or_refused_at_once<S: Semaphore>(site: Site) {
+    const LARGEST: u32 = 8;
+    let (clients, inside) = (site.clients::<3>().await, Inside::new(LARGEST));
+    let end = Instant::now() + SECOND * 3;
+    let mut tasks = JoinSet::new();
+    for i in 0..3 {
+        let semaphore = S::of(&clients[i], 4);
+        tasks.spawn(async move {
+            let mut turn = i;
+            while Instant::now() < end {
+                turn += 1;
+                semaphore.resize(1 + size(turn * 5) % LARGEST).await.expect("resized");
+                sleep(ms(turn as u64 % 3)).await;
+            }
+        });
+    }
+    for i in 0..36 {
+        let (semaphore, inside) = (S::of(&clients[i % 3], 4), Arc::clone(&inside));
+        tasks.spawn(async move {
+            let mut turn = i;
+            while Instant::now() < end {
+                turn += 1;
+                let permits = 1 + u32::from(turn.is_multiple_of(4));
+                match timeout(SOON, semaphore.acquire_many(permits)).await.expect("answered soon") {
+                    Ok(guard) => {
+                        inside.count(permits);
+                        sleep(ms(turn as u64 % 3)).await;
+                        go_out(&inside, guard, turn).await;
+                    }
+                    Err(Error::InvalidArgument { .. } | Error::LimitDiffers { .. }) => sleep(ms(1)).await,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+    within(SECOND * 60, tasks.join_all()).await;
+    nothing_is_left(&S::of(&clients[0], 4)).await;
+}
+
 promise!(a_plain_counter_under_a_single_permit_is_exact: counting, fair);
 async fn a_plain_counter_under_a_single_permit_is_exact<S: Semaphore>(site: Site) {
     const TASKS: usize = 8;
