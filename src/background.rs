@@ -3,7 +3,6 @@
 //! A runtime whose thread is blocked runs neither timers nor sockets, and a task that was woken by a blocked worker may have to
 //! wait for that worker. So leases are renewed and their deadlines watched here, through connections that live here.
 
-#[cfg(feature = "_redis")]
 use std::cell::Cell;
 use std::io;
 use std::thread;
@@ -11,13 +10,11 @@ use std::thread;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 
-#[cfg(feature = "_redis")]
 thread_local! {
     static IS_CURRENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this is called on that thread.
-#[cfg(feature = "_redis")]
 pub(crate) fn is_current() -> bool {
     IS_CURRENT.get()
 }
@@ -36,7 +33,6 @@ pub(crate) fn handle() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name("leasehold".to_owned()).spawn(move || {
-        #[cfg(feature = "_redis")]
         IS_CURRENT.set(true);
         runtime.block_on(std::future::pending::<()>())
     })?;

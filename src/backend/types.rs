@@ -412,6 +412,16 @@ pub enum Released {
     Absent,
 }
 
+impl Released {
+    /// What this means for a release that may have been executed before.
+    pub(crate) const fn by_repetition(self) -> Self {
+        match self {
+            Self::Taken | Self::Absent => Self::Unknown,
+            found => found,
+        }
+    }
+}
+
 /// How much an inspection returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]

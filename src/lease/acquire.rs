@@ -5,20 +5,21 @@
 //! message. Dropping it at any await point affects no other waiter: a lease that nobody waits for is released, and one
 //! that other tasks of this client wait for stays in the store's queue.
 
+use std::future::pending;
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::Instrument;
 
 use super::engine::Engine;
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease, Message, Outcome, RETRY};
 use super::release_queue::PendingRelease;
-use crate::backend::{Answer, BackendError, Claim, Limit, Resource};
+use crate::backend::{Answer, BackendError, Claim, Detail, Limit, Resource};
 use crate::error::{Error, LossReason};
 use crate::handover::{Group, Number, group, with_queue};
 use crate::options::Settings;
@@ -167,7 +168,7 @@ impl<'a> Waiter<'a> {
 
     async fn attempt(&mut self) -> Result<Option<Hold>, Error> {
         if !self.wait_for_releases().await {
-            return Ok(None);
+            return self.time_is_up().await;
         }
         loop {
             self.arrive()?;
@@ -336,27 +337,41 @@ impl<'a> Waiter<'a> {
     }
 
     async fn wait(&mut self) -> Result<Option<Hold>, Error> {
-        let deadline = self.wait.deadline();
+        let (keeper, deadline) = (self.keeper(), self.wait.deadline());
         loop {
             let Some(receiver) = &mut self.receiver else { return Err(self.closed()) };
-            let look = Instant::now() + self.settings.ttl;
-            let until = deadline.map_or(look, |deadline| deadline.min(look));
-            let message = match timeout_at(until, &mut *receiver).await {
-                Ok(message) => message.ok(),
-                Err(_) => match receiver.try_recv() {
-                    Ok(message) => Some(message),
-                    Err(oneshot::error::TryRecvError::Closed) => None,
-                    Err(oneshot::error::TryRecvError::Empty) if deadline == Some(until) => {
-                        return self.silence().map_or(Ok(None), |error| Err(self.error(error)));
-                    }
-                    Err(oneshot::error::TryRecvError::Empty) => {
-                        // If the runtime of the keeper's task has ended, the task has to run on this one.
-                        self.engine.ensure_running();
-                        continue;
-                    }
-                },
-            };
-            return self.received(message).map(Some);
+            let stopped = keeper.stopped.notified();
+            // If the runtime of the keeper's tasks has ended, they have to run on this one.
+            keeper.ensure_running();
+            tokio::select! {
+                biased;
+                message = receiver => return self.received(message.ok()).map(Some),
+                () = stopped => {}
+                () = until(deadline) => return self.time_is_up().await,
+            }
+        }
+    }
+
+    /// Nothing was granted in time: because others hold it, or because the store is not answering?
+    async fn time_is_up(&mut self) -> Result<Option<Hold>, Error> {
+        let error = match self.last_answer() {
+            Err(error) => Some(error),
+            Ok(Some(at)) if at.elapsed() < ROUND_TRIP => None,
+            Ok(_) => self.probe().await.err(),
+        };
+        match self.receiver.as_mut().map(oneshot::Receiver::try_recv) {
+            None | Some(Err(TryRecvError::Empty)) => error.map_or(Ok(None), |error| Err(self.error(error))),
+            Some(message) => self.received(message.ok()).map(Some),
+        }
+    }
+
+    /// Finds out whether the store answers.
+    async fn probe(&self) -> Result<(), BackendError> {
+        let inspected = self.engine.backend().inspect(self.resource, Detail::Counts);
+        match timeout(ROUND_TRIP, inspected).await {
+            Ok(Err(error)) if error.is_transient() => Err(error),
+            Ok(_) => Ok(()),
+            Err(_) => Err(unanswered()),
         }
     }
 
@@ -380,11 +395,12 @@ impl<'a> Waiter<'a> {
         hold
     }
 
-    /// Why the store did not answer the last request on behalf of this waiter, if it did not.
-    fn silence(&self) -> Option<BackendError> {
-        match &self.place {
-            Some((group, _)) => self.keeper().silence(group),
-            None => self.lease.as_ref()?.silence(),
+    /// When the store last answered a request or a renewal on behalf of this waiter. An error if it did not answer the last one.
+    fn last_answer(&self) -> Result<Option<Instant>, BackendError> {
+        match (&self.place, &self.lease) {
+            (Some((group, _)), _) => self.keeper().last_answer(group),
+            (None, Some(lease)) => lease.last_answer(),
+            (None, None) => Ok(None),
         }
     }
 
@@ -461,6 +477,14 @@ async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answ
     match wait.deadline() {
         Some(deadline) => timeout_at(deadline.max(begin + ROUND_TRIP), asked).await.ok(),
         None => Some(asked.await),
+    }
+}
+
+/// Never, if there is no deadline.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
     }
 }
 

@@ -63,6 +63,11 @@ impl Deadline {
         }
     }
 
+    /// When the store last confirmed the lease, at the earliest.
+    pub(crate) const fn measured_from(&self) -> Instant {
+        self.measured_from
+    }
+
     /// When the lease ends unless it is extended.
     pub(crate) fn ends(&self) -> Instant {
         self.cap.map_or(self.trusted_until, |cap| self.trusted_until.min(cap))

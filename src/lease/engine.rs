@@ -3,42 +3,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 
 use super::keeper::Keeper;
 use super::lease::Hold;
 use super::reentry::Owners;
 use super::release::ReleaseError;
 use crate::backend::{Backend, BackendError};
-use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
 
 /// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How long the end of a runtime waits for releases that are still pending.
-const LAST_RELEASES: Duration = Duration::from_millis(100);
 
 /// A handle to the keeper of a client. The keeper's tasks end when the last handle to the client is gone.
 #[derive(Debug)]
 pub(crate) struct Engine {
     keeper: Arc<Keeper>,
-    task: Mutex<Option<JoinHandle<()>>>,
-    /// Whether held leases are kept on the crate's own thread.
-    own_thread: bool,
-    /// Cancelled with the last handle, when no further release can be queued.
-    abandoned: CancellationToken,
 }
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
-        let keeper = Keeper::new(backend);
-        let abandoned = CancellationToken::new();
-        let own_thread = keeper.backend().capabilities().own_thread && keep_apart(&keeper, &abandoned);
-        Self { keeper, task: Mutex::default(), own_thread, abandoned }
+        Self { keeper: Keeper::new(backend) }
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
@@ -57,21 +43,9 @@ impl Engine {
         self.keeper.closing()
     }
 
-    /// Starts the keeper's task on the current runtime unless it is running. The first request does this, and a later one
-    /// does it again if that runtime has ended in the meantime. Must be called within a runtime.
+    /// Starts the keeper's tasks on the current runtime unless they are running. Must be called within a runtime.
     pub(crate) fn ensure_running(&self) {
-        let mut task = self.task.lock();
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            // Subscribed before the request is sent, so that no event caused by it is missed.
-            let events = self.backend().events();
-            let last = self.own_thread.then(|| LastReleases(Arc::clone(&self.keeper)));
-            let keeper = Arc::clone(&self.keeper);
-            let run = keeper.run(events, self.abandoned.clone(), !self.own_thread);
-            *task = Some(tokio::spawn(async move {
-                let _last = last;
-                run.await;
-            }));
-        }
+        self.keeper.ensure_running();
     }
 
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
@@ -97,7 +71,7 @@ impl Engine {
         self.ensure_running();
         let drained = timeout(DRAIN, self.keeper.drained()).await;
         self.backend().close().await;
-        self.abandoned.cancel();
+        self.keeper.abandoned.cancel();
         let unconfirmed = match drained {
             Ok(true) => return Ok(()),
             Ok(false) => "the store did not confirm all releases".into(),
@@ -112,33 +86,8 @@ impl Engine {
     }
 }
 
-/// Starts keeping held leases on the crate's own thread. `false` if that thread cannot be started; they are then kept
-/// on the caller's runtime.
-fn keep_apart(keeper: &Arc<Keeper>, abandoned: &CancellationToken) -> bool {
-    match background::handle() {
-        Ok(background) => {
-            background.spawn(Arc::clone(keeper).keep_held(abandoned.clone()));
-            true
-        }
-        Err(error) => {
-            tracing::warn!(%error, "the crate's own thread could not be started: code that blocks its thread may lose its lease");
-            false
-        }
-    }
-}
-
-/// Dropped when the keeper's task ends, perhaps because its runtime does. The end of the runtime waits for a moment until the
-/// releases that are still pending are sent from the crate's own thread, because the end of the process may come next.
-struct LastReleases(Arc<Keeper>);
-
-impl Drop for LastReleases {
-    fn drop(&mut self) {
-        self.0.leave_runtime(LAST_RELEASES);
-    }
-}
-
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.abandoned.cancel();
+        self.keeper.abandoned.cancel();
     }
 }

@@ -10,14 +10,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
 use super::release_queue::{PendingRelease, ReleaseQueue};
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
+use crate::background;
 use crate::closing::Closing;
 use crate::error::LossReason;
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
@@ -38,14 +41,24 @@ pub(crate) struct Keeper {
     pub(super) closing: Closing,
     /// How many releases were never confirmed.
     pub(super) given_up: AtomicUsize,
-    /// The runtime of the keeper's task has ended, and no other has taken over; for stores that can be used from the crate's own
-    /// thread.
-    pub(super) without_runtime: AtomicBool,
+    /// Cancelled with the last handle to the client, when no further release can be queued.
+    pub(super) abandoned: CancellationToken,
+    /// The crate's own thread, if held leases are kept there.
+    pub(super) background: Option<Handle>,
+    /// Whether the keeper's tasks run, on a runtime of the application.
+    pub(super) running: AtomicBool,
+    /// Held while they are started.
+    pub(super) starting: Mutex<()>,
+    /// Notified when they have ended, perhaps with their runtime.
+    pub(super) stopped: Notify,
+    /// Whether the store has just been too slow for releases that a runtime, or the end of one, waits for.
+    pub(super) too_slow: AtomicBool,
 }
 
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
+        let background = if backend.capabilities().own_thread { own_thread() } else { None };
+        let keeper = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             backend,
             leases: Mutex::default(),
@@ -55,8 +68,17 @@ impl Keeper {
             owners: Owners::default(),
             closing: Closing::default(),
             given_up: AtomicUsize::new(0),
-            without_runtime: AtomicBool::new(false),
-        })
+            abandoned: CancellationToken::new(),
+            background,
+            running: AtomicBool::new(false),
+            starting: Mutex::default(),
+            stopped: Notify::new(),
+            too_slow: AtomicBool::new(false),
+        });
+        if let Some(background) = &keeper.background {
+            background.spawn(Arc::clone(&keeper).keep_held());
+        }
+        keeper
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
@@ -138,10 +160,10 @@ impl Keeper {
         }
     }
 
-    /// Why the last request or renewal for a group was not answered, if one was not.
-    pub(super) fn silence(&self, group: &Group) -> Option<BackendError> {
+    /// When the store last answered a request or a renewal for a group. An error if it did not answer the last one for a lease.
+    pub(super) fn last_answer(&self, group: &Group) -> Result<Option<Instant>, BackendError> {
         let leases = with_queue(&self.queues, group, None, |queue| self.of(&queue.leases()));
-        leases.iter().find_map(|lease| lease.silence())
+        leases.iter().try_fold(None, |last, lease| Ok(last.max(lease.last_answer()?)))
     }
 
     /// Whether a group waits behind a key that has no expiry.
@@ -455,6 +477,17 @@ impl Keeper {
                 self.schedule.forget(&lease);
                 self.release_lost(&lease);
             }
+        }
+    }
+}
+
+/// The crate's own thread. Where it cannot be started, held leases are kept on the caller's runtime.
+fn own_thread() -> Option<Handle> {
+    match background::handle() {
+        Ok(background) => Some(background),
+        Err(error) => {
+            tracing::warn!(%error, "the crate's own thread could not be started: code that blocks its thread may lose its lease");
+            None
         }
     }
 }

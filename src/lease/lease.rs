@@ -469,12 +469,14 @@ impl Lease {
         matches!(&self.state.lock().phase, Phase::Queued(queued) if queued.holder_never_expires)
     }
 
-    /// Why the last request or renewal was not answered, if it was not.
-    pub(super) fn silence(&self) -> Option<BackendError> {
+    /// When the store last answered a request or a renewal, if it ever did. An error if it did not answer the last one.
+    pub(super) fn last_answer(&self) -> Result<Option<Instant>, BackendError> {
         match &self.state.lock().phase {
-            Phase::Queued(queued) => queued.silence.as_ref().map(|error| error.duplicate()),
-            Phase::Held(held) => held.unanswered.as_ref().map(|unanswered| unanswered.1.duplicate()),
-            Phase::Released { .. } | Phase::Lost { .. } => None,
+            Phase::Queued(Queued { silence: Some(error), .. }) => Err(error.duplicate()),
+            Phase::Queued(queued) => Ok(queued.place.map(|_| queued.answered_at)),
+            Phase::Held(Held { unanswered: Some(unanswered), .. }) => Err(unanswered.1.duplicate()),
+            Phase::Held(held) => Ok(Some(held.deadline.measured_from())),
+            Phase::Released { .. } | Phase::Lost { .. } => Ok(None),
         }
     }
 
@@ -1121,9 +1123,12 @@ mod tests {
     /// Two requests are in flight: the first one, and the keeper's.
     #[test]
     fn a_reason_to_repeat_a_request_is_not_forgotten_when_answers_to_earlier_ones_arrive() {
-        let events: [fn(&Lease, Instant); 2] = [|lease, now| lease.ask_soon(now), |lease, now| {
-            told(lease, 9, 42, now);
-        }];
+        let events: [fn(&Lease, Instant); 2] = [
+            |lease, now| lease.ask_soon(now),
+            |lease, now| {
+                told(lease, 9, 42, now);
+            },
+        ];
         for event in events {
             let (lease, now) = (lease(), Instant::now());
             lease.ask_soon(now);
@@ -1159,7 +1164,7 @@ mod tests {
         lease.answered(queued(7), start, start);
         let mut now = start + TTL * 4 - Duration::from_millis(1);
         assert!(matches!(lease.answered(unanswered(), now, now), Outcome::Queued));
-        assert!(lease.silence().is_some());
+        assert!(lease.last_answer().is_err());
         now += Duration::from_millis(1);
         assert!(matches!(lease.answered(unanswered(), now, now), Outcome::Failed(_)));
     }

@@ -7,18 +7,19 @@
 use std::convert::Infallible;
 use std::mem;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::{join, join_all};
 use futures::stream::FuturesUnordered;
 use scopeguard::{ScopeGuard, guard};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
 use super::keeper::Keeper;
 use super::lease::Hold;
@@ -31,15 +32,25 @@ use crate::error::LossReason;
 const MAX_RELEASES: usize = 256;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
+/// How long the end of a runtime, or a guard that is dropped without one, waits for its release.
+const LAST_RELEASES: Duration = Duration::from_millis(100);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 impl Keeper {
+    /// Has a release sent in the background.
     pub(super) fn queue_release(&self, pending: PendingRelease) {
         self.releases.push(pending);
-        if self.without_runtime.load(Ordering::SeqCst) {
-            drop(self.send_from_own_thread());
+        if self.running.load(Ordering::SeqCst) {
+            return;
+        }
+        match self.this.upgrade() {
+            // If this runtime is about to end as well, the keeper stops at once, and it is sent from the crate's own thread.
+            Some(keeper) if Handle::try_current().is_ok() && !background::is_current() => {
+                keeper.ensure_running()
+            }
+            _ => self.release_from_own_thread(),
         }
     }
 
@@ -139,9 +150,9 @@ impl Keeper {
     }
 
     /// Sends pending releases.
-    pub(super) async fn send_releases(&self, abandoned: &CancellationToken) {
+    pub(super) async fn send_releases(&self) {
         let mut releases = FuturesUnordered::new();
-        let mut drained = pin!(self.drained_after(abandoned));
+        let mut drained = pin!(self.drained_at_last());
         loop {
             consume_budget().await;
             while releases.len() < MAX_RELEASES {
@@ -158,8 +169,8 @@ impl Keeper {
         }
     }
 
-    async fn drained_after(&self, abandoned: &CancellationToken) {
-        abandoned.cancelled().await;
+    async fn drained_at_last(&self) {
+        self.abandoned.cancelled().await;
         self.releases.drained(|| true).await;
     }
 
@@ -186,7 +197,10 @@ impl Keeper {
         let key = Arc::clone(&pending.lease.resource.key);
         let give_up = Instant::now() + pending.ttl.max(GIVE_UP_AFTER);
         loop {
+            // Kept if this is dropped with its runtime.
+            let repeated = mem::replace(&mut pending.repeated, true);
             let answer = self.send_release(&pending.lease, pending.keep).await;
+            let answer = answer.map(|found| if repeated { found.by_repetition() } else { found });
             if let Some(confirm) = pending.confirm.take() {
                 // The receiver is gone if the `release` future was dropped.
                 let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::duplicate));
@@ -216,28 +230,24 @@ impl Keeper {
         self.releases.finish(pending);
     }
 
-    /// The runtime of the keeper's task has ended: what is pending is sent from the crate's own thread, and so is what is queued
-    /// until another runtime takes over. Waits for it at most for `time_limit`.
-    pub(super) fn leave_runtime(&self, time_limit: Duration) {
-        self.without_runtime.store(true, Ordering::SeqCst);
-        if let Some(done) = self.send_from_own_thread() {
-            // Nothing is ever sent: it ends when the other side is gone, or too late.
-            let _ = done.recv_timeout(time_limit);
-        }
-    }
-
-    fn send_from_own_thread(&self) -> Option<mpsc::Receiver<Infallible>> {
-        if self.releases.is_empty() {
-            return None;
-        }
+    /// Sends the releases that are pending from the crate's own thread. Waits for that a moment, because the end of the process may
+    /// come next; not again for a store that was too slow, so that the end of a runtime with many guards does not take long.
+    pub(super) fn release_from_own_thread(&self) {
         // Without a thread they stay pending, and are sent by the next runtime that uses the client.
-        let (keeper, background) = (self.this.upgrade()?, background::handle().ok()?);
-        let (done, wait) = mpsc::channel();
+        let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
+        if self.releases.is_empty() {
+            return;
+        }
+        let (done, wait) = mpsc::channel::<Infallible>();
         background.spawn(async move {
             keeper.send_pending_releases().await;
             drop(done);
         });
-        Some(wait)
+        // Nothing is ever sent: it ends when the other side is gone, or too late.
+        let is_patient = !background::is_current() && !self.too_slow.load(Ordering::Relaxed);
+        if is_patient && wait.recv_timeout(LAST_RELEASES) == Err(RecvTimeoutError::Timeout) {
+            self.too_slow.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Sends the releases that are pending now, on the crate's own thread. Those that the store does not answer at all, perhaps

@@ -44,6 +44,8 @@ pub(super) struct PendingRelease {
     pub(super) lease: LeaseRef,
     /// How many permits are kept.
     pub(super) keep: u32,
+    /// Whether it may have been sent before, so that the store may have executed it.
+    pub(super) repeated: bool,
     /// How long the store keeps the lease without a renewal, if that is known.
     pub(super) ttl: Duration,
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
@@ -61,7 +63,15 @@ impl PendingRelease {
 
     /// The release of a grant to a lease that has ended: its request may have been executed after its release.
     pub(super) const fn orphan(lease: LeaseRef) -> Self {
-        Self { number: 0, lease, keep: 0, ttl: Duration::ZERO, next: Vec::new(), confirm: None }
+        Self {
+            number: 0,
+            lease,
+            keep: 0,
+            repeated: false,
+            ttl: Duration::ZERO,
+            next: Vec::new(),
+            confirm: None,
+        }
     }
 }
 

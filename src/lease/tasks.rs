@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
+use scopeguard::guard;
+use tokio::runtime::Handle;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, Sleep, sleep_until};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
@@ -20,15 +21,39 @@ use super::renewals::next_together;
 use crate::backend::Event;
 
 impl Keeper {
-    /// Runs the keeper's duties until `abandoned` is cancelled and no release is pending. Held leases are kept here only if
-    /// `held_too`.
-    pub(super) async fn run(
-        self: Arc<Self>,
-        events: BoxStream<'static, Event>,
-        abandoned: CancellationToken,
-        held_too: bool,
-    ) {
-        self.without_runtime.store(false, Ordering::SeqCst);
+    /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that runtime has
+    /// ended, those that wait on another one do it again, and so does the next call. Must be called within a runtime.
+    pub(super) fn ensure_running(self: &Arc<Self>) {
+        if self.running.load(Ordering::SeqCst) {
+            return;
+        }
+        // Outside a runtime this panics, before anything is changed.
+        let (runtime, starting) = (Handle::current(), self.starting.lock());
+        if self.running.load(Ordering::SeqCst) {
+            return;
+        }
+        // Subscribed before any request is sent, so that no event caused by it is missed.
+        let events = self.backend.events();
+        self.running.store(true, Ordering::SeqCst);
+        drop(starting);
+        // If the runtime is about to end, this is dropped at once.
+        let until_stopped = guard(Arc::clone(self), |keeper| keeper.stop());
+        runtime.spawn(async move { Arc::clone(&until_stopped).run(events).await });
+    }
+
+    /// The tasks have ended, perhaps with their runtime. Those that wait on another runtime start them there; until then, releases
+    /// are sent from the crate's own thread.
+    fn stop(&self) {
+        self.running.store(false, Ordering::SeqCst);
+        self.stopped.notify_waiters();
+        self.release_from_own_thread();
+    }
+
+    /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
+    /// kept on the crate's own thread.
+    async fn run(self: Arc<Self>, events: BoxStream<'static, Event>) {
+        self.too_slow.store(false, Ordering::Relaxed);
+        let held_too = self.background.is_none();
         self.take_over(held_too);
         // Separate tasks, so that a message does not wake those that send releases, and vice versa.
         let queued = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).keep_queued(events)));
@@ -41,7 +66,7 @@ impl Keeper {
         };
         // The task ends when no release is pending. The others never end, unless they panic.
         tokio::select! {
-            () = self.send_releases(&abandoned) => {}
+            () = self.send_releases() => {}
             _ = queued => {}
             _ = held => {}
         }
@@ -59,11 +84,11 @@ impl Keeper {
         self.schedule.file(leases);
     }
 
-    /// Keeps held leases: renews them and notices their end. Runs until `abandoned` is cancelled; nothing is held after that.
-    pub(super) async fn keep_held(self: Arc<Self>, abandoned: CancellationToken) {
+    /// Keeps held leases: renews them and notices their end. Runs until the client is abandoned; nothing is held after that.
+    pub(super) async fn keep_held(self: Arc<Self>) {
         tokio::select! {
             () = Arc::clone(&self).renew_held() => {}
-            () = abandoned.cancelled() => {}
+            () = self.abandoned.cancelled() => {}
         }
     }
 

@@ -163,9 +163,10 @@ impl Connection {
         self.ended.store(false, Ordering::Release);
         // Dropped with the task, perhaps because its runtime ends.
         let driven = guard(Arc::clone(self), |connection| {
+            // First, for those that are notified that there is no link.
+            connection.ended.store(true, Ordering::Release);
             connection.link.send_replace(None);
             connection.status.remove();
-            connection.ended.store(true, Ordering::Release);
         });
         runtime.spawn(async move { driven.stay_connected(closed, tell).await })
     }
@@ -195,13 +196,14 @@ impl Connection {
         self.link.borrow().clone()
     }
 
-    /// The current link. Waits for one for as long as an answer may take.
+    /// The current link. Waits for one for as long as an answer may take, unless nothing keeps it connected.
     pub(super) async fn link(&self) -> Result<Arc<dyn Link>, CallError> {
         if let Some(link) = self.current_link() {
             return Ok(link);
         }
         let mut links = self.links();
-        match timeout(self.timeouts.reply, links.wait_for(Option::is_some)).await {
+        let decided = links.wait_for(|link| link.is_some() || self.has_ended());
+        match timeout(self.timeouts.reply, decided).await {
             Ok(Ok(link)) => link.clone().ok_or_else(|| self.not_connected()),
             Ok(Err(_)) | Err(_) => Err(self.not_connected()),
         }

@@ -109,22 +109,20 @@ fn to_renew(renew: &Renew) -> Operation {
     Operation::new(script, &renew.lease.resource).lease(renew.lease.id).number(millis(renew.ttl))
 }
 
-/// Releases, repeatedly until the server answers or two timeouts have passed. When a gap is due, the lock is left free for so long.
+/// Releases, once. When a gap is due, the lock is left free for so long.
 pub(super) async fn release(
     transport: &Arc<Transport>,
     lease: &LeaseRef,
     gap: Option<Duration>,
 ) -> Result<Released, BackendError> {
-    let release = || to_release(lease, gap);
-    let (answer, repeated) = transport.call_until_answered(release, BackendError::is_transient).await?;
-    match answer.as_i64() {
+    let operation = to_release(lease, gap);
+    let script = operation.script;
+    match transport.call_once(operation).await?.as_i64() {
         Some(RELEASED) => Ok(Released::Held),
         Some(LEFT_QUEUE) => Ok(Released::Queued),
-        // An earlier attempt, whose answer was lost, may have released it.
-        Some(NOT_HELD | HELD_BY_OTHER) if repeated => Ok(Released::Unknown),
         Some(HELD_BY_OTHER) => Ok(Released::Taken),
         Some(NOT_HELD) => Ok(Released::Absent),
-        _ => Err(unreadable(release().script)),
+        _ => Err(unreadable(script)),
     }
 }
 
@@ -141,26 +139,22 @@ fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
     }
 }
 
-/// Ends all holds of the lock. Not repeated once it may have been executed.
+/// Ends all holds of the lock, once.
 pub(super) async fn force(transport: &Arc<Transport>, resource: &Resource) -> Result<bool, BackendError> {
-    let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
-    let force = || Operation::new(&FORCE, resource);
-    let (answer, _) = transport.call_until_answered(force, not_sent).await?;
-    match answer.as_i64() {
+    match transport.call_once(Operation::new(&FORCE, resource)).await?.as_i64() {
         Some(RELEASED) => Ok(true),
         Some(NOT_HELD) => Ok(false),
         _ => Err(unreadable(&FORCE)),
     }
 }
 
-/// Inspects, repeatedly until the server answers or two timeouts have passed.
+/// Inspects, once.
 pub(super) async fn inspect(
     transport: &Arc<Transport>,
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let inspect = || Operation::new(&INSPECT, resource).word(wanted(detail));
-    let (answer, _) = transport.call_until_answered(inspect, BackendError::is_transient).await?;
+    let answer = transport.call_once(Operation::new(&INSPECT, resource).word(wanted(detail))).await?;
     read_inspection(answer.as_list(), detail).ok_or_else(|| unreadable(&INSPECT))
 }
 

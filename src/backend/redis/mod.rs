@@ -123,6 +123,7 @@ pub struct RedisBackend {
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
     replicas: Option<Arc<Replicas>>,
+    timeouts: Timeouts,
     fail_fast: bool,
     statuses: Arc<Statuses>,
     /// Whether the servers have been checked and accepted. No request is sent before that.
@@ -605,6 +606,7 @@ impl RedisBackend {
             poll_interval: settings.poll_interval,
             repair: settings.repair,
             replicas,
+            timeouts: settings.timeouts,
             fail_fast: settings.fail_fast,
             statuses,
             checked: OnceCell::new(),

@@ -63,45 +63,39 @@ pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<R
     }
 }
 
-/// Releases all permits of a lease but `kept`, repeatedly until the server answers or two timeouts have passed.
+/// Releases all permits of a lease but `kept`, once.
 pub(super) async fn release(
     transport: &Arc<Transport>,
     lease: &LeaseRef,
     kept: u32,
 ) -> Result<Released, BackendError> {
-    let release = || about(&RELEASE_PERMITS, lease).number(kept);
-    let (answer, repeated) = transport.call_until_answered(release, BackendError::is_transient).await?;
-    match answer.as_i64() {
+    match transport.call_once(about(&RELEASE_PERMITS, lease).number(kept)).await?.as_i64() {
         Some(RELEASED) => Ok(Released::Held),
         Some(LEFT_QUEUE) => Ok(Released::Queued),
-        // An earlier attempt, whose answer was lost, may have released it.
-        Some(NOT_HELD) if repeated => Ok(Released::Unknown),
         Some(NOT_HELD) => Ok(Released::Absent),
         _ => Err(unreadable(&RELEASE_PERMITS)),
     }
 }
 
-/// Changes a limit, repeatedly until the server answers or two timeouts have passed.
+/// Changes a limit, once.
 pub(super) async fn set_limit(
     transport: &Arc<Transport>,
     resource: &Resource,
     permits: u32,
     ttl: Duration,
 ) -> Result<Limit, BackendError> {
-    let resize =
-        || Operation::new(&RESIZE, resource).word(resource.kind.as_str()).number(permits).number(millis(ttl));
-    let (version, _) = transport.call_until_answered(resize, BackendError::is_transient).await?;
+    let resize = Operation::new(&RESIZE, resource).word(resource.kind.as_str());
+    let version = transport.call_once(resize.number(permits).number(millis(ttl))).await?;
     Ok(Limit::new(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?))
 }
 
-/// Inspects, repeatedly until the server answers or two timeouts have passed.
+/// Inspects, once.
 pub(super) async fn inspect(
     transport: &Arc<Transport>,
     resource: &Resource,
     detail: Detail,
 ) -> Result<Inspection, BackendError> {
-    let inspect = || Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail));
-    let (answer, _) = transport.call_until_answered(inspect, BackendError::is_transient).await?;
+    let answer = transport.call_once(Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail))).await?;
     read_inspection(answer.as_list()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
 }
 

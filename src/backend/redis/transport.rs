@@ -227,25 +227,33 @@ impl Transport {
         self.timeouts.reply.min(term / 3)
     }
 
-    /// Calls a script, repeatedly while it fails with an error that `again` accepts, for up to two reply timeouts. Also returns
-    /// whether an earlier attempt may have been executed.
-    pub(super) async fn call_until_answered(
-        self: &Arc<Self>,
-        operation: impl Fn() -> Operation,
-        again: fn(&BackendError) -> bool,
-    ) -> Result<(Value, bool), BackendError> {
-        let time_limit = self.timeouts.reply;
-        let give_up = Instant::now() + time_limit * 2;
-        let mut repeated = false;
-        loop {
-            match self.call(operation(), time_limit).await {
-                Ok(answer) => return Ok((answer, repeated)),
-                Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
-                    repeated |= matches!(error, BackendError::Unanswered { .. });
-                    sleep(RETRY).await;
-                }
-                Err(error) => return Err(error),
+    /// Runs a script once, perhaps together with others, and waits for its answer as long as fred's timeouts allow.
+    pub(super) async fn call_once(self: &Arc<Self>, operation: Operation) -> Result<Value, BackendError> {
+        self.call(operation, self.timeouts.reply).await
+    }
+}
+
+/// Makes a call, repeatedly while it fails with an error that `again` accepts, until `time_limit` has passed. Also returns whether an
+/// earlier attempt may have been executed.
+pub(super) async fn until_answered<T, F: Future<Output = Result<T, BackendError>>>(
+    time_limit: Duration,
+    again: fn(&BackendError) -> bool,
+    call: impl Fn() -> F,
+) -> Result<(T, bool), BackendError> {
+    let give_up = Instant::now() + time_limit;
+    let mut repeated = false;
+    loop {
+        match call().await {
+            Ok(answer) => return Ok((answer, repeated)),
+            Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
+                repeated |= matches!(error, BackendError::Unanswered { .. });
+                sleep(RETRY).await;
             }
+            // An earlier attempt may have been executed, although this one was not sent.
+            Err(BackendError::NotSent { source }) if repeated => {
+                return Err(BackendError::Unanswered { source });
+            }
+            Err(error) => return Err(error),
         }
     }
 }

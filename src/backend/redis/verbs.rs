@@ -8,13 +8,16 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 
 use super::protocol::TOKENS_PER_GRANT;
-use super::transport::Transport;
+use super::transport::{Transport, until_answered};
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
     Answer, Answered, Backend, BackendError, BoxError, Capabilities, Claim, Detail, Event, Finding,
     Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
 };
 use crate::background;
+
+/// For how many reply timeouts a call is repeated while the server does not answer.
+const ATTEMPTS: u32 = 2;
 
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
@@ -23,8 +26,8 @@ impl Backend for RedisBackend {
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
-            self.ready(&request.lease.resource).await?;
-            let answer = self.polled(request, self.ask(request).await?);
+            let transport = self.ready(&request.lease.resource).await?;
+            let answer = self.polled(request, self.ask(&transport, request).await?);
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
                 && let Err(error) = replicas.acknowledge(&request.lease.resource).await
             {
@@ -49,9 +52,8 @@ impl Backend for RedisBackend {
             if self.never_connected() {
                 return self.check_open().map(|()| Released::Absent);
             }
-            let transport = self.transport_of_releases(&lease.resource).await?;
             self.notifications.forget(lease.id);
-            release(&transport, lease, 0, self.gap()).await
+            self.release_until_answered(lease, 0).await
         }
         .boxed()
     }
@@ -65,7 +67,7 @@ impl Backend for RedisBackend {
             if self.never_connected() {
                 return self.check_open().map(|()| Released::Absent);
             }
-            release(&self.transport_of_releases(&lease.resource).await?, lease, keep, self.gap()).await
+            self.release_until_answered(lease, keep).await
         }
         .boxed()
     }
@@ -75,8 +77,10 @@ impl Backend for RedisBackend {
             if resource.kind.is_semaphore() {
                 return Err(BackendError::many_holders());
             }
-            self.ready(resource).await?;
-            lock::force(&self.transports.of(resource), resource).await
+            // Not repeated once it may have been executed.
+            let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
+            let force = || async { lock::force(&self.ready(resource).await?, resource).await };
+            Ok(until_answered(self.time_limit(), not_sent, force).await?.0)
         }
         .boxed()
     }
@@ -88,8 +92,9 @@ impl Backend for RedisBackend {
         ttl: Duration,
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
-            self.ready(resource).await?;
-            semaphore::set_limit(&self.transports.of(resource), resource, permits, ttl).await
+            let resize =
+                || async { semaphore::set_limit(&self.ready(resource).await?, resource, permits, ttl).await };
+            Ok(until_answered(self.time_limit(), BackendError::is_transient, resize).await?.0)
         }
         .boxed()
     }
@@ -100,12 +105,15 @@ impl Backend for RedisBackend {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         async move {
-            self.ready(resource).await?;
-            if resource.kind.is_semaphore() {
-                semaphore::inspect(&self.transports.of(resource), resource, detail).await
-            } else {
-                lock::inspect(&self.transports.of(resource), resource, detail).await
-            }
+            let inspect = || async {
+                let transport = self.ready(resource).await?;
+                if resource.kind.is_semaphore() {
+                    semaphore::inspect(&transport, resource, detail).await
+                } else {
+                    lock::inspect(&transport, resource, detail).await
+                }
+            };
+            Ok(until_answered(self.time_limit(), BackendError::is_transient, inspect).await?.0)
         }
         .boxed()
     }
@@ -154,18 +162,34 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Makes sure that the connections of the caller work on the current runtime. While there is none to the server of
-    /// `resource`, calls that should fail fast do so here.
-    async fn ready(&self, resource: &Resource) -> Result<(), BackendError> {
+    /// The transport for a call, whose connections live on a runtime that has not ended: if theirs has, they are reopened on the
+    /// current one. While there is no connection to the server of `resource`, calls that should fail fast do so here.
+    async fn ready(&self, resource: &Resource) -> Result<Arc<Transport>, BackendError> {
         let fast = |source: BoxError| BackendError::FailedFast { source };
         match self.revive().await {
-            Err(error) if self.fail_fast && error.is_transient() => Err(fast(error.into())),
-            Err(error) => Err(error),
-            Ok(()) if self.fail_fast && !self.transports.of(resource).connection().is_connected() => {
-                Err(fast(self.transports.of(resource).connection().not_connected().into()))
-            }
-            Ok(()) => Ok(()),
+            Err(error) if self.fail_fast && error.is_transient() => return Err(fast(error.into())),
+            revived => revived?,
         }
+        let transport = self.transports.of(resource);
+        if self.fail_fast && !transport.connection().is_connected() {
+            return Err(fast(transport.connection().not_connected().into()));
+        }
+        Ok(transport)
+    }
+
+    /// How long a call is repeated while the server does not answer.
+    fn time_limit(&self) -> Duration {
+        self.timeouts.reply * ATTEMPTS
+    }
+
+    /// Releases all permits but `keep`, repeatedly until the server answers or the time limit has passed.
+    async fn release_until_answered(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+        let release = || async {
+            let transport = self.transport_of_releases(&lease.resource).await?;
+            release(&transport, lease, keep, self.gap()).await
+        };
+        let released = until_answered(self.time_limit(), BackendError::is_transient, release).await?;
+        Ok(found(released))
     }
 
     /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent, and there is
@@ -174,16 +198,15 @@ impl RedisBackend {
         !self.checked.initialized()
     }
 
-    async fn ask(&self, request: &Request) -> Result<Answer, BackendError> {
+    async fn ask(&self, transport: &Arc<Transport>, request: &Request) -> Result<Answer, BackendError> {
         if u64::from(request.tokens) > TOKENS_PER_GRANT {
             let reason =
                 format!("{} tokens were requested, but a grant has {TOKENS_PER_GRANT}", request.tokens);
             return Err(BackendError::Unsupported { reason });
         }
-        let transport = self.transports.of(&request.lease.resource);
         match &request.claim {
-            Claim::Permits(permits, limit) => semaphore::acquire(&transport, request, *permits, *limit).await,
-            Claim::Sole | Claim::Owner(_) => lock::acquire(&transport, request, self.repair).await,
+            Claim::Permits(permits, limit) => semaphore::acquire(transport, request, *permits, *limit).await,
+            Claim::Sole | Claim::Owner(_) => lock::acquire(transport, request, self.repair).await,
         }
     }
 
@@ -215,9 +238,10 @@ impl RedisBackend {
     /// Releases in the background what was granted, but does not count.
     fn release_in_background(&self, lease: &LeaseRef) {
         let (transport, lease) = (self.transports.of(&lease.resource), lease.clone());
-        let gap = self.gap();
+        let (gap, time_limit) = (self.gap(), self.time_limit());
         tokio::spawn(async move {
-            if let Err(error) = release(&transport, &lease, 0, gap).await {
+            let release = || release(&transport, &lease, 0, gap);
+            if let Err(error) = until_answered(time_limit, BackendError::is_transient, release).await {
                 tracing::warn!(key = &*lease.resource.key, %error, "a lease could not be released; it ends when it expires");
             }
         });
@@ -234,8 +258,12 @@ impl RedisBackend {
     }
 }
 
-/// Releases all permits except `keep`, repeatedly until the server answers or two timeouts have passed. A lock is not
-/// divisible: keeping one permit keeps all of it.
+/// What a release has found. An earlier attempt, whose answer was lost, may have released the lease.
+const fn found((released, repeated): (Released, bool)) -> Released {
+    if repeated { released.by_repetition() } else { released }
+}
+
+/// Releases all permits except `keep`, once. A lock is not divisible: keeping one permit keeps all of it.
 async fn release(
     transport: &Arc<Transport>,
     lease: &LeaseRef,
