@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use scopeguard::{ScopeGuard, guard};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::Instrument;
@@ -238,6 +239,7 @@ impl<'a> Waiter<'a> {
     /// `None` if its lease has ended in the meantime.
     async fn ask(&mut self) -> Result<Option<Step>, Error> {
         let Some(lease) = self.lease.clone() else { return Ok(Some(ControlFlow::Continue(()))) };
+        let dropped = guard(&lease, |lease| self.engine.keeper().request_dropped(lease));
         let asked = send(self.engine, &lease, self.wait);
         let asked = match &mut self.receiver {
             None => self.engine.closing().unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
@@ -249,6 +251,7 @@ impl<'a> Waiter<'a> {
             },
         };
         let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
+        ScopeGuard::into_inner(dropped);
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
         self.follow_limit(limit);
@@ -338,17 +341,11 @@ impl<'a> Waiter<'a> {
 
     async fn wait(&mut self) -> Result<Option<Hold>, Error> {
         let (keeper, deadline) = (self.keeper(), self.wait.deadline());
-        loop {
-            let Some(receiver) = &mut self.receiver else { return Err(self.closed()) };
-            let stopped = keeper.stopped.notified();
-            // If the runtime of the keeper's tasks has ended, they have to run on this one.
-            keeper.ensure_running();
-            tokio::select! {
-                biased;
-                message = receiver => return self.received(message.ok()).map(Some),
-                () = stopped => {}
-                () = until(deadline) => return self.time_is_up().await,
-            }
+        let Some(receiver) = &mut self.receiver else { return Err(self.closed()) };
+        tokio::select! {
+            biased;
+            message = keeper.while_running(receiver) => self.received(message.ok()).map(Some),
+            () = until(deadline) => self.time_is_up().await,
         }
     }
 

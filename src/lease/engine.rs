@@ -1,5 +1,6 @@
 //! What all primitives of one client share: the keeper and its tasks.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,8 +69,7 @@ impl Engine {
     /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are closed.
     pub(crate) async fn shutdown(&self) -> Result<(), Error> {
         self.keeper.close();
-        self.ensure_running();
-        let drained = timeout(DRAIN, self.keeper.drained()).await;
+        let drained = timeout(DRAIN, self.keeper.while_running(pin!(self.keeper.drained()))).await;
         self.backend().close().await;
         self.keeper.abandoned.cancel();
         let unconfirmed = match drained {

@@ -6,10 +6,11 @@
 //! request before it handles the next lease. Held leases are renewed on the crate's own thread if the store allows it,
 //! otherwise on the runtime of the first request.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -19,6 +20,7 @@ use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
 use super::release_queue::{PendingRelease, ReleaseQueue};
 use super::schedule::Schedule;
+use super::tasks::Run;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::background;
 use crate::closing::Closing;
@@ -45,11 +47,11 @@ pub(crate) struct Keeper {
     pub(super) abandoned: CancellationToken,
     /// The crate's own thread, if held leases are kept there.
     pub(super) background: Option<Handle>,
-    /// Whether the keeper's tasks run, on a runtime of the application.
-    pub(super) running: AtomicBool,
-    /// Held while they are started.
-    pub(super) starting: Mutex<()>,
-    /// Notified when they have ended, perhaps with their runtime.
+    /// The number of the current run of the keeper's tasks, on a runtime of the application; 0 while they do not run.
+    pub(super) run: AtomicU64,
+    /// The last run. Held while one is started.
+    pub(super) last_run: Mutex<Run>,
+    /// Notified when a run is over, perhaps because its runtime has ended.
     pub(super) stopped: Notify,
     /// Whether the store has just been too slow for releases that a runtime, or the end of one, waits for.
     pub(super) too_slow: AtomicBool,
@@ -70,8 +72,8 @@ impl Keeper {
             given_up: AtomicUsize::new(0),
             abandoned: CancellationToken::new(),
             background,
-            running: AtomicBool::new(false),
-            starting: Mutex::default(),
+            run: AtomicU64::new(0),
+            last_run: Mutex::default(),
             stopped: Notify::new(),
             too_slow: AtomicBool::new(false),
         });
@@ -176,7 +178,9 @@ impl Keeper {
     pub(super) async fn ask(&self, lease: Arc<Lease>) {
         let Some(request) = lease.request_again() else { return };
         let sent = Instant::now();
+        let dropped = guard(&lease, |lease| self.request_dropped(lease));
         let answer = self.backend.request(&request).await;
+        ScopeGuard::into_inner(dropped);
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
         let now = Instant::now();
@@ -194,6 +198,12 @@ impl Keeper {
             Outcome::Over if known => self.answered_after_release(&lease),
             Outcome::Over => {}
         }
+    }
+
+    /// A request was dropped before it was answered. The store may execute it at any time.
+    pub(super) fn request_dropped(&self, lease: &Lease) {
+        lease.request_dropped();
+        self.answered_after_release(lease);
     }
 
     /// A request was answered, or its grant reported, after its lease was given up. If it was executed after the

@@ -49,6 +49,10 @@ struct State {
     waiter: Option<oneshot::Sender<Message>>,
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
+    /// Whether the store may have granted it after its end.
+    granted_since: bool,
+    /// Whether a request was dropped before it was answered.
+    request_dropped: bool,
 }
 
 #[derive(Debug)]
@@ -56,10 +60,7 @@ enum Phase {
     Queued(Queued),
     Held(Held),
     /// Given up, or released.
-    Released {
-        /// Whether a grant was reported since.
-        granted_since: bool,
-    },
+    Released,
     Lost {
         token: FencingToken,
         reason: LossReason,
@@ -212,6 +213,8 @@ impl Lease {
             endings: Vec::new(),
             waiter: None,
             filed: None,
+            granted_since: false,
+            request_dropped: false,
         };
         Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
     }
@@ -269,7 +272,7 @@ impl Lease {
     }
 
     pub(super) fn is_released(&self) -> bool {
-        matches!(self.state.lock().phase, Phase::Released { .. })
+        matches!(self.state.lock().phase, Phase::Released)
     }
 
     /// The limit of a semaphore, as last reported to this lease by the store.
@@ -294,7 +297,7 @@ impl Lease {
         }
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
-            Phase::Held(_) | Phase::Released { .. } | Phase::Lost { .. } => return Outcome::Over,
+            Phase::Held(_) | Phase::Released | Phase::Lost { .. } => return Outcome::Over,
         };
         (queued.asking, queued.in_place) = (false, false);
         match answer {
@@ -331,7 +334,7 @@ impl Lease {
                 Outcome::Queued
             }
             Ok(Answer::Busy { .. }) => {
-                state.phase = Phase::Released { granted_since: false };
+                state.phase = Phase::Released;
                 Outcome::Busy
             }
             Err(error) if error.is_transient() && !self.has_waited_too_long(queued.answered_at, now) => {
@@ -340,7 +343,7 @@ impl Lease {
                 Outcome::Queued
             }
             Err(error) => {
-                state.phase = Phase::Released { granted_since: false };
+                state.phase = Phase::Released;
                 Outcome::Failed(error)
             }
         }
@@ -367,11 +370,7 @@ impl Lease {
                     PushOutcome::Doubtful
                 }
             },
-            Phase::Released { granted_since } => {
-                *granted_since = true;
-                PushOutcome::Known
-            }
-            Phase::Held(_) | Phase::Lost { .. } => PushOutcome::Known,
+            Phase::Held(_) | Phase::Released | Phase::Lost { .. } => PushOutcome::Known,
         }
     }
 
@@ -447,19 +446,19 @@ impl Lease {
         }
     }
 
-    /// Makes a request or a renewal due again that was in flight on a runtime that has ended. `false` if the keeper has nothing
-    /// to do for this lease.
+    /// Makes a request or a renewal due again that was in flight on a runtime that has ended. A first request that is in flight is
+    /// repeated when it is answered, because events may have been lost. `false` if the keeper has nothing to do for this lease.
     pub(super) fn take_over(&self, now: Instant) -> bool {
         match &mut self.state.lock().phase {
             Phase::Queued(queued) => {
-                (queued.asking, queued.ask_at) = (false, now);
+                (queued.asking, queued.ask_at, queued.again) = (false, now, true);
                 queued.kept
             }
             Phase::Held(held) => {
                 held.renewing = false;
                 true
             }
-            Phase::Released { .. } => false,
+            Phase::Released => false,
             Phase::Lost { seen_to, .. } => !*seen_to,
         }
     }
@@ -476,7 +475,7 @@ impl Lease {
             Phase::Queued(queued) => Ok(queued.place.map(|_| queued.answered_at)),
             Phase::Held(Held { unanswered: Some(unanswered), .. }) => Err(unanswered.1.duplicate()),
             Phase::Held(held) => Ok(Some(held.deadline.measured_from())),
-            Phase::Released { .. } | Phase::Lost { .. } => Ok(None),
+            Phase::Released | Phase::Lost { .. } => Ok(None),
         }
     }
 
@@ -484,7 +483,7 @@ impl Lease {
     /// ended: nothing would send the waiter a message.
     pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Option<Hold>> {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Released { .. }) {
+        if matches!(state.phase, Phase::Released) {
             return None;
         }
         let hold = self.hand_in(&mut state);
@@ -504,7 +503,7 @@ impl Lease {
         let mut state = self.state.lock();
         let waits = matches!(state.phase, Phase::Queued(_));
         if waits {
-            state.phase = Phase::Released { granted_since: false };
+            state.phase = Phase::Released;
         }
         let waiter = state.waiter.take();
         drop(state);
@@ -596,7 +595,7 @@ impl Lease {
         let mut state = self.state.lock();
         let held = matches!(state.phase, Phase::Held(_));
         if held {
-            state.phase = Phase::Released { granted_since: false };
+            state.phase = Phase::Released;
         }
         held
     }
@@ -762,7 +761,7 @@ impl Lease {
             Phase::Lost { seen_to: false, release_at, .. } => {
                 Some((List::Held, release_at.unwrap_or_else(Instant::now)))
             }
-            Phase::Released { .. } | Phase::Lost { .. } => None,
+            Phase::Released | Phase::Lost { .. } => None,
         };
         (std::mem::replace(&mut state.filed, now_at), now_at)
     }
@@ -810,7 +809,7 @@ impl Lease {
                 *seen_to = true;
                 Step::Release
             }
-            Phase::Released { .. } | Phase::Lost { .. } => Step::Forget,
+            Phase::Released | Phase::Lost { .. } => Step::Forget,
         }
     }
 
@@ -858,19 +857,24 @@ impl Lease {
         }
     }
 
-    /// Records that the store may have granted the lease after it was given up.
+    /// Records that the store may have granted the lease after its end.
     pub(super) fn record_late_grant(&self) {
-        if let Phase::Released { granted_since } = &mut self.state.lock().phase {
-            *granted_since = true;
-        }
+        let mut state = self.state.lock();
+        state.granted_since |= matches!(state.phase, Phase::Released | Phase::Lost { .. });
     }
 
-    /// Whether a grant was noted after the lease was given up. Clears the note.
+    /// Whether a grant was noted after the end of the lease. Clears the note.
     pub(super) fn take_late_grant(&self) -> bool {
-        match &mut self.state.lock().phase {
-            Phase::Released { granted_since } => std::mem::take(granted_since),
-            _ => false,
-        }
+        std::mem::take(&mut self.state.lock().granted_since)
+    }
+
+    /// Records that a request was dropped before it was answered: the store may execute it at any time.
+    pub(super) fn request_dropped(&self) {
+        self.state.lock().request_dropped = true;
+    }
+
+    pub(super) fn was_request_dropped(&self) -> bool {
+        self.state.lock().request_dropped
     }
 }
 
@@ -1142,6 +1146,15 @@ mod tests {
             lease.answered(queued(9), now, now);
             assert!(due(&lease) > now);
         }
+    }
+
+    /// The grant may have been pushed to the runtime that has ended.
+    #[test]
+    fn a_first_request_that_is_answered_after_another_runtime_took_over_is_repeated() {
+        let (lease, now) = (lease(), Instant::now());
+        assert!(!lease.take_over(now), "its sender waits for the answer");
+        lease.answered(queued(7), now, now);
+        assert_eq!(due(&lease), now);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::keeper::Keeper;
 use super::lease::Hold;
 use super::release_queue::PendingRelease;
+use super::tasks::LAST_RELEASES;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
 use crate::error::LossReason;
@@ -32,8 +33,6 @@ use crate::error::LossReason;
 const MAX_RELEASES: usize = 256;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long the end of a runtime, or a guard that is dropped without one, waits for its release.
-const LAST_RELEASES: Duration = Duration::from_millis(100);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
@@ -42,7 +41,7 @@ impl Keeper {
     /// Has a release sent in the background.
     pub(super) fn queue_release(&self, pending: PendingRelease) {
         self.releases.push(pending);
-        if self.running.load(Ordering::SeqCst) {
+        if self.run.load(Ordering::SeqCst) != 0 {
             return;
         }
         match self.this.upgrade() {
@@ -50,7 +49,7 @@ impl Keeper {
             Some(keeper) if Handle::try_current().is_ok() && !background::is_current() => {
                 keeper.ensure_running()
             }
-            _ => self.release_from_own_thread(),
+            _ => self.release_from_own_thread(LAST_RELEASES),
         }
     }
 
@@ -65,7 +64,7 @@ impl Keeper {
     }
 
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
-    pub(crate) async fn release(&self, hold: &Hold, permits: u32) -> Result<(), ReleaseError> {
+    pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, permits: u32) -> Result<(), ReleaseError> {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
         let left = self.leave(hold, permits).map_err(ReleaseError::Lost)?;
@@ -117,10 +116,11 @@ impl Keeper {
 
     /// Makes the keeper's task send the preceding requests and then the release. Other waiters depend on those
     /// requests, so they must not depend on the caller's future.
-    async fn release_behind(&self, pending: PendingRelease) -> Result<Released, BackendError> {
+    async fn release_behind(self: &Arc<Self>, pending: PendingRelease) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
         self.queue_release(PendingRelease { confirm: Some(confirm), ..pending });
-        confirmed.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
+        let confirmed = self.while_running(confirmed).await;
+        confirmed.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
     }
 
     async fn send_release(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
@@ -181,19 +181,24 @@ impl Keeper {
     ) {
         let next = mem::take(&mut pending.next);
         if next.is_empty() {
-            return self.send_until_confirmed(pending).await;
+            self.send_until_confirmed(&mut pending).await;
+        } else {
+            next.iter().for_each(|lease| lease.start_asking());
+            let asked = join_all(next.into_iter().map(|lease| self.ask(lease)));
+            join(asked, self.send_until_confirmed(&mut pending)).await;
         }
-        next.iter().for_each(|lease| lease.start_asking());
-        let asked = join_all(next.into_iter().map(|lease| self.ask(lease)));
-        join(asked, self.send_until_confirmed(pending)).await;
+        self.finish(pending);
+    }
+
+    /// A release is no longer pending.
+    fn finish(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
+        self.released(&pending);
+        self.releases.finish(pending);
     }
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
-    /// flight, and be granted later.
-    async fn send_until_confirmed(
-        &self,
-        mut pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>,
-    ) {
+    /// flight, and be granted later. `None` if it is given up.
+    async fn send_until_confirmed(&self, pending: &mut PendingRelease) -> Option<Released> {
         let key = Arc::clone(&pending.lease.resource.key);
         let give_up = Instant::now() + pending.ttl.max(GIVE_UP_AFTER);
         loop {
@@ -208,31 +213,29 @@ impl Keeper {
             match answer {
                 Ok(released) => {
                     tracing::debug!(key = &*key, ?released, "released in the background");
-                    break;
+                    return Some(released);
                 }
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
                     tracing::debug!(key = &*key, %error, "release not answered, sending it again");
                     sleep(RETRY).await;
                 }
                 // Something else is stored under the key, so nothing of this lease is.
-                Err(BackendError::WrongType { .. }) => break,
+                Err(BackendError::WrongType { .. }) => return None,
                 Err(error) => {
                     tracing::warn!(key = &*key, %error, "release given up; the lease ends when it expires");
                     // `shutdown` closes the backend, and has already reported what was not confirmed by then.
                     if !matches!(error, BackendError::Closed) {
                         self.given_up.fetch_add(1, Ordering::Relaxed);
                     }
-                    break;
+                    return None;
                 }
             }
         }
-        self.released(&pending);
-        self.releases.finish(pending);
     }
 
-    /// Sends the releases that are pending from the crate's own thread. Waits for that a moment, because the end of the process may
-    /// come next; not again for a store that was too slow, so that the end of a runtime with many guards does not take long.
-    pub(super) fn release_from_own_thread(&self) {
+    /// Sends the releases that are pending from the crate's own thread. Waits for that at most for `time_limit`, because the end of the
+    /// process may come next; not again for a store that was too slow, so that the end of a runtime with many guards takes no longer.
+    pub(super) fn release_from_own_thread(&self, time_limit: Duration) {
         // Without a thread they stay pending, and are sent by the next runtime that uses the client.
         let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
         if self.releases.is_empty() {
@@ -244,22 +247,38 @@ impl Keeper {
             drop(done);
         });
         // Nothing is ever sent: it ends when the other side is gone, or too late.
-        let is_patient = !background::is_current() && !self.too_slow.load(Ordering::Relaxed);
-        if is_patient && wait.recv_timeout(LAST_RELEASES) == Err(RecvTimeoutError::Timeout) {
+        let is_patient =
+            !time_limit.is_zero() && !background::is_current() && !self.too_slow.load(Ordering::Relaxed);
+        if is_patient && wait.recv_timeout(time_limit) == Err(RecvTimeoutError::Timeout) {
             self.too_slow.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Sends the releases that are pending now, on the crate's own thread. Those that the store does not answer at all, perhaps
-    /// because its client belongs to a runtime that has ended, are pending again afterwards.
+    /// Sends the releases that are pending now, on the crate's own thread.
+    ///
+    /// Those that end no hold are pending again afterwards: a request for the lease may still be on its way, on a connection of the
+    /// runtime that has ended. The next runtime has that connection closed before it sends anything.
     async fn send_pending_releases(&self) {
-        let mut releases = FuturesUnordered::new();
+        let releases = FuturesUnordered::new();
         while let Some(mut pending) = self.releases.pop() {
             // These are requested by the keeper's task on the next runtime.
             self.ask_again(mem::take(&mut pending.next));
-            releases.push(timeout(GIVE_UP_AFTER, self.send_until_confirmed(pending)));
+            releases.push(async move {
+                let answer = timeout(GIVE_UP_AFTER, self.send_until_confirmed(&mut pending)).await;
+                let lease = self.lease(pending.lease.id);
+                let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
+                match answer {
+                    Ok(Some(Released::Held)) if may_be_granted => Some(pending),
+                    Ok(Some(Released::Held) | None) => {
+                        self.finish(pending);
+                        None
+                    }
+                    Ok(Some(_)) | Err(_) => Some(pending),
+                }
+            });
         }
-        while releases.next().await.is_some() {}
+        let answered: Vec<_> = releases.collect().await;
+        drop(answered);
     }
 }
 

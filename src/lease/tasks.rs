@@ -2,16 +2,18 @@
 //! watches their deadlines, one sends releases.
 
 use std::collections::VecDeque;
+use std::future::pending;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
 use scopeguard::guard;
 use tokio::runtime::Handle;
-use tokio::task::consume_budget;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::task::{AbortHandle, consume_budget};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
@@ -20,33 +22,94 @@ use super::release_queue::PendingRelease;
 use super::renewals::next_together;
 use crate::backend::Event;
 
+/// How long a runtime may make no progress before those that wait on another one no longer rely on it.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
+pub(super) const LAST_RELEASES: Duration = Duration::from_millis(100);
+
+/// A run of the keeper's tasks.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    number: u64,
+    runtime: Option<Handle>,
+    task: Option<AbortHandle>,
+}
+
 impl Keeper {
-    /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that runtime has
-    /// ended, those that wait on another one do it again, and so does the next call. Must be called within a runtime.
+    /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
+    /// those that wait on another runtime do it again, and so does the next call. Must be called within a runtime.
     pub(super) fn ensure_running(self: &Arc<Self>) {
-        if self.running.load(Ordering::SeqCst) {
+        if self.run.load(Ordering::SeqCst) != 0 {
             return;
         }
         // Outside a runtime this panics, before anything is changed.
-        let (runtime, starting) = (Handle::current(), self.starting.lock());
-        if self.running.load(Ordering::SeqCst) {
+        let (runtime, mut last) = (Handle::current(), self.last_run.lock());
+        if self.run.load(Ordering::SeqCst) != 0 {
             return;
         }
         // Subscribed before any request is sent, so that no event caused by it is missed.
         let events = self.backend.events();
-        self.running.store(true, Ordering::SeqCst);
-        drop(starting);
+        let number = last.number + 1;
+        *last = Run { number, runtime: Some(runtime.clone()), task: None };
+        self.run.store(number, Ordering::SeqCst);
+        drop(last);
         // If the runtime is about to end, this is dropped at once.
-        let until_stopped = guard(Arc::clone(self), |keeper| keeper.stop());
-        runtime.spawn(async move { Arc::clone(&until_stopped).run(events).await });
+        let until_over = guard(Arc::clone(self), move |keeper| keeper.stop(number, LAST_RELEASES));
+        let task = runtime.spawn(async move { Arc::clone(&until_over).run(events).await });
+        let mut last = self.last_run.lock();
+        if last.number == number {
+            last.task = Some(task.abort_handle());
+        }
     }
 
-    /// The tasks have ended, perhaps with their runtime. Those that wait on another runtime start them there; until then, releases
-    /// are sent from the crate's own thread.
-    fn stop(&self) {
-        self.running.store(false, Ordering::SeqCst);
+    /// Ends the run of that number, perhaps because its runtime has ended. Those that wait on another runtime start the next one there;
+    /// until then, releases are sent from the crate's own thread. Waits at most for `time_limit` for those that are pending.
+    fn stop(&self, number: u64, time_limit: Duration) {
+        if self.run.compare_exchange(number, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        let mut last = self.last_run.lock();
+        if last.number == number {
+            last.runtime = None;
+            // If its runtime is not driven, it ends when that is dropped, or driven again.
+            last.task.take().inspect(AbortHandle::abort);
+        }
+        drop(last);
         self.stopped.notify_waiters();
-        self.release_from_own_thread();
+        self.release_from_own_thread(time_limit);
+    }
+
+    /// Waits for something that the keeper's tasks bring about. If the runtime on which they run ends, or is no longer driven, they
+    /// are started on this one.
+    pub(super) async fn while_running<T>(self: &Arc<Self>, mut work: impl Future<Output = T> + Unpin) -> T {
+        loop {
+            let stopped = self.stopped.notified();
+            self.ensure_running();
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = stopped => {}
+                () = self.stop_if_stuck() => {}
+            }
+        }
+    }
+
+    /// Ends the current run if it is on another runtime that makes no progress. Completes only then.
+    async fn stop_if_stuck(&self) {
+        let (number, runtime) = {
+            let last = self.last_run.lock();
+            (last.number, last.runtime.clone())
+        };
+        let here = Handle::current().id();
+        let Some(other) = runtime.filter(|runtime| runtime.id() != here) else { return pending().await };
+        while timeout(STUCK, other.spawn(async {})).await.is_ok() {
+            sleep(STUCK).await;
+        }
+        tracing::warn!(
+            "the runtime on which this client was used before is not driven; continuing on this one"
+        );
+        self.stop(number, Duration::ZERO);
     }
 
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
@@ -61,7 +124,7 @@ impl Keeper {
             if held_too {
                 AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).renew_held())).await
             } else {
-                std::future::pending().await
+                pending().await
             }
         };
         // The task ends when no release is pending. The others never end, unless they panic.
@@ -137,7 +200,7 @@ impl Keeper {
             self.handle_event(event);
             consume_budget().await;
         }
-        std::future::pending().await
+        pending().await
     }
 
     /// Does what is due for every lease of a list. Returns those that must be requested or renewed.

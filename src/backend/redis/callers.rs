@@ -1,11 +1,15 @@
 //! The connections on the caller's runtime: those for commands, and one that is subscribed. If that runtime ends, the
 //! next call reopens them on its own runtime.
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Connection;
@@ -24,9 +28,12 @@ pub(super) struct CallersConnections {
     tasks: Mutex<Tasks>,
     /// Whether message delivery has been verified once.
     proved: AtomicBool,
-    /// Held while they are reopened.
-    reviving: tokio::sync::Mutex<()>,
+    /// The runtime on which they live. Held while they are reopened.
+    runtime: tokio::sync::Mutex<Option<Handle>>,
 }
+
+/// How long that runtime may make no progress before a call on another one reopens them there.
+const STUCK: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 struct Tasks {
@@ -41,7 +48,7 @@ impl CallersConnections {
         channel: Channel,
         closed: CancellationToken,
     ) -> Arc<Self> {
-        let (tasks, reviving) = (Mutex::default(), tokio::sync::Mutex::default());
+        let (tasks, runtime) = (Mutex::default(), tokio::sync::Mutex::default());
         Arc::new(Self {
             commands,
             subscriber,
@@ -49,12 +56,13 @@ impl CallersConnections {
             closed,
             tasks,
             proved: AtomicBool::default(),
-            reviving,
+            runtime,
         })
     }
 
     /// Connects for the first time, and verifies that messages are delivered.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
+        *self.runtime.lock().await = Some(Handle::current());
         for commands in &self.commands {
             self.keep(commands.connect(self.closed.clone()).await?);
         }
@@ -94,6 +102,30 @@ impl CallersConnections {
             || self.commands.iter().any(Commands::have_ended)
     }
 
+    /// Whether they are missing, or a call was not answered in time.
+    pub(super) fn may_be_missing(&self) -> bool {
+        self.are_missing() || self.commands.iter().any(Commands::are_suspect)
+    }
+
+    /// Whether the runtime on which they live makes no progress although a call waits for it.
+    async fn are_stuck(&self, runtime: Option<&Handle>) -> bool {
+        // All of them are asked.
+        let suspect = self.commands.iter().filter(|commands| commands.take_suspicion()).count() > 0;
+        let here = Handle::current().id();
+        match runtime.filter(|runtime| suspect && runtime.id() != here) {
+            Some(other) => timeout(STUCK, other.spawn(async {})).await.is_err(),
+            None => false,
+        }
+    }
+
+    /// Gives up their tasks, which end when their runtime is driven again, or is dropped.
+    fn abandon(&self) {
+        let tasks = mem::take(&mut *self.tasks.lock());
+        tasks.drivers.iter().for_each(JoinHandle::abort);
+        self.subscriber.abandon();
+        self.commands.iter().for_each(Commands::abandon);
+    }
+
     /// Connects, for the first time or again, from the current runtime, in a separate task: a caller that gives up, or
     /// is not polled, blocks no other caller.
     pub(super) async fn revive(self: &Arc<Self>) -> Result<(), BackendError> {
@@ -102,11 +134,16 @@ impl CallersConnections {
     }
 
     async fn connect_missing(self: Arc<Self>) -> Result<(), BackendError> {
-        let _one_at_a_time = self.reviving.lock().await;
+        let mut runtime = self.runtime.lock().await;
+        if self.are_stuck(runtime.as_ref()).await {
+            tracing::warn!("the runtime of the connections is not driven; connecting from another one");
+            self.abandon();
+        }
         if !self.are_missing() {
             return Ok(());
         }
         runtime::check()?;
+        *runtime = Some(Handle::current());
         self.tasks.lock().drivers.retain(|driver| !driver.is_finished());
         for commands in self.commands.iter().filter(|commands| commands.have_ended()) {
             tracing::debug!("connecting from this runtime");
@@ -127,7 +164,7 @@ impl CallersConnections {
     pub(super) fn take_drivers(&self) -> Vec<JoinHandle<()>> {
         let mut tasks = self.tasks.lock();
         tasks.subscription = None;
-        let mut drivers = std::mem::take(&mut tasks.drivers);
+        let mut drivers = mem::take(&mut tasks.drivers);
         drivers.extend(self.commands.iter().flat_map(Commands::take_drivers));
         drivers
     }

@@ -9,7 +9,7 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::try_join;
@@ -86,6 +86,10 @@ pub(super) struct Connection {
     link: watch::Sender<Option<Arc<dyn Link>>>,
     /// Whether there is no longer a task that keeps it connected.
     ended: AtomicBool,
+    /// How many such tasks there have been.
+    tasks: AtomicU64,
+    /// Whether a call was not answered in time: perhaps the runtime of that task is not driven.
+    suspect: AtomicBool,
     silence: Mutex<Silence>,
     /// Why it is currently not connected.
     failure: Mutex<Option<CallError>>,
@@ -116,6 +120,8 @@ impl Connection {
             status: settings.statuses.connection(),
             link: watch::Sender::default(),
             ended: AtomicBool::new(true),
+            tasks: AtomicU64::new(0),
+            suspect: AtomicBool::new(false),
             silence: Mutex::default(),
             failure: Mutex::default(),
             name: format!("leasehold-{}", Uuid::new_v4().simple()),
@@ -160,15 +166,38 @@ impl Connection {
         closed: CancellationToken,
         tell: Option<oneshot::Sender<Result<(), CallError>>>,
     ) -> JoinHandle<()> {
+        let number = self.tasks.fetch_add(1, Ordering::AcqRel) + 1;
         self.ended.store(false, Ordering::Release);
         // Dropped with the task, perhaps because its runtime ends.
-        let driven = guard(Arc::clone(self), |connection| {
-            // First, for those that are notified that there is no link.
-            connection.ended.store(true, Ordering::Release);
-            connection.link.send_replace(None);
-            connection.status.remove();
+        let driven = guard(Arc::clone(self), move |connection| {
+            if connection.tasks.load(Ordering::Acquire) == number {
+                connection.end();
+            }
         });
         runtime.spawn(async move { driven.stay_connected(closed, tell).await })
+    }
+
+    fn end(&self) {
+        // First, for those that are notified that there is no link.
+        self.ended.store(true, Ordering::Release);
+        self.link.send_replace(None);
+        self.status.remove();
+    }
+
+    /// Gives up the task that keeps it connected, because its runtime is not driven. The caller aborts it.
+    pub(super) fn abandon(&self) {
+        self.tasks.fetch_add(1, Ordering::AcqRel);
+        self.replace_link();
+        self.end();
+    }
+
+    /// Whether a call was not answered in time since this was last asked.
+    pub(super) fn take_suspicion(&self) -> bool {
+        self.is_suspect() && self.suspect.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     /// Whether there is no longer a task that keeps it connected, because the runtime of the task has ended.
@@ -241,6 +270,9 @@ impl Connection {
     /// demands a login, the link is replaced. The number of timeouts does not matter: the calls may have been sent
     /// together, or have had short timeouts.
     pub(super) fn record_answer(&self, answer: &Result<Value, CallError>, sent: Instant) {
+        if matches!(answer, Err(CallError::Timeout(_))) {
+            self.suspect.store(true, Ordering::Relaxed);
+        }
         let mut silence = self.silence.lock();
         if !matches!(answer, Err(CallError::Timeout(_))) {
             silence.since = None;

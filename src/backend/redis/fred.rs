@@ -237,6 +237,8 @@ impl Link for FredLink {
 
     fn abort(&self) {
         self.abort.abort();
+        // The driver itself ends later, or never, if its runtime is not driven.
+        self.ended.cancel();
     }
 }
 

@@ -84,6 +84,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -716,7 +717,7 @@ impl RedisBackend {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
         }
-        if self.callers.are_missing() {
+        if self.callers.may_be_missing() {
             self.callers.revive().await?;
         }
         if self.checked.initialized() { Ok(()) } else { self.check_once().await }
@@ -730,7 +731,12 @@ impl RedisBackend {
         let mut drivers = self.callers.take_drivers();
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
         drivers.extend(self.renewing.take_drivers());
-        for ended in join_all(drivers).await {
+        // That of a runtime that is not driven does not end.
+        let Ok(all) = timeout(self.timeouts.connect, join_all(drivers)).await else {
+            tracing::warn!("the connections were not closed in time");
+            return;
+        };
+        for ended in all {
             match ended {
                 // It ended with its runtime.
                 Err(error) if error.is_cancelled() => {}

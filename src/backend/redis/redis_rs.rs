@@ -262,6 +262,8 @@ impl Link for RedisRsLink {
 
     fn abort(&self) {
         self.abort.abort();
+        // The driver itself ends later, or never, if its runtime is not driven.
+        self.ended.cancel();
     }
 }
 

@@ -180,6 +180,30 @@ impl Commands {
         }
     }
 
+    /// Whether a call was not answered in time.
+    pub(super) fn are_suspect(&self) -> bool {
+        match self {
+            Self::Server(connection) => connection.is_suspect(),
+            Self::Cluster(nodes) => nodes.are_suspect(),
+        }
+    }
+
+    /// Whether a call was not answered in time since this was last asked.
+    pub(super) fn take_suspicion(&self) -> bool {
+        match self {
+            Self::Server(connection) => connection.take_suspicion(),
+            Self::Cluster(nodes) => nodes.take_suspicion(),
+        }
+    }
+
+    /// Gives up the tasks of the connections, because their runtime is not driven.
+    pub(super) fn abandon(&self) {
+        match self {
+            Self::Server(connection) => connection.abandon(),
+            Self::Cluster(nodes) => nodes.abandon(),
+        }
+    }
+
     /// Reconnects from the current runtime.
     pub(super) async fn revive(
         &self,

@@ -213,6 +213,23 @@ impl Nodes {
         open.runtime.is_none() || open.connections.values().any(|(connection, _)| connection.has_ended())
     }
 
+    /// Whether a call was not answered in time.
+    pub(in super::super) fn are_suspect(&self) -> bool {
+        self.open.lock().connections.values().any(|(connection, _)| connection.is_suspect())
+    }
+
+    /// Whether a call was not answered in time since this was last asked.
+    pub(in super::super) fn take_suspicion(&self) -> bool {
+        let connections = self.connections();
+        connections.iter().filter(|(_, connection)| connection.take_suspicion()).count() > 0
+    }
+
+    /// Gives up the tasks of the connections, because their runtime is not driven.
+    pub(in super::super) fn abandon(&self) {
+        self.take_drivers().iter().for_each(JoinHandle::abort);
+        self.connections().iter().for_each(|(_, connection)| connection.abandon());
+    }
+
     /// Connects again from the current runtime.
     pub(in super::super) async fn revive(&self) -> Result<(), BackendError> {
         if !self.slots.are_known() {
