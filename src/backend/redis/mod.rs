@@ -422,6 +422,25 @@ impl RedisBuilder {
     }
 }
 
+/// Makes all waiting requests repeat when the runtime of the subscription ends, until `closed`: the first of them opens it again, from
+/// a runtime that exists. Without it they would not be told of their grants.
+async fn subscribe_elsewhere(
+    subscriber: Arc<Connection>,
+    notifications: Arc<Notifications>,
+    closed: CancellationToken,
+) {
+    let mut links = subscriber.links();
+    let each_end = async {
+        // The sender is in `subscriber`, so waiting cannot fail.
+        while links.wait_for(Option::is_some).await.is_ok()
+            && links.wait_for(|link| link.is_none() && subscriber.has_ended()).await.is_ok()
+        {
+            notifications.resync();
+        }
+    };
+    closed.run_until_cancelled(each_end).await;
+}
+
 /// Makes all waiting requests repeat when the store becomes unreachable, so that they fail, until `closed`.
 async fn fail_waiting(
     mut changes: BoxStream<'static, StoreState>,
@@ -585,7 +604,11 @@ impl RedisBackend {
         let servers = Servers::new(topology, connections, sentinel_login, told, closing.token());
         let (commands, transports) = servers.commands();
         let (renewing, renewals) = servers.commands();
-        let mut drivers = vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing]))];
+        let subscriber = servers.connection();
+        let resubscribe =
+            subscribe_elsewhere(Arc::clone(&subscriber), Arc::clone(&notifications), closing.token());
+        let mut drivers =
+            vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing])), own.spawn(resubscribe)];
         if settings.fail_fast {
             let (changes, told) = (statuses.changes(), Arc::clone(&notifications));
             drivers.push(own.spawn(fail_waiting(changes, told, closing.token())));
@@ -598,7 +621,7 @@ impl RedisBackend {
         });
         Ok(Self {
             capabilities: Capabilities::new(store),
-            callers: CallersConnections::new(commands, servers.connection(), channel, closing.token()),
+            callers: CallersConnections::new(commands, subscriber, channel, closing.token()),
             transports,
             renewing,
             renewals,
