@@ -174,28 +174,43 @@ impl Keeper {
         leases.iter().any(|lease| lease.holder_never_expires())
     }
 
-    /// Sends the request for a lease, for the first time or again.
-    pub(super) async fn ask(&self, lease: Arc<Lease>) {
-        let Some(request) = lease.request_again() else { return };
-        let sent = Instant::now();
-        let dropped = guard(&lease, |lease| self.request_dropped(lease));
-        let answer = self.backend.request(&request).await;
-        ScopeGuard::into_inner(dropped);
+    /// Sends the request for a lease, for the first time or again. If the returned future is dropped, perhaps without having been
+    /// polled, another run of the keeper's tasks does it.
+    pub(super) fn ask(&self, lease: Arc<Lease>) -> impl Future<Output = ()> + use<'_> {
+        let interrupted = guard(lease, |lease| {
+            self.request_dropped(&lease);
+            if lease.waits() && lease.take_over(Instant::now()) {
+                self.file(&lease);
+            }
+        });
+        async move {
+            let Some(request) = interrupted.request_again() else {
+                drop(ScopeGuard::into_inner(interrupted));
+                return;
+            };
+            let sent = Instant::now();
+            let answer = self.backend.request(&request).await;
+            self.asked_again(&ScopeGuard::into_inner(interrupted), answer, sent);
+        }
+    }
+
+    /// Handles the answer to a request that the keeper has sent.
+    fn asked_again(&self, lease: &Arc<Lease>, answer: Result<Answer, BackendError>, sent: Instant) {
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
-            Outcome::Granted => self.granted(&lease, now),
+            Outcome::Granted => self.granted(lease, now),
             Outcome::Queued => {
-                self.file(&lease);
-                self.follow(&lease, limit);
+                self.file(lease);
+                self.follow(lease, limit);
             }
             Outcome::Busy => {
                 let source = "the store answered a waiting request as if it did not wait".into();
-                self.failed(&lease, &BackendError::Refused { source });
+                self.failed(lease, &BackendError::Refused { source });
             }
-            Outcome::Failed(error) => self.failed(&lease, &error),
-            Outcome::Over if known => self.answered_after_release(&lease),
+            Outcome::Failed(error) => self.failed(lease, &error),
+            Outcome::Over if known => self.answered_after_release(lease),
             Outcome::Over => {}
         }
     }

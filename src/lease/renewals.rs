@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::StreamExt;
+use scopeguard::guard;
 use tokio::time::{Instant, timeout_at};
 
 use super::keeper::Keeper;
@@ -38,25 +39,27 @@ impl Keeper {
     ) -> impl Future<Output = ()> + use<'a> {
         // For those that have ended in the meantime, what is due is filed already.
         let requests = leases.into_iter().filter_map(|lease| Some((lease.renewal()?, Some(lease))));
-        let (requests, mut leases): (Vec<_>, Vec<_>) = requests.unzip();
+        let (requests, leases): (Vec<_>, Vec<_>) = requests.unzip();
         under_way.fetch_add(leases.len(), Ordering::Relaxed);
+        let sent = Instant::now();
+        let ends = leases.iter().flatten().filter_map(|lease| lease.ends()).max();
+        // Also if this is dropped: another run of the keeper's tasks may have taken over.
+        let mut leases = guard(leases, move |mut leases| {
+            let unanswered =
+                || Err(BackendError::Unanswered { source: "the store did not answer this renewal".into() });
+            let left = leases.iter().enumerate().filter(|(_, lease)| lease.is_some());
+            let unanswered: Vec<_> = left.map(|(n, _)| (n, unanswered())).collect();
+            self.renewed(&mut leases, unanswered, sent, under_way);
+        });
         async move {
-            let sent = Instant::now();
-            let ends = leases.iter().flatten().filter_map(|lease| lease.ends()).max();
             let answered = async {
                 let mut answers = self.backend.renew(&requests).ready_chunks(TOGETHER);
                 while let Some(answers) = answers.next().await {
                     self.renewed(&mut leases, answers, sent, under_way);
                 }
             };
-            // If the store never answers, the renewals are given up when all these leases have ended.
-            let is_complete = timeout_at(ends.unwrap_or(sent), answered).await.is_ok();
-            let why =
-                if is_complete { "the store did not answer this renewal" } else { "the lease has ended" };
-            let left = leases.iter().enumerate().filter(|(_, lease)| lease.is_some());
-            let unanswered = |(n, _)| (n, Err(BackendError::Unanswered { source: why.into() }));
-            let unanswered: Vec<_> = left.map(unanswered).collect();
-            self.renewed(&mut leases, unanswered, sent, under_way);
+            // If the store never answers, the renewals are given up when all these leases have ended: then an error changes nothing.
+            let _ = timeout_at(ends.unwrap_or(sent), answered).await;
         }
     }
 
