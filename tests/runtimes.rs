@@ -7,8 +7,9 @@ mod support;
 
 use std::future::ready;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, MutexOptions};
 use locks::*;
@@ -132,6 +133,111 @@ fn a_guard_dropped_after_its_runtime_leaves_nothing() {
     }
 }
 
+/// A client that was connected and used on a runtime, which has other things to do from then on.
+fn client_of(server: &RedisServer, runtime: &Runtime) -> Client {
+    runtime.block_on(async {
+        let client = connect(&server.url()).await;
+        let mutex = client.mutex("warm").expect("valid");
+        mutex.lock().await.expect("free").release().await.expect("held");
+        client
+    })
+}
+
+#[test]
+fn waiters_go_on_when_the_runtime_on_which_their_client_was_used_first_ends() {
+    let Some(server) = RedisServer::start_or_skip("the end of a client's first runtime") else { return };
+    let (first, second) = (several_threads(), several_threads());
+    let client = client_of(&server, &first);
+    second.block_on(async {
+        let other = connect(&server.url()).await;
+        // Queued by itself, and in a group of its client.
+        let semaphores = [&client, &other].map(|client| client.fair_semaphore("last", 1).expect("valid"));
+        let mutexes = [&client, &other].map(|client| client.mutex("last").expect("valid"));
+        let permit = semaphores[1].acquire().await.expect("free");
+        let guard = mutexes[1].lock().await.expect("free");
+        let [semaphore, _] = semaphores.clone();
+        let for_permit = tokio::spawn(async move { semaphore.acquire().await });
+        let waiters = [(); 3].map(|()| {
+            let mutex = mutexes[0].clone();
+            tokio::spawn(async move { mutex.lock().await?.release().await })
+        });
+        eventually(SOON, || async {
+            let permits = semaphores[1].inspect().await.expect("inspected");
+            let locks = mutexes[1].inspect().await.expect("inspected");
+            permits.waiters.len() == 1 && locks.waiters.len() == 1
+        })
+        .await;
+        first.shutdown_background();
+        permit.release().await.expect("held");
+        guard.release().await.expect("held");
+        // Long before anything would be asked again by itself.
+        within(SOON, for_permit).await.expect("no panic").expect("granted").release().await.expect("held");
+        for waiter in waiters {
+            within(SOON, waiter).await.expect("no panic").expect("granted, and held to the end");
+        }
+    });
+}
+
+/// As with the tests of a program that have a client in a `static`, and a runtime each.
+#[test]
+fn a_client_is_shared_by_runtimes_that_come_and_go() {
+    let Some(server) = RedisServer::start_or_skip("many runtimes") else { return };
+    let client = client_of(&server, &one_thread());
+    let end = Instant::now() + 5 * SECOND;
+    let locked = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for n in 0..6 {
+            let (client, locked) = (&client, &locked);
+            scope.spawn(move || {
+                let mut turn = n;
+                while Instant::now() < end {
+                    turn += 1;
+                    let runtime = if turn % 2 == 0 { one_thread() } else { several_threads() };
+                    runtime.block_on(async {
+                        for hold in 0..1 + turn % 7 {
+                            let mutex = client.mutex(&format!("test:{}", (turn + hold) % 3)).expect("valid");
+                            let guard = within(SOON, mutex.lock()).await.expect("granted");
+                            locked.fetch_add(1, Ordering::Relaxed);
+                            if hold % 2 == 0 { drop(guard) } else { guard.release().await.expect("held") }
+                        }
+                    });
+                }
+            });
+        }
+    });
+    println!("locked {} times", locked.into_inner());
+    one_thread().block_on(async { client.shutdown().await.expect("drained") });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
+/// A current-thread runtime outside `block_on`.
+#[test]
+fn a_client_is_used_although_the_runtime_on_which_it_was_used_first_is_not_driven() {
+    let Some(server) = RedisServer::start_or_skip("a runtime that is not driven") else { return };
+    let first = one_thread();
+    let client = client_of(&server, &first);
+    let second = several_threads();
+    second.block_on(async {
+        let mutex = client.mutex("moved").expect("valid");
+        // Two seconds until the call is known to be unanswered.
+        let guard = within(SOON + SLACK, mutex.lock()).await.expect("free");
+        guard.release().await.expect("held");
+        let guard = within(SECOND, mutex.lock()).await.expect("free");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        guard.release().await.expect("held");
+        within(SECOND, waiter).await.expect("no panic").expect("granted").release().await.expect("held");
+    });
+    // What it has begun changes nothing.
+    first.block_on(tokio::task::yield_now());
+    drop(first);
+    second.block_on(async {
+        let mutex = client.mutex("moved").expect("valid");
+        within(SECOND, mutex.lock()).await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("drained");
+    });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
 /// A call that is given up while the client connects again must not leave it without its subscription.
 #[test]
 fn a_client_gets_its_grants_after_a_call_was_dropped_during_a_reconnect() {
@@ -156,19 +262,41 @@ fn a_client_gets_its_grants_after_a_call_was_dropped_during_a_reconnect() {
     }
 }
 
-/// Locks, and lets go as the last thing that its runtime does.
+/// Locks, and lets go as the last thing that its runtime does, or after it.
 #[test]
 fn drops_last() {
     let Some(args) = worker_args() else { return };
-    let (threads, url) = args.split_once(' ').expect("two arguments");
+    let [threads, place, url] = args.split(' ').collect::<Vec<_>>()[..] else { panic!("three arguments") };
     let runtime = if threads == "one" { one_thread() } else { several_threads() };
-    runtime.block_on(async {
+    let later = runtime.block_on(async {
         let client = Client::connect(url).await.expect("the server answers");
         let guard = client.mutex(KEY_OF_LAST).expect("valid").lock().await.expect("free");
-        say("locked");
-        drop(guard);
+        match place {
+            "main" => {
+                say("locked");
+                drop(guard);
+                None
+            }
+            "task" => {
+                // It never ends: the runtime drops it.
+                let (begun, has_begun) = tokio::sync::oneshot::channel();
+                tokio::spawn(async move {
+                    begun.send(()).expect("awaited");
+                    std::future::pending::<()>().await;
+                    drop(guard);
+                });
+                has_begun.await.expect("it begins");
+                say("locked");
+                None
+            }
+            _ => {
+                say("locked");
+                Some(guard)
+            }
+        }
     });
     drop(runtime);
+    drop(later);
     std::process::exit(0);
 }
 
@@ -177,13 +305,16 @@ const KEY_OF_LAST: &str = "last";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_dropped_as_the_last_thing_of_main_leaves_nothing() {
     let Some(server) = RedisServer::start_or_skip("the last line of main") else { return };
-    for threads in ["one", "several"] {
-        for round in 0..10 {
-            let mut worker = Worker::start("drops_last", &format!("{threads} {}", server.url()));
-            assert_eq!(worker.line().await.as_deref(), Some("locked"));
-            assert_eq!(worker.line().await, None, "it ends");
-            let left = server.raw().get(&format!("lock:{KEY_OF_LAST}"));
-            assert_eq!(left, None, "round {round} on {threads}");
+    for place in ["main", "task", "after"] {
+        for threads in ["one", "several"] {
+            for round in 0..10 {
+                let args = format!("{threads} {place} {}", server.url());
+                let mut worker = Worker::start("drops_last", &args);
+                assert_eq!(worker.line().await.as_deref(), Some("locked"));
+                assert_eq!(worker.line().await, None, "it ends");
+                let left = server.raw().get(&format!("lock:{KEY_OF_LAST}"));
+                assert_eq!(left, None, "round {round} on {threads}: {place}");
+            }
         }
     }
 }
