@@ -1164,6 +1164,28 @@ async fn handles_guards_and_futures_can_be_printed_without_the_lease_id() -> Out
     Ok(())
 }
 
+#[tokio::test]
+async fn what_is_printed_of_a_client_does_not_depend_on_how_many_leases_it_has() -> Outcome {
+    let client = Client::memory();
+    let (reentrant, counting, fair) =
+        (client.reentrant_lock(NAME)?, client.counting_semaphore(NAME, 3)?, client.fair_semaphore(NAME, 3)?);
+    let mutex = client.mutex(NAME)?;
+    let print = || format!("{client:?}\n{mutex:?}\n{reentrant:?}\n{counting:?}\n{fair:?}");
+    let before = print();
+    let mut guards = Vec::new();
+    for n in 0..1000 {
+        guards.push(client.mutex(&format!("{n}"))?.lock().await?);
+    }
+    assert_eq!(print(), before);
+    for line in before.lines() {
+        assert!(line.len() < 200 && line.contains("memory:"), "the store, and little more: {line}");
+    }
+    for name_of in ["Client", "DistMutex", "ReentrantLock", "CountingSemaphore", "FairSemaphore"] {
+        assert!(before.contains(name_of), "{before}");
+    }
+    Ok(())
+}
+
 // A store that does not answer renewals, or is slow to release.
 
 #[derive(Debug, Default)]

@@ -41,15 +41,14 @@ impl Keeper {
     /// Has a release sent in the background.
     pub(super) fn queue_release(&self, pending: PendingRelease) {
         self.releases.push(pending);
-        if self.run.load(Ordering::SeqCst) != 0 {
-            return;
-        }
-        match self.this.upgrade() {
-            // If this runtime is about to end as well, the keeper stops at once, and it is sent from the crate's own thread.
-            Some(keeper) if Handle::try_current().is_ok() && !background::is_current() => {
-                keeper.ensure_running()
-            }
-            _ => self.release_from_own_thread(LAST_RELEASES),
+        let is_running = self.run.load(Ordering::SeqCst) != 0;
+        if Handle::try_current().is_err() || (background::is_current() && !is_running) {
+            // The runtime of the tasks, if they run, is perhaps not driven.
+            let time_limit = if is_running { Duration::ZERO } else { LAST_RELEASES };
+            self.release_from_own_thread(time_limit);
+        } else if let Some(keeper) = self.this.upgrade().filter(|_| !is_running) {
+            // If this runtime is about to end as well, the tasks end at once, and it is sent from the crate's own thread.
+            keeper.ensure_running();
         }
     }
 

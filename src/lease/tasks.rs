@@ -38,15 +38,16 @@ pub(super) struct Run {
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
-    /// those that wait on another runtime do it again, and so does the next call. Must be called within a runtime.
-    pub(super) fn ensure_running(self: &Arc<Self>) {
+    /// those that wait on another runtime do it again, and so does the next call. Must be called within a runtime. `false` if this
+    /// one has ended and takes no more tasks.
+    pub(super) fn ensure_running(self: &Arc<Self>) -> bool {
         if self.run.load(Ordering::SeqCst) != 0 {
-            return;
+            return true;
         }
         // Outside a runtime this panics, before anything is changed.
         let (runtime, mut last) = (Handle::current(), self.last_run.lock());
         if self.run.load(Ordering::SeqCst) != 0 {
-            return;
+            return true;
         }
         // Subscribed before any request is sent, so that no event caused by it is missed.
         let events = self.backend.events();
@@ -61,6 +62,8 @@ impl Keeper {
         if last.number == number {
             last.task = Some(task.abort_handle());
         }
+        drop(last);
+        !task.is_finished()
     }
 
     /// Ends the run of that number, perhaps because its runtime has ended. Those that wait on another runtime start the next one there;
@@ -85,7 +88,10 @@ impl Keeper {
     pub(super) async fn while_running<T>(self: &Arc<Self>, mut work: impl Future<Output = T> + Unpin) -> T {
         loop {
             let stopped = self.stopped.notified();
-            self.ensure_running();
+            if !self.ensure_running() {
+                // This is about to be dropped, or the next call on another runtime goes on.
+                return work.await;
+            }
             tokio::select! {
                 biased;
                 done = &mut work => return done,
