@@ -21,7 +21,7 @@ use crate::semaphore::CountingSemaphore;
 ///
 /// Each client has one background task, no matter how many locks and waiters it has. The task repeats the requests of
 /// waiters and sends releases. It runs on the tokio runtime of the first request, whose timer must be enabled (and its
-/// I/O, for Redis). If that runtime ends, the next call from another runtime starts the task again there.
+/// I/O, for Redis). If that runtime ends, a call or a waiter on another runtime starts the task again there.
 ///
 /// A client of a Redis server keeps three connections (in a cluster, the first and the last of them to every primary).
 /// Those for commands and for notifications are on the runtime on which it was connected; if that runtime ends, the
@@ -31,7 +31,7 @@ use crate::semaphore::CountingSemaphore;
 /// background task.
 ///
 /// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
-/// nor sends releases, and calls from other runtimes wait for it.
+/// nor sends releases. Calls that wait on another runtime take over after a few seconds.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
