@@ -219,6 +219,64 @@ async fn after_a_restart_without_persistence_the_holder_is_notified_and_waiters_
     nothing_left(&fixture.server, SLACK).await;
 }
 
+/// A store that goes away while calls wait, and one that had gone before they began: with the default TTL, by which nothing is sent
+/// while they wait; whether they wait behind a holder of their own client or of another; and however short their time limit is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_whose_time_limit_is_reached_say_so_if_the_server_does_not_answer() {
+    // A lock and a reentrant lock of one name exclude each other.
+    const OWNED: &str = "machine:43";
+    for is_killed in [true, false] {
+        let Some(mut fixture) = Fixture::set_up("time limits without a server").await else { return };
+        let (one, other) = (fixture.one.clone(), fixture.other.clone());
+        let waiters = |time_limit: Duration| {
+            let mut waiters = JoinSet::new();
+            for client in [&one, &other] {
+                for _ in 0..3 {
+                    let mutex = client.mutex(NAME).expect("valid");
+                    waiters.spawn(async move { mutex.lock_timeout(time_limit).await.map(drop) });
+                    let semaphore = client.fair_semaphore(NAME, 1).expect("valid");
+                    waiters.spawn(async move { semaphore.acquire_timeout(time_limit).await.map(drop) });
+                    let lock = client.reentrant_lock(OWNED).expect("valid");
+                    waiters.spawn(async move { lock.lock_timeout(time_limit).await.map(drop) });
+                }
+            }
+            waiters
+        };
+        let _held = (
+            one.mutex(NAME).expect("valid").lock().await.expect("free"),
+            one.fair_semaphore(NAME, 1).expect("valid").acquire().await.expect("free"),
+            one.reentrant_lock(OWNED).expect("valid").lock().await.expect("free"),
+        );
+        for outcome in waiters(ms(200)).join_all().await {
+            assert!(matches!(outcome, Err(Error::TimedOut { .. })), "the server answers: {outcome:?}");
+        }
+        let begun = waiters(SECOND * 3);
+        // The holder's own client has no place for the mutex; the other has one for all its waiters.
+        eventually(SOON, || async {
+            let seen = [
+                one.mutex(NAME).expect("valid").inspect().await,
+                one.reentrant_lock(OWNED).expect("valid").inspect().await,
+                one.fair_semaphore(NAME, 1).expect("valid").inspect().await,
+            ];
+            seen.map(|seen| seen.expect("inspected").waiters.len()) == [1, 6, 6]
+        })
+        .await;
+        if is_killed {
+            fixture.server.kill()
+        } else {
+            fixture.server.pause()
+        }
+        let begun = within(SOON + SLACK, begun.join_all()).await;
+        let short = within(SOON, waiters(ms(300)).join_all()).await;
+        for outcome in begun.into_iter().chain(short) {
+            assert!(
+                matches!(outcome, Err(Error::StoreUnavailable { .. })),
+                "killed: {is_killed}: {outcome:?}"
+            );
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_outlast_a_server_outage() {
     let Some(mut fixture) = Fixture::set_up("a dead server").await else { return };
