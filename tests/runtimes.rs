@@ -225,7 +225,20 @@ fn a_client_is_used_although_the_runtime_on_which_it_was_used_first_is_not_drive
         let guard = within(SECOND, mutex.lock()).await.expect("free");
         let waiter = tokio::spawn(async move { mutex.lock().await });
         guard.release().await.expect("held");
-        within(SECOND, waiter).await.expect("no panic").expect("granted").release().await.expect("held");
+        let guard = within(SECOND, waiter).await.expect("no panic").expect("granted");
+        // Those that send releases and repeat requests on the first runtime still wait for something to do.
+        let other = connect(&server.url()).await.mutex("moved").expect("valid");
+        drop(guard);
+        let guard = within(SECOND, other.lock()).await.expect("granted");
+        let waiters = [(); 2].map(|()| {
+            let mutex = client.mutex("moved").expect("valid");
+            tokio::spawn(async move { mutex.lock().await?.release().await })
+        });
+        eventually(SOON, || async { other.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
+        drop(guard);
+        for waiter in waiters {
+            within(SECOND, waiter).await.expect("no panic").expect("granted, and held to the end");
+        }
     });
     // What it has begun changes nothing.
     first.block_on(tokio::task::yield_now());
@@ -236,6 +249,72 @@ fn a_client_is_used_although_the_runtime_on_which_it_was_used_first_is_not_drive
         client.shutdown().await.expect("drained");
     });
     assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
+/// As in a program that is not asynchronous otherwise.
+#[test]
+fn a_guard_dropped_between_two_calls_of_block_on_is_released() {
+    let Some(server) = RedisServer::start_or_skip("a guard dropped outside block_on") else { return };
+    let runtime = one_thread();
+    let client = client_of(&server, &runtime);
+    let guard = runtime.block_on(async { client.mutex("sync").expect("valid").lock().await.expect("free") });
+    drop(guard);
+    several_threads().block_on(async {
+        let other = connect(&server.url()).await.mutex("sync").expect("valid");
+        within(SECOND, other.lock()).await.expect("granted").release().await.expect("held");
+    });
+    runtime.block_on(async { client.shutdown().await.expect("drained") });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
+/// Waits for a lock on a runtime that ends, and says how much processor time it uses meanwhile.
+#[test]
+fn waits_on_a_runtime_that_has_ended() {
+    let Some(url) = worker_args() else { return };
+    let (runtime, mut polled) = (several_threads(), false);
+    let client = runtime.block_on(async { Client::connect(&url).await.expect("the server answers") });
+    let mutex = client.mutex(KEY_OF_LAST).expect("valid");
+    let handle = runtime.handle().clone();
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let mut waiting = Box::pin(async move { mutex.lock().await.map(drop) });
+        // It is polled by a thread that does not end with the runtime.
+        let waiting = std::future::poll_fn(move |context| {
+            let state = waiting.as_mut().poll(context);
+            if !std::mem::replace(&mut polled, true) {
+                begun.send(()).expect("awaited");
+            }
+            state
+        });
+        drop(handle.block_on(waiting));
+    });
+    has_begun.recv().expect("it waits");
+    thread::sleep(SECOND / 2);
+    runtime.shutdown_background();
+    let before = cpu_time();
+    thread::sleep(SECOND);
+    say(&format!("{}", (cpu_time() - before).as_millis()));
+    std::process::exit(0);
+}
+
+/// The processor time of this process, in steps of 10 ms.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let ticks =
+        fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number"));
+    ms(ticks.sum::<u64>() * 10)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_on_a_runtime_that_has_ended_keeps_no_processor_busy() {
+    let Some(server) = RedisServer::start_or_skip("a waiter without a runtime") else { return };
+    let mutex = connect(&server.url()).await.mutex(KEY_OF_LAST).expect("valid");
+    let guard = mutex.lock().await.expect("free");
+    let mut worker = Worker::start("waits_on_a_runtime_that_has_ended", &server.url());
+    let used = worker.line().await.expect("it is not stuck").parse::<u64>().expect("a number");
+    assert!(used < 300, "{used} ms of processor time in a second");
+    guard.release().await.expect("held");
 }
 
 /// A call that is given up while the client connects again must not leave it without its subscription.

@@ -150,7 +150,7 @@ impl Keeper {
 
     /// Sends pending releases.
     pub(super) async fn send_releases(&self) {
-        let mut releases = FuturesUnordered::new();
+        let (mut releases, queued) = (FuturesUnordered::new(), self.releases.listen());
         let mut drained = pin!(self.drained_at_last());
         loop {
             consume_budget().await;
@@ -161,7 +161,7 @@ impl Keeper {
             tokio::select! {
                 biased;
                 Some(()) = releases.next() => {}
-                () = self.releases.queued(), if releases.len() < MAX_RELEASES => {}
+                () = queued.notified(), if releases.len() < MAX_RELEASES => {}
                 // Others may be sent from the crate's own thread, and be pending again if that fails.
                 () = &mut drained, if releases.is_empty() => return,
             }
@@ -256,7 +256,7 @@ impl Keeper {
     /// Sends the releases that are pending now, on the crate's own thread.
     ///
     /// Those that end no hold are pending again afterwards: a request for the lease may still be on its way, on a connection of the
-    /// runtime that has ended. The next runtime has that connection closed before it sends anything.
+    /// runtime that has ended. The next run sends them after that connection is closed.
     async fn send_pending_releases(&self) {
         let releases = FuturesUnordered::new();
         while let Some(mut pending) = self.releases.pop() {

@@ -19,8 +19,6 @@ use crate::hash::HashMap;
 #[derive(Debug, Default)]
 pub(super) struct ReleaseQueue {
     queue: Mutex<Queue>,
-    /// Something was queued.
-    queued: Notify,
     /// A release is no longer pending, or something else has changed for which a shutdown waits.
     finished: Notify,
 }
@@ -31,6 +29,9 @@ struct Queue {
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Vec<Number>>,
     next_number: Number,
+    /// Something was queued. Replaced with each run of the task that sends releases: an earlier one may still wait, on a runtime
+    /// that is not driven, and must not be notified in place of the current one.
+    queued: Arc<Notify>,
 }
 
 /// The number of a release, in the order in which they were queued.
@@ -82,16 +83,25 @@ impl ReleaseQueue {
         queue.next_number += 1;
         queue.unfinished.entry(Arc::clone(&pending.lease.resource.key)).or_default().push(pending.number);
         queue.pending.push_back(pending);
+        let queued = Arc::clone(&queue.queued);
         drop(queue);
-        self.queued.notify_one();
+        queued.notify_one();
+    }
+
+    /// For the task that sends releases from now on: notified when something is queued.
+    pub(super) fn listen(&self) -> Arc<Notify> {
+        let queued = Arc::default();
+        self.queue.lock().queued = Arc::clone(&queued);
+        queued
     }
 
     /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is pending again.
     pub(super) fn pop(&self) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
         let pending = self.queue.lock().pending.pop_front()?;
         Some(guard(pending, |interrupted| {
-            self.queue.lock().pending.push_front(interrupted);
-            self.queued.notify_one();
+            let mut queue = self.queue.lock();
+            queue.pending.push_front(interrupted);
+            queue.queued.notify_one();
         }))
     }
 
@@ -107,11 +117,6 @@ impl ReleaseQueue {
         }
         drop(queue);
         self.finished.notify_waiters();
-    }
-
-    /// Waits until something is queued.
-    pub(super) async fn queued(&self) {
-        self.queued.notified().await;
     }
 
     pub(super) fn is_empty(&self) -> bool {

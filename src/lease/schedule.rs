@@ -32,7 +32,6 @@ const MANY: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     due: Mutex<[Due; 2]>,
-    rescheduled: [Notify; 2],
 }
 
 /// The leases of one list.
@@ -45,20 +44,23 @@ struct Due {
     file_recent_at: Option<Instant>,
     /// When the task of this list will wake next.
     alarm: Option<Instant>,
+    /// Notified when something is due before that. Replaced with each run of the task: an earlier one may still wait, on a runtime
+    /// that is not driven, and must not be notified in place of the current one.
+    rescheduled: Arc<Notify>,
 }
 
 impl Schedule {
     /// Files leases by what is due for them next. A lease for which nothing is due is dropped from the schedule.
     pub(super) fn file(&self, leases: impl IntoIterator<Item = Arc<Lease>>) {
-        let mut wake = [false; 2];
+        let mut wake = [None, None];
         let mut lists = self.due.lock();
         for lease in leases {
             if let Some(list) = file(&mut lists, lease) {
-                wake[list as usize] = true;
+                wake[list as usize] = Some(Arc::clone(&lists[list as usize].rescheduled));
             }
         }
         drop(lists);
-        for (rescheduled, _) in self.rescheduled.iter().zip(wake).filter(|(_, wake)| *wake) {
+        for rescheduled in wake.into_iter().flatten() {
             rescheduled.notify_one();
         }
     }
@@ -88,13 +90,13 @@ impl Schedule {
         }
     }
 
-    /// Waits until something is due before the alarm that was set, or there may be room for more renewals.
-    pub(super) async fn rescheduled(&self, list: List) {
-        self.rescheduled[list as usize].notified().await;
+    /// For the task of a list: notified when something is due before the alarm that was set, or there may be room for more renewals.
+    pub(super) fn rescheduled(&self, list: List) -> Arc<Notify> {
+        Arc::clone(&self.due.lock()[list as usize].rescheduled)
     }
 
     pub(super) fn wake(&self, list: List) {
-        self.rescheduled[list as usize].notify_one();
+        self.rescheduled(list).notify_one();
     }
 
     /// Takes out the leases for which something is due. The last renewals are joined by others that are due soon.
@@ -122,7 +124,7 @@ impl Schedule {
         taken
     }
 
-    /// Forgets the leases of a list.
+    /// Forgets the leases of a list, and the task that may still wait for it.
     pub(super) fn clear(&self, list: List) {
         let mut lists = self.due.lock();
         let due = mem::take(&mut lists[list as usize]);

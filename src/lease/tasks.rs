@@ -162,7 +162,7 @@ impl Keeper {
     }
 
     async fn renew_held(self: Arc<Self>) {
-        let under_way = AtomicUsize::new(0);
+        let (under_way, rescheduled) = (AtomicUsize::new(0), self.schedule.rescheduled(List::Held));
         let (mut waiting, mut renewals) = (VecDeque::new(), FuturesUnordered::new());
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
@@ -175,14 +175,14 @@ impl Keeper {
             set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
             tokio::select! {
                 Some(()) = renewals.next() => {}
-                () = self.schedule.rescheduled(List::Held) => {}
+                () = rescheduled.notified() => {}
                 () = &mut alarm => {}
             }
         }
     }
 
     async fn keep_queued(self: Arc<Self>, events: BoxStream<'static, Event>) {
-        let mut events = events.fuse();
+        let (mut events, rescheduled) = (events.fuse(), self.schedule.rescheduled(List::Waiting));
         let mut asks = FuturesUnordered::new();
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
@@ -194,7 +194,7 @@ impl Keeper {
             tokio::select! {
                 () = self.handle_events(&mut events) => {}
                 Some(()) = asks.next() => {}
-                () = self.schedule.rescheduled(List::Waiting) => {}
+                () = rescheduled.notified() => {}
                 () = &mut alarm => {}
             }
         }
