@@ -59,6 +59,7 @@ mod options;
 mod permits;
 mod primitive;
 mod reentrant;
+mod runtime;
 mod semaphore;
 
 #[cfg(any(feature = "_records", feature = "_redis"))]

@@ -29,6 +29,8 @@ use crate::options::Settings;
 const RELEASES_FIRST: Duration = Duration::from_secs(1);
 /// The minimum time for a first answer, no matter how short the time limit of the call is.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
+/// How long a call whose time limit is reached waits for an answer before it says that the store is not answering.
+const PROBE: Duration = Duration::from_millis(500);
 /// How long a request that does not wait is repeated while the store does not answer.
 const PERSIST: Duration = Duration::from_secs(4);
 /// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
@@ -365,7 +367,7 @@ impl<'a> Waiter<'a> {
     /// Finds out whether the store answers.
     async fn probe(&self) -> Result<(), BackendError> {
         let inspected = self.engine.backend().inspect(self.resource, Detail::Counts);
-        match timeout(ROUND_TRIP, inspected).await {
+        match timeout(PROBE, inspected).await {
             Ok(Err(error)) if error.is_transient() => Err(error),
             Ok(_) => Ok(()),
             Err(_) => Err(unanswered()),

@@ -25,7 +25,7 @@
 //! 7. Several guards may share one hold: guards of an owner that re-entered, and guards that were split off. It ends with the
 //!    last of them (`lease`, `reentry`). One lease may have several holds, one after another, when it is passed on within the
 //!    client (`keeper`, and [`handover`](crate::handover)).
-//! 8. Nothing here blocks except the end of a runtime, which waits up to 100 ms for pending releases (`LastReleases`).
+//! 8. Nothing here blocks except the end of a runtime, which waits up to 100 ms for pending releases (`Keeper::stop`).
 //!    Dropping a guard needs no runtime: a release waits in a queue until the keeper's task runs again, or is sent from
 //!    the crate's own thread (`release_queue`, `engine`).
 

@@ -266,18 +266,20 @@ impl Keeper {
                 let answer = timeout(GIVE_UP_AFTER, self.send_until_confirmed(&mut pending)).await;
                 let lease = self.lease(pending.lease.id);
                 let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
-                match answer {
-                    Ok(Some(Released::Held)) if may_be_granted => Some(pending),
-                    Ok(Some(Released::Held) | None) => {
-                        self.finish(pending);
-                        None
-                    }
-                    Ok(Some(_)) | Err(_) => Some(pending),
+                let is_final = match answer {
+                    Ok(Some(released)) => released == Released::Held && !may_be_granted,
+                    Ok(None) => true,
+                    Err(_) => false,
+                };
+                if is_final {
+                    self.finish(pending);
+                    return None;
                 }
+                Some(pending)
             });
         }
-        let answered: Vec<_> = releases.collect().await;
-        drop(answered);
+        let pending_again: Vec<_> = releases.collect().await;
+        drop(pending_again);
     }
 }
 

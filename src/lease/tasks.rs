@@ -13,7 +13,7 @@ use futures::{Stream, StreamExt};
 use scopeguard::guard;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, consume_budget};
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
@@ -21,9 +21,10 @@ use super::lease::{Lease, List, PushOutcome, Step};
 use super::release_queue::PendingRelease;
 use super::renewals::next_together;
 use crate::backend::Event;
+use crate::runtime::is_stuck;
 
-/// How long a runtime may make no progress before those that wait on another one no longer rely on it.
-const STUCK: Duration = Duration::from_secs(1);
+/// How often those that wait on another runtime look whether that of the tasks makes progress.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
 pub(super) const LAST_RELEASES: Duration = Duration::from_millis(100);
@@ -109,8 +110,8 @@ impl Keeper {
         };
         let here = Handle::current().id();
         let Some(other) = runtime.filter(|runtime| runtime.id() != here) else { return pending().await };
-        while timeout(STUCK, other.spawn(async {})).await.is_ok() {
-            sleep(STUCK).await;
+        while !is_stuck(&other).await {
+            sleep(LOOK).await;
         }
         tracing::warn!(
             "the runtime on which this client was used before is not driven; continuing on this one"

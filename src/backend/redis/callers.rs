@@ -4,12 +4,10 @@
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Connection;
@@ -17,6 +15,7 @@ use super::notifications::{Channel, Subscription};
 use super::runtime;
 use super::servers::Commands;
 use crate::backend::BackendError;
+use crate::runtime::is_stuck;
 
 /// The connections on the caller's runtime.
 #[derive(Debug)]
@@ -31,9 +30,6 @@ pub(super) struct CallersConnections {
     /// The runtime on which they live. Held while they are reopened.
     runtime: tokio::sync::Mutex<Option<Handle>>,
 }
-
-/// How long that runtime may make no progress before a call on another one reopens them there.
-const STUCK: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 struct Tasks {
@@ -111,9 +107,8 @@ impl CallersConnections {
     async fn are_stuck(&self, runtime: Option<&Handle>) -> bool {
         // All of them are asked.
         let suspect = self.commands.iter().filter(|commands| commands.take_suspicion()).count() > 0;
-        let here = Handle::current().id();
-        match runtime.filter(|runtime| suspect && runtime.id() != here) {
-            Some(other) => timeout(STUCK, other.spawn(async {})).await.is_err(),
+        match runtime.filter(|_| suspect) {
+            Some(runtime) => is_stuck(runtime).await,
             None => false,
         }
     }

@@ -88,7 +88,7 @@ pub(super) struct Connection {
     ended: AtomicBool,
     /// How many such tasks there have been.
     tasks: AtomicU64,
-    /// Whether a call was not answered in time: perhaps the runtime of that task is not driven.
+    /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
     suspect: AtomicBool,
     silence: Mutex<Silence>,
     /// Why it is currently not connected.
@@ -96,7 +96,7 @@ pub(super) struct Connection {
     /// Its name at the server, unlike that of any other: a restarted server assigns the same ids again.
     name: String,
     /// The ids of earlier links that may still be open at the server, also those of a runtime that has ended.
-    earlier: tokio::sync::Mutex<Vec<i64>>,
+    earlier: Mutex<Vec<i64>>,
 }
 
 /// How long the server has been silent.
@@ -125,7 +125,7 @@ impl Connection {
             silence: Mutex::default(),
             failure: Mutex::default(),
             name: format!("leasehold-{}", Uuid::new_v4().simple()),
-            earlier: tokio::sync::Mutex::default(),
+            earlier: Mutex::default(),
         })
     }
 
@@ -234,7 +234,11 @@ impl Connection {
         let decided = links.wait_for(|link| link.is_some() || self.has_ended());
         match timeout(self.timeouts.reply, decided).await {
             Ok(Ok(link)) => link.clone().ok_or_else(|| self.not_connected()),
-            Ok(Err(_)) | Err(_) => Err(self.not_connected()),
+            Ok(Err(_)) => Err(self.not_connected()),
+            Err(_) => {
+                self.suspect.store(true, Ordering::Relaxed);
+                Err(self.not_connected())
+            }
         }
     }
 
@@ -383,12 +387,12 @@ impl Connection {
     }
 
     async fn close_earlier(&self, link: &dyn Link) -> Result<(), CallError> {
-        let mut earlier = self.earlier.lock().await;
         let (set_name, get_id) = (["CLIENT", "SETNAME", &self.name], ["CLIENT", "ID"]);
         let (_, id) = try_join(command(link, &set_name), command(link, &get_id)).await?;
         let now = id.as_i64();
-        // If this fails, also those that the server has not closed yet.
-        earlier.extend(now);
+        let earlier = self.earlier.lock().clone();
+        // If this fails, it is closed with them the next time.
+        self.earlier.lock().extend(now);
         for id in earlier.iter().filter(|id| Some(**id) != now) {
             let id = &id.to_string();
             let found = command(link, &["CLIENT", "LIST", "ID", id]).await?;
@@ -398,7 +402,7 @@ impl Connection {
                 tracing::debug!("the previous connection was still open on the server and has been closed");
             }
         }
-        *earlier = now.into_iter().collect();
+        self.earlier.lock().retain(|id| Some(*id) == now || !earlier.contains(id));
         Ok(())
     }
 }
