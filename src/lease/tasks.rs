@@ -58,7 +58,7 @@ impl Keeper {
         drop(last);
         // If the runtime is about to end, this is dropped at once.
         let until_over = guard(Arc::clone(self), move |keeper| keeper.stop(number, LAST_RELEASES));
-        let task = runtime.spawn(async move { Arc::clone(&until_over).run(events).await });
+        let task = runtime.spawn(async move { Arc::clone(&until_over).run(number, events).await });
         let mut last = self.last_run.lock();
         if last.number == number {
             last.task = Some(task.abort_handle());
@@ -121,10 +121,12 @@ impl Keeper {
 
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
     /// kept on the crate's own thread.
-    async fn run(self: Arc<Self>, events: BoxStream<'static, Event>) {
+    async fn run(self: Arc<Self>, number: u64, events: BoxStream<'static, Event>) {
         self.too_slow.store(false, Ordering::Relaxed);
         let held_too = self.background.is_none();
-        self.take_over(held_too);
+        if number > 1 {
+            self.take_over(held_too);
+        }
         // Separate tasks, so that a message does not wake those that send releases, and vice versa.
         let queued = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).keep_queued(events)));
         let held = async {

@@ -69,8 +69,8 @@ async fn requests_that_race_a_resize_are_granted_or_refused_at_once<S: Semaphore
     let (clients, inside) = (site.clients::<3>().await, Inside::new(LARGEST));
     let end = Instant::now() + SECOND * 3;
     let mut tasks = JoinSet::new();
-    for i in 0..3 {
-        let semaphore = S::of(&clients[i], 4);
+    for (i, client) in clients.iter().enumerate() {
+        let semaphore = S::of(client, 4);
         tasks.spawn(async move {
             let mut turn = i;
             while Instant::now() < end {
