@@ -6,21 +6,21 @@
 //! request before it handles the next lease. Held leases are renewed on the crate's own thread if the store allows it,
 //! otherwise on the runtime of the first request.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
 use super::release_queue::{PendingRelease, ReleaseQueue};
+use super::runs::Runs;
 use super::schedule::Schedule;
-use super::tasks::Run;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::background;
 use crate::closing::Closing;
@@ -47,12 +47,7 @@ pub(crate) struct Keeper {
     pub(super) abandoned: CancellationToken,
     /// The crate's own thread, if held leases are kept there.
     pub(super) background: Option<Handle>,
-    /// The number of the current run of the keeper's tasks, on a runtime of the application; 0 while they do not run.
-    pub(super) run: AtomicU64,
-    /// The last run. Held while one is started.
-    pub(super) last_run: Mutex<Run>,
-    /// Notified when a run is over, perhaps because its runtime has ended.
-    pub(super) stopped: Notify,
+    pub(super) runs: Runs,
     /// Whether the store has just been too slow for releases that a runtime, or the end of one, waits for.
     pub(super) too_slow: AtomicBool,
 }
@@ -72,9 +67,7 @@ impl Keeper {
             given_up: AtomicUsize::new(0),
             abandoned: CancellationToken::new(),
             background,
-            run: AtomicU64::new(0),
-            last_run: Mutex::default(),
-            stopped: Notify::new(),
+            runs: Runs::default(),
             too_slow: AtomicBool::new(false),
         });
         if let Some(background) = &keeper.background {

@@ -23,8 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::keeper::Keeper;
 use super::lease::Hold;
-use super::release_queue::PendingRelease;
-use super::tasks::LAST_RELEASES;
+use super::release_queue::{LAST_RELEASES, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
 use crate::error::LossReason;
@@ -41,7 +40,7 @@ impl Keeper {
     /// Has a release sent in the background.
     pub(super) fn queue_release(&self, pending: PendingRelease) {
         self.releases.push(pending);
-        let is_running = self.run.load(Ordering::SeqCst) != 0;
+        let is_running = self.runs.is_running();
         if Handle::try_current().is_err() || (background::is_current() && !is_running) {
             // The runtime of the tasks, if they run, is perhaps not driven.
             let time_limit = if is_running { Duration::ZERO } else { LAST_RELEASES };

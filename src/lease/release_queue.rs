@@ -15,6 +15,9 @@ use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::hash::HashMap;
 
+/// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
+pub(super) const LAST_RELEASES: Duration = Duration::from_millis(100);
+
 /// The queue of pending releases.
 #[derive(Debug, Default)]
 pub(super) struct ReleaseQueue {

@@ -11,84 +11,46 @@ use std::time::Duration;
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
 use scopeguard::guard;
-use tokio::runtime::Handle;
-use tokio::task::{AbortHandle, consume_budget};
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::task::consume_budget;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
-use super::release_queue::PendingRelease;
+use super::release_queue::{LAST_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
-use crate::runtime::is_stuck;
-
-/// How often those that wait on another runtime look whether that of the tasks makes progress.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
-pub(super) const LAST_RELEASES: Duration = Duration::from_millis(100);
-
-/// A run of the keeper's tasks.
-#[derive(Debug, Default)]
-pub(super) struct Run {
-    number: u64,
-    runtime: Option<Handle>,
-    task: Option<AbortHandle>,
-}
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
     /// those that wait on another runtime do it again, and so does the next call. Must be called within a runtime. `false` if this
     /// one has ended and takes no more tasks.
     pub(super) fn ensure_running(self: &Arc<Self>) -> bool {
-        if self.run.load(Ordering::SeqCst) != 0 {
-            return true;
-        }
-        // Outside a runtime this panics, before anything is changed.
-        let (runtime, mut last) = (Handle::current(), self.last_run.lock());
-        if self.run.load(Ordering::SeqCst) != 0 {
+        if self.runs.is_running() {
             return true;
         }
         // Subscribed before any request is sent, so that no event caused by it is missed.
-        let events = self.backend.events();
-        let number = last.number + 1;
-        *last = Run { number, runtime: Some(runtime.clone()), task: None };
-        self.run.store(number, Ordering::SeqCst);
-        drop(last);
+        let Some((number, events)) = self.runs.begin(|| self.backend.events()) else { return true };
         // If the runtime is about to end, this is dropped at once.
         let until_over = guard(Arc::clone(self), move |keeper| keeper.stop(number, LAST_RELEASES));
-        let task = runtime.spawn(async move { Arc::clone(&until_over).run(number, events).await });
-        let mut last = self.last_run.lock();
-        if last.number == number {
-            last.task = Some(task.abort_handle());
-        }
-        drop(last);
+        let task = tokio::spawn(async move { Arc::clone(&until_over).run(number, events).await });
+        self.runs.started(number, task.abort_handle());
         !task.is_finished()
     }
 
-    /// Ends the run of that number, perhaps because its runtime has ended. Those that wait on another runtime start the next one there;
-    /// until then, releases are sent from the crate's own thread. Waits at most for `time_limit` for those that are pending.
+    /// Ends a run, perhaps because its runtime has ended. Those that wait on another runtime start the next one there; until then,
+    /// releases are sent from the crate's own thread. Waits at most for `time_limit` for those that are pending.
     fn stop(&self, number: u64, time_limit: Duration) {
-        if self.run.compare_exchange(number, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return;
+        if self.runs.end(number) {
+            self.release_from_own_thread(time_limit);
         }
-        let mut last = self.last_run.lock();
-        if last.number == number {
-            last.runtime = None;
-            // If its runtime is not driven, it ends when that is dropped, or driven again.
-            last.task.take().inspect(AbortHandle::abort);
-        }
-        drop(last);
-        self.stopped.notify_waiters();
-        self.release_from_own_thread(time_limit);
     }
 
     /// Waits for something that the keeper's tasks bring about. If the runtime on which they run ends, or is no longer driven, they
     /// are started on this one.
     pub(super) async fn while_running<T>(self: &Arc<Self>, mut work: impl Future<Output = T> + Unpin) -> T {
         loop {
-            let stopped = self.stopped.notified();
+            let over = self.runs.over();
             if !self.ensure_running() {
                 // This is about to be dropped, or the next call on another runtime goes on.
                 return work.await;
@@ -96,27 +58,13 @@ impl Keeper {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                () = stopped => {}
-                () = self.stop_if_stuck() => {}
+                () = over => {}
+                number = self.runs.stuck() => {
+                    tracing::warn!("the runtime on which this client was used before is not driven; continuing on this one");
+                    self.stop(number, Duration::ZERO);
+                }
             }
         }
-    }
-
-    /// Ends the current run if it is on another runtime that makes no progress. Completes only then.
-    async fn stop_if_stuck(&self) {
-        let (number, runtime) = {
-            let last = self.last_run.lock();
-            (last.number, last.runtime.clone())
-        };
-        let here = Handle::current().id();
-        let Some(other) = runtime.filter(|runtime| runtime.id() != here) else { return pending().await };
-        while !is_stuck(&other).await {
-            sleep(LOOK).await;
-        }
-        tracing::warn!(
-            "the runtime on which this client was used before is not driven; continuing on this one"
-        );
-        self.stop(number, Duration::ZERO);
     }
 
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not

@@ -1,0 +1,145 @@
+//! Where the keeper's tasks run: on one runtime of the application after another.
+//!
+//! A run begins with a request, and is over when the client is abandoned, when its runtime ends, or when those that wait on another
+//! runtime find that it makes no progress.
+
+use std::future::pending;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use crate::runtime::is_stuck;
+
+/// How often those that wait on another runtime look whether that of the tasks makes progress.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The runs of a keeper's tasks. There is one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    /// The number of the current run; 0 while there is none.
+    current: AtomicU64,
+    last: Mutex<Run>,
+    /// Notified when a run is over.
+    over: Notify,
+}
+
+/// A run, until it is over.
+#[derive(Debug, Default)]
+struct Run {
+    number: u64,
+    runtime: Option<Handle>,
+    task: Option<AbortHandle>,
+}
+
+impl Runs {
+    /// Whether the tasks run.
+    pub(super) fn is_running(&self) -> bool {
+        self.current.load(Ordering::SeqCst) != 0
+    }
+
+    /// Begins a run on the current runtime, after `prepare`, and returns its number. `None` if there is one already.
+    ///
+    /// # Panics
+    ///
+    /// Outside a runtime, before anything is changed.
+    pub(super) fn begin<T>(&self, prepare: impl FnOnce() -> T) -> Option<(u64, T)> {
+        let (runtime, mut last) = (Handle::current(), self.last.lock());
+        if self.is_running() {
+            return None;
+        }
+        let prepared = prepare();
+        *last = Run { number: last.number + 1, runtime: Some(runtime), task: None };
+        self.current.store(last.number, Ordering::SeqCst);
+        Some((last.number, prepared))
+    }
+
+    /// The task of a run has been started; it is aborted when the run is over.
+    pub(super) fn started(&self, number: u64, task: AbortHandle) {
+        let mut last = self.last.lock();
+        if last.number == number && self.is_running() {
+            last.task = Some(task);
+        } else {
+            task.abort();
+        }
+    }
+
+    /// Ends a run, and notifies those that wait for it. `false` if it is over already.
+    pub(super) fn end(&self, number: u64) -> bool {
+        if self.current.compare_exchange(number, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return false;
+        }
+        let mut last = self.last.lock();
+        if last.number == number {
+            last.runtime = None;
+            // If its runtime is not driven, it ends when that is dropped, or driven again.
+            last.task.take().inspect(AbortHandle::abort);
+        }
+        drop(last);
+        self.over.notify_waiters();
+        true
+    }
+
+    /// Completes when a run is over that is not over now.
+    pub(super) fn over(&self) -> Notified<'_> {
+        self.over.notified()
+    }
+
+    /// Completes with the number of the current run if that is on another runtime that makes no progress.
+    pub(super) async fn stuck(&self) -> u64 {
+        let (number, runtime) = {
+            let last = self.last.lock();
+            (last.number, last.runtime.clone())
+        };
+        let here = Handle::current().id();
+        let Some(other) = runtime.filter(|runtime| runtime.id() != here) else { return pending().await };
+        while !is_stuck(&other).await {
+            sleep(LOOK).await;
+        }
+        number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn there_is_one_run_at_a_time_and_it_ends_once() {
+        let runs = Runs::default();
+        let (first, ()) = runs.begin(|| ()).unwrap();
+        assert!(runs.is_running() && runs.begin(|| panic!("not prepared")).is_none());
+        let mut over = pin!(runs.over());
+        assert!(poll!(&mut over).is_pending());
+        assert!(runs.end(first) && !runs.end(first) && !runs.is_running());
+        assert!(poll!(&mut over).is_ready());
+        let (second, ()) = runs.begin(|| ()).unwrap();
+        assert!(second > first && !runs.end(first) && runs.is_running());
+    }
+
+    #[tokio::test]
+    async fn the_task_of_a_run_is_aborted_when_the_run_is_over() {
+        let runs = Runs::default();
+        for started_in_time in [true, false] {
+            let (run, ()) = runs.begin(|| ()).unwrap();
+            let task = tokio::spawn(pending::<()>());
+            if started_in_time {
+                runs.started(run, task.abort_handle());
+                assert!(runs.end(run));
+            } else {
+                assert!(runs.end(run));
+                runs.started(run, task.abort_handle());
+            }
+            assert!(task.await.unwrap_err().is_cancelled());
+        }
+    }
+}
