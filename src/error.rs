@@ -45,7 +45,8 @@ pub enum Error {
         token: FencingToken,
         /// Why it was lost.
         reason: LossReason,
-        /// What the store said, if it refused to renew the lease.
+        /// Why the last renewal failed, if the reason is [`StoreRefused`](LossReason::StoreRefused) or
+        /// [`StoreUnreachable`](LossReason::StoreUnreachable): for instance what the store said.
         detail: Option<String>,
     },
 

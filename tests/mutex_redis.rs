@@ -735,6 +735,30 @@ async fn tokens_continue_from_the_last_one_when_the_clock_is_set_back() {
     assert_eq!(raw.get(FENCE), Some((ahead + 3 * per_grant).to_string()));
 }
 
+/// Written by another program: a fence without room for a token that fits into 53 bits, and a gap that lasts for centuries.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_and_a_gap_from_the_far_future_count_for_nothing() {
+    let Some(server) = RedisServer::start_or_skip("forged records") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mut last = leasehold::FencingToken::new(0);
+    for forged in [(1_u64 << 53) - 1, (1 << 53) - 32, 1 << 53, u64::MAX] {
+        raw.send(&["SET", FENCE, &forged.to_string()]);
+        for _ in 0..3 {
+            let guard = mutex_of(&client).lock().await.expect("free");
+            assert!(guard.token() > last && guard.token().get() < 1 << 53, "{forged}: {}", guard.token());
+            last = guard.token();
+            guard.release().await.expect("held to the end");
+        }
+    }
+    raw.send(&["ZADD", QUEUE, "-99999999999999999", "-"]);
+    let guard = within(SOON, mutex_of(&client).lock()).await.expect("free");
+    let waiter = waiter(&mutex_of(&connect(&server).await));
+    waiting(&mutex_of(&client), 1).await;
+    guard.release().await.expect("held to the end");
+    granted(waiter).await.release().await.expect("held to the end");
+    assert_eq!(raw.keys("*"), [FENCE]);
+}
+
 // Nothing left
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

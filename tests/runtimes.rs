@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, MutexOptions};
 use locks::*;
-use support::{RedisServer, Worker, eventually, say, within, worker_args};
+use support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
@@ -246,6 +246,124 @@ fn a_client_is_used_although_the_runtime_on_which_it_was_used_first_is_not_drive
     second.block_on(async {
         let mutex = client.mutex("moved").expect("valid");
         within(SECOND, mutex.lock()).await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("drained");
+    });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
+/// Drives a runtime on a thread of its own until this is dropped.
+struct Driven {
+    _until: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Driven {
+    /// Whoever drops this must wait for the thread, which returns the runtime.
+    fn start(runtime: Runtime) -> (Self, thread::JoinHandle<Runtime>) {
+        let (until, stopped) = tokio::sync::oneshot::channel();
+        let thread = thread::spawn(move || {
+            // An error, because the other side is dropped.
+            let _ = runtime.block_on(stopped);
+            runtime
+        });
+        (Self { _until: until }, thread)
+    }
+}
+
+#[test]
+fn a_release_in_flight_on_a_runtime_that_is_no_longer_driven_is_repeated() {
+    let Some(server) = RedisServer::start_or_skip("a release in flight") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let proxy = second.block_on(Proxy::start(server.port()));
+    let client = first.block_on(connect(&proxy.url()));
+    let mutex = client.mutex("left").expect("valid");
+    let guard = first.block_on(async { mutex.lock().await.expect("free") });
+    proxy.hold(Direction::ToServer);
+    // It is sent, and gets lost.
+    first.block_on(async {
+        drop(guard);
+        tokio::time::sleep(ms(50)).await;
+    });
+    proxy.cut();
+    proxy.resume();
+    second.block_on(async {
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        let guard = within(SOON + SLACK, waiter).await.expect("no panic").expect("released");
+        guard.release().await.expect("held");
+    });
+    drop(first);
+    second.block_on(async { client.shutdown().await.expect("drained") });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
+#[test]
+fn a_client_connects_although_its_first_attempt_is_on_a_runtime_that_is_not_driven() {
+    let Some(server) = RedisServer::start_or_skip("an attempt to connect that is stuck") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let proxy = second.block_on(Proxy::start(server.port()));
+    for dropped in [true, false] {
+        let client = Client::connect_lazy(&proxy.url()).expect("valid");
+        let mutex = client.mutex("late").expect("valid");
+        proxy.hold(Direction::ToClient);
+        let mut call = Box::pin(async move { mutex.lock().await.map(drop) });
+        first.block_on(async { timeout(ms(50), &mut call).await.expect_err("no answer") });
+        let kept = (!dropped).then_some(call);
+        proxy.resume();
+        second.block_on(async {
+            let mutex = client.mutex("another").expect("valid");
+            let guard = within(SOON + SLACK, mutex.lock()).await.expect("free");
+            guard.release().await.expect("held");
+        });
+        drop(kept);
+        second.block_on(async { client.shutdown().await.expect("drained") });
+    }
+    eventually_only_the_fence(&second, &server);
+}
+
+fn eventually_only_the_fence(runtime: &Runtime, server: &RedisServer) {
+    runtime.block_on(eventually(SOON, || ready(server.raw().keys("*") == [FENCE])));
+}
+
+#[test]
+fn a_waiter_gets_its_grant_although_the_subscription_is_on_a_runtime_that_is_no_longer_driven() {
+    let Some(server) = RedisServer::start_or_skip("a subscription that is not driven") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let client = first.block_on(connect(&server.url()));
+    let (driven, thread) = Driven::start(first);
+    let (waiter, guard) = second.block_on(async {
+        let guard = connect(&server.url()).await.mutex("told").expect("valid").lock().await.expect("free");
+        let mutex = client.mutex("told").expect("valid");
+        let seen = client.mutex("told").expect("valid");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        eventually(SOON, || async { seen.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
+        (waiter, guard)
+    });
+    drop(driven);
+    let first = thread.join().expect("no panic");
+    second.block_on(async {
+        guard.release().await.expect("held");
+        // Ten seconds before it would ask again by itself.
+        let guard = within(SOON, waiter).await.expect("no panic").expect("granted");
+        guard.release().await.expect("held");
+        client.shutdown().await.expect("drained");
+    });
+    drop(first);
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
+#[test]
+fn a_connection_that_was_down_on_a_runtime_that_is_not_driven_is_opened_again() {
+    let Some(server) = RedisServer::start_or_skip("a connection that is down") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let proxy = second.block_on(Proxy::start(server.port()));
+    let client = first.block_on(connect(&proxy.url()));
+    proxy.refuse(true);
+    proxy.cut();
+    // It notices that, and is not driven any more.
+    first.block_on(async { tokio::time::sleep(ms(50)).await });
+    proxy.refuse(false);
+    second.block_on(async {
+        let mutex = client.mutex("down").expect("valid");
+        within(SOON + SLACK, mutex.lock()).await.expect("free").release().await.expect("held");
         client.shutdown().await.expect("drained");
     });
     assert_eq!(server.raw().keys("*"), [FENCE]);

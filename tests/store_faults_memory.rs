@@ -3,6 +3,10 @@
 
 mod support;
 
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use futures::future::FutureExt;
@@ -11,7 +15,8 @@ use leasehold::backend::{Answer, Answered, BackendError, LeaseRef, Released, Ren
 use leasehold::{Backend, Client, DistMutex, Error, LossReason, MemoryBackend};
 use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, options, within};
-use tokio::sync::watch;
+use tokio::runtime::Builder;
+use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 
 const NAME: &str = "machine:42";
@@ -192,5 +197,56 @@ async fn renewals_that_are_never_answered_keep_nobody_waiting_after_the_lease() 
         let next = within(SECOND, next).await.expect("no panic").expect("granted");
         drop(guard);
         next.release().await.expect("held to the end");
+    }
+}
+
+/// Its first release is carried out, and not answered.
+#[derive(Debug, Default)]
+struct ForgetfulStore {
+    released: Notify,
+    has_forgotten: AtomicBool,
+}
+
+impl Intercept for ForgetfulStore {
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
+        async move {
+            let released = store.release(lease).await;
+            if lease.resource.name() == NAME && !self.has_forgotten.swap(true, Ordering::SeqCst) {
+                self.released.notify_one();
+                pending::<()>().await;
+            }
+            released
+        }
+        .boxed()
+    }
+}
+
+/// The lease is the next waiter's by the time the release is sent again.
+#[test]
+fn a_release_whose_answer_is_lost_with_its_runtime_is_no_loss() {
+    for ends in [true, false] {
+        let one_thread = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (first, second) = (one_thread(), one_thread());
+        let store = Intercepted::new(&MemoryBackend::new(), ForgetfulStore::default());
+        let client = Client::with_backend(Arc::clone(&store) as _);
+        // The client works on the first runtime.
+        first.block_on(async { drop(client.mutex("first").expect("valid").lock().await.expect("free")) });
+        let (guard, waiter) = second.block_on(async {
+            let guard = mutex(&client).lock().await.expect("free");
+            let mutex = mutex(&client);
+            let waiter = tokio::spawn(async move { mutex.lock().await?.release().await });
+            // Too long for the lease to be passed on within the client.
+            sleep(Duration::from_millis(50)).await;
+            (guard, waiter)
+        });
+        let first = thread::spawn(move || {
+            first.block_on(store.released.notified());
+            (!ends).then_some(first)
+        });
+        second.block_on(async {
+            within(SECOND * 5, guard.release()).await.expect("held to the end");
+            within(SECOND * 5, waiter).await.expect("no panic").expect("granted, and held to the end");
+        });
+        drop(first.join().expect("no panic"));
     }
 }

@@ -64,7 +64,7 @@ enum Phase {
     Lost {
         token: FencingToken,
         reason: LossReason,
-        /// The store's message, if it refused to renew the lease.
+        /// Why the last renewal failed, if that was the reason.
         detail: Option<String>,
         /// When to release it, if not at once.
         release_at: Option<Instant>,
@@ -687,8 +687,9 @@ impl Lease {
     fn lose_in(&self, state: &mut State, reason: LossReason, release_at: Option<Instant>) {
         let Phase::Held(held) = &state.phase else { return };
         let token = held.token;
-        let refusal = held.unanswered.as_ref().filter(|_| reason == LossReason::StoreRefused);
-        let detail = refusal.map(|refusal| refusal.1.to_string());
+        let is_of_store = matches!(reason, LossReason::StoreRefused | LossReason::StoreUnreachable);
+        let error = held.unanswered.as_ref().filter(|_| is_of_store);
+        let detail = error.map(|unanswered| unanswered.1.to_string());
         tracing::warn!(name = %self.name(), token = token.get(), %reason, ?detail, "lease lost");
         state.phase = Phase::Lost { token, reason, detail, release_at, seen_to: false };
         self.tell_lost();

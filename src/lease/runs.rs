@@ -4,20 +4,16 @@
 //! runtime find that it makes no progress.
 
 use std::future::pending;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use crate::runtime::is_stuck;
-
-/// How often those that wait on another runtime look whether that of the tasks makes progress.
-const LOOK: Duration = Duration::from_secs(1);
+use crate::runtime::{Cancel, LOOK, is_stuck};
 
 /// The runs of a keeper's tasks. There is one at a time.
 #[derive(Debug, Default)]
@@ -34,7 +30,9 @@ pub(super) struct Runs {
 struct Run {
     number: u64,
     runtime: Option<Handle>,
-    task: Option<AbortHandle>,
+    task: Option<Cancel>,
+    /// When somebody last looked whether the runtime makes progress: one is enough, however many wait.
+    looked: Option<Instant>,
 }
 
 impl Runs {
@@ -54,18 +52,16 @@ impl Runs {
             return None;
         }
         let prepared = prepare();
-        *last = Run { number: last.number + 1, runtime: Some(runtime), task: None };
+        *last = Run { number: last.number + 1, runtime: Some(runtime), ..Run::default() };
         self.current.store(last.number, Ordering::SeqCst);
         Some((last.number, prepared))
     }
 
-    /// The task of a run has been started; it is aborted when the run is over.
-    pub(super) fn started(&self, number: u64, task: AbortHandle) {
+    /// The task of a run has been started; its future is dropped when the run is over.
+    pub(super) fn started(&self, number: u64, task: Cancel) {
         let mut last = self.last.lock();
         if last.number == number && self.is_running() {
             last.task = Some(task);
-        } else {
-            task.abort();
         }
     }
 
@@ -75,12 +71,14 @@ impl Runs {
             return false;
         }
         let mut last = self.last.lock();
-        if last.number == number {
-            last.runtime = None;
-            // If its runtime is not driven, it ends when that is dropped, or driven again.
-            last.task.take().inspect(AbortHandle::abort);
-        }
+        let ended = if last.number == number {
+            mem::replace(&mut *last, Run { number, ..Run::default() })
+        } else {
+            Run::default()
+        };
         drop(last);
+        // This changes what is pending, also if its runtime is not driven.
+        drop(ended);
         self.over.notify_waiters();
         true
     }
@@ -92,16 +90,25 @@ impl Runs {
 
     /// Completes with the number of the current run if that is on another runtime that makes no progress.
     pub(super) async fn stuck(&self) -> u64 {
-        let (number, runtime) = {
-            let last = self.last.lock();
-            (last.number, last.runtime.clone())
-        };
         let here = Handle::current().id();
-        let Some(other) = runtime.filter(|runtime| runtime.id() != here) else { return pending().await };
-        while !is_stuck(&other).await {
+        loop {
+            let (number, runtime) = {
+                let mut last = self.last.lock();
+                let Some(other) = last.runtime.clone().filter(|runtime| runtime.id() != here) else { break };
+                let is_due = last.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
+                if is_due {
+                    last.looked = Some(Instant::now());
+                }
+                (last.number, is_due.then_some(other))
+            };
+            if let Some(runtime) = runtime
+                && is_stuck(&runtime).await
+            {
+                return number;
+            }
             sleep(LOOK).await;
         }
-        number
+        pending().await
     }
 }
 
@@ -112,6 +119,7 @@ mod tests {
     use futures::poll;
 
     use super::*;
+    use crate::runtime::spawn_cancelable;
 
     #[tokio::test]
     async fn there_is_one_run_at_a_time_and_it_ends_once() {
@@ -131,13 +139,13 @@ mod tests {
         let runs = Runs::default();
         for started_in_time in [true, false] {
             let (run, ()) = runs.begin(|| ()).unwrap();
-            let task = tokio::spawn(pending::<()>());
+            let (task, cancel) = spawn_cancelable(pending::<()>());
             if started_in_time {
-                runs.started(run, task.abort_handle());
+                runs.started(run, cancel);
                 assert!(runs.end(run));
             } else {
                 assert!(runs.end(run));
-                runs.started(run, task.abort_handle());
+                runs.started(run, cancel);
             }
             assert!(task.await.unwrap_err().is_cancelled());
         }

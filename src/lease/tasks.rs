@@ -20,6 +20,7 @@ use super::lease::{Lease, List, PushOutcome, Step};
 use super::release_queue::{LAST_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
+use crate::runtime::spawn_cancelable;
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
@@ -33,8 +34,9 @@ impl Keeper {
         let Some((number, events)) = self.runs.begin(|| self.backend.events()) else { return true };
         // If the runtime is about to end, this is dropped at once.
         let until_over = guard(Arc::clone(self), move |keeper| keeper.stop(number, LAST_RELEASES));
-        let task = tokio::spawn(async move { Arc::clone(&until_over).run(number, events).await });
-        self.runs.started(number, task.abort_handle());
+        let (task, cancel) =
+            spawn_cancelable(async move { Arc::clone(&until_over).run(number, events).await });
+        self.runs.started(number, cancel);
         !task.is_finished()
     }
 

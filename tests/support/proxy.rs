@@ -64,9 +64,13 @@ struct Wire {
     watch: Mutex<Option<Trap>>,
 }
 
-/// What is held back, by traffic.
+/// What is held back.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held([HeldTraffic; 2]);
+struct Held {
+    by_traffic: [HeldTraffic; 2],
+    /// What goes to the server on as many connections as this, those accepted first.
+    earliest: usize,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct HeldTraffic {
@@ -201,10 +205,17 @@ impl Proxy {
         self.hold_traffic(Traffic::Messages, direction);
     }
 
+    /// The connections there are keep back what goes to the server, also their end: a network that loses its route. Others are
+    /// not affected.
+    pub(crate) fn hold_connections(&self) {
+        let earliest = self.accepted();
+        self.wire.held.send_modify(|held| held.earliest = earliest);
+    }
+
     /// The same for the connections with this traffic, of every client.
     pub(crate) fn hold_traffic(&self, traffic: Traffic, direction: Direction) {
-        self.wire.held.send_modify(|Held(all)| {
-            let held = &mut all[traffic as usize];
+        self.wire.held.send_modify(|held| {
+            let held = &mut held.by_traffic[traffic as usize];
             held.to_server |= direction != Direction::ToClient;
             held.to_client |= direction != Direction::ToServer;
         });
@@ -212,7 +223,7 @@ impl Proxy {
 
     /// Stops holding this traffic; what was kept is delivered.
     pub(crate) fn resume_traffic(&self, traffic: Traffic) {
-        self.wire.held.send_modify(|Held(held)| held[traffic as usize] = HeldTraffic::default());
+        self.wire.held.send_modify(|held| held.by_traffic[traffic as usize] = HeldTraffic::default());
     }
 
     /// From now on, all places in queues seem to have the same ticket: a server that does not tell one from another.
@@ -283,11 +294,14 @@ impl Drop for Proxy {
 
 impl Wire {
     /// Waits until bytes may go that way, on a connection for what `listens` says.
-    async fn passable(&self, direction: Direction, listens: &AtomicBool) {
+    async fn passable(&self, direction: Direction, number: usize, listens: &AtomicBool) {
         let mut held = self.held.subscribe();
-        let free = |Held(all): &Held| {
+        let free = |all: &Held| {
+            if direction == Direction::ToServer && number < all.earliest {
+                return false;
+            }
             let traffic = if listens.load(Ordering::SeqCst) { Traffic::Messages } else { Traffic::Commands };
-            let held = all[traffic as usize];
+            let held = all.by_traffic[traffic as usize];
             match direction {
                 Direction::ToServer => !held.to_server,
                 Direction::ToClient => !held.to_client,
@@ -319,16 +333,21 @@ async fn accept(listener: TcpListener, wire: Arc<Wire>) {
         }
         // Before it is counted: a cut must reach every connection that was seen.
         let cuts = wire.cuts.subscribe();
-        wire.accepted.fetch_add(1, Ordering::SeqCst);
+        let number = wire.accepted.fetch_add(1, Ordering::SeqCst);
         let counted = Counted::new(Arc::clone(&wire));
         connections.spawn(async move {
             // However it ends, both sides are closed.
-            let _ = serve(client, cuts, &counted.0).await;
+            let _ = serve(client, number, cuts, &counted.0).await;
         });
     }
 }
 
-async fn serve(mut client: TcpStream, mut cuts: watch::Receiver<Cut>, wire: &Wire) -> io::Result<()> {
+async fn serve(
+    mut client: TcpStream,
+    number: usize,
+    mut cuts: watch::Receiver<Cut>,
+    wire: &Wire,
+) -> io::Result<()> {
     let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, wire.server_port)).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -336,8 +355,8 @@ async fn serve(mut client: TcpStream, mut cuts: watch::Receiver<Cut>, wire: &Wir
     let (client_reads, client_writes) = client.split();
     let (server_reads, server_writes) = server.split();
     tokio::select! {
-        end = requests(client_reads, server_writes, wire, &connection, &listens) => end,
-        end = replies(server_reads, client_writes, wire, &connection, &listens) => end,
+        end = requests(client_reads, server_writes, wire, number, &connection, &listens) => end,
+        end = replies(server_reads, client_writes, wire, number, &connection, &listens) => end,
         _ = cuts.changed() => {
             if *cuts.borrow() == Cut::Reset {
                 client.set_zero_linger()?;
@@ -352,18 +371,24 @@ async fn requests(
     mut client: ReadHalf<'_>,
     mut server: WriteHalf<'_>,
     wire: &Wire,
+    number: usize,
     connection: &Mutex<Connection>,
     listens: &AtomicBool,
 ) -> io::Result<()> {
     let mut frames = Frames::default();
     let mut log_outs = wire.log_outs.subscribe();
     loop {
-        let Some((bytes, words)) = frames.next(&mut client, parse_request).await? else { return Ok(()) };
+        let request = frames.next(&mut client, parse_request).await?;
+        let Some((bytes, words)) = request else {
+            // Its end takes the same way.
+            wire.passable(Direction::ToServer, number, listens).await;
+            return Ok(());
+        };
         let request = Request { bytes, words };
         if request.confirmations().is_some() {
             listens.store(true, Ordering::SeqCst);
         }
-        wire.passable(Direction::ToServer, listens).await;
+        wire.passable(Direction::ToServer, number, listens).await;
         if log_outs.has_changed().is_ok_and(|changed| changed) {
             log_outs.mark_unchanged();
             server.write_all(b"RESET\r\n").await?;
@@ -394,6 +419,7 @@ async fn replies(
     mut server: ReadHalf<'_>,
     mut client: WriteHalf<'_>,
     wire: &Wire,
+    number: usize,
     connection: &Mutex<Connection>,
     listens: &AtomicBool,
 ) -> io::Result<()> {
@@ -427,7 +453,7 @@ async fn replies(
             0 => {}
             micros => sleep(Duration::from_micros(micros)).await,
         }
-        wire.passable(Direction::ToClient, listens).await;
+        wire.passable(Direction::ToClient, number, listens).await;
         client.write_all(&bytes).await?;
     }
 }

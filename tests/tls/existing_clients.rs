@@ -31,11 +31,14 @@ async fn locks_as_that_user_in_its_database(
 #[cfg(feature = "fred")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_and_the_login_of_a_client_of_fred() -> Result<(), Error> {
+    use fred::interfaces::ClientLike;
+
     let Some((server, url)) = with_login("a client of fred") else { return Ok(()) };
     let config = fred::types::config::Config::from_url(&url).expect("a URL");
     // It is not connected, and need not be.
     let existing = fred::clients::Client::new(config, None, None, None);
-    locks_as_that_user_in_its_database(RedisBackend::from_fred(&existing).await?, &server).await
+    let backend = RedisBackend::builder_from_fred(existing.client_config()).connect().await?;
+    locks_as_that_user_in_its_database(backend, &server).await
 }
 
 #[cfg(feature = "redis-rs")]

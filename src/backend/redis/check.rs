@@ -1,11 +1,14 @@
 //! Checks of a server: whether it can be used for locks, and what its user should know.
 
-use futures::FutureExt;
-use futures::future::try_join4;
+use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::{join_all, try_join4};
+
+use super::connection::Connection;
 use super::link::{CallError, Link, command};
 use super::value::Value;
-use crate::backend::{Finding, Severity};
+use crate::backend::{BackendError, Finding, Severity};
 
 /// The commands that the scripts use.
 const COMMANDS: &str = "DEL EXISTS GET SET APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET \
@@ -34,26 +37,86 @@ redis.pcall('DEL', key .. '1')
 redis.pcall('DEL', key .. '2')
 return denied";
 
-/// What to check in addition to what is always checked.
-#[derive(Clone, Copy, Debug)]
+/// What a client expects of its servers.
+#[derive(Debug)]
 pub(super) struct Expected {
-    /// Whether the server should be a node of a cluster.
+    /// Whether they should be nodes of a cluster.
     pub(super) in_cluster: bool,
     /// Whether grants wait for replicas.
     pub(super) has_replicas: bool,
+    /// The channel of the client.
+    pub(super) channel: String,
+    /// The address of the store, for tracing.
+    pub(super) store: String,
+}
+
+/// Refuses servers that cannot be used for locks, and logs what else their user should know.
+pub(super) async fn accept(connections: &[Arc<Connection>], expected: &Expected) -> Result<(), BackendError> {
+    let (refused, others): (Vec<_>, Vec<_>) = check_all(connections, expected)
+        .await?
+        .into_iter()
+        .partition(|finding| finding.severity == Severity::Refused);
+    if !refused.is_empty() {
+        let texts: Vec<_> = refused.into_iter().map(|finding| finding.text).collect();
+        return Err(BackendError::Refused { source: texts.join("; ").into() });
+    }
+    let store = &expected.store;
+    for finding in others {
+        match finding.severity {
+            Severity::Info => tracing::info!(%store, "{finding}"),
+            _ => tracing::warn!(%store, "{finding}"),
+        }
+    }
+    Ok(())
+}
+
+/// Checks all servers. If one of several does not answer, that is a finding.
+pub(super) async fn check_all(
+    connections: &[Arc<Connection>],
+    expected: &Expected,
+) -> Result<Vec<Finding>, BackendError> {
+    let checks = join_all(connections.iter().map(|connection| check(connection, expected))).await;
+    let (mut findings, mut failure) = (Vec::new(), None);
+    let mut answered = false;
+    for (connection, found) in connections.iter().zip(checks) {
+        let found = match found {
+            Ok(found) => {
+                answered = true;
+                found
+            }
+            Err(error) => {
+                let text = format!("{} does not answer: {error}", connection.address());
+                failure = Some(error);
+                vec![Finding::new(Severity::Warning, text)]
+            }
+        };
+        for finding in found {
+            if !findings.contains(&finding) {
+                findings.push(finding);
+            }
+        }
+    }
+    match failure {
+        Some(error) if !answered => Err(error.into()),
+        _ => Ok(findings),
+    }
+}
+
+async fn check(connection: &Connection, expected: &Expected) -> Result<Vec<Finding>, CallError> {
+    match (connection.link().await, connection.refusal()) {
+        (Ok(link), _) => findings(&*link, expected).await,
+        (Err(_), Some(text)) => Ok(vec![Finding::new(Severity::Refused, text)]),
+        (Err(error), None) => Err(error),
+    }
 }
 
 /// Checks the server of a link. Whatever the user may not query is left out.
-pub(super) async fn findings(
-    link: &dyn Link,
-    expected: Expected,
-    channel: &str,
-) -> Result<Vec<Finding>, CallError> {
+async fn findings(link: &dyn Link, expected: &Expected) -> Result<Vec<Finding>, CallError> {
     let (hello, info, save, denied) = try_join4(
         Hello::of(link),
         command(link, &["INFO"]).map(allowed),
         command(link, &["CONFIG", "GET", "save"]).map(allowed),
-        denied(link, expected, channel),
+        denied(link, expected),
     )
     .await?;
     let info = info.as_ref().and_then(Value::as_str).unwrap_or_default();
@@ -129,7 +192,7 @@ impl Hello {
 }
 
 /// The required commands that this user may not run.
-async fn denied(link: &dyn Link, expected: Expected, channel: &str) -> Result<Vec<String>, CallError> {
+async fn denied(link: &dyn Link, expected: &Expected) -> Result<Vec<String>, CallError> {
     let mut denied = Vec::new();
     // No script has this digest. First, because a client library may give up a link on which a node answers that its cluster is down.
     denied.extend(denies(link, &["EVALSHA", &"0".repeat(40), "0"]).await?);
@@ -138,7 +201,7 @@ async fn denied(link: &dyn Link, expected: Expected, channel: &str) -> Result<Ve
     }
     // Under the default prefix, so that a user with only the permissions of `docs/acl.md` may use it.
     let key = format!("{{lock:leasehold-check-{}}}", uuid::Uuid::new_v4().simple());
-    match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, channel]).await {
+    match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, &expected.channel]).await {
         Ok(answer) => {
             denied.extend(answer.as_list().iter().filter_map(Value::as_str).map(str::to_owned));
         }

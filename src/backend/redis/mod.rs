@@ -82,20 +82,20 @@ use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
-use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::tls::TlsOptions;
-use super::{BackendError, Capabilities, Finding, LeaseIds, MAX_TTL, Severity, Status, StoreState};
+use super::{BackendError, Capabilities, LeaseIds, MAX_TTL, Status, StoreState};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
 use callers::CallersConnections;
-use connection::{Connection, ConnectionSettings, Timeouts};
-use link::{CallError, Connector};
+use check::Expected;
+use connection::{ConnectionSettings, Timeouts};
+use link::Connector;
 use notifications::{Channel, Notifications};
 use opening::Opening;
 use replicas::{Quota, Replicas};
@@ -127,8 +127,6 @@ pub struct RedisBackend {
     timeouts: Timeouts,
     fail_fast: bool,
     statuses: Arc<Statuses>,
-    /// Whether the servers have been checked and accepted. No request is sent before that.
-    checked: OnceCell<()>,
     closing: Closing,
 }
 
@@ -422,25 +420,6 @@ impl RedisBuilder {
     }
 }
 
-/// Makes all waiting requests repeat when the runtime of the subscription ends, until `closed`: the first of them opens it again, from
-/// a runtime that exists. Without it they would not be told of their grants.
-async fn subscribe_elsewhere(
-    subscriber: Arc<Connection>,
-    notifications: Arc<Notifications>,
-    closed: CancellationToken,
-) {
-    let mut links = subscriber.links();
-    let each_end = async {
-        // The sender is in `subscriber`, so waiting cannot fail.
-        while links.wait_for(Option::is_some).await.is_ok()
-            && links.wait_for(|link| link.is_none() && subscriber.has_ended()).await.is_ok()
-        {
-            notifications.resync();
-        }
-    };
-    closed.run_until_cancelled(each_end).await;
-}
-
 /// Makes all waiting requests repeat when the store becomes unreachable, so that they fail, until `closed`.
 async fn fail_waiting(
     mut changes: BoxStream<'static, StoreState>,
@@ -509,30 +488,14 @@ impl RedisBackend {
 
     /// Settings for a connection from a configuration of [fred](https://docs.rs/fred), the Redis client on which this
     /// crate is built: server, credentials, database and TLS are taken from it. This crate sets protocol version,
-    /// retries and timeouts itself, because its guarantees depend on them.
+    /// retries and timeouts itself, because its guarantees depend on them. That of an existing client is `client.client_config()`; the
+    /// client itself is not used.
     ///
     /// The configuration must come from the major version of fred on which this crate depends. A release of this crate
     /// may move to another version: this function is exempt from semantic versioning.
     #[cfg(feature = "fred")]
     pub fn builder_from_fred(config: Config) -> RedisBuilder {
         Self::with_target(fred::target(&config), Library::Fred(Box::new(config)))
-    }
-
-    /// Connects with the configuration of a fred client: see [`builder_from_fred`](Self::builder_from_fred). The
-    /// connections are this backend's own; the client is not used.
-    ///
-    /// # Errors
-    ///
-    /// As for [`RedisBuilder::connect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future closes what was opened.
-    #[cfg(feature = "fred")]
-    pub async fn from_fred(client: &::fred::clients::Client) -> Result<Self, Error> {
-        use ::fred::interfaces::ClientLike;
-
-        Self::builder_from_fred(client.client_config()).connect().await
     }
 
     /// Settings for connections through [redis-rs](https://docs.rs/redis), to the server of a client of that crate,
@@ -605,10 +568,7 @@ impl RedisBackend {
         let (commands, transports) = servers.commands();
         let (renewing, renewals) = servers.commands();
         let subscriber = servers.connection();
-        let resubscribe =
-            subscribe_elsewhere(Arc::clone(&subscriber), Arc::clone(&notifications), closing.token());
-        let mut drivers =
-            vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing])), own.spawn(resubscribe)];
+        let mut drivers = vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing]))];
         if settings.fail_fast {
             let (changes, told) = (statuses.changes(), Arc::clone(&notifications));
             drivers.push(own.spawn(fail_waiting(changes, told, closing.token())));
@@ -619,9 +579,17 @@ impl RedisBackend {
             commands.push(waiting);
             Replicas::new(quota, transports)
         });
+        let expected = Expected {
+            in_cluster: matches!(transports, Transports::Cluster(_)),
+            has_replicas: replicas.is_some(),
+            channel: keys::channel(ids.client()),
+            store: store.clone(),
+        };
+        let callers = CallersConnections::new(commands, subscriber, channel, expected, closing.token());
+        drivers.push(own.spawn(Arc::clone(&callers).replace_subscription()));
         Ok(Self {
             capabilities: Capabilities::new(store),
-            callers: CallersConnections::new(commands, subscriber, channel, closing.token()),
+            callers,
             transports,
             renewing,
             renewals,
@@ -633,7 +601,6 @@ impl RedisBackend {
             timeouts: settings.timeouts,
             fail_fast: settings.fail_fast,
             statuses,
-            checked: OnceCell::new(),
             ids,
             closing,
         })
@@ -656,7 +623,7 @@ impl RedisBackend {
             self.callers.connect().await?;
             let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
             self.drivers.lock().extend(driver);
-            self.check_once().await
+            Ok(())
         }
         .boxed()
     }
@@ -668,82 +635,12 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Checks all servers once, before the first operation: refuses those that cannot be used for locks, and logs other
-    /// findings.
-    fn check_once(&self) -> BoxFuture<'_, Result<(), BackendError>> {
-        let check = async {
-            let (refused, others): (Vec<_>, Vec<_>) = self
-                .check_all()
-                .await?
-                .into_iter()
-                .partition(|finding| finding.severity == Severity::Refused);
-            if !refused.is_empty() {
-                let texts: Vec<_> = refused.into_iter().map(|finding| finding.text).collect();
-                return Err(BackendError::Refused { source: texts.join("; ").into() });
-            }
-            let store = &self.capabilities.store;
-            for finding in others {
-                match finding.severity {
-                    Severity::Info => tracing::info!(%store, "{finding}"),
-                    _ => tracing::warn!(%store, "{finding}"),
-                }
-            }
-            Ok(())
-        };
-        async move { self.checked.get_or_try_init(|| check).await.copied() }.boxed()
-    }
-
-    /// Checks all servers. If one of several does not answer, that is a finding.
-    async fn check_all(&self) -> Result<Vec<Finding>, BackendError> {
-        let connections = self.callers.connections();
-        let checks = join_all(connections.iter().map(|connection| self.check_connection(connection))).await;
-        let (mut findings, mut failure) = (Vec::new(), None);
-        let mut answered = false;
-        for (connection, found) in connections.iter().zip(checks) {
-            let found = match found {
-                Ok(found) => {
-                    answered = true;
-                    found
-                }
-                Err(error) => {
-                    let text = format!("{} does not answer: {error}", connection.address());
-                    failure = Some(error);
-                    vec![Finding::new(Severity::Warning, text)]
-                }
-            };
-            for finding in found {
-                if !findings.contains(&finding) {
-                    findings.push(finding);
-                }
-            }
-        }
-        match failure {
-            Some(error) if !answered => Err(error.into()),
-            _ => Ok(findings),
-        }
-    }
-
-    async fn check_connection(&self, connection: &Connection) -> Result<Vec<Finding>, CallError> {
-        let expected = check::Expected {
-            in_cluster: matches!(self.transports, Transports::Cluster(_)),
-            has_replicas: self.replicas.is_some(),
-        };
-        match (connection.link().await, connection.refusal()) {
-            (Ok(link), _) => check::findings(&*link, expected, &keys::channel(self.ids.client())).await,
-            (Err(_), Some(text)) => Ok(vec![Finding::new(Severity::Refused, text)]),
-            (Err(error), None) => Err(error),
-        }
-    }
-
     /// Makes sure that the connections of the caller work on the current runtime.
     async fn revive(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
         }
-        if self.callers.may_be_missing() {
-            self.callers.revive().await?;
-        }
-        if self.checked.initialized() { Ok(()) } else { self.check_once().await }
+        if self.callers.are_ready() { Ok(()) } else { self.callers.revive().await }
     }
 
     /// Closes all connections and waits until they are closed.

@@ -14,6 +14,7 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::ready;
 use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
+use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -52,6 +53,8 @@ struct Listener {
     links: Option<UnboundedSender<BoxStream<'static, Message>>>,
     /// The link that is subscribed now, or was last.
     link: Option<Arc<dyn Link>>,
+    /// The runtime on which events are handled.
+    runtime: Option<runtime::Id>,
 }
 
 impl fmt::Debug for Listener {
@@ -70,6 +73,7 @@ impl Notifications {
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
         let ((tell, told), (links, linked)) = (unbounded(), unbounded());
         let mut listener = self.listener.lock();
+        listener.runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         listener.tell = Some(tell);
         if let Some(link) = &listener.link {
             // The receiver exists.
@@ -143,6 +147,11 @@ impl Notifications {
         self.queued.lock().is_empty()
     }
 
+    /// Whether leases wait, and events are handled on another runtime than this one.
+    pub(super) fn are_awaited_elsewhere(&self, runtime: Option<runtime::Id>) -> bool {
+        !self.is_idle() && self.listener.lock().runtime != runtime
+    }
+
     fn send(&self, event: Event) {
         if let Some(tell) = &self.listener.lock().tell {
             // The receiver is gone once the client is closed.
@@ -214,6 +223,10 @@ pub(super) struct Channel {
 impl Channel {
     pub(super) const fn new(name: String, notifications: Arc<Notifications>) -> Self {
         Self { name, notifications }
+    }
+
+    pub(super) fn notifications(&self) -> &Notifications {
+        &self.notifications
     }
 }
 

@@ -81,11 +81,15 @@ constants! {
     GAP: &str = "-";
     /// How often a gap is due: once in this many us for each ms that it lasts, so for an eighth of the time at most.
     GAP_PERIOD: u64 = 8000;
+    /// What lasts longer than this, in ms, is no gap: the longest poll interval (`mod.rs`), and a quarter more, rounded up.
+    LONGEST_GAP_MS: u64 = 75001;
 
     /// How many tokens a grant reserves, no matter what its request says: one for each hold that its lease may have
     /// within a client. So no request and no record of a waiter has to contain it. A request for more is refused
     /// (`verbs.rs`).
     TOKENS_PER_GRANT: u64 = 16;
+    /// A fence is below this: 2^53 less the tokens of two grants, the next one and its predecessor.
+    FENCE_LIMIT: u64 = 9007199254740960;
     /// How far ahead of the last token, and of the time, a proposed token may be.
     PROPOSED_AHEAD_US: u64 = 10000000;
     /// How far ahead of the time a busy semaphore may write its fence.

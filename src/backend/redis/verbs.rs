@@ -149,7 +149,7 @@ impl Backend for RedisBackend {
                     Ok(vec![Finding::new(Severity::Refused, source.to_string())])
                 }
                 // The findings of a first check are found again.
-                Ok(()) | Err(BackendError::Refused { .. }) => self.check_all().await,
+                Ok(()) | Err(BackendError::Refused { .. }) => self.callers.check().await,
                 Err(error) => Err(error),
             }
         }
@@ -195,7 +195,7 @@ impl RedisBackend {
     /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent, and there is
     /// nothing to release.
     fn never_connected(&self) -> bool {
-        !self.checked.initialized()
+        !self.callers.are_accepted()
     }
 
     async fn ask(&self, transport: &Arc<Transport>, request: &Request) -> Result<Answer, BackendError> {

@@ -6,7 +6,8 @@
 -- A grant reserves TOKENS_PER_GRANT numbers, one for each hold of its lease within a client, each under the next token.
 -- A token is the first number that no earlier grant has reserved, or the time in microseconds, whichever is greater:
 -- tokens increase while the store keeps its data, no matter what the clock does, and after the store has lost its data,
--- because time has passed. They stay below 2^53.
+-- because time has passed. They stay below 2^53: a fence that leaves no room for a token below that counts for nothing. Only
+-- another program can have written it.
 --
 -- The fence is written before anything is granted. A server that refuses to write it thereby refuses the grant.
 
@@ -21,6 +22,6 @@ end
 -- Replaces the fence's token, and returns the old one as a number; 0 if there was none.
 local function exchange(key, text)
   local last = math.floor(tonumber(call('SET', key, text, 'KEEPTTL', 'GET') or 0) or 0)
-  return last < 2 ^ 53 and last or 0
+  return last < FENCE_LIMIT and last or 0
 end
 

@@ -7,7 +7,7 @@ if call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   local last = tonumber(call('SET', KEYS[3], text, 'KEEPTTL', 'GET') or 0) or 0
   local gap = us - last
   if gap > us % 1e8 or gap < TOKENS_PER_GRANT then
-    if gap < TOKENS_PER_GRANT and last < 2 ^ 53 then
+    if gap < TOKENS_PER_GRANT and last < FENCE_LIMIT then
       text = string.format('%.0f', math.floor(last) + TOKENS_PER_GRANT)
     end
     call('SET', KEYS[3], text, 'PX', FENCE_MS)

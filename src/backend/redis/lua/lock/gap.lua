@@ -9,7 +9,7 @@
 -- For how many more ms a gap lasts; nil if there is none.
 local function gap_left(r)
   local ends = -(call('ZSCORE', r.queue, GAP) or 0)
-  if ends > r.clock.ms then return ends - r.clock.ms end
+  if ends > r.clock.ms and ends <= r.clock.ms + LONGEST_GAP_MS then return ends - r.clock.ms end
   if ends ~= 0 then call('ZREM', r.queue, GAP) end
 end
 
