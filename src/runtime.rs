@@ -1,6 +1,6 @@
 //! The runtimes of the application: a client may be used on several, and one of them may end, or not be driven.
 
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
@@ -25,9 +25,10 @@ pub(crate) async fn is_stuck(runtime: &Handle) -> bool {
 }
 
 /// Completes when a runtime other than the current one makes no progress.
+#[cfg(feature = "_redis")]
 pub(crate) async fn until_stuck(runtime: &Handle) {
     if runtime.id() == Handle::current().id() {
-        return pending().await;
+        return std::future::pending().await;
     }
     while !is_stuck(runtime).await {
         tokio::time::sleep(LOOK).await;
@@ -84,6 +85,7 @@ pub(crate) fn spawn_cancelable<T: Send + 'static>(
 
 impl Cancel {
     /// Whether the task is over.
+    #[cfg(any(test, feature = "_redis"))]
     pub(crate) fn is_over(&self) -> bool {
         self.task.is_finished()
     }
@@ -104,6 +106,7 @@ impl std::fmt::Debug for Cancel {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::sync::Weak;
 
     use tokio::runtime::{Builder, Runtime};
