@@ -23,9 +23,10 @@ use crate::lease::{Engine, Hold};
 ///
 /// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the
 /// client, if that is allowed; otherwise it is no longer renewed, and its release is queued for a background task of
-/// the client to send. Dropping never blocks, never panics, and needs no runtime. If the release cannot reach the
-/// store, for instance because the runtime is shutting down, the lease expires in the store on its own. To know when
-/// the resource is free, or whether the lease was held until the end, call [`release`](Self::release).
+/// the client to send. Dropping never panics and needs no runtime. It does not block, except outside a runtime when that of the
+/// client has ended, or while it ends: then it waits for the store, for up to 100 ms, and for up to 1 s for all guards together. If
+/// the release cannot reach the store, the lease expires there on its own. To know when the resource is free, or whether the lease
+/// was held until the end, call [`release`](Self::release).
 ///
 /// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
 /// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget` that

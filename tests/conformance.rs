@@ -11,6 +11,9 @@ use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness, KINDS};
 use leasehold::{Backend, MemoryBackend};
 
+#[macro_use]
+#[path = "support/points.rs"]
+mod points;
 #[cfg(feature = "etcd")]
 #[path = "support/etcd.rs"]
 mod etcd;
@@ -38,65 +41,21 @@ mod zookeeper;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
-/// One test per numbered point, for all kinds named, on one store: one kind after the other, as that may erase its data.
-macro_rules! every_point {
-    ($store:path, $kinds:expr => $($point:ident),* $(,)?) => {
-        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $point() {
-            let Some(store) = $store(stringify!($point)).await else { return };
-            let checks = futures::stream::iter($kinds).map(|kind| conformance::$point(&store, kind));
-            checks.buffered(store.kinds_at_once()).collect::<Vec<()>>().await;
-        })*
-    };
-}
-
-/// How many kinds may be checked at the same time.
-trait AtOnce {
-    fn kinds_at_once(&self) -> usize;
-}
-
-impl<H: Harness> AtOnce for H {
-    fn kinds_at_once(&self) -> usize {
-        // Only a store without memory loss can be checked in that way, and only one with long leases needs it.
-        if self.ttl().as_secs() > 0 { KINDS.len() } else { 1 }
-    }
+/// How many kinds may be checked at the same time: only a store without memory loss can be checked in that way, and only one with
+/// long leases needs it.
+fn kinds_at_once(store: &impl Harness) -> usize {
+    if store.ttl().as_secs() > 0 { KINDS.len() } else { 1 }
 }
 
 macro_rules! contract {
     ($store:path) => {
-        every_point! { $store, KINDS =>
-            point_1_every_operation_can_be_repeated,
-            point_2_release_removes_a_lease_wherever_it_is,
-            point_3_tokens_increase_in_every_case,
-            point_3_two_alternating_clients_exclude_each_other,
-            point_4_a_lease_is_measured_from_before_its_grant,
-            point_4_every_place_has_its_own_ticket,
-            point_4_a_grant_reported_late_is_not_accepted,
-            point_5_release_and_renewal_affect_only_their_own_lease,
-            point_6_renewal_distinguishes_renewed_lost_and_unknown,
-            point_7_a_dead_waiter_blocks_no_other_waiter,
-            point_7_all_places_of_a_dead_client_are_gone_within_one_ttl,
-            point_8_requests_are_served_in_order_of_arrival,
+        points_of_every_store! { $store, KINDS, super::kinds_at_once }
+        each_point! { $store, KINDS, super::kinds_at_once =>
             point_9_hand_over_work_is_independent_of_the_number_of_waiters,
-            point_10_the_store_decides_when_a_lease_ends,
         }
-        every_point! { $store, [Kind::Counting, Kind::Fair] =>
+        each_point! { $store, [Kind::Counting, Kind::Fair], super::kinds_at_once =>
             point_12_a_release_serves_exactly_those_that_fit,
             point_13_one_limit_is_in_force,
-        }
-
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn point_6_renewals_are_answered_individually() {
-            let Some(store) = $store("point_6_renewals_are_answered_individually").await else {
-                return;
-            };
-            conformance::point_6_renewals_are_answered_individually(&store).await;
-        }
-
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn point_11_an_owner_can_re_enter() {
-            let Some(store) = $store("point_11_an_owner_can_re_enter").await else { return };
-            conformance::point_11_an_owner_can_re_enter(&store).await;
         }
     };
 }

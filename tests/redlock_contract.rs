@@ -2,13 +2,16 @@
 //! and what else runs at the same time must leave time for that.
 #![cfg(all(feature = "_redis", feature = "conformance"))]
 
+#[macro_use]
+#[path = "support/points.rs"]
+mod points;
 mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
 use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness};
 use leasehold::{Backend, RedlockBackend};
@@ -63,47 +66,15 @@ impl Harness for Redlock {
     }
 }
 
-/// One test per numbered point, for both kinds of locks.
-macro_rules! every_point {
-    ($($point:ident),* $(,)?) => {
-        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $point() {
-            let Some(store) = Redlock::start_or_skip(stringify!($point), 5).await else { return };
-            for kind in [Kind::Mutex, Kind::Reentrant] {
-                conformance::$point(&store, kind).await;
-            }
-        })*
-    };
+async fn of_five(point: &str) -> Option<Redlock> {
+    Redlock::start_or_skip(point, 5).await
 }
 
-every_point! {
-    point_1_every_operation_can_be_repeated,
-    point_2_release_removes_a_lease_wherever_it_is,
-    point_3_tokens_increase_in_every_case,
-    point_3_two_alternating_clients_exclude_each_other,
-    point_4_a_lease_is_measured_from_before_its_grant,
-    point_4_every_place_has_its_own_ticket,
-    point_4_a_grant_reported_late_is_not_accepted,
-    point_5_release_and_renewal_affect_only_their_own_lease,
-    point_6_renewal_distinguishes_renewed_lost_and_unknown,
-    point_7_a_dead_waiter_blocks_no_other_waiter,
-    point_7_all_places_of_a_dead_client_are_gone_within_one_ttl,
-    point_8_requests_are_served_in_order_of_arrival,
-    point_10_the_store_decides_when_a_lease_ends,
+const fn one_kind_at_a_time(_: &Redlock) -> usize {
+    1
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn point_6_renewals_are_answered_individually() {
-    let point = "point_6_renewals_are_answered_individually";
-    let Some(store) = Redlock::start_or_skip(point, 5).await else { return };
-    conformance::point_6_renewals_are_answered_individually(&store).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn point_11_an_owner_can_re_enter() {
-    let Some(store) = Redlock::start_or_skip("point_11_an_owner_can_re_enter", 5).await else { return };
-    conformance::point_11_an_owner_can_re_enter(&store).await;
-}
+points_of_every_store! { of_five, [Kind::Mutex, Kind::Reentrant], one_kind_at_a_time }
 
 /// With an even number of nodes clients often have half of them each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -133,6 +133,31 @@ fn a_guard_dropped_after_its_runtime_leaves_nothing() {
     }
 }
 
+#[test]
+fn many_guards_dropped_after_their_runtime_wait_for_a_second_in_all() {
+    const GUARDS: usize = 60;
+    let Some(server) = RedisServer::start_or_skip("many guards without a runtime") else { return };
+    let (runtime, other) = (one_thread(), several_threads());
+    let proxy = other.block_on(Proxy::start(server.port()));
+    let (client, guards) = runtime.block_on(async {
+        let client = connect(&proxy.url()).await;
+        let mut guards = Vec::new();
+        for n in 0..GUARDS {
+            guards.push(client.mutex(&format!("many:{n}")).expect("valid").lock().await.expect("free"));
+        }
+        (client, guards)
+    });
+    drop(runtime);
+    // Fast enough to be waited for, but not sixty times.
+    proxy.delay_replies(ms(50));
+    let begin = Instant::now();
+    drop(guards);
+    let took = begin.elapsed();
+    assert!(took > ms(100) && took < SECOND + ms(500), "{took:?}");
+    eventually_only_the_fence(&other, &server);
+    drop(client);
+}
+
 /// A client that was connected and used on a runtime, which has other things to do from then on.
 fn client_of(server: &RedisServer, runtime: &Runtime) -> Client {
     runtime.block_on(async {

@@ -23,6 +23,9 @@ use super::types::{Capabilities, Event};
 ///
 /// Everything is forgotten when the last client of the store is gone. The tokens of a later store are still greater,
 /// because they follow the clock.
+///
+/// It uses tokio's clock, which a test may pause. So, unlike with other stores, leases are renewed on the runtime on which the client
+/// was used first, and after the end of that runtime only when the client is used on another one.
 pub type MemoryBackend = LedgerBackend<MemoryStore>;
 
 /// The records of a [`MemoryBackend`].

@@ -6,8 +6,9 @@
 //! request before it handles the next lease. Held leases are renewed on the crate's own thread if the store allows it,
 //! otherwise on the runtime of the first request.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
-use super::release_queue::{PendingRelease, ReleaseQueue};
+use super::release_queue::{PATIENCE, PendingRelease, ReleaseQueue};
 use super::runs::Runs;
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
@@ -48,8 +49,8 @@ pub(crate) struct Keeper {
     /// The crate's own thread, if held leases are kept there.
     pub(super) background: Option<Handle>,
     pub(super) runs: Runs,
-    /// Whether the store has just been too slow for releases that a runtime, or the end of one, waits for.
-    pub(super) too_slow: AtomicBool,
+    /// For how much longer the application may be kept waiting for releases where there is no runtime.
+    pub(super) patience: Mutex<Duration>,
 }
 
 impl Keeper {
@@ -68,7 +69,7 @@ impl Keeper {
             abandoned: CancellationToken::new(),
             background,
             runs: Runs::default(),
-            too_slow: AtomicBool::new(false),
+            patience: Mutex::new(PATIENCE),
         });
         if let Some(background) = &keeper.background {
             background.spawn(Arc::clone(&keeper).keep_held());

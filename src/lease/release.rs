@@ -232,7 +232,7 @@ impl Keeper {
     }
 
     /// Sends the releases that are pending from the crate's own thread. Waits for that at most for `time_limit`, because the end of the
-    /// process may come next; not again for a store that was too slow, so that the end of a runtime with many guards takes no longer.
+    /// process may come next; not for a store that was too slow before, and not for ever if there are many guards.
     pub(super) fn release_from_own_thread(&self, time_limit: Duration) {
         // Without a thread they stay pending, and are sent by the next runtime that uses the client.
         let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
@@ -245,11 +245,16 @@ impl Keeper {
             drop(done);
         });
         // Nothing is ever sent: it ends when the other side is gone, or too late.
-        let is_patient =
-            !time_limit.is_zero() && !background::is_current() && !self.too_slow.load(Ordering::Relaxed);
-        if is_patient && wait.recv_timeout(time_limit) == Err(RecvTimeoutError::Timeout) {
-            self.too_slow.store(true, Ordering::Relaxed);
+        let time_limit =
+            if background::is_current() { Duration::ZERO } else { time_limit.min(*self.patience.lock()) };
+        if time_limit.is_zero() {
+            return;
         }
+        // Not on tokio's clock, which a test may pause.
+        let begin = std::time::Instant::now();
+        let is_late = wait.recv_timeout(time_limit) == Err(RecvTimeoutError::Timeout);
+        let mut patience = self.patience.lock();
+        *patience = if is_late { Duration::ZERO } else { patience.saturating_sub(begin.elapsed()) };
     }
 
     /// Sends the releases that are pending now, on the crate's own thread.

@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
-use super::release_queue::{LAST_RELEASES, PendingRelease};
+use super::release_queue::{LAST_RELEASES, PATIENCE, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
 use crate::runtime::spawn_cancelable;
@@ -72,7 +72,7 @@ impl Keeper {
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
     /// kept on the crate's own thread.
     async fn run(self: Arc<Self>, number: u64, events: BoxStream<'static, Event>) {
-        self.too_slow.store(false, Ordering::Relaxed);
+        *self.patience.lock() = PATIENCE;
         let held_too = self.background.is_none();
         if number > 1 {
             self.take_over(held_too);
