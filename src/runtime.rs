@@ -65,10 +65,9 @@ pub(crate) fn spawn_cancelable<T: Send + 'static>(
     let dropped_with_its_runtime = guard(drop_future.clone(), |drop_future| drop_future());
     let task = tokio::spawn(poll_fn(move |context| {
         let _ = &dropped_with_its_runtime;
-        let Slot::Idle(mut future) = mem::replace(&mut *slot.lock(), Slot::Polled) else {
-            *slot.lock() = Slot::Dropped;
-            return Poll::Pending;
-        };
+        let taken = mem::replace(&mut *slot.lock(), Slot::Polled);
+        // If it has been dropped, the task is about to be aborted.
+        let Slot::Idle(mut future) = taken else { return Poll::Pending };
         let polled = future.poll_unpin(context);
         let mut slot = slot.lock();
         if polled.is_pending() && matches!(*slot, Slot::Polled) {

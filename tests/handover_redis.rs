@@ -57,13 +57,13 @@ promises! {
     a_dropped_guard_is_passed_on_as_a_released_one: 1,
     try_lock_neither_waits_nor_overtakes: 1,
     waiters_that_give_up_are_skipped: 1,
-    a_leader_that_is_dropped_leaves_its_place_to_the_next_one: 3,
-    a_leader_whose_time_is_over_leaves_its_place_to_the_next_one: 3,
-    a_leader_dropped_after_any_poll_while_it_is_granted_stalls_nobody: 2,
-    a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_nobody: 2,
+    the_first_waiter_that_is_dropped_leaves_its_place_to_the_next_one: 3,
+    the_first_waiter_whose_time_is_over_leaves_its_place_to_the_next_one: 3,
+    the_first_waiter_dropped_after_any_poll_while_it_is_granted_stalls_nobody: 2,
+    the_first_waiter_dropped_after_any_poll_leaves_nothing_and_stalls_nobody: 2,
     a_local_waiter_dropped_at_any_poll_leaves_nothing_and_stalls_no_other: 2,
     a_waiter_dropped_while_the_lease_is_passed_to_it_stalls_no_other: 1,
-    a_leader_that_is_not_polled_holds_the_others_up_for_two_leases_at_most: 2,
+    a_first_waiter_that_is_not_polled_holds_the_others_up_for_two_leases_at_most: 2,
     a_first_waiter_that_is_never_polled_does_not_block_later_ones: 2,
     a_waiter_with_a_passed_on_lease_that_is_not_polled_blocks_others_for_at_most_two_ttls: 1,
     a_loss_is_reported_to_the_current_holder_only: 2,
@@ -147,7 +147,7 @@ async fn a_holder_of_a_passed_on_lease_is_notified_when_the_server_hangs() {
     fixture.end().await;
 }
 
-/// `lock_timeout` of a leader and of those who wait behind it.
+/// `lock_timeout` of the first waiter and of those who wait behind it.
 async fn lock_with_time_limit(client: &Client, time_limit: Duration) -> Vec<JoinHandle<Result<(), Error>>> {
     let mut waiters = Vec::new();
     for _ in 0..5 {

@@ -458,7 +458,7 @@ async fn dropping_an_expired_guard_leaves_the_later_holder_alone() {
     assert!(second.token() > first.token());
     let id = holder_id(&mutex_of(&two)).await;
     drop(first);
-    // By then everything that the first client owed has been sent and answered.
+    // By then every release of the first client has been sent and answered.
     one.shutdown().await.expect("drained");
     assert_eq!(holder_id(&mutex_of(&two)).await, id);
     second.release().await.expect("held to the end");
@@ -1311,7 +1311,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
             other.release().await.expect("held to the end");
             raw.send(&["DEL", FENCE]);
         }
-        // What the refused requests owed has been given back as well.
+        // The refused requests have been released as well.
         eventually(SOON, || ready(raw.keys("*") == [key])).await;
         assert_eq!(raw.send(&["LRANGE", key, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
         raw.send(&["DEL", key]);

@@ -760,7 +760,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone<S: Semapho
         let unharmed = taken(&other, 3).await;
         unharmed.release().await.expect("held to the end");
         drop(held);
-        // What the refused requests owed has been given back as well.
+        // The refused requests have been released as well.
         eventually(SOON, || ready(left(&mut raw).iter().all(|left| *left == key))).await;
         assert_eq!(raw.send(&["LRANGE", &key, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]), "{key}");
         raw.send(&["DEL", &key]);

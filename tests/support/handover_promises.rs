@@ -361,7 +361,7 @@ pub(crate) async fn waiters_that_give_up_are_skipped(clients: &[Client]) {
     nothing_left(clients).await;
 }
 
-/// A leader gives up in the given way, while a third client's waiter is queued behind it. Its place is the next one's.
+/// The first waiter gives up in the given way, while a third client's waiter is queued behind it. Its place is the next one's.
 async fn leave_a_place(
     clients: &[Client],
     time_limit: Duration,
@@ -369,14 +369,14 @@ async fn leave_a_place(
 ) {
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let guard = other.lock().await.expect("free");
-    let leader = mutex.clone();
-    let leader = begun(async move { leader.lock_timeout(time_limit).await }).await;
+    let first = mutex.clone();
+    let head = begun(async move { first.lock_timeout(time_limit).await }).await;
     until_waiting(&mutex, 1).await;
     let next = waiter(&mutex).await;
     // Not of the client that holds: that would wait behind its holder, in the client.
     let behind = waiter(&local(&clients[2], LONG)).await;
     until_waiting(&mutex, 2).await;
-    give_up(leader).await;
+    give_up(head).await;
     until_waiting(&mutex, 2).await;
     guard.release().await.expect("held to the end");
     // Whoever is served first keeps the lock.
@@ -387,31 +387,33 @@ async fn leave_a_place(
     nothing_left(clients).await;
 }
 
-pub(crate) async fn a_leader_that_is_dropped_leaves_its_place_to_the_next_one(clients: &[Client]) {
-    leave_a_place(clients, LONG, async |leader| {
-        leader.abort();
-        assert!(leader.await.is_err_and(|error| error.is_cancelled()));
+pub(crate) async fn the_first_waiter_that_is_dropped_leaves_its_place_to_the_next_one(clients: &[Client]) {
+    leave_a_place(clients, LONG, async |head| {
+        head.abort();
+        assert!(head.await.is_err_and(|error| error.is_cancelled()));
     })
     .await;
 }
 
-pub(crate) async fn a_leader_whose_time_is_over_leaves_its_place_to_the_next_one(clients: &[Client]) {
-    leave_a_place(clients, ms(500), async |leader| {
-        let outcome = within(SOON, leader).await.expect("no panic");
+pub(crate) async fn the_first_waiter_whose_time_is_over_leaves_its_place_to_the_next_one(clients: &[Client]) {
+    leave_a_place(clients, ms(500), async |head| {
+        let outcome = within(SOON, head).await.expect("no panic");
         assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
     })
     .await;
 }
 
-pub(crate) async fn a_leader_dropped_after_any_poll_while_it_is_granted_stalls_nobody(clients: &[Client]) {
+pub(crate) async fn the_first_waiter_dropped_after_any_poll_while_it_is_granted_stalls_nobody(
+    clients: &[Client],
+) {
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
     for polls in 0..MANY {
         let guard = other.lock().await.expect("free");
-        let mut leader = mutex.lock().boxed();
-        drive_until(leader.as_mut(), until_waiting(&mutex, 1)).await;
+        let mut head = mutex.lock().boxed();
+        drive_until(head.as_mut(), until_waiting(&mutex, 1)).await;
         let next = waiter(&mutex).await;
         guard.release().await.expect("held to the end");
-        let locked = polled(leader, polls).await;
+        let locked = polled(head, polls).await;
         let done = locked.is_some();
         drop(locked);
         granted(next).await.release().await.expect("held to the end");
@@ -423,18 +425,20 @@ pub(crate) async fn a_leader_dropped_after_any_poll_while_it_is_granted_stalls_n
     panic!("not granted after {MANY} polls");
 }
 
-pub(crate) async fn a_leader_dropped_after_any_poll_leaves_nothing_and_stalls_nobody(clients: &[Client]) {
+pub(crate) async fn the_first_waiter_dropped_after_any_poll_leaves_nothing_and_stalls_nobody(
+    clients: &[Client],
+) {
     let (mutex, other) = (local(&clients[0], LONG), local(&clients[1], LONG));
     for held in [false, true] {
         let mut waited = false;
         for polls in 0..MANY {
             let guard = if held { Some(other.lock().await.expect("free")) } else { None };
-            let mut leader = mutex.lock().boxed();
-            let first = polls > 0 && poll!(&mut leader).is_ready();
+            let mut head = mutex.lock().boxed();
+            let first = polls > 0 && poll!(&mut head).is_ready();
             assert!(!first || !held);
             let next = waiter(&mutex).await;
             // The last polls come with a wake-up that never comes.
-            let rest = async { if first { None } else { polled(leader, polls.saturating_sub(1)).await } };
+            let rest = async { if first { None } else { polled(head, polls.saturating_sub(1)).await } };
             let rest = timeout(ms(50), rest).await;
             waited = rest.is_err();
             let locked = matches!(rest, Ok(Some(_)));
@@ -460,13 +464,13 @@ pub(crate) async fn a_local_waiter_dropped_at_any_poll_leaves_nothing_and_stalls
     for by_other in [false, true] {
         for polls in 0..8 {
             let guard = if by_other { &other } else { &mutex }.lock().await.expect("free");
-            let leader = if by_other { Some(waiter(&mutex).await) } else { None };
+            let head = if by_other { Some(waiter(&mutex).await) } else { None };
             let second = timeout(ms(20), polled(mutex.lock(), polls)).await;
             assert!(!matches!(second, Ok(Some(_))), "the lock is held");
             let next = waiter(&mutex).await;
             guard.release().await.expect("held to the end");
-            if let Some(leader) = leader {
-                granted(leader).await.release().await.expect("held to the end");
+            if let Some(head) = head {
+                granted(head).await.release().await.expect("held to the end");
             }
             granted(next).await.release().await.expect("held to the end");
             nothing_left(clients).await;
@@ -522,14 +526,14 @@ async fn all_served(waiters: Vec<JoinHandle<Result<Guard, Error>>>, limit: Durat
     within(limit, all).await;
 }
 
-pub(crate) async fn a_leader_that_is_not_polled_holds_the_others_up_for_two_leases_at_most(
+pub(crate) async fn a_first_waiter_that_is_not_polled_holds_the_others_up_for_two_leases_at_most(
     clients: &[Client],
 ) {
     const LEASE: Duration = Duration::from_millis(500);
     let (mutex, other) = (local(&clients[0], LEASE), local(&clients[1], LEASE));
     let guard = other.lock().await.expect("free");
-    let mut leader = mutex.lock().boxed();
-    assert!(poll!(&mut leader).is_pending());
+    let mut head = mutex.lock().boxed();
+    assert!(poll!(&mut head).is_pending());
     let mut waiters = Vec::new();
     for _ in 0..3 {
         waiters.push(waiter(&mutex).await);
@@ -537,7 +541,7 @@ pub(crate) async fn a_leader_that_is_not_polled_holds_the_others_up_for_two_leas
     guard.release().await.expect("held to the end");
     all_served(waiters, 2 * LEASE + SLACK).await;
     // Whoever polls it at last gets the lock as well.
-    within(2 * LEASE + SLACK, leader).await.expect("granted").release().await.expect("held to the end");
+    within(2 * LEASE + SLACK, head).await.expect("granted").release().await.expect("held to the end");
     nothing_left(clients).await;
 }
 
@@ -546,8 +550,8 @@ pub(crate) async fn a_first_waiter_that_is_never_polled_does_not_block_later_one
     const LEASE: Duration = Duration::from_millis(400);
     let (mutex, other) = (local(&clients[0], LEASE), local(&clients[1], LEASE));
     let guard = other.lock().await.expect("free");
-    let mut leader = mutex.lock().boxed();
-    assert!(poll!(&mut leader).is_pending());
+    let mut head = mutex.lock().boxed();
+    assert!(poll!(&mut head).is_pending());
     guard.release().await.expect("held to the end");
     let start = Instant::now();
     let guard = loop {
@@ -560,7 +564,7 @@ pub(crate) async fn a_first_waiter_that_is_never_polled_does_not_block_later_one
     // From here on it is as if the other were not there.
     guard.release().await.expect("held to the end");
     within(SLACK, mutex.lock()).await.expect("free").release().await.expect("held to the end");
-    drop(leader);
+    drop(head);
     nothing_left(clients).await;
 }
 

@@ -191,8 +191,8 @@ async fn a_handle_that_was_only_ever_passed_a_permit_follows_the_limit<S: Semaph
     }
 }
 
-promise!(leaders_that_are_not_polled_hold_up_nobody_for_ever: counting);
-async fn leaders_that_are_not_polled_hold_up_nobody_for_ever<S: Semaphore>(site: Site) {
+promise!(first_waiters_that_are_not_polled_hold_up_nobody_for_ever: counting);
+async fn first_waiters_that_are_not_polled_hold_up_nobody_for_ever<S: Semaphore>(site: Site) {
     let lease = site.brief_lease();
     let semaphore = passing_on_leased(&site.client().await, 1, lease);
     let held = semaphore.acquire().await.expect("granted");
@@ -201,22 +201,22 @@ async fn leaders_that_are_not_polled_hold_up_nobody_for_ever<S: Semaphore>(site:
     assert!(poll!(second.as_mut()).is_pending(), "the second waits in the client");
     let last = arrived(&semaphore).await;
     drop(held);
-    // The leader's grant, or the permit that was passed to one who is not polled, runs out.
+    // The first waiter's grant, or the permit that was passed to one who is not polled, runs out.
     drop(within(lease * 5, last).await.expect("granted"));
     drop((stuck, second));
     nothing_is_left(&semaphore).await;
 }
 
-promise!(a_leader_that_is_not_polled_keeps_no_permit_from_the_others: counting);
-async fn a_leader_that_is_not_polled_keeps_no_permit_from_the_others<S: Semaphore>(site: Site) {
+promise!(a_first_waiter_that_is_not_polled_keeps_no_permit_from_the_others: counting);
+async fn a_first_waiter_that_is_not_polled_keeps_no_permit_from_the_others<S: Semaphore>(site: Site) {
     let lease = site.brief_lease();
     let semaphore = passing_on_leased(&site.client().await, 2, lease);
     let [one, two] =
         [semaphore.acquire().await.expect("granted"), semaphore.acquire().await.expect("granted")];
     let mut stuck = Box::pin(semaphore.acquire());
-    assert!(poll!(stuck.as_mut()).is_pending(), "it leads");
+    assert!(poll!(stuck.as_mut()).is_pending(), "it is the first");
     let (next, last) = (arrived(&semaphore).await, arrived(&semaphore).await);
-    // To the leader, who does not hear of it, and to the next one, who holds on to it.
+    // To the first waiter, which is not polled, and to the next one, who holds on to it.
     drop((one, two));
     let held = granted(next).await;
     drop(within(lease * 4, last).await.expect("granted"));

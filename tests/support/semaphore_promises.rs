@@ -642,7 +642,7 @@ async fn a_part_that_does_not_know_of_its_loss_finds_out_by_its_release<S: Semap
     assert!(!guard.is_held());
     assert_eq!(within(SOON, guard.lost()).await, LossReason::Missing);
     drop(guard);
-    // Whatever the dropped one owed has been sent before this is answered.
+    // The release of the dropped one has been sent before this is answered.
     assert_none(&one, 1).await;
     assert_eq!(holds(&two).await, [3], "the later holder was left alone");
     next.release().await.expect("held to the end");

@@ -13,7 +13,8 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::check::{self, Expected};
+use super::acceptance::{accept, findings};
+use super::check::Expected;
 use super::connection::Connection;
 use super::notifications::{Channel, Subscription};
 use super::runtime;
@@ -114,12 +115,12 @@ impl CallersConnections {
 
     /// Checks all servers.
     pub(super) async fn check(&self) -> Result<Vec<Finding>, BackendError> {
-        check::check_all(&self.connections(), &self.expected).await
+        findings(&self.connections(), &self.expected).await
     }
 
     async fn accept(&self) -> Result<(), BackendError> {
         if !self.are_accepted() {
-            check::accept(&self.connections(), &self.expected).await?;
+            accept(&self.connections(), &self.expected).await?;
             self.accepted.store(true, Ordering::Release);
         }
         Ok(())

@@ -1,14 +1,11 @@
 //! Checks of a server: whether it can be used for locks, and what its user should know.
 
-use std::sync::Arc;
-
 use futures::FutureExt;
-use futures::future::{join_all, try_join4};
+use futures::future::try_join4;
 
-use super::connection::Connection;
 use super::link::{CallError, Link, command};
 use super::value::Value;
-use crate::backend::{BackendError, Finding, Severity};
+use crate::backend::{Finding, Severity};
 
 /// The commands that the scripts use.
 const COMMANDS: &str = "DEL EXISTS GET SET APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET \
@@ -50,68 +47,8 @@ pub(super) struct Expected {
     pub(super) store: String,
 }
 
-/// Refuses servers that cannot be used for locks, and logs what else their user should know.
-pub(super) async fn accept(connections: &[Arc<Connection>], expected: &Expected) -> Result<(), BackendError> {
-    let (refused, others): (Vec<_>, Vec<_>) = check_all(connections, expected)
-        .await?
-        .into_iter()
-        .partition(|finding| finding.severity == Severity::Refused);
-    if !refused.is_empty() {
-        let texts: Vec<_> = refused.into_iter().map(|finding| finding.text).collect();
-        return Err(BackendError::Refused { source: texts.join("; ").into() });
-    }
-    let store = &expected.store;
-    for finding in others {
-        match finding.severity {
-            Severity::Info => tracing::info!(%store, "{finding}"),
-            _ => tracing::warn!(%store, "{finding}"),
-        }
-    }
-    Ok(())
-}
-
-/// Checks all servers. If one of several does not answer, that is a finding.
-pub(super) async fn check_all(
-    connections: &[Arc<Connection>],
-    expected: &Expected,
-) -> Result<Vec<Finding>, BackendError> {
-    let checks = join_all(connections.iter().map(|connection| check(connection, expected))).await;
-    let (mut findings, mut failure) = (Vec::new(), None);
-    let mut answered = false;
-    for (connection, found) in connections.iter().zip(checks) {
-        let found = match found {
-            Ok(found) => {
-                answered = true;
-                found
-            }
-            Err(error) => {
-                let text = format!("{} does not answer: {error}", connection.address());
-                failure = Some(error);
-                vec![Finding::new(Severity::Warning, text)]
-            }
-        };
-        for finding in found {
-            if !findings.contains(&finding) {
-                findings.push(finding);
-            }
-        }
-    }
-    match failure {
-        Some(error) if !answered => Err(error.into()),
-        _ => Ok(findings),
-    }
-}
-
-async fn check(connection: &Connection, expected: &Expected) -> Result<Vec<Finding>, CallError> {
-    match (connection.link().await, connection.refusal()) {
-        (Ok(link), _) => findings(&*link, expected).await,
-        (Err(_), Some(text)) => Ok(vec![Finding::new(Severity::Refused, text)]),
-        (Err(error), None) => Err(error),
-    }
-}
-
 /// Checks the server of a link. Whatever the user may not query is left out.
-async fn findings(link: &dyn Link, expected: &Expected) -> Result<Vec<Finding>, CallError> {
+pub(super) async fn findings(link: &dyn Link, expected: &Expected) -> Result<Vec<Finding>, CallError> {
     let (hello, info, save, denied) = try_join4(
         Hello::of(link),
         command(link, &["INFO"]).map(allowed),

@@ -33,6 +33,7 @@
 //! | `replicas` | waiting until replicas have a grant |
 //! | `verbs` | the operations of the contract, on top of these |
 
+mod acceptance;
 mod batch;
 mod callers;
 mod check;
