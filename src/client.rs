@@ -31,7 +31,7 @@ use crate::semaphore::CountingSemaphore;
 /// background task.
 ///
 /// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
-/// nor sends releases. Calls that wait on another runtime take over after a few seconds.
+/// nor sends releases. Calls and waiters on another runtime take over after one to four seconds.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).

@@ -54,20 +54,17 @@ pub(super) enum Again {
 }
 
 /// All calls go to one server.
-#[derive(Debug)]
-struct AtServer(Arc<Connection>);
-
-impl Destination for AtServer {
+impl Destination for Arc<Connection> {
     fn slot(&self) -> Option<u16> {
         None
     }
 
     fn connection(&self) -> Arc<Connection> {
-        Arc::clone(&self.0)
+        Self::clone(self)
     }
 
     fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>> {
-        self.0.link().boxed()
+        Connection::link(self).boxed()
     }
 
     fn on_unanswered(&self) {}
@@ -101,7 +98,7 @@ impl Transport {
     /// All calls to one server.
     pub(super) fn new(connection: Arc<Connection>, notifications: Arc<Notifications>) -> Arc<Self> {
         let timeouts = connection.timeouts;
-        Self::at(Arc::new(AtServer(connection)), timeouts, notifications)
+        Self::at(Arc::new(connection), timeouts, notifications)
     }
 
     pub(super) fn at(
