@@ -24,18 +24,8 @@ pub(crate) async fn is_stuck(runtime: &Handle) -> bool {
     runtime.id() != Handle::current().id() && timeout(STUCK, runtime.spawn(async {})).await.is_err()
 }
 
-/// Completes when a runtime other than the current one makes no progress.
-#[cfg(feature = "_redis")]
-pub(crate) async fn until_stuck(runtime: &Handle) {
-    if runtime.id() == Handle::current().id() {
-        return std::future::pending().await;
-    }
-    while !is_stuck(runtime).await {
-        tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// A task's future, which is dropped together with this: at once, even if the runtime of the task is not driven.
+/// A task's future, which is dropped together with this, even if the runtime of the task is not driven: at once, or if it is
+/// being polled, after that.
 ///
 /// Aborting a task does not do that: its future is dropped by its runtime.
 pub(crate) struct Cancel {

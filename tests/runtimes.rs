@@ -16,6 +16,7 @@ use locks::*;
 use support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 fn several_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
@@ -342,6 +343,89 @@ fn a_client_connects_although_its_first_attempt_is_on_a_runtime_that_is_not_driv
         second.block_on(async { client.shutdown().await.expect("drained") });
     }
     eventually_only_the_fence(&second, &server);
+}
+
+/// A client whose first attempt to connect, on a runtime that is not driven any more, ended halfway.
+fn is_connected_elsewhere_after(server: &RedisServer, proxy: &Proxy, second: &Runtime, client: &Client) {
+    proxy.accept_at_most(usize::MAX);
+    proxy.delay_replies(Duration::ZERO);
+    proxy.resume();
+    second.block_on(async {
+        // Each gives up before it can be certain.
+        let mutex = client.mutex("halfway").expect("valid");
+        eventually(SOON, || async { mutex.lock_timeout(ms(300)).await.is_ok() }).await;
+        within(SECOND, mutex.lock()).await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("drained");
+    });
+    eventually_only_the_fence(second, server);
+}
+
+#[test]
+fn connections_do_not_stay_on_two_runtimes() {
+    let Some(server) = RedisServer::start_or_skip("a subscription that was refused") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let proxy = second.block_on(Proxy::start(server.port()));
+    let client = Client::connect_lazy(&proxy.url()).expect("valid");
+    second.block_on(eventually(SOON, || ready(proxy.accepted() == 1)));
+    // That for renewals, and that for commands.
+    proxy.accept_at_most(2);
+    let outcome =
+        first.block_on(async { client.mutex("halfway").expect("valid").lock_timeout(ms(200)).await });
+    outcome.expect_err("not subscribed");
+    assert_eq!(proxy.accepted(), 2);
+    is_connected_elsewhere_after(&server, &proxy, &second, &client);
+}
+
+#[test]
+fn a_server_that_did_not_answer_its_check_is_checked_from_another_runtime() {
+    let Some(server) = RedisServer::start_or_skip("a check that was not answered") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let proxy = second.block_on(Proxy::start(server.port()));
+    let client = Client::connect_lazy(&proxy.url()).expect("valid");
+    proxy.delay_replies(ms(20));
+    let checked = proxy.next_request(|request| request.contains(b"leasehold-check"));
+    first.block_on(async {
+        let mutex = client.mutex("halfway").expect("valid");
+        tokio::select! {
+            outcome = mutex.lock() => panic!("{outcome:?} without a check"),
+            checked = checked => checked.expect("the proxy is there"),
+        }
+    });
+    proxy.hold(Direction::ToClient);
+    // The answer is not waited for any longer.
+    first.block_on(async { tokio::time::sleep(3 * SECOND).await });
+    is_connected_elsewhere_after(&server, &proxy, &second, &client);
+}
+
+#[test]
+fn those_that_give_up_early_keep_no_waiter_from_noticing_that_a_runtime_is_not_driven() {
+    let Some(server) = RedisServer::start_or_skip("short time limits") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let client = second.block_on(connect(&server.url()));
+    first.block_on(async { drop(client.mutex("warm").expect("valid").lock().await.expect("free")) });
+    second.block_on(async {
+        let other = connect(&server.url()).await;
+        let lock = async |name| other.mutex(name).expect("valid").lock().await.expect("free");
+        let (_taken, guard) = (lock("taken").await, lock("released").await);
+        let impatient = [0, 71, 142, 213].map(|begin| {
+            let taken = client.mutex("taken").expect("valid");
+            AbortOnDropHandle::new(tokio::spawn(async move {
+                tokio::time::sleep(ms(begin)).await;
+                loop {
+                    drop(taken.lock_timeout(ms(100)).await);
+                }
+            }))
+        });
+        let released = client.mutex("released").expect("valid");
+        let waiter = tokio::spawn(async move { released.lock().await });
+        eventually(SOON, || async {
+            other.mutex("released").expect("valid").inspect().await.expect("inspected").waiters.len() == 1
+        })
+        .await;
+        guard.release().await.expect("held");
+        within(SOON, waiter).await.expect("no panic").expect("granted").release().await.expect("held");
+        drop(impatient);
+    });
 }
 
 fn eventually_only_the_fence(runtime: &Runtime, server: &RedisServer) {

@@ -258,6 +258,7 @@ async fn requests_given_up_during_a_stall_by_impatient_clients_leave_every_name_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_on_a_lost_connection_is_not_carried_out_after_its_release() {
     let Some(server) = RedisServer::start_or_skip("a request that was held back") else { return };
+    server.allow(&support::more_rules("+client|kill"));
     let proxy = Proxy::start(server.port()).await;
     let (far, near) = (connect_with(&proxy.url(), ms(100)).await, connect(&server.url()).await);
     proxy.hold_connections();

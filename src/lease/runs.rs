@@ -3,7 +3,6 @@
 //! A run begins with a request, and is over when the client is abandoned, when its runtime ends, or when those that wait on another
 //! runtime find that it makes no progress.
 
-use std::future::pending;
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,9 +10,9 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use crate::runtime::{Cancel, LOOK, is_stuck};
+use crate::runtime::{Cancel, LOOK};
 
 /// The runs of a keeper's tasks. There is one at a time.
 #[derive(Debug, Default)]
@@ -31,7 +30,7 @@ struct Run {
     number: u64,
     runtime: Option<Handle>,
     task: Option<Cancel>,
-    /// When somebody last looked whether the runtime makes progress: one is enough, however many wait.
+    /// When somebody last began to look whether the runtime makes progress.
     looked: Option<Instant>,
 }
 
@@ -62,6 +61,10 @@ impl Runs {
         let mut last = self.last.lock();
         if last.number == number && self.is_running() {
             last.task = Some(task);
+        } else {
+            // What follows from that must find the mutex free.
+            drop(last);
+            drop(task);
         }
     }
 
@@ -77,7 +80,7 @@ impl Runs {
             Run::default()
         };
         drop(last);
-        // This changes what is pending, also if its runtime is not driven.
+        // This makes what it was sending pending again, even if its runtime is not driven.
         drop(ended);
         self.over.notify_waiters();
         true
@@ -88,32 +91,22 @@ impl Runs {
         self.over.notified()
     }
 
-    /// Completes with the number of the current run if that is on another runtime that makes no progress.
-    pub(super) async fn stuck(&self) -> u64 {
-        let here = Handle::current().id();
-        loop {
-            let (number, runtime) = {
-                let mut last = self.last.lock();
-                let Some(other) = last.runtime.clone().filter(|runtime| runtime.id() != here) else { break };
-                let is_due = last.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
-                if is_due {
-                    last.looked = Some(Instant::now());
-                }
-                (last.number, is_due.then_some(other))
-            };
-            if let Some(runtime) = runtime
-                && is_stuck(&runtime).await
-            {
-                return number;
-            }
-            sleep(LOOK).await;
+    /// The current run, if that is on another runtime and nobody has looked for a while whether it makes progress. Whoever gets it
+    /// does that for everybody.
+    pub(super) fn to_look_at(&self) -> Option<(u64, Handle)> {
+        let mut last = self.last.lock();
+        let runtime = last.runtime.clone().filter(|runtime| runtime.id() != Handle::current().id())?;
+        if last.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return None;
         }
-        pending().await
+        last.looked = Some(Instant::now());
+        Some((last.number, runtime))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::pin::pin;
 
     use futures::poll;

@@ -2,6 +2,7 @@
 //! watches their deadlines, one sends releases.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::future::pending;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
 use scopeguard::guard;
 use tokio::task::consume_budget;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
@@ -20,7 +21,7 @@ use super::lease::{Lease, List, PushOutcome, Step};
 use super::release_queue::{LAST_RELEASES, PATIENCE, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
-use crate::runtime::spawn_cancelable;
+use crate::runtime::{LOOK, is_stuck, spawn_cancelable};
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
@@ -61,11 +62,27 @@ impl Keeper {
                 biased;
                 done = &mut work => return done,
                 () = over => {}
-                number = self.runs.stuck() => {
-                    tracing::warn!("the runtime on which this client was used before is not driven; continuing on this one");
-                    self.stop(number, Duration::ZERO);
-                }
+                never = self.look_after_run() => match never {},
             }
+        }
+    }
+
+    /// Ends the current run if it is on another runtime that makes no progress.
+    async fn look_after_run(self: &Arc<Self>) -> Infallible {
+        loop {
+            if let Some((number, runtime)) = self.runs.to_look_at() {
+                let keeper = Arc::clone(self);
+                // In a task: others rely on it, even if this is dropped.
+                tokio::spawn(async move {
+                    if is_stuck(&runtime).await {
+                        tracing::warn!(
+                            "the runtime on which a client was used before is not driven; continuing on another one"
+                        );
+                        keeper.stop(number, Duration::ZERO);
+                    }
+                });
+            }
+            sleep(LOOK).await;
         }
     }
 

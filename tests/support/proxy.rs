@@ -52,7 +52,8 @@ struct Wire {
     held: watch::Sender<Held>,
     /// How the last cut is made; sending again is another cut.
     cuts: watch::Sender<Cut>,
-    refusing: AtomicBool,
+    /// How many connections are accepted at most.
+    most: AtomicUsize,
     /// How long each reply takes longer, one after another, in microseconds.
     delay: AtomicU64,
     forgetting_tickets: AtomicBool,
@@ -157,7 +158,7 @@ impl Proxy {
             server_port,
             held: watch::Sender::default(),
             cuts: watch::Sender::default(),
-            refusing: AtomicBool::default(),
+            most: AtomicUsize::new(usize::MAX),
             delay: AtomicU64::default(),
             forgetting_tickets: AtomicBool::default(),
             log_outs: watch::Sender::default(),
@@ -258,7 +259,12 @@ impl Proxy {
 
     /// From now on, closes every new connection at once; `false` ends that.
     pub(crate) fn refuse(&self, refusing: bool) {
-        self.wire.refusing.store(refusing, Ordering::SeqCst);
+        self.accept_at_most(if refusing { 0 } else { usize::MAX });
+    }
+
+    /// Closes every new connection at once after this many have been accepted.
+    pub(crate) fn accept_at_most(&self, connections: usize) {
+        self.wire.most.store(connections, Ordering::SeqCst);
     }
 
     /// Loses one reply: the next request that contains `needle` reaches the server, and when the server has
@@ -328,7 +334,7 @@ async fn accept(listener: TcpListener, wire: Arc<Wire>) {
     loop {
         let Ok((client, _)) = listener.accept().await else { return };
         while connections.try_join_next().is_some() {}
-        if wire.refusing.load(Ordering::SeqCst) {
+        if wire.accepted.load(Ordering::SeqCst) >= wire.most.load(Ordering::SeqCst) {
             continue;
         }
         // Before it is counted: a cut must reach every connection that was seen.

@@ -3,12 +3,13 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, Shared};
+use futures::future::Shared;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +21,7 @@ use super::notifications::{Channel, Subscription};
 use super::runtime;
 use super::servers::Commands;
 use crate::backend::{BackendError, Finding};
-use crate::runtime::{Cancel, LOOK, is_stuck, spawn_cancelable, until_stuck};
+use crate::runtime::{Cancel, LOOK, is_stuck, spawn_cancelable};
 
 /// The connections on the caller's runtime.
 #[derive(Debug)]
@@ -35,10 +36,12 @@ pub(super) struct CallersConnections {
     accepted: AtomicBool,
     /// Whether message delivery has been verified once.
     proved: AtomicBool,
-    /// The runtime on which they live.
+    /// The runtime on which all of them live.
     runtime: Mutex<Option<Handle>>,
     /// The last attempt to connect.
     attempt: Mutex<Option<Attempt>>,
+    /// How many attempts there have been.
+    attempts: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -50,10 +53,14 @@ struct Tasks {
 /// An attempt to connect, for which any number of callers wait.
 #[derive(Debug)]
 struct Attempt {
+    number: u64,
     runtime: Handle,
     task: Cancel,
-    result: Shared<BoxFuture<'static, Result<(), Arc<BackendError>>>>,
+    connected: Connected,
 }
+
+/// The result of an attempt; an error of the channel if the attempt is given up, or ends with its runtime.
+type Connected = Shared<oneshot::Receiver<Result<(), Arc<BackendError>>>>;
 
 impl CallersConnections {
     pub(super) fn new(
@@ -74,12 +81,13 @@ impl CallersConnections {
             proved: AtomicBool::default(),
             runtime: Mutex::default(),
             attempt: Mutex::default(),
+            attempts: AtomicU64::default(),
         })
     }
 
     /// Connects for the first time, verifies that messages are delivered, and checks the servers.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
-        *self.runtime.lock() = Some(Handle::current());
+        self.move_here();
         for commands in &self.commands {
             self.keep(commands.connect(self.closed.clone()).await?);
         }
@@ -146,49 +154,53 @@ impl CallersConnections {
     /// Makes them ready from the current runtime, in a separate task: a caller that gives up, or is not polled, blocks no
     /// other caller, and neither does a runtime that is not driven.
     pub(super) async fn revive(self: &Arc<Self>) -> Result<(), BackendError> {
+        runtime::check()?;
         loop {
-            let (runtime, result) = self.attempt();
-            tokio::select! {
-                biased;
-                revived = result => return revived.map_err(|error| error.duplicate()),
-                () = until_stuck(&runtime) => self.give_up_attempt(&runtime),
+            let (runtime, connected) = self.join_attempt();
+            match connected.await {
+                Ok(connected) => return connected.map_err(|error| error.duplicate()),
+                Err(gone) if runtime == Handle::current().id() => {
+                    return Err(BackendError::NotSent { source: gone.into() });
+                }
+                // The next one is made from here.
+                Err(_) => {}
             }
         }
     }
 
-    /// The attempt to connect that is in progress, or a new one.
-    fn attempt(self: &Arc<Self>) -> (Handle, impl Future<Output = Result<(), Arc<BackendError>>> + use<>) {
+    /// The attempt that is in progress, or a new one: its runtime and its result.
+    fn join_attempt(self: &Arc<Self>) -> (Id, Connected) {
         let mut attempt = self.attempt.lock();
-        if attempt.as_ref().is_some_and(|attempt| attempt.task.is_over()) {
-            *attempt = None;
-        }
-        let Attempt { runtime, result, .. } = attempt.get_or_insert_with(|| {
-            let (connected, task) = spawn_cancelable(Arc::clone(self).connect_missing());
-            let result = connected.map(|connected| {
-                let connected =
-                    connected.unwrap_or_else(|gone| Err(BackendError::NotSent { source: gone.into() }));
-                connected.map_err(Arc::new)
-            });
-            Attempt { runtime: Handle::current(), task, result: result.boxed().shared() }
+        let Attempt { runtime, connected, .. } = match &mut *attempt {
+            Some(current) if !current.task.is_over() => current,
+            last => last.insert(self.begin_attempt()),
+        };
+        (runtime.id(), connected.clone())
+    }
+
+    fn begin_attempt(self: &Arc<Self>) -> Attempt {
+        let ((tell, connected), callers) = (oneshot::channel(), Arc::clone(self));
+        let (_, task) = spawn_cancelable(async move {
+            let connected = callers.connect_missing().await;
+            // Nobody may be waiting for it any more.
+            let _ = tell.send(connected.map_err(Arc::new));
         });
-        (runtime.clone(), result.clone())
+        let number = self.attempts.fetch_add(1, Ordering::Relaxed);
+        Attempt { number, runtime: Handle::current(), task, connected: connected.shared() }
     }
 
-    /// Another caller makes an attempt on its own runtime instead.
-    fn give_up_attempt(&self, stuck: &Handle) {
-        let is_stuck = |attempt: &mut Attempt| attempt.runtime.id() == stuck.id() && !attempt.task.is_over();
-        let given_up = self.attempt.lock().take_if(is_stuck);
-        if given_up.is_some() {
-            drop(given_up);
-            self.abandon();
-        }
+    /// Ends an attempt. Those that wait for it make another one.
+    fn give_up_attempt(&self, number: u64) {
+        let given_up = self.attempt.lock().take_if(|attempt| attempt.number == number);
+        // When the mutex is free again.
+        drop(given_up);
     }
 
-    async fn connect_missing(self: Arc<Self>) -> Result<(), BackendError> {
+    async fn connect_missing(&self) -> Result<(), BackendError> {
         // All of them are asked.
         let is_suspect = self.commands.iter().filter(|commands| commands.take_suspicion()).count() > 0;
-        if is_suspect && self.are_stuck().await {
-            self.abandon();
+        if is_suspect || !self.are_accepted() {
+            self.abandon_if_stuck().await;
         }
         if self.are_missing() {
             self.open_missing().await?;
@@ -197,8 +209,7 @@ impl CallersConnections {
     }
 
     async fn open_missing(&self) -> Result<(), BackendError> {
-        runtime::check()?;
-        *self.runtime.lock() = Some(Handle::current());
+        self.move_here();
         self.tasks.lock().drivers.retain(|driver| !driver.is_finished());
         for commands in self.commands.iter().filter(|commands| commands.have_ended()) {
             tracing::debug!("connecting from this runtime");
@@ -215,51 +226,90 @@ impl CallersConnections {
         if proved { Ok(()) } else { self.subscribe().await }
     }
 
-    /// Whether the runtime on which they live makes no progress.
-    async fn are_stuck(&self) -> bool {
-        let runtime = self.runtime.lock().clone();
-        match runtime {
-            Some(runtime) => is_stuck(&runtime).await,
-            None => false,
+    /// From here on they live on the current runtime. Those that are still on another one are given up.
+    fn move_here(&self) {
+        let (here, mut runtime) = (Handle::current(), self.runtime.lock());
+        if runtime.replace(here.clone()).is_some_and(|before| before.id() != here.id()) {
+            self.abandon();
         }
     }
 
-    /// Gives up their tasks, which end when their runtime is driven again, or is dropped.
+    /// Gives them up if the runtime on which they live makes no progress. Returns whether it did that.
+    async fn abandon_if_stuck(&self) -> bool {
+        let Some(runtime) = self.runtime.lock().clone() else { return false };
+        if !is_stuck(&runtime).await {
+            return false;
+        }
+        let now = self.runtime.lock();
+        let are_there = now.as_ref().is_some_and(|now| now.id() == runtime.id());
+        if are_there {
+            tracing::warn!("the runtime of the connections is not driven; connecting from another one");
+            self.abandon();
+        }
+        are_there
+    }
+
+    /// Gives up their tasks, which end when their runtime is driven again, or is dropped. Called while `runtime` is locked.
     fn abandon(&self) {
-        tracing::warn!("the runtime of the connections is not driven; connecting from another one");
         let tasks = mem::take(&mut *self.tasks.lock());
         tasks.drivers.iter().for_each(JoinHandle::abort);
         self.subscriber.abandon();
         self.commands.iter().for_each(Commands::abandon);
     }
 
-    /// Makes all waiting requests repeat when the subscription is gone with its runtime, or that is not driven, until they are
-    /// closed: the first of these requests opens it again, from a runtime that exists. Without it they would not be told of
-    /// their grants.
-    pub(super) async fn replace_subscription(self: Arc<Self>) {
-        let mut links = self.subscriber.links();
-        let each_end = async {
-            // The sender is in `subscriber`, so waiting cannot fail.
-            while links.wait_for(Option::is_some).await.is_ok() {
-                tokio::select! {
-                    _ = links.wait_for(|link| link.is_none() && self.subscriber.has_ended()) => {}
-                    () = self.until_unattended() => self.abandon(),
-                }
-                self.channel.notifications().resync();
-            }
-        };
-        self.closed.run_until_cancelled(each_end).await;
+    /// Looks after them from the crate's own thread until they are closed.
+    pub(super) async fn look_after(self: Arc<Self>) {
+        let both = async { tokio::join!(self.resubscribe(), self.look_after_runtimes()) };
+        self.closed.run_until_cancelled(both).await;
     }
 
-    /// Completes when messages are awaited on another runtime than that of the subscription, and this one makes no progress.
-    async fn until_unattended(&self) {
+    /// Makes all waiting requests repeat whenever the subscription is gone with its runtime: the first of them opens it again, from
+    /// a runtime that exists. Without it they would not be told of their grants.
+    async fn resubscribe(&self) {
+        let mut links = self.subscriber.links();
+        // The sender is in `subscriber`, so waiting cannot fail.
+        while links.wait_for(Option::is_some).await.is_ok()
+            && links.wait_for(|link| link.is_none() && self.subscriber.has_ended()).await.is_ok()
+        {
+            self.channel.notifications().resync();
+        }
+    }
+
+    /// Gives up what is on a runtime that makes no progress: an attempt to connect, and, while messages are awaited on another
+    /// runtime, the subscription. Nobody else would notice, because each caller may give up before it is certain.
+    async fn look_after_runtimes(&self) {
         loop {
             sleep(LOOK).await;
-            let runtime = self.runtime.lock().as_ref().map(Handle::id);
-            let are_awaited = self.channel.notifications().are_awaited_elsewhere(runtime);
-            if are_awaited && self.are_stuck().await {
-                return;
+            let attempt = self.attempt_in_progress();
+            if let Some((number, runtime)) = attempt
+                && is_stuck(&runtime).await
+            {
+                tracing::warn!(
+                    "an attempt to connect is on a runtime that is not driven; connecting from another one"
+                );
+                self.give_up_attempt(number);
             }
+            let runtime = self.runtime.lock().as_ref().map(Handle::id);
+            let notifications = self.channel.notifications();
+            if notifications.are_awaited_elsewhere(runtime) && self.abandon_if_stuck().await {
+                notifications.resync();
+            }
+        }
+    }
+
+    fn attempt_in_progress(&self) -> Option<(u64, Handle)> {
+        let mut attempt = self.attempt.lock();
+        let over = attempt.take_if(|attempt| attempt.task.is_over());
+        let current = attempt.as_ref().map(|attempt| (attempt.number, attempt.runtime.clone()));
+        drop(attempt);
+        drop(over);
+        current
+    }
+
+    /// Ends an attempt to connect that is in progress. To be called when they are closed.
+    pub(super) fn end_attempt(&self) {
+        if let Some((number, _)) = self.attempt_in_progress() {
+            self.give_up_attempt(number);
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::future::try_join;
 use parking_lot::Mutex;
-use scopeguard::guard;
+use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -137,14 +137,13 @@ impl Connection {
         closed: CancellationToken,
     ) -> Result<JoinHandle<()>, BackendError> {
         let (tell, connected) = oneshot::channel();
-        let closed = closed.child_token();
-        let given_up = closed.clone().drop_guard();
-        let task = self.spawn(&Handle::current(), closed, Some(tell));
+        let (number, task) = self.spawn(&Handle::current(), closed, Some(tell));
+        let given_up = guard(task, |task| {
+            self.give_up(number);
+            task.abort();
+        });
         match timeout(self.timeouts.connect, connected).await {
-            Ok(Ok(Ok(()))) => {
-                given_up.disarm();
-                Ok(task)
-            }
+            Ok(Ok(Ok(()))) => Ok(ScopeGuard::into_inner(given_up)),
             Ok(Ok(Err(error @ CallError::Answer(_)))) => Err(BackendError::Refused { source: error.into() }),
             Ok(Ok(Err(error @ CallError::Timeout(_)))) => {
                 Err(BackendError::Unanswered { source: error.into() })
@@ -157,24 +156,33 @@ impl Connection {
 
     /// Starts the task that connects and keeps it connected until `closed`. Does not wait for that.
     pub(super) fn start(self: &Arc<Self>, runtime: &Handle, closed: CancellationToken) -> JoinHandle<()> {
-        self.spawn(runtime, closed, None)
+        self.spawn(runtime, closed, None).1
     }
 
+    /// Starts the task with the next number, which is in charge of the connection until it ends or is given up.
     fn spawn(
         self: &Arc<Self>,
         runtime: &Handle,
         closed: CancellationToken,
         tell: Option<oneshot::Sender<Result<(), CallError>>>,
-    ) -> JoinHandle<()> {
+    ) -> (u64, JoinHandle<()>) {
         let number = self.tasks.fetch_add(1, Ordering::AcqRel) + 1;
         self.ended.store(false, Ordering::Release);
         // Dropped with the task, perhaps because its runtime ends.
-        let driven = guard(Arc::clone(self), move |connection| {
-            if connection.tasks.load(Ordering::Acquire) == number {
-                connection.end();
-            }
-        });
-        runtime.spawn(async move { driven.stay_connected(closed, tell).await })
+        let driven = guard(Arc::clone(self), move |connection| connection.give_up(number));
+        (number, runtime.spawn(async move { driven.stay_connected(number, closed, tell).await }))
+    }
+
+    fn is_in_charge(&self, number: u64) -> bool {
+        self.tasks.load(Ordering::Acquire) == number
+    }
+
+    /// The task with this number is over, or must no longer be relied on.
+    fn give_up(&self, number: u64) {
+        if self.tasks.compare_exchange(number, number + 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.replace_link();
+            self.end();
+        }
     }
 
     fn end(&self) {
@@ -186,9 +194,7 @@ impl Connection {
 
     /// Gives up the task that keeps it connected, because its runtime is not driven. The caller aborts it.
     pub(super) fn abandon(&self) {
-        self.tasks.fetch_add(1, Ordering::AcqRel);
-        self.replace_link();
-        self.end();
+        self.give_up(self.tasks.load(Ordering::Acquire));
     }
 
     /// Whether a call was not answered in time since this was last asked.
@@ -309,17 +315,28 @@ impl Connection {
 
     async fn stay_connected(
         &self,
+        number: u64,
         closed: CancellationToken,
         mut tell: Option<oneshot::Sender<Result<(), CallError>>>,
     ) {
         let mut pause = FIRST_PAUSE;
-        while !closed.is_cancelled() {
+        while !closed.is_cancelled() && self.is_in_charge(number) {
             let opened = Instant::now();
             match self.open().await {
                 Ok((link, server)) => {
                     *self.silence.lock() = Silence { opened: Some(Instant::now()), ..Silence::default() };
-                    self.link.send_replace(Some(Arc::clone(&link)));
-                    self.status.connected(&server);
+                    // A task that is given up at this moment takes out what it finds.
+                    let publish = |current: &mut Option<_>| {
+                        let is_in_charge = self.is_in_charge(number);
+                        if is_in_charge {
+                            *current = Some(Arc::clone(&link));
+                            self.status.connected(&server);
+                        }
+                        is_in_charge
+                    };
+                    if !self.link.send_if_modified(publish) {
+                        return link.abort();
+                    }
                     if let Some(tell) = tell.take() {
                         // The receiver is gone if connecting was given up.
                         let _ = tell.send(Ok(()));
@@ -334,6 +351,9 @@ impl Connection {
                         self.link.send_replace(None);
                         return link.close().await;
                     }
+                    if !self.is_in_charge(number) {
+                        return;
+                    }
                     tracing::debug!("the connection was lost, connecting again");
                     // The reason first, for those that are notified that there is no link.
                     self.failed(&server.to_string(), CallError::Lost("the connection was lost".to_owned()));
@@ -342,6 +362,9 @@ impl Connection {
                 Err(error) => {
                     if let Some(tell) = tell.take() {
                         return drop(tell.send(Err(error)));
+                    }
+                    if !self.is_in_charge(number) {
+                        return;
                     }
                     tracing::debug!(%error, "not connected");
                     self.failed(&self.route.to_string(), error);

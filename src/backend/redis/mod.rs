@@ -587,7 +587,7 @@ impl RedisBackend {
             store: store.clone(),
         };
         let callers = CallersConnections::new(commands, subscriber, channel, expected, closing.token());
-        drivers.push(own.spawn(Arc::clone(&callers).replace_subscription()));
+        drivers.push(own.spawn(Arc::clone(&callers).look_after()));
         Ok(Self {
             capabilities: Capabilities::new(store),
             callers,
@@ -649,6 +649,7 @@ impl RedisBackend {
         // First, so that the end of the connections is not mistaken for an outage.
         self.statuses.close();
         self.closing.close();
+        self.callers.end_attempt();
         let mut drivers = self.callers.take_drivers();
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
         drivers.extend(self.renewing.take_drivers());
@@ -678,6 +679,7 @@ impl Drop for RedisBackend {
     fn drop(&mut self) {
         self.statuses.close();
         self.closing.close();
+        self.callers.end_attempt();
     }
 }
 

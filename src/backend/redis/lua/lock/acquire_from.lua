@@ -12,7 +12,7 @@
 local function acquire_from(r, proposed, id, ttl_ms, waits, repair_ms, owner)
   local fence = r.fence
   local last = math.max(tonumber(call('GET', fence.key) or 0) or 0, fence.token or 0)
-  if last >= FENCE_LIMIT then last = 0 end
+  if not (last < FENCE_LIMIT) then last = 0 end
   local most = math.max(last, r.clock.us) + PROPOSED_AHEAD_US
   fence.least = math.max(fence.least, math.min(tonumber(proposed), most))
   if owner then return acquire_owned(r, id, ttl_ms, waits, repair_ms, owner) end

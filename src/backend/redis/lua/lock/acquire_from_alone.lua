@@ -5,7 +5,7 @@ if not ARGV[6] and call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   local time, text = call('TIME'), ARGV[1]
   local us, proposed = time[1] * 1e6 + time[2], tonumber(text)
   local last = math.floor(tonumber(call('GET', KEYS[3]) or 0) or 0)
-  if last >= FENCE_LIMIT then last = 0 end
+  if not (last < FENCE_LIMIT) then last = 0 end
   local token = math.max(last + TOKENS_PER_GRANT, us, math.min(proposed, math.max(last, us) + PROPOSED_AHEAD_US))
   if token ~= proposed then text = string.format('%.0f', token) end
   call('SET', KEYS[3], text, 'PX', FENCE_MS)
