@@ -416,12 +416,17 @@ fn those_that_give_up_early_keep_no_waiter_from_noticing_that_a_runtime_is_not_d
                 }
             }))
         });
+        let until_queued = async |name| {
+            let seen = other.mutex(name).expect("valid");
+            eventually(SOON, || async { seen.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) })
+                .await;
+        };
+        until_queued("taken").await;
+        // Their looks and those of the waiter are not to coincide.
+        tokio::time::sleep(ms(300)).await;
         let released = client.mutex("released").expect("valid");
         let waiter = tokio::spawn(async move { released.lock().await });
-        eventually(SOON, || async {
-            other.mutex("released").expect("valid").inspect().await.expect("inspected").waiters.len() == 1
-        })
-        .await;
+        until_queued("released").await;
         guard.release().await.expect("held");
         within(SOON, waiter).await.expect("no panic").expect("granted").release().await.expect("held");
         drop(impatient);
