@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures::future::{join, join_all};
 use leasehold::{Client, MutexOptions};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
@@ -343,6 +344,38 @@ fn a_client_connects_although_its_first_attempt_is_on_a_runtime_that_is_not_driv
         second.block_on(async { client.shutdown().await.expect("drained") });
     }
     eventually_only_the_fence(&second, &server);
+}
+
+#[test]
+fn calls_on_a_runtime_that_is_no_longer_driven_hold_up_no_others() {
+    let Some(server) = RedisServer::start_or_skip("calls that wait for each other") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let proxy = second.block_on(Proxy::start(server.port()));
+    let client = first.block_on(connect(&proxy.url()));
+    first.block_on(async {
+        client.mutex("warm").expect("valid").lock().await.expect("free").release().await.expect("held")
+    });
+    proxy.hold(Direction::ToClient);
+    // Some are in flight, and the others wait for them.
+    let mut calls: Vec<_> = (0..8)
+        .map(|n| {
+            let mutex = client.mutex(&format!("held up:{n}")).expect("valid");
+            Box::pin(async move { mutex.lock().await })
+        })
+        .collect();
+    first.block_on(async { timeout(ms(50), join_all(&mut calls)).await.expect_err("no answers") });
+    proxy.resume();
+    second.block_on(async {
+        let (mutex, semaphore) =
+            (client.mutex("other").expect("valid"), client.counting_semaphore("other", 2).expect("valid"));
+        let (guard, permit) = within(SOON + SLACK, join(mutex.lock(), semaphore.acquire())).await;
+        let (guard, permit) = (guard.expect("free"), permit.expect("free"));
+        let released = within(SOON, join(guard.release(), permit.release())).await;
+        assert!(matches!(released, (Ok(()), Ok(()))), "{released:?}");
+    });
+    let guards = first.block_on(join_all(&mut calls));
+    drop(guards.into_iter().map(|guard| guard.expect("free")).collect::<Vec<_>>());
+    second.block_on(async { client.shutdown().await.expect("drained") });
 }
 
 /// A client whose first attempt to connect, on a runtime that is not driven any more, ended halfway.

@@ -51,9 +51,13 @@ impl Runs {
             return None;
         }
         let prepared = prepare();
-        *last = Run { number: last.number + 1, runtime: Some(runtime), ..Run::default() };
-        self.current.store(last.number, Ordering::SeqCst);
-        Some((last.number, prepared))
+        let number = last.number + 1;
+        let before = mem::replace(&mut *last, Run { number, runtime: Some(runtime), ..Run::default() });
+        self.current.store(number, Ordering::SeqCst);
+        // What follows from dropping a task must find the mutex free.
+        drop(last);
+        drop(before);
+        Some((number, prepared))
     }
 
     /// The task of a run has been started; its future is dropped when the run is over.
@@ -62,7 +66,6 @@ impl Runs {
         if last.number == number && self.is_running() {
             last.task = Some(task);
         } else {
-            // What follows from that must find the mutex free.
             drop(last);
             drop(task);
         }
@@ -74,11 +77,8 @@ impl Runs {
             return false;
         }
         let mut last = self.last.lock();
-        let ended = if last.number == number {
-            mem::replace(&mut *last, Run { number, ..Run::default() })
-        } else {
-            Run::default()
-        };
+        let ended =
+            (last.number == number).then(|| mem::replace(&mut *last, Run { number, ..Run::default() }));
         drop(last);
         // This makes what it was sending pending again, even if its runtime is not driven.
         drop(ended);
@@ -89,6 +89,11 @@ impl Runs {
     /// Completes when a run is over that is not over now.
     pub(super) fn over(&self) -> Notified<'_> {
         self.over.notified()
+    }
+
+    /// Whether the current run is on the current runtime.
+    pub(super) fn is_here(&self) -> bool {
+        self.last.lock().runtime.as_ref().is_some_and(|runtime| runtime.id() == Handle::current().id())
     }
 
     /// The current run, if that is on another runtime and nobody has looked for a while whether it makes progress. Whoever gets it

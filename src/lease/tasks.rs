@@ -69,6 +69,9 @@ impl Keeper {
 
     /// Ends the current run if it is on another runtime that makes no progress.
     async fn look_after_run(self: &Arc<Self>) -> Infallible {
+        if self.runs.is_here() {
+            return pending().await;
+        }
         loop {
             if let Some((number, runtime)) = self.runs.to_look_at() {
                 let keeper = Arc::clone(self);

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, join_all, ready};
 use scopeguard::guard;
+use tokio::runtime::Id;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -30,7 +31,7 @@ use super::link::{CallError, Link};
 use super::msgpack::unpack_list;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
-use super::queue::Queued;
+use super::queue::{Queued, here, state_of};
 use super::script::{BATCH, Script};
 use super::transport::{Transport, is_unknown_script};
 use super::value::{Arguments, Value};
@@ -54,12 +55,12 @@ impl Transport {
         self: &Arc<Self>,
         operation: Operation,
     ) -> impl Future<Output = Result<Value, CallError>> + Send + use<'_> {
-        let code = operation.script.code();
-        let direct = code.and_then(|_| self.go_direct(operation.resource.kind));
+        let (code, runtime) = (operation.script.code(), here());
+        let direct = code.and_then(|_| self.go_direct(runtime, operation.resource.kind));
         match code {
             // It does not wait forever: the calls before it have a timeout, and then the queue is rejected.
             Some(code) if direct.is_none() => {
-                let answered = self.enqueue(code, operation);
+                let answered = self.enqueue(runtime, code, operation);
                 Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
             }
             _ => Either::Right(Box::pin(async move {
@@ -82,9 +83,10 @@ impl Transport {
 
     /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken. The caller is counted until the
     /// result is dropped.
-    fn go_direct(&self, kind: Kind) -> Option<impl Drop + Send> {
+    fn go_direct(&self, runtime: Option<Id>, kind: Kind) -> Option<impl Drop + Send> {
         let _sending = self.sending.try_lock()?;
-        let mut state = self.state.lock();
+        let mut states = self.states.lock();
+        let state = state_of(&mut states, runtime);
         if !self.connection().is_connected()
             || !state.queue.is_empty()
             || !state.are_worth_a_call(1, kind, state.calls())
@@ -93,8 +95,9 @@ impl Transport {
         }
         state.direct += 1;
         state.in_flight += 1;
-        Some(guard(self, |transport| {
-            let mut state = transport.state.lock();
+        Some(guard(self, move |transport| {
+            let mut states = transport.states.lock();
+            let state = state_of(&mut states, runtime);
             state.direct -= 1;
             state.in_flight -= 1;
         }))
@@ -102,20 +105,22 @@ impl Transport {
 
     fn enqueue(
         self: &Arc<Self>,
+        runtime: Option<Id>,
         code: &'static str,
         operation: Operation,
     ) -> oneshot::Receiver<Result<Value, CallError>> {
         let (caller, answered) = oneshot::channel();
-        let mut state = self.state.lock();
+        let mut states = self.states.lock();
+        let state = state_of(&mut states, runtime);
         state.queue.push_back(Queued { code, operation, caller: Some(caller) });
         let kind = state.queue[0].operation.resource.kind;
         let start = state.drains == 0 || state.are_worth_a_call(state.queue.len(), kind, state.calls());
         if start {
             state.drains += 1;
         }
-        drop(state);
+        drop(states);
         if start {
-            let drain = Drain { transport: Arc::clone(self), working: true, in_flight: 0 };
+            let drain = Drain { transport: Arc::clone(self), runtime, working: true, in_flight: 0 };
             tokio::spawn(drain.run());
         }
         answered
@@ -125,11 +130,12 @@ impl Transport {
     /// processed here.
     fn send<'a>(
         &'a self,
+        runtime: Option<Id>,
         link: &'a Result<Arc<dyn Link>, CallError>,
         answered: usize,
     ) -> Option<UnderWay<'a>> {
         let _sending = self.sending.lock();
-        let operations = self.next(answered)?;
+        let operations = self.next(runtime, answered)?;
         let sent = Instant::now();
         let answer = match link {
             Ok(link) => {
@@ -143,8 +149,9 @@ impl Transport {
 
     /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations. If there are
     /// none, the drain counts as finished.
-    fn next(&self, answered: usize) -> Option<Vec<Queued>> {
-        let mut state = self.state.lock();
+    fn next(&self, runtime: Option<Id>, answered: usize) -> Option<Vec<Queued>> {
+        let mut states = self.states.lock();
+        let state = state_of(&mut states, runtime);
         state.in_flight -= answered;
         let mut operations = Vec::new();
         // A drain that is no longer needed leaves the rest to the others.
@@ -165,7 +172,11 @@ impl Transport {
     }
 
     /// Waits for the answers and passes them to the callers. A caller may have given up in the meantime.
-    async fn receive(&self, UnderWay { mut operations, link, answer, sent }: UnderWay<'_>) {
+    async fn receive(
+        &self,
+        runtime: Option<Id>,
+        UnderWay { mut operations, link, answer, sent }: UnderWay<'_>,
+    ) {
         let mut answer = answer.await;
         if let (true, Ok(link)) = (is_unknown_script(&answer), link) {
             let Some(again) = self.send_text(&**link, &mut operations) else { return };
@@ -194,8 +205,10 @@ impl Transport {
                 }
                 tell_all(operations, &error);
                 match error {
-                    CallError::Timeout(_) => self.reject_queued("the calls before it were not answered"),
-                    CallError::NotSent(why) => self.reject_queued(&why),
+                    CallError::Timeout(_) => {
+                        self.reject_queued(runtime, "the calls before it were not answered")
+                    }
+                    CallError::NotSent(why) => self.reject_queued(runtime, &why),
                     CallError::Lost(_) | CallError::Answer(_) => {}
                 }
             }
@@ -288,8 +301,8 @@ impl Transport {
 
     /// The server does not answer, or cannot be reached: rejects what is queued, so that it need not wait for its own
     /// timeout.
-    fn reject_queued(&self, why: &str) {
-        let queue = mem::take(&mut self.state.lock().queue);
+    fn reject_queued(&self, runtime: Option<Id>, why: &str) {
+        let queue = mem::take(&mut state_of(&mut self.states.lock(), runtime).queue);
         tell_all(queue, &CallError::NotSent(why.to_owned()));
     }
 }
@@ -297,6 +310,7 @@ impl Transport {
 /// A task that sends what is queued.
 struct Drain {
     transport: Arc<Transport>,
+    runtime: Option<Id>,
     working: bool,
     /// How many operations are in its call.
     in_flight: usize,
@@ -307,9 +321,10 @@ impl Drain {
     async fn run(mut self) {
         loop {
             let link = self.transport.link().await;
-            let Some(call) = self.transport.send(&link, mem::take(&mut self.in_flight)) else { break };
+            let answered = mem::take(&mut self.in_flight);
+            let Some(call) = self.transport.send(self.runtime, &link, answered) else { break };
             self.in_flight = call.operations.len();
-            self.transport.receive(call).await;
+            self.transport.receive(self.runtime, call).await;
         }
         self.working = false;
     }
@@ -323,11 +338,12 @@ impl Drop for Drain {
             return;
         }
         self.transport.unheard.store(true, Ordering::Relaxed);
-        let mut state = self.transport.state.lock();
+        let mut states = self.transport.states.lock();
+        let state = state_of(&mut states, self.runtime);
         state.drains -= 1;
         state.in_flight -= self.in_flight;
         let left = if state.drains == 0 { mem::take(&mut state.queue) } else { VecDeque::new() };
-        drop(state);
+        drop(states);
         drop(left);
     }
 }

@@ -55,12 +55,20 @@ struct Tasks {
 struct Attempt {
     number: u64,
     runtime: Handle,
+    /// Whether a caller on another runtime waits for it.
+    is_awaited_elsewhere: bool,
     task: Cancel,
     connected: Connected,
 }
 
 /// The result of an attempt; an error of the channel if the attempt is given up, or ends with its runtime.
 type Connected = Shared<oneshot::Receiver<Result<(), Arc<BackendError>>>>;
+
+impl Attempt {
+    fn is_over(&self) -> bool {
+        self.task.is_over() || self.connected.peek().is_some()
+    }
+}
 
 impl CallersConnections {
     pub(super) fn new(
@@ -139,7 +147,7 @@ impl CallersConnections {
         self.accepted.load(Ordering::Acquire)
     }
 
-    /// Whether they have not been opened yet, or the runtime on which they lived has ended.
+    /// Whether they have not been opened yet, or were given up, or the runtime on which they lived has ended.
     pub(super) fn are_missing(&self) -> bool {
         !self.proved.load(Ordering::Acquire)
             || self.subscriber.has_ended()
@@ -154,28 +162,31 @@ impl CallersConnections {
     /// Makes them ready from the current runtime, in a separate task: a caller that gives up, or is not polled, blocks no
     /// other caller, and neither does a runtime that is not driven.
     pub(super) async fn revive(self: &Arc<Self>) -> Result<(), BackendError> {
-        runtime::check()?;
-        loop {
+        while !self.closed.is_cancelled() {
             let (runtime, connected) = self.join_attempt();
-            match connected.await {
+            let Some(connected) = self.closed.run_until_cancelled(connected).await else { break };
+            match connected {
                 Ok(connected) => return connected.map_err(|error| error.duplicate()),
-                Err(gone) if runtime == Handle::current().id() => {
-                    return Err(BackendError::NotSent { source: gone.into() });
+                Err(_) if runtime == Handle::current().id() => {
+                    let why = "the runtime ended, or was not driven, while it connected";
+                    return Err(BackendError::NotSent { source: why.into() });
                 }
                 // The next one is made from here.
                 Err(_) => {}
             }
         }
+        Err(BackendError::Closed)
     }
 
     /// The attempt that is in progress, or a new one: its runtime and its result.
     fn join_attempt(self: &Arc<Self>) -> (Id, Connected) {
         let mut attempt = self.attempt.lock();
-        let Attempt { runtime, connected, .. } = match &mut *attempt {
-            Some(current) if !current.task.is_over() => current,
+        let attempt = match &mut *attempt {
+            Some(current) if !current.is_over() => current,
             last => last.insert(self.begin_attempt()),
         };
-        (runtime.id(), connected.clone())
+        attempt.is_awaited_elsewhere |= attempt.runtime.id() != Handle::current().id();
+        (attempt.runtime.id(), attempt.connected.clone())
     }
 
     fn begin_attempt(self: &Arc<Self>) -> Attempt {
@@ -186,7 +197,8 @@ impl CallersConnections {
             let _ = tell.send(connected.map_err(Arc::new));
         });
         let number = self.attempts.fetch_add(1, Ordering::Relaxed);
-        Attempt { number, runtime: Handle::current(), task, connected: connected.shared() }
+        let (runtime, connected) = (Handle::current(), connected.shared());
+        Attempt { number, runtime, is_awaited_elsewhere: false, task, connected }
     }
 
     /// Ends an attempt. Those that wait for it make another one.
@@ -209,6 +221,7 @@ impl CallersConnections {
     }
 
     async fn open_missing(&self) -> Result<(), BackendError> {
+        runtime::check()?;
         self.move_here();
         self.tasks.lock().drivers.retain(|driver| !driver.is_finished());
         for commands in self.commands.iter().filter(|commands| commands.have_ended()) {
@@ -235,18 +248,19 @@ impl CallersConnections {
     }
 
     /// Gives them up if the runtime on which they live makes no progress. Returns whether it did that.
-    async fn abandon_if_stuck(&self) -> bool {
+    pub(super) async fn abandon_if_stuck(&self) -> bool {
         let Some(runtime) = self.runtime.lock().clone() else { return false };
-        if !is_stuck(&runtime).await {
+        // To find out takes a timer.
+        if runtime::check().is_err() || !is_stuck(&runtime).await {
             return false;
         }
-        let now = self.runtime.lock();
-        let are_there = now.as_ref().is_some_and(|now| now.id() == runtime.id());
-        if are_there {
+        let current = self.runtime.lock();
+        let have_not_moved = current.as_ref().is_some_and(|current| current.id() == runtime.id());
+        if have_not_moved {
             tracing::warn!("the runtime of the connections is not driven; connecting from another one");
             self.abandon();
         }
-        are_there
+        have_not_moved
     }
 
     /// Gives up their tasks, which end when their runtime is driven again, or is dropped. Called while `runtime` is locked.
@@ -280,7 +294,7 @@ impl CallersConnections {
     async fn look_after_runtimes(&self) {
         loop {
             sleep(LOOK).await;
-            let attempt = self.attempt_in_progress();
+            let attempt = self.attempt_awaited_elsewhere();
             if let Some((number, runtime)) = attempt
                 && is_stuck(&runtime).await
             {
@@ -297,20 +311,22 @@ impl CallersConnections {
         }
     }
 
-    fn attempt_in_progress(&self) -> Option<(u64, Handle)> {
+    /// The attempt for which callers on another runtime wait. One that is over is forgotten.
+    fn attempt_awaited_elsewhere(&self) -> Option<(u64, Handle)> {
         let mut attempt = self.attempt.lock();
-        let over = attempt.take_if(|attempt| attempt.task.is_over());
-        let current = attempt.as_ref().map(|attempt| (attempt.number, attempt.runtime.clone()));
+        let over = attempt.take_if(|attempt| attempt.is_over());
+        let awaited = attempt.as_ref().filter(|attempt| attempt.is_awaited_elsewhere);
+        let awaited = awaited.map(|attempt| (attempt.number, attempt.runtime.clone()));
         drop(attempt);
         drop(over);
-        current
+        awaited
     }
 
-    /// Ends an attempt to connect that is in progress. To be called when they are closed.
+    /// Ends an attempt that is in progress. To be called when they are closed.
     pub(super) fn end_attempt(&self) {
-        if let Some((number, _)) = self.attempt_in_progress() {
-            self.give_up_attempt(number);
-        }
+        let ended = self.attempt.lock().take();
+        // When the mutex is free again.
+        drop(ended);
     }
 
     /// The tasks that keep them connected until `closed`. Ends the subscription.

@@ -84,10 +84,8 @@ pub(super) struct Connection {
     status: ConnectionStatus,
     /// The current link, while there is one.
     link: watch::Sender<Option<Arc<dyn Link>>>,
-    /// Whether there is no longer a task that keeps it connected.
-    ended: AtomicBool,
-    /// How many such tasks there have been.
-    tasks: AtomicU64,
+    /// The number of the task that keeps it connected, which is odd; an even number while there is none.
+    task: AtomicU64,
     /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
     suspect: AtomicBool,
     silence: Mutex<Silence>,
@@ -119,8 +117,7 @@ impl Connection {
             timeouts: settings.timeouts,
             status: settings.statuses.connection(),
             link: watch::Sender::default(),
-            ended: AtomicBool::new(true),
-            tasks: AtomicU64::new(0),
+            task: AtomicU64::new(0),
             suspect: AtomicBool::new(false),
             silence: Mutex::default(),
             failure: Mutex::default(),
@@ -159,42 +156,51 @@ impl Connection {
         self.spawn(runtime, closed, None).1
     }
 
-    /// Starts the task with the next number, which is in charge of the connection until it ends or is given up.
+    /// Starts a task, which is in charge of the connection until it ends or is given up, and returns its number.
     fn spawn(
         self: &Arc<Self>,
         runtime: &Handle,
         closed: CancellationToken,
         tell: Option<oneshot::Sender<Result<(), CallError>>>,
     ) -> (u64, JoinHandle<()>) {
-        let number = self.tasks.fetch_add(1, Ordering::AcqRel) + 1;
-        self.ended.store(false, Ordering::Release);
+        self.abandon();
+        // Odd, even if another one was started at this moment.
+        let next = |last| (last + 1) | 1;
+        let last = self.task.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(next(last)));
+        let number = next(last.unwrap_or_else(|last| last));
         // Dropped with the task, perhaps because its runtime ends.
         let driven = guard(Arc::clone(self), move |connection| connection.give_up(number));
         (number, runtime.spawn(async move { driven.stay_connected(number, closed, tell).await }))
     }
 
     fn is_in_charge(&self, number: u64) -> bool {
-        self.tasks.load(Ordering::Acquire) == number
+        self.task.load(Ordering::Acquire) == number
     }
 
     /// The task with this number is over, or must no longer be relied on.
     fn give_up(&self, number: u64) {
-        if self.tasks.compare_exchange(number, number + 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            self.replace_link();
-            self.end();
+        let mut lost = None;
+        // All at once, because another task may be in charge at any time after that.
+        self.link.send_if_modified(|link| {
+            let given_up =
+                self.task.compare_exchange(number, number + 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
+            if given_up {
+                lost = link.take();
+                self.status.remove();
+            }
+            given_up
+        });
+        if let Some(link) = lost {
+            link.abort();
         }
-    }
-
-    fn end(&self) {
-        // First, for those that are notified that there is no link.
-        self.ended.store(true, Ordering::Release);
-        self.link.send_replace(None);
-        self.status.remove();
     }
 
     /// Gives up the task that keeps it connected, because its runtime is not driven. The caller aborts it.
     pub(super) fn abandon(&self) {
-        self.give_up(self.tasks.load(Ordering::Acquire));
+        let number = self.task.load(Ordering::Acquire);
+        if !number.is_multiple_of(2) {
+            self.give_up(number);
+        }
     }
 
     /// Whether a call was not answered in time since this was last asked.
@@ -208,7 +214,7 @@ impl Connection {
 
     /// Whether there is no longer a task that keeps it connected, because the runtime of the task has ended.
     pub(super) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.task.load(Ordering::Acquire).is_multiple_of(2)
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -255,8 +261,11 @@ impl Connection {
 
     /// What the server has said if it is not connected because of that.
     pub(super) fn refusal(&self) -> Option<String> {
+        if self.is_connected() {
+            return None;
+        }
         match &*self.failure.lock() {
-            Some(CallError::Answer(text)) if !self.is_connected() => Some(text.clone()),
+            Some(CallError::Answer(text)) => Some(text.clone()),
             _ => None,
         }
     }
@@ -325,16 +334,7 @@ impl Connection {
             match self.open().await {
                 Ok((link, server)) => {
                     *self.silence.lock() = Silence { opened: Some(Instant::now()), ..Silence::default() };
-                    // A task that is given up at this moment takes out what it finds.
-                    let publish = |current: &mut Option<_>| {
-                        let is_in_charge = self.is_in_charge(number);
-                        if is_in_charge {
-                            *current = Some(Arc::clone(&link));
-                            self.status.connected(&server);
-                        }
-                        is_in_charge
-                    };
-                    if !self.link.send_if_modified(publish) {
+                    if !self.opened(number, &link, &server) {
                         return link.abort();
                     }
                     if let Some(tell) = tell.take() {
@@ -351,23 +351,16 @@ impl Connection {
                         self.link.send_replace(None);
                         return link.close().await;
                     }
-                    if !self.is_in_charge(number) {
-                        return;
-                    }
                     tracing::debug!("the connection was lost, connecting again");
-                    // The reason first, for those that are notified that there is no link.
-                    self.failed(&server.to_string(), CallError::Lost("the connection was lost".to_owned()));
-                    self.link.send_replace(None);
+                    let why = CallError::Lost("the connection was lost".to_owned());
+                    self.failed(number, &server.to_string(), why);
                 }
                 Err(error) => {
                     if let Some(tell) = tell.take() {
                         return drop(tell.send(Err(error)));
                     }
-                    if !self.is_in_charge(number) {
-                        return;
-                    }
                     tracing::debug!(%error, "not connected");
-                    self.failed(&self.route.to_string(), error);
+                    self.failed(number, &self.route.to_string(), error);
                 }
             }
             pause =
@@ -379,10 +372,29 @@ impl Connection {
         }
     }
 
-    /// It is not connected, for this reason.
-    fn failed(&self, server: &str, reason: CallError) {
-        self.status.disconnected(server, reason.to_string());
-        *self.failure.lock() = Some(reason);
+    /// It is connected over this link. `false` if the task is no longer in charge.
+    fn opened(&self, number: u64, link: &Arc<dyn Link>, server: &Server) -> bool {
+        self.link.send_if_modified(|current| {
+            let is_in_charge = self.is_in_charge(number);
+            if is_in_charge {
+                *current = Some(Arc::clone(link));
+                self.status.connected(server);
+            }
+            is_in_charge
+        })
+    }
+
+    /// It is not connected, for this reason, unless the task is no longer in charge.
+    fn failed(&self, number: u64, server: &str, reason: CallError) {
+        self.link.send_if_modified(|current| {
+            if !self.is_in_charge(number) {
+                return false;
+            }
+            self.status.disconnected(server, reason.to_string());
+            // First, for those that are notified that there is no link.
+            *self.failure.lock() = Some(reason);
+            current.take().is_some()
+        });
     }
 
     /// Opens a link, and makes the server close earlier ones.

@@ -650,6 +650,7 @@ impl RedisBackend {
         self.statuses.close();
         self.closing.close();
         self.callers.end_attempt();
+        self.callers.abandon_if_stuck().await;
         let mut drivers = self.callers.take_drivers();
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
         drivers.extend(self.renewing.take_drivers());

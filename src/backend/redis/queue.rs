@@ -1,8 +1,11 @@
 //! The operations that wait for a call, and when there is one for them.
+//!
+//! Each runtime on which calls are made has a queue and tasks of its own: one that is no longer driven holds up no other.
 
 use std::collections::VecDeque;
 use std::mem;
 
+use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::link::CallError;
@@ -30,7 +33,30 @@ pub(super) struct State {
     pub(super) in_flight: usize,
 }
 
+/// The states of all runtimes on which calls are made.
+pub(super) type States = Vec<(Option<Id>, State)>;
+
+/// The current runtime.
+pub(super) fn here() -> Option<Id> {
+    Handle::try_current().ok().map(|runtime| runtime.id())
+}
+
+/// That of a runtime. Those of others that have nothing to do are forgotten.
+pub(super) fn state_of(states: &mut States, runtime: Option<Id>) -> &mut State {
+    let found = states.iter().position(|(of, _)| *of == runtime);
+    let position = found.unwrap_or_else(|| {
+        states.retain(|(_, state)| !state.is_idle());
+        states.push((runtime, State::default()));
+        states.len() - 1
+    });
+    &mut states[position].1
+}
+
 impl State {
+    fn is_idle(&self) -> bool {
+        self.calls() == 0 && self.queue.is_empty()
+    }
+
     pub(super) fn calls(&self) -> usize {
         self.direct + self.drains
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join};
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
 use super::connection::Connection;
 use super::keys;
@@ -80,7 +81,8 @@ impl Replicas {
         }
         let (replicas, turn) = (Arc::clone(self), Arc::clone(&server.turn));
         let round = async move {
-            let _turn = turn.lock_owned().await;
+            // A round whose runtime is not driven is not waited for: taking turns only saves round trips.
+            let _turn = timeout(connection.timeouts.reply, turn.lock_owned()).await;
             if let Some(server) = replicas.servers.lock().get_mut(&key) {
                 server.next = None;
             }

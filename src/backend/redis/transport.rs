@@ -15,7 +15,7 @@ use super::connection::{Connection, Timeouts};
 use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::operation::Operation;
-use super::queue::State;
+use super::queue::States;
 use super::script::Script;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
@@ -87,7 +87,7 @@ pub(super) struct Transport {
     pub(super) notifications: Arc<Notifications>,
 
     // For `batch`.
-    pub(super) state: Mutex<State>,
+    pub(super) states: Mutex<States>,
     /// Held from when operations are taken out of the queue until they have been passed to fred.
     pub(super) sending: Mutex<()>,
     /// Whether an answer was lost that may have contained grants.
@@ -110,7 +110,7 @@ impl Transport {
             destination,
             timeouts,
             notifications,
-            state: Mutex::default(),
+            states: Mutex::default(),
             sending: Mutex::default(),
             unheard: AtomicBool::default(),
         })

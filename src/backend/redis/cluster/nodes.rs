@@ -226,8 +226,13 @@ impl Nodes {
 
     /// Gives up the tasks of the connections, because their runtime is not driven.
     pub(in super::super) fn abandon(&self) {
-        self.take_drivers().iter().for_each(JoinHandle::abort);
-        self.connections().iter().for_each(|(_, connection)| connection.abandon());
+        let mut open = self.open.lock();
+        // No other connection is opened there.
+        open.runtime = None;
+        let (connections, drivers) = (mem::take(&mut open.connections), mem::take(&mut open.drivers));
+        drop(open);
+        drivers.iter().for_each(JoinHandle::abort);
+        connections.values().for_each(|(connection, _)| connection.abandon());
     }
 
     /// Connects again from the current runtime.
