@@ -87,9 +87,10 @@ impl Transport {
         let _sending = self.sending.try_lock()?;
         let mut states = self.states.lock();
         let state = state_of(&mut states, runtime);
-        if !self.connection().is_connected()
-            || !state.queue.is_empty()
+        // In this order, because most calls of many tasks find others in the queue.
+        if !state.queue.is_empty()
             || !state.are_worth_a_call(1, kind, state.calls())
+            || !self.connection().is_connected()
         {
             return None;
         }

@@ -156,7 +156,8 @@ impl CallersConnections {
 
     /// Whether they can be used as far as is known: they are there, accepted, and each call was answered in time.
     pub(super) fn are_ready(&self) -> bool {
-        self.are_accepted() && !self.are_missing() && !self.commands.iter().any(Commands::are_suspect)
+        let is_unusable = |commands: &Commands| commands.have_ended() || commands.are_suspect();
+        self.are_accepted() && !self.subscriber.has_ended() && !self.commands.iter().any(is_unusable)
     }
 
     /// Makes them ready from the current runtime, in a separate task: a caller that gives up, or is not polled, blocks no

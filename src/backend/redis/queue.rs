@@ -41,15 +41,22 @@ pub(super) fn here() -> Option<Id> {
     Handle::try_current().ok().map(|runtime| runtime.id())
 }
 
-/// That of a runtime. Those of others that have nothing to do are forgotten.
+/// That of a runtime.
+#[inline]
 pub(super) fn state_of(states: &mut States, runtime: Option<Id>) -> &mut State {
-    let found = states.iter().position(|(of, _)| *of == runtime);
-    let position = found.unwrap_or_else(|| {
+    // Nearly always there is no other.
+    let is_first = states.first().is_some_and(|(of, _)| *of == runtime);
+    let position = if is_first { 0 } else { find_or_add(states, runtime) };
+    &mut states[position].1
+}
+
+/// Where the state of a runtime is. Those of others that have nothing to do are forgotten when one is added.
+fn find_or_add(states: &mut States, runtime: Option<Id>) -> usize {
+    states.iter().position(|(of, _)| *of == runtime).unwrap_or_else(|| {
         states.retain(|(_, state)| !state.is_idle());
         states.push((runtime, State::default()));
         states.len() - 1
-    });
-    &mut states[position].1
+    })
 }
 
 impl State {
