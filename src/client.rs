@@ -25,13 +25,14 @@ use crate::semaphore::CountingSemaphore;
 ///
 /// A client of a Redis server keeps three connections (in a cluster, the first and the last of them to every primary).
 /// Those for commands and for notifications are on the runtime on which it was connected; if that runtime ends, the
-/// next call reconnects from its own. The connection for renewals is on the crate's own thread, which all clients of
+/// next call or waiter reconnects from its own. The connection for renewals is on the crate's own thread, which all clients of
 /// the process share, so leases are renewed even while the threads of the application are blocked. Releases that are
 /// pending when the runtime ends are sent from that thread. The leases of the memory store are renewed by the
 /// background task.
 ///
 /// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
-/// nor sends releases. Calls and waiters on another runtime take over after one to four seconds.
+/// nor sends releases. Calls and waiters on another runtime take over after one to four seconds, with the
+/// default timeouts.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).

@@ -54,7 +54,7 @@ pub(crate) fn spawn_cancelable<T: Send + 'static>(
     };
     let dropped_with_its_runtime = guard(drop_future.clone(), |drop_future| drop_future());
     let task = tokio::spawn(poll_fn(move |context| {
-        // It moves in here.
+        // The guard moves into the task.
         let _ = &dropped_with_its_runtime;
         let taken = mem::replace(&mut *slot.lock(), Slot::Polled);
         // If it has been dropped, the task is about to be aborted.

@@ -6,9 +6,12 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use leasehold::backend::RedisBackend;
 use leasehold::{Client, Error};
 use support::{Cluster, RedisServer, Reply, Setup, eventually, more_rules, within};
+use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// For a replica that acknowledges, however busy the machine is.
@@ -160,4 +163,29 @@ async fn what_cannot_be_waited_for_is_refused() {
         let error = builder.wait_replicas(replicas, time_limit).connect().await.expect_err("out of bounds");
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
     }
+}
+
+#[test]
+fn calls_on_a_runtime_that_is_no_longer_driven_hold_up_no_others() {
+    let first = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let second = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let Some((primary, replica)) = second.block_on(servers()) else { return };
+    let client = second.block_on(connect(&primary, 1, AMPLE));
+    replica.pause();
+    // One waits for the replica, and the others for the next time that somebody does.
+    let mut calls: Vec<_> = (0..3)
+        .map(|n| {
+            let mutex = client.mutex(&format!("{n}")).expect("valid");
+            Box::pin(async move { mutex.lock().await })
+        })
+        .collect();
+    let all = async { timeout(Duration::from_millis(100), join_all(&mut calls)).await };
+    first.block_on(all).expect_err("the replica does not acknowledge");
+    replica.resume();
+    second.block_on(async {
+        let mutex = client.mutex("other").expect("valid");
+        within(SECOND * 6, mutex.lock()).await.expect("free").release().await.expect("held");
+    });
+    drop(calls);
+    second.block_on(async { client.shutdown().await.expect("drained") });
 }

@@ -163,11 +163,15 @@ impl CallersConnections {
     /// Makes them ready from the current runtime, in a separate task: a caller that gives up, or is not polled, blocks no
     /// other caller, and neither does a runtime that is not driven.
     pub(super) async fn revive(self: &Arc<Self>) -> Result<(), BackendError> {
+        if Handle::try_current().is_err() {
+            runtime::check()?;
+        }
         while !self.closed.is_cancelled() {
             let (runtime, connected) = self.join_attempt();
             let Some(connected) = self.closed.run_until_cancelled(connected).await else { break };
             match connected {
                 Ok(connected) => return connected.map_err(|error| error.duplicate()),
+                Err(_) if self.closed.is_cancelled() => break,
                 Err(_) if runtime == Handle::current().id() => {
                     let why = "the runtime ended, or was not driven, while it connected";
                     return Err(BackendError::NotSent { source: why.into() });

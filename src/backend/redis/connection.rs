@@ -82,6 +82,8 @@ pub(super) struct Connection {
     route: Arc<dyn Route>,
     pub(super) timeouts: Timeouts,
     status: ConnectionStatus,
+    /// Held while the task in charge, the link and the status change together.
+    changing: Mutex<()>,
     /// The current link, while there is one.
     link: watch::Sender<Option<Arc<dyn Link>>>,
     /// The number of the task that keeps it connected, which is odd; an even number while there is none.
@@ -116,6 +118,7 @@ impl Connection {
             route,
             timeouts: settings.timeouts,
             status: settings.statuses.connection(),
+            changing: Mutex::default(),
             link: watch::Sender::default(),
             task: AtomicU64::new(0),
             suspect: AtomicBool::new(false),
@@ -164,10 +167,13 @@ impl Connection {
         tell: Option<oneshot::Sender<Result<(), CallError>>>,
     ) -> (u64, JoinHandle<()>) {
         self.abandon();
-        // Odd, even if another one was started at this moment.
-        let next = |last| (last + 1) | 1;
-        let last = self.task.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(next(last)));
-        let number = next(last.unwrap_or_else(|last| last));
+        let number = {
+            let _changing = self.changing.lock();
+            // Odd, even if another one was started at this moment.
+            let number = (self.task.load(Ordering::Acquire) + 1) | 1;
+            self.task.store(number, Ordering::Release);
+            number
+        };
         // Dropped with the task, perhaps because its runtime ends.
         let driven = guard(Arc::clone(self), move |connection| connection.give_up(number));
         (number, runtime.spawn(async move { driven.stay_connected(number, closed, tell).await }))
@@ -179,23 +185,21 @@ impl Connection {
 
     /// The task with this number is over, or must no longer be relied on.
     fn give_up(&self, number: u64) {
-        let mut lost = None;
-        // All at once, because another task may be in charge at any time after that.
-        self.link.send_if_modified(|link| {
-            let given_up =
-                self.task.compare_exchange(number, number + 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
-            if given_up {
-                lost = link.take();
-                self.status.remove();
-            }
-            given_up
-        });
+        let changing = self.changing.lock();
+        if !self.is_in_charge(number) {
+            return;
+        }
+        // First, for those that are notified that there is no link.
+        self.task.store(number + 1, Ordering::Release);
+        let lost = self.link.send_replace(None);
+        self.status.remove();
+        drop(changing);
         if let Some(link) = lost {
             link.abort();
         }
     }
 
-    /// Gives up the task that keeps it connected, because its runtime is not driven. The caller aborts it.
+    /// Gives up the task that keeps it connected. The caller aborts it.
     pub(super) fn abandon(&self) {
         let number = self.task.load(Ordering::Acquire);
         if !number.is_multiple_of(2) {
@@ -212,7 +216,7 @@ impl Connection {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    /// Whether there is no longer a task that keeps it connected, because the runtime of the task has ended.
+    /// Whether no task keeps it connected: none has been started, its runtime has ended, or it was given up.
     pub(super) fn has_ended(&self) -> bool {
         self.task.load(Ordering::Acquire).is_multiple_of(2)
     }
@@ -333,7 +337,6 @@ impl Connection {
             let opened = Instant::now();
             match self.open().await {
                 Ok((link, server)) => {
-                    *self.silence.lock() = Silence { opened: Some(Instant::now()), ..Silence::default() };
                     if !self.opened(number, &link, &server) {
                         return link.abort();
                     }
@@ -374,27 +377,27 @@ impl Connection {
 
     /// It is connected over this link. `false` if the task is no longer in charge.
     fn opened(&self, number: u64, link: &Arc<dyn Link>, server: &Server) -> bool {
-        self.link.send_if_modified(|current| {
-            let is_in_charge = self.is_in_charge(number);
-            if is_in_charge {
-                *current = Some(Arc::clone(link));
-                self.status.connected(server);
-            }
-            is_in_charge
-        })
+        let _changing = self.changing.lock();
+        if !self.is_in_charge(number) {
+            return false;
+        }
+        *self.silence.lock() = Silence { opened: Some(Instant::now()), ..Silence::default() };
+        *self.failure.lock() = None;
+        self.link.send_replace(Some(Arc::clone(link)));
+        self.status.connected(server);
+        true
     }
 
     /// It is not connected, for this reason, unless the task is no longer in charge.
     fn failed(&self, number: u64, server: &str, reason: CallError) {
-        self.link.send_if_modified(|current| {
-            if !self.is_in_charge(number) {
-                return false;
-            }
-            self.status.disconnected(server, reason.to_string());
-            // First, for those that are notified that there is no link.
-            *self.failure.lock() = Some(reason);
-            current.take().is_some()
-        });
+        let _changing = self.changing.lock();
+        if !self.is_in_charge(number) {
+            return;
+        }
+        self.status.disconnected(server, reason.to_string());
+        // First, for those that are notified that there is no link.
+        *self.failure.lock() = Some(reason);
+        self.link.send_if_modified(|link| link.take().is_some());
     }
 
     /// Opens a link, and makes the server close earlier ones.

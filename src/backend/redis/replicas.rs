@@ -14,12 +14,13 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join};
 use parking_lot::Mutex;
-use tokio::time::timeout;
+use tokio::runtime::Id;
 
 use super::connection::Connection;
 use super::keys;
 use super::link::CallError;
 use super::protocol::FENCE_MS;
+use super::queue::here;
 use super::servers::Transports;
 use crate::backend::{BackendError, Resource};
 
@@ -39,7 +40,8 @@ pub(super) struct Replicas {
     quota: Quota,
     /// The rounds of connections that carry nothing else.
     transports: Transports,
-    servers: Mutex<HashMap<usize, Server>>,
+    /// By the address of the connection, and for each runtime separately: one that is not driven holds up no other.
+    servers: Mutex<HashMap<(usize, Option<Id>), Server>>,
 }
 
 /// The rounds on one connection.
@@ -49,6 +51,12 @@ struct Server {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// The round that has not begun.
     next: Option<Round>,
+}
+
+impl Server {
+    fn is_busy(&self) -> bool {
+        self.next.is_some() || Arc::strong_count(&self.turn) > 1
+    }
 }
 
 impl Replicas {
@@ -73,16 +81,18 @@ impl Replicas {
     }
 
     fn next_round(self: &Arc<Self>, connection: Arc<Connection>, fence: String) -> Round {
-        let key = Arc::as_ptr(&connection) as usize;
+        let key = (Arc::as_ptr(&connection) as usize, here());
         let mut servers = self.servers.lock();
+        if !servers.contains_key(&key) {
+            servers.retain(|_, server| server.is_busy());
+        }
         let server = servers.entry(key).or_default();
         if let Some(next) = &server.next {
             return next.clone();
         }
         let (replicas, turn) = (Arc::clone(self), Arc::clone(&server.turn));
         let round = async move {
-            // A round whose runtime is not driven is not waited for: taking turns only saves round trips.
-            let _turn = timeout(connection.timeouts.reply, turn.lock_owned()).await;
+            let _turn = turn.lock_owned().await;
             if let Some(server) = replicas.servers.lock().get_mut(&key) {
                 server.next = None;
             }

@@ -115,13 +115,14 @@ impl Nodes {
             return Arc::clone(connection);
         }
         let connection = Connection::new(&self.slots.connections, Arc::new(ToNode(node.clone())));
+        // Until they are connected again, calls fail.
+        let Some(runtime) = open.runtime.clone() else { return connection };
         // Those of nodes that no longer serve slots are closed.
         let map = self.slots.map();
         open.connections.retain(|node, _| map.primaries.contains(node));
         open.drivers.retain(|driver| !driver.is_finished());
         let closed = self.closed.child_token();
-        let runtime = open.runtime.get_or_insert_with(Handle::current);
-        let driver = connection.start(runtime, closed.clone());
+        let driver = connection.start(&runtime, closed.clone());
         open.connections.insert(node.clone(), (Arc::clone(&connection), closed.drop_guard()));
         open.drivers.push(driver);
         drop(open);
