@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::Instrument;
 
 use super::engine::Engine;
-use super::keeper::Keeper;
+use super::keeper::{Keeper, may_be_known};
 use super::lease::{Hold, Lease, Message, Outcome, RETRY};
 use super::release_queue::PendingRelease;
 use crate::backend::{Answer, BackendError, Claim, Detail, Limit, Resource};
@@ -255,7 +255,7 @@ impl<'a> Waiter<'a> {
         let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
         ScopeGuard::into_inner(dropped);
         let limit = answer.as_ref().ok().and_then(Answer::limit);
-        let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
+        let may_be_known = may_be_known(&answer);
         self.follow_limit(limit);
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
@@ -271,7 +271,7 @@ impl<'a> Waiter<'a> {
             }
             Outcome::Queued => self.queued(&lease, limit),
             Outcome::Over => {
-                if known {
+                if may_be_known {
                     self.keeper().answered_after_release(&lease);
                 }
                 self.queued(&lease, limit)

@@ -191,7 +191,7 @@ impl Keeper {
     /// Handles the answer to a request that the keeper has sent.
     fn asked_again(&self, lease: &Arc<Lease>, answer: Result<Answer, BackendError>, sent: Instant) {
         let limit = answer.as_ref().ok().and_then(Answer::limit);
-        let known = matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)));
+        let may_be_known = may_be_known(&answer);
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
             Outcome::Granted => self.granted(lease, now),
@@ -204,7 +204,7 @@ impl Keeper {
                 self.failed(lease, &BackendError::Refused { source });
             }
             Outcome::Failed(error) => self.failed(lease, &error),
-            Outcome::Over if known => self.answered_after_release(lease),
+            Outcome::Over if may_be_known => self.answered_after_release(lease),
             Outcome::Over => {}
         }
     }
@@ -498,6 +498,11 @@ impl Keeper {
             }
         }
     }
+}
+
+/// Whether the store may know a lease after this answer to its request: an unanswered one may still be executed.
+pub(super) const fn may_be_known(answer: &Result<Answer, BackendError>) -> bool {
+    matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)) | Err(BackendError::Unanswered { .. }))
 }
 
 /// The crate's own thread. Where it cannot be started, held leases are kept on the caller's runtime.

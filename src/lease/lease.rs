@@ -51,7 +51,7 @@ struct State {
     filed: Option<Entry>,
     /// Whether the store may have granted it after its end.
     granted_since: bool,
-    /// Whether a request was dropped before it was answered.
+    /// Whether a request was dropped before it was answered, or its answer was lost.
     request_dropped: bool,
 }
 
@@ -295,6 +295,8 @@ impl Lease {
         if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
             state.limit = Some(limit);
         }
+        // As good as dropped: the store may execute it at any time.
+        state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
             Phase::Held(_) | Phase::Released | Phase::Lost { .. } => return Outcome::Over,
@@ -1169,6 +1171,19 @@ mod tests {
         let lease = self::lease();
         lease.answered(queued(7), now, now);
         assert!(matches!(lease.wait(oneshot::channel().0), Some(None)));
+    }
+
+    #[test]
+    fn a_request_that_was_not_answered_may_still_be_executed() {
+        let now = Instant::now();
+        for ended in [false, true] {
+            let lease = lease();
+            lease.answered(queued(7), now, now);
+            assert!(!lease.was_request_dropped());
+            assert!(!ended || lease.give_up());
+            lease.answered(Err(BackendError::Unanswered { source: "silence".into() }), now, now);
+            assert!(lease.was_request_dropped());
+        }
     }
 
     #[test]
