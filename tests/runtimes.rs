@@ -205,6 +205,11 @@ fn waiters_go_on_when_the_runtime_on_which_their_client_was_used_first_ends() {
     });
 }
 
+fn leaves_nothing(runtime: &Runtime, client: &Client, server: &RedisServer) {
+    runtime.block_on(async { client.shutdown().await.expect("drained") });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+}
+
 /// As with the tests of a program that have a client in a `static`, and a runtime each.
 #[test]
 fn a_client_is_shared_by_runtimes_that_come_and_go() {
@@ -233,8 +238,7 @@ fn a_client_is_shared_by_runtimes_that_come_and_go() {
         }
     });
     println!("locked {} times", locked.into_inner());
-    one_thread().block_on(async { client.shutdown().await.expect("drained") });
-    assert_eq!(server.raw().keys("*"), [FENCE]);
+    leaves_nothing(&one_thread(), &client, &server);
 }
 
 /// A current-thread runtime outside `block_on`.
@@ -318,8 +322,7 @@ fn a_release_in_flight_on_a_runtime_that_is_no_longer_driven_is_repeated() {
         guard.release().await.expect("held");
     });
     drop(first);
-    second.block_on(async { client.shutdown().await.expect("drained") });
-    assert_eq!(server.raw().keys("*"), [FENCE]);
+    leaves_nothing(&second, &client, &server);
 }
 
 #[test]
@@ -506,7 +509,7 @@ fn a_connection_that_was_down_on_a_runtime_that_is_not_driven_is_opened_again() 
     proxy.refuse(true);
     proxy.cut();
     // It notices that, and is not driven any more.
-    first.block_on(async { tokio::time::sleep(ms(50)).await });
+    first.block_on(eventually(SOON, || ready(!client.state().status.is_connected())));
     proxy.refuse(false);
     second.block_on(async {
         let mutex = client.mutex("down").expect("valid");
@@ -528,8 +531,7 @@ fn a_guard_dropped_between_two_calls_of_block_on_is_released() {
         let other = connect(&server.url()).await.mutex("sync").expect("valid");
         within(SECOND, other.lock()).await.expect("granted").release().await.expect("held");
     });
-    runtime.block_on(async { client.shutdown().await.expect("drained") });
-    assert_eq!(server.raw().keys("*"), [FENCE]);
+    leaves_nothing(&runtime, &client, &server);
 }
 
 /// Waits for a lock on a runtime that ends, and says how much processor time it uses meanwhile.

@@ -7,9 +7,8 @@
 //! by system calls nor by round trips, and one with a single task loses nothing.
 //!
 //! * Separate tasks send queued operations. No operation depends on whether another caller's future is polled.
-//! * The operations of a runtime are sent in the order in which they were called, and those that were given up are not sent.
-//!   Otherwise the release of a request that was given up could reach the server before the request.
-//! * An operation whose future is dropped while it is queued is not sent.
+//! * The operations of a runtime are sent in the order in which they were called, and one whose future is dropped while it is
+//!   queued is not sent. Otherwise the release of a request that was given up could reach the server before the request.
 //! * If a release grants permits to another request of this client, the grant is part of the answer, which saves a message. If the
 //!   answer is lost, all waiting requests of the client are repeated as soon as the server answers again.
 
@@ -31,7 +30,8 @@ use super::link::{CallError, Link};
 use super::msgpack::unpack_list;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
-use super::queue::{Queued, here, state_of};
+use super::queue::{Queued, state_of};
+use super::runtime::here;
 use super::script::{BATCH, Script};
 use super::transport::{Transport, is_unknown_script};
 use super::value::{Arguments, Value};

@@ -14,7 +14,7 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::ready;
 use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
-use tokio::runtime::{self, Handle};
+use tokio::runtime::Id;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use super::connection::Connection;
 use super::link::{CallError, Link, Message, command};
+use super::runtime::here;
 use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
 use crate::fence::FencingToken;
 use crate::hash::HashSet;
@@ -54,7 +55,7 @@ struct Listener {
     /// The link that is subscribed now, or was last.
     link: Option<Arc<dyn Link>>,
     /// The runtime on which events are handled.
-    runtime: Option<runtime::Id>,
+    runtime: Option<Id>,
 }
 
 impl fmt::Debug for Listener {
@@ -73,7 +74,7 @@ impl Notifications {
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
         let ((tell, told), (links, linked)) = (unbounded(), unbounded());
         let mut listener = self.listener.lock();
-        listener.runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        listener.runtime = here();
         listener.tell = Some(tell);
         if let Some(link) = &listener.link {
             // The receiver exists.
@@ -148,7 +149,7 @@ impl Notifications {
     }
 
     /// Whether leases wait, and events are handled on another runtime than this one.
-    pub(super) fn are_awaited_elsewhere(&self, runtime: Option<runtime::Id>) -> bool {
+    pub(super) fn are_awaited_elsewhere(&self, runtime: Option<Id>) -> bool {
         !self.is_idle() && self.listener.lock().runtime != runtime
     }
 

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Id;
 use tokio::sync::oneshot;
 
 use super::link::CallError;
@@ -35,11 +35,6 @@ pub(super) struct State {
 
 /// The states of all runtimes on which calls are made.
 pub(super) type States = Vec<(Option<Id>, State)>;
-
-/// The current runtime.
-pub(super) fn here() -> Option<Id> {
-    Handle::try_current().ok().map(|runtime| runtime.id())
-}
 
 /// That of a runtime.
 #[inline]

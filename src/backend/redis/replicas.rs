@@ -20,7 +20,7 @@ use super::connection::Connection;
 use super::keys;
 use super::link::CallError;
 use super::protocol::FENCE_MS;
-use super::queue::here;
+use super::runtime::here;
 use super::servers::Transports;
 use crate::backend::{BackendError, Resource};
 

@@ -1,12 +1,17 @@
-//! Whether a runtime can be used for connections.
+//! The runtime of a call, and whether it can be used for connections.
 
 use std::net::UdpSocket;
 use std::panic::catch_unwind;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 
 use crate::backend::BackendError;
+
+/// The runtime of the caller.
+pub(super) fn here() -> Option<Id> {
+    Handle::try_current().ok().map(|runtime| runtime.id())
+}
 
 /// Whether connections can be made from here. Tokio only says so by a panic, which would end a task of the client library instead.
 ///
