@@ -5,24 +5,24 @@
 //! cargo run --release --example lost_lease -- --url redis://127.0.0.1:6379
 //! ```
 //!
-//! Five holders, each a thread with its own runtime and client, do endless work under a lock in small steps, and each
+//! Up to five holders, each a thread with its own runtime and client, do endless work under a lock in small steps, and each
 //! of those locks has a waiter. Then all of them lose their leases at the same time:
 //!
 //! | lost by | how | in memory | with another URL |
 //! |---|---|---|---|
 //! | force | another client calls `force_release` | the same | the same |
 //! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
-//! | forgetting | the store forgets the lock | `MemoryBackend::flush` | the key or row is deleted |
-//! | silence | the store stops answering | a backend that does not answer | a connection that swallows everything |
+//! | data_loss | the store loses the lock | `MemoryBackend::flush` | the key or row is deleted; left out on etcd and ZooKeeper |
+//! | no_answer | the store stops answering | a backend that does not answer | a connection that swallows everything |
 //! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from the crate's own thread |
 //!
-//! The first command needs nothing installed. Apart from memory, the silent connection needs a `redis://`, `valkey://` or
-//! `postgres://` URL; for others that row is left out.
+//! The first command needs nothing installed. The connection that swallows everything needs a URL with one host and port; for
+//! others, that row is left out.
 //!
 //! On MySQL, which sends no events to holders, the holder is notified of a forced release at its next renewal.
 //!
 //! The output shows how soon the work ended in each case, and that no step of it ran afterwards. If the lease
-//! expires, no step overlaps with the next holder either. Force and forgetting are different: the store gives the
+//! expires, no step overlaps with the next holder either. Force and data loss are different: the store gives the
 //! lock away first, so the work may overlap with the next holder until it is notified, and only fencing tokens help.
 //! The last line is `lost_lease: OK: ...`. The exit status is 1 if any step ran after the work was stopped, or
 //! overlapped with the next holder where that must not happen, or if the end came later than promised, and 2 if

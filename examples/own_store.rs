@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Starts the processes, and looks at what they have made of the number.
+/// Starts the processes, and checks the resulting number.
 fn share(options: &Options) -> Result<(), BoxError> {
     let own = env::temp_dir().join(format!("own_store-{}", process::id()));
     let directory = options.directory.as_deref().unwrap_or(&own);
@@ -130,7 +130,7 @@ mod tests {
             async { Arc::new(LedgerBackend::on(store)) as Arc<dyn Backend> }.boxed()
         }
 
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        fn lose_data(&self) -> BoxFuture<'_, ()> {
             for file in fs::read_dir(&self.0).expect("the directory can be read") {
                 fs::remove_file(file.expect("an entry").path()).expect("a file");
             }

@@ -11,7 +11,7 @@
 //! 2. The clock of a server jumps ahead: it ends its part of a lease early. (The example ends that part itself, which
 //!    is the same to the clients.) A first client has the lock from A, B and C; C ends its part; a second client,
 //!    which reaches C, D and E, gets the lock. Both believe that they hold it, which no lock of this kind can rule
-//!    out. But the second one has the greater token, so its write stands, and the late write of the first one is
+//!    out. But the second one has the greater token, so its write is accepted, and the late write of the first one is
 //!    refused.
 //!
 //! Each step is printed with its token. The last line is `redlock: OK: ...`. The exit status is 1 if anything did not happen as
@@ -55,7 +55,7 @@ async fn main() -> ExitCode {
     match show(&Args::parse()).await {
         Ok(()) => {
             println!(
-                "redlock: OK: the lock survived the loss of two servers, and the second holder's token outranked the first's"
+                "redlock: OK: the lock survived the loss of two servers, and the second holder's token is greater than the first's"
             );
             ExitCode::SUCCESS
         }
@@ -123,7 +123,7 @@ async fn servers_that_die(args: &Args) -> Result<(), Failure> {
             step(
                 "client",
                 None,
-                &format!("is notified after {after:.1} s: no quorum, {needed} of {of} nodes are needed"),
+                &format!("gets an error after {after:.1} s: no quorum, {needed} of {of} nodes are needed"),
             );
             for node in nodes {
                 println!("{:32}{}: {}", "", node.store, node.error);

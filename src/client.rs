@@ -19,20 +19,20 @@ use crate::semaphore::CountingSemaphore;
 
 /// A connection to a store, shared by everything that is created from it. Cheap to clone.
 ///
-/// Each client has one background task, no matter how many locks and waiters it has. The task repeats the requests of
-/// waiters and sends releases. It runs on the tokio runtime of the first request, whose timer must be enabled (and its
-/// I/O, for Redis). If that runtime ends, a call or a waiter on another runtime starts the task again there.
+/// Each client has a fixed, small number of background tasks, no matter how many locks and waiters it has. They repeat the
+/// requests of waiters and send releases, on the tokio runtime of the first request. If that runtime ends, a call or a
+/// waiter on another runtime starts them again there. Locking, acquiring and releasing panic outside a tokio runtime, and
+/// in one without timers; Redis and SQLite also need its I/O. Dropping a guard works anywhere.
 ///
-/// A client of a Redis server keeps three connections (in a cluster, the first and the last of them to every primary).
-/// Those for commands and for notifications are on the runtime on which it was connected; if that runtime ends, the
-/// next call or waiter reconnects from its own. The connection for renewals is on the crate's own thread, which all clients of
-/// the process share, so leases are renewed even while the threads of the application are blocked. Releases that are
-/// pending when the runtime ends are sent from that thread. The leases of the memory store are renewed by the
-/// background task.
+/// A client of a Redis server keeps three connections (in a cluster, one for commands and one for renewals to every primary,
+/// and one for notifications; [`wait_replicas`](crate::backend::RedisBuilder::wait_replicas) adds one to each primary). Those
+/// for commands and for notifications are on the runtime on which it was connected; if that runtime ends, the next call or
+/// waiter reconnects from its own. The connection for renewals is on the crate's own thread, which all clients of the process
+/// share, so leases are renewed even while the threads of the application are blocked. Releases that are pending when the
+/// runtime ends are sent from that thread. The leases of the memory store are renewed by the background tasks.
 ///
 /// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
-/// nor sends releases. Calls and waiters on another runtime take over after one to four seconds, with the
-/// default timeouts.
+/// nor sends releases. Calls and waiters on another runtime take over after 1 to 4 s, with the default timeouts.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
@@ -48,28 +48,33 @@ impl Client {
     /// |---|---|
     /// | `memory:` | the memory of this process; every call creates a new, empty store |
     /// | `sqlite:PATH[?options]` | a file shared by the processes of this machine, with the feature `sqlite`: see `SqliteBackend` |
+    /// | `postgres://...`, `postgresql://...` | a table of a PostgreSQL database, with the feature `postgres`: see `PostgresBackend` |
+    /// | `mysql://...`, `mariadb://...` | a table of a MySQL or MariaDB database, with the feature `mysql`: see `MysqlBackend` |
+    /// | `etcd://...`, `etcds://...` (TLS) | an etcd cluster, with the feature `etcd`: see `EtcdBackend` |
+    /// | `zookeeper://...` | a ZooKeeper server or ensemble, with the feature `zookeeper`: see `ZookeeperBackend` |
     /// | `redis://[[user:]password@]host[:port][/database]` | one Redis or Valkey server |
-    /// | `valkey://...` | the same |
-    /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@x/path` | the same, over a Unix socket |
+    /// | `redis+unix:///path/to/socket`, `redis+unix://user:password@localhost/path` | the same, over a Unix socket |
     /// | `redis-sentinel://[[user:]password@]host[:port],.../service[/database]` | the primary named by these sentinels |
     /// | `redis-cluster://[[user:]password@]host[:port],...` | a cluster; it is enough to list some of its nodes |
-    /// | `rediss://...`, `valkeys://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS, with the feature `rustls` or `native-tls` |
-    /// | `redlock://[[user:]password@]host[:port],host[:port],...[/database][?options]` | a majority of independent servers: see `RedlockBackend` |
+    /// | `rediss://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS, with the feature `rustls` or `native-tls` |
+    /// | `redlock://[[user:]password@]host[:port],host[:port],...[/database][?options]`, `redlocks://...` (TLS) | a majority of independent servers: see `RedlockBackend` |
     ///
-    /// User name, password, host and path are percent-decoded. The client connects to sentinels without credentials;
-    /// those in the URL are for the servers that the sentinels watch.
+    /// All schemes that begin with `redis` also exist with `valkey`. User name, password, host and path are percent-decoded;
+    /// the host of a Unix socket is ignored. The client connects to sentinels without credentials; those in the URL are for
+    /// the servers that the sentinels watch.
     ///
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build lacks the store's feature, which the error names.
     /// * [`Error::StoreUnavailable`], with the server's address, if the server, or a majority of several, cannot be
-    ///   reached within 2 s; or at once if its certificate is rejected, it requires a different client certificate, or
+    ///   reached within 2 s; or at once if its certificate is not accepted, it requires a different client certificate, or
     ///   only one of the two speaks TLS.
-    /// * For an SQLite file, see `SqliteBuilder::connect`.
-    /// * [`Error::StoreRefused`] if the server rejects the credentials, denies this user a needed permission, is a
+    /// * [`Error::StoreRefused`] if the server refuses the credentials or denies this user a needed permission, is a
     ///   replica or a cluster node (with the URL of a single server), or is too old. See [`check`](Self::check) for
     ///   what is logged as a warning.
+    ///
+    /// The limit of 2 s and the reasons for a refusal are those of Redis; for another store, see the `connect` of its builder.
     ///
     /// # Cancel safety
     ///
@@ -78,17 +83,18 @@ impl Client {
         Ok(Self::with_backend(by_url::connect(url).await?))
     }
 
-    /// Creates a client of the store that `url` names, which connects when needed and keeps trying: a service may start
-    /// before its store. Needs no runtime. A call while the store is unreachable waits or fails as during an outage.
+    /// Creates a client of the store that `url` names that connects on first use and keeps retrying, so that a service can
+    /// start before its store. Needs no runtime. A call while the store is unreachable waits or fails as during an outage.
     /// [`state`](Self::state) says whether the client is connected.
     ///
-    /// Whatever [`connect`](Self::connect) would refuse is refused when it is found: the state of a server that cannot
-    /// be used for locks stays disconnected, with that reason, and calls fail with [`Error::StoreRefused`]. Missing
-    /// permissions are found by the first call.
+    /// A problem that would make [`connect`](Self::connect) fail is reported when it is detected: the server stays
+    /// disconnected, its state gives the reason, and calls fail with [`Error::StoreRefused`]. Missing permissions are
+    /// detected by the first call.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
+    /// [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
         Ok(Self::with_backend(by_url::connect_lazy(url)?))
     }
@@ -151,7 +157,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex).
+    /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the store has
+    /// no semaphores, as a Redlock store.
     pub fn counting_semaphore(&self, name: &str, limit: u32) -> Result<CountingSemaphore, Error> {
         self.counting_semaphore_with(name, limit, SemaphoreOptions::new())
     }
@@ -161,6 +168,7 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if the name, the limit or an option is out of bounds; the message says which and why.
+    /// [`Error::Unsupported`] as for [`counting_semaphore`](Self::counting_semaphore).
     pub fn counting_semaphore_with(
         &self,
         name: &str,
@@ -196,10 +204,10 @@ impl Client {
     /// Whether the store can currently be reached, as far as the client knows: this call sends nothing. For readiness
     /// checks.
     ///
-    /// The state of a server is the worst of the connections to it: a client that can request locks, but not renew
+    /// The status of a server is the worst of all connections to it: a client that can request locks, but not renew
     /// them, is not connected. Connections that have not been needed yet do not count. A client that has not reached
     /// its store yet ([`connect_lazy`](Self::connect_lazy)) is disconnected. Each server that is not connected has a
-    /// reason. The state of a store is that of its worst server; a Redlock store is connected while a majority is.
+    /// reason. The status of a store is that of its worst server; a Redlock store is connected while a majority is.
     ///
     /// ```
     /// # fn example(client: &leasehold::Client) -> (u16, String) {

@@ -11,27 +11,27 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 /// that has to wait anyway registers for the notification.
 #[derive(Debug, Default)]
 pub(crate) struct Closing {
-    closed: AtomicBool,
-    told: CancellationToken,
+    is_closed: AtomicBool,
+    closed: CancellationToken,
 }
 
 impl Closing {
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.told.cancel();
+        self.is_closed.store(true, Ordering::Release);
+        self.closed.cancel();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.is_closed.load(Ordering::Acquire)
     }
 
     pub(crate) fn closed(&self) -> WaitForCancellationFuture<'_> {
-        self.told.cancelled()
+        self.closed.cancelled()
     }
 
     /// For code that outlives the closed object.
     pub(crate) fn token(&self) -> CancellationToken {
-        self.told.clone()
+        self.closed.clone()
     }
 
     /// Runs `work`. `None` if this is closed first; then `work` is no longer polled.

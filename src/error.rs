@@ -11,7 +11,7 @@ use crate::fence::FencingToken;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument is invalid; nothing has been changed. Fix the call.
+    /// An argument is invalid. Nothing was changed, and the same call cannot succeed.
     #[error("invalid {argument}: {reason}")]
     #[non_exhaustive]
     InvalidArgument {
@@ -78,7 +78,7 @@ pub enum Error {
         source: BackendError,
     },
 
-    /// The store rejected the request: wrong type of key, missing permission, out of memory. Retrying does not help
+    /// The store refused the request: wrong type of key, missing permission, out of memory. Retrying does not help
     /// until the cause is fixed.
     #[error("{operation}{} at {store}: refused by the store: {source}", about(.name))]
     #[non_exhaustive]

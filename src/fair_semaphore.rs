@@ -105,7 +105,7 @@ impl FairSemaphore {
 
     /// Acquires one permit if one is free and nobody is waiting.
     ///
-    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release.
+    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1 s.
     ///
     /// # Errors
     ///

@@ -23,9 +23,9 @@ use crate::lease::{Engine, Hold};
 ///
 /// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the
 /// client, if that is allowed; otherwise it is no longer renewed, and its release is queued for a background task of
-/// the client to send. Dropping never panics and needs no runtime. It does not block, except outside a runtime when that of the
-/// client has ended, or while it ends: then it waits for the store, for up to 100 ms, and for up to 1 s for all guards together. If
-/// the release cannot reach the store, the lease expires there on its own. To know when the resource is free, or whether the lease
+/// the client to send. Dropping never panics and needs no runtime. It does not block, with one exception: if the client's
+/// runtime has ended or is shutting down, a drop outside any other runtime waits for the store, for up to 100 ms (and up to
+/// 1 s in total for all guards). If the release cannot reach the store, the lease expires there on its own. To know when the resource is free, or whether the lease
 /// was held until the end, call [`release`](Self::release).
 ///
 /// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
@@ -41,15 +41,15 @@ use crate::lease::{Engine, Hold};
 ///
 /// # Losing the lease
 ///
-/// A lease can be lost while its guard is alive: the store did not answer for as long as the lease lasts, or it lost
-/// its data, the process was paused, the lease was released by force, or its maximum hold time is over. Then
+/// A lease can be lost while its guard is alive: the store did not answer until the lease had expired, the store lost its
+/// data, the process was paused for too long, the lease was released by force, or its maximum hold time was reached. Then
 /// [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false.
 ///
 /// If the store does not answer, or the maximum hold time is over, this happens before the store grants the resource to
 /// another client, provided that both clocks run at the same speed within 0.1%. A process that is not running cannot be
 /// notified; to cover that case, let the resource check the [`token`](Self::token). Code that only blocks its thread
-/// does not lose a lease on Redis, because leases are renewed from the crate's own thread, but `lost` and `protect`
-/// notice nothing until they are polled again.
+/// does not lose a lease, except on the memory store, because leases are renewed from the crate's own thread; but `lost` and
+/// `protect` notice nothing until they are polled again.
 #[must_use = "dropping the guard releases it at once"]
 pub struct Guard {
     hold: Hold,
@@ -163,7 +163,7 @@ impl Guard {
     }
 
     fn loss(&self) -> Loss {
-        Loss { told: self.hold.lost().clone().cancelled_owned(), timer: None, hold: self.hold.clone() }
+        Loss { lost: self.hold.lost().clone().cancelled_owned(), timer: None, hold: self.hold.clone() }
     }
 
     /// Runs `work` for as long as the lease is held. If the lease is lost first, `work` is dropped at its
@@ -199,9 +199,13 @@ impl Guard {
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease had already been lost; there was nothing left to release.
-    /// * [`Error::StoreUnavailable`] if the store did not confirm the release. It is retried in the background for a
-    ///   minute, or for the TTL if that is longer.
-    /// * [`Error::StoreRefused`] if the store rejects the request. What this guard held becomes free when its lease expires.
+    /// * [`Error::StoreUnavailable`] if the store did not confirm the release in time; on Redis, within two reply timeouts,
+    ///   which are 4 s by default. The release is retried in the background for a minute, or for the TTL if that is longer.
+    /// * [`Error::StoreRefused`] if the store refuses the request. What this guard held becomes free when its lease expires.
+    ///
+    /// # Panics
+    ///
+    /// When it is polled outside a tokio runtime. The guard is then released as if it had been dropped.
     ///
     /// # Cancel safety
     ///
@@ -323,7 +327,7 @@ impl Future for End {
 struct Loss {
     hold: Hold,
     #[pin]
-    told: WaitForCancellationFutureOwned,
+    lost: WaitForCancellationFutureOwned,
     #[pin]
     timer: Option<Sleep>,
 }
@@ -333,13 +337,13 @@ impl Future for Loss {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LossReason> {
         let mut this = self.project();
-        let told = this.told.poll(cx);
+        let lost = this.lost.poll(cx);
         loop {
             if let Some(reason) = this.hold.loss(Instant::now()) {
                 return Poll::Ready(reason);
             }
             // Otherwise it was released or passed on.
-            let Some(ends) = this.hold.ends().filter(|_| !told.is_ready()) else { return Poll::Pending };
+            let Some(ends) = this.hold.ends().filter(|_| !lost.is_ready()) else { return Poll::Pending };
             match this.timer.as_mut().as_pin_mut() {
                 Some(timer) if timer.deadline() == ends => ready!(timer.poll(cx)),
                 Some(timer) => timer.reset(ends),

@@ -25,8 +25,8 @@
 //! |---|---|---|
 //! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them, through [fred](https://docs.rs/fred) |
 //! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or alongside it for `RedisBackend::from_redis_rs` and `RedisBuilder::through_redis_rs` |
-//! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls): URLs that begin with `rediss` or `valkeys`, or have `sslmode=require`, and `TlsOptions` |
-//! | `native-tls` | no | the same with the system's TLS library; if both are on, rustls is used |
+//! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls), for the URLs that require it (such as `rediss://`, `etcds://`, or with `sslmode=require`), and `TlsOptions` |
+//! | `native-tls` | no | the same with the system's TLS library, except for MySQL; if both are on, rustls is used |
 //! | `fred` | no | `RedisBackend::builder_from_fred`, which takes a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
 //! | `etcd` | no | [`EtcdBackend`]: locks in an etcd cluster |

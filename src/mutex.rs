@@ -70,10 +70,14 @@ impl DistMutex {
     /// # Errors
     ///
     /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
-    /// * [`Error::StoreRefused`] if the store rejects the request, for instance because the key holds something else.
+    /// * [`Error::StoreRefused`] if the store refuses the request, for instance because the key holds something else.
     /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
     ///   this store or this machine.
     /// * [`Error::Closed`] if the client is shut down.
+    ///
+    /// # Panics
+    ///
+    /// When it is polled outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
@@ -85,11 +89,11 @@ impl DistMutex {
 
     /// Locks the mutex if nobody holds it or waits for it.
     ///
-    /// If this client has just dropped a guard of the same lock, the call first waits for its release.
+    /// If this client has just dropped a guard of the same lock, the call first waits for its release, for up to 1 s.
     ///
     /// # Errors
     ///
-    /// * [`Error::StoreUnavailable`] if the store does not answer within a few seconds.
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to fail.
     /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
     ///
     /// # Cancel safety
@@ -99,7 +103,8 @@ impl DistMutex {
         self.primitive.try_acquire(&Claim::Sole, None).await
     }
 
-    /// Locks the mutex, waiting for at most `timeout`.
+    /// Locks the mutex, waiting for at most `timeout`. A first answer of the store is awaited for at least 100 ms, however
+    /// short the timeout.
     ///
     /// # Errors
     ///

@@ -58,8 +58,8 @@ impl MutexOptions {
         self
     }
 
-    /// How long after each confirmation the lease is renewed (up to a hundredth of that earlier, so that it can be
-    /// batched with other leases of the client). It must be greater than zero and less than the TTL. If it is more than
+    /// The time from one confirmed renewal to the next. A renewal may be sent up to 1% early (100 ms at most), so that it can be batched
+    /// with those of other leases of the client. The period must be greater than zero and less than the TTL. If it is more than
     /// half of the TTL, a single lost renewal costs the lease. A period that would leave no time for a renewal at all
     /// is reduced to nine tenths of the time for which the lease is trusted.
     ///
@@ -69,10 +69,10 @@ impl MutexOptions {
         self
     }
 
-    /// The maximum time that one lease may last, from its grant. After that, the lease is released and the `lost` of
-    /// its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is alive.
-    /// Re-entering does not extend it. If the lease is passed on within the client, the time starts anew for the next
-    /// holder. 10 ms or more.
+    /// The maximum time that the lock may be held without interruption, from its grant. After that, the lease is released
+    /// and the `lost` of its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is
+    /// alive. Re-entering does not extend it. If the lock is passed on within the client, the time starts again for the
+    /// next holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -94,8 +94,8 @@ impl MutexOptions {
     /// contended by many tasks of a process about ten times faster, and costs nothing otherwise.
     ///
     /// Every hold has its own token, greater than the one before. Tasks of one client are served in order of arrival,
-    /// and so are clients, but a task may be served before a task of another client that arrived earlier. If
-    /// `release` passed the lock on, it was not confirmed by the store. In `inspect`, tasks that pass the lock on to each
+    /// and so are clients, but a task may be served before a task of another client that arrived earlier. A
+    /// `release` that passes the lock on returns without a confirmation from the store. In `inspect`, tasks that pass the lock on to each
     /// other appear as one waiter at most.
     ///
     /// Turn it off if you need strict order among all tasks of all processes. Mutexes that differ in this or any
@@ -139,7 +139,8 @@ impl SemaphoreOptions {
     }
 
     /// How long the store keeps permits without hearing from their holder, which is the maximum time that a dead holder
-    /// blocks them. From 100 ms to 24 h; fractions of a millisecond are truncated.
+    /// blocks them. From 100 ms to 24 h; fractions of a millisecond are truncated. A store
+    /// may require more or round it up: on etcd it is at least 2 s, and whole seconds.
     ///
     /// Default: 30 s.
     pub const fn ttl(mut self, ttl: Duration) -> Self {
@@ -156,9 +157,9 @@ impl SemaphoreOptions {
         self
     }
 
-    /// The maximum time that one lease may last, from its grant. After that, its permits are returned and the `lost` of
-    /// its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If the lease is passed on within the
-    /// client, the time starts anew for the next holder. 10 ms or more.
+    /// The maximum time that permits may be held without interruption, from their grant. After that, they are returned and
+    /// the `lost` of their guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If a permit is passed on
+    /// within the client, the time starts again for the next holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -167,7 +168,7 @@ impl SemaphoreOptions {
     }
 
     /// What the store's keys start with, before the name; may be empty. Do not use the same prefix for both kinds of
-    /// semaphore: if they had a name in common they would share its permits, and neither would keep its order. Do not
+    /// semaphore: semaphores of both kinds with the same name would share permits, and neither could keep its order. Do not
     /// use the same prefix for semaphores and locks either: one of them would get an error
     /// ([`StoreRefused`](crate::Error::StoreRefused)), on Redis for up to a day after the other was last used.
     ///
@@ -183,12 +184,13 @@ impl SemaphoreOptions {
     /// for at most 30 ms, then other clients get their turn. This makes a semaphore that is contended by many tasks of
     /// a process several times faster.
     ///
-    /// The price: a hold that received its permit this way has the next token after that of the previous hold. The
+    /// The drawback: a holder that received its permit this way gets the token after that of the previous holder. The
     /// token is unique, but not greater than those that the store has granted in the meantime, so tokens no longer
     /// show the order of all grants. Tasks of one client that wait for single permits are served in order of arrival, but a task
     /// may be served before a task of another client that arrived earlier. A client requests at most one permit more than the
-    /// limit, including those that it holds, so `inspect` may not show all of its waiting tasks. If `release` passed the permit
-    /// on, it was not confirmed by the store. A reduced limit takes effect with the next turn.
+    /// limit, including those that it holds, so `inspect` may not show all of its waiting tasks. A `release` that passes
+    /// the permit on returns without a confirmation from the store. A reduced limit takes effect once the permit is no longer
+    /// passed on, after at most 30 ms.
     ///
     /// A [`FairSemaphore`](crate::FairSemaphore) is served in strict order and rejects this option.
     ///

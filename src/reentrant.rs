@@ -108,7 +108,8 @@ impl ReentrantLock {
 
     /// Acquires the lock: at once if this owner already holds it, otherwise waiting as long as necessary.
     ///
-    /// The maximum hold time is measured from the first of the nested guards within a client.
+    /// The maximum hold time is measured from the first of the nested guards within a client. If this client has just
+    /// dropped the owner's last guard, the call first waits for its release, for up to 1 s.
     ///
     /// # Errors
     ///

@@ -16,8 +16,8 @@ use tokio::time::timeout;
 
 /// How long a runtime may make no progress before those that are used on another one no longer rely on it.
 const STUCK: Duration = Duration::from_millis(500);
-/// How often those that wait for something on another runtime look whether that makes progress.
-pub(crate) const LOOK: Duration = Duration::from_secs(1);
+/// How often those that wait for something on another runtime probe whether that makes progress.
+pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether a runtime other than the current one makes no progress: it is not driven, or all its threads are blocked.
 pub(crate) async fn is_stuck(runtime: &Handle) -> bool {

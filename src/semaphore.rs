@@ -32,7 +32,7 @@ use crate::permits::Permits;
 /// [`Error::LimitDiffers`], which names both. The limit stays in force while there are holders or waiters, and for one
 /// to two TTLs afterwards. [`resize`](Self::resize) changes it for all clients. Handles that have used the semaphore
 /// since its limit came into force follow the change; new handles must be created with the current limit. A handle and
-/// its clones follow together.
+/// its clones share one limit.
 ///
 /// # Tokens
 ///
@@ -97,10 +97,14 @@ impl CountingSemaphore {
     /// * [`Error::InvalidArgument`] if no permits are requested, or more than the limit in force; also if a
     ///   [`resize`](Self::resize) makes the limit too small for a waiting request.
     /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
-    /// * [`Error::StoreRefused`] if the store rejects the request, for instance because the key holds something else.
+    /// * [`Error::StoreRefused`] if the store refuses the request, for instance because the key holds something else.
     /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
     ///   this store or this machine.
     /// * [`Error::Closed`] if the client is shut down.
+    ///
+    /// # Panics
+    ///
+    /// When it is polled outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
@@ -125,11 +129,11 @@ impl CountingSemaphore {
 
     /// Acquires one permit if one is free.
     ///
-    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release.
+    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1 s.
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the store does not answer within a few seconds; otherwise as for
+    /// [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to fail; otherwise as for
     /// [`acquire`](Self::acquire).
     ///
     /// # Cancel safety

@@ -71,12 +71,12 @@ impl Harness for Memory {
         async { Arc::new(self.0.peer()) as Arc<dyn Backend> }.boxed()
     }
 
-    fn lose_memory(&self) -> BoxFuture<'_, ()> {
+    fn lose_data(&self) -> BoxFuture<'_, ()> {
         async { self.0.flush() }.boxed()
     }
 
     fn work(&self) -> BoxFuture<'_, u64> {
-        async { self.0.waiters_visited() }.boxed()
+        async { self.0.waiters_served() }.boxed()
     }
 }
 
@@ -99,7 +99,7 @@ mod on_sqlite {
             async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
         }
 
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { self.delete() }.boxed()
         }
 
@@ -125,7 +125,7 @@ mod on_mysql {
             async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
         }
 
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { drop(self.execute("DROP TABLE IF EXISTS leasehold, leasehold_meta").await) }.boxed()
         }
 
@@ -151,7 +151,7 @@ mod on_postgres {
             async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
         }
 
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { drop(self.execute("DROP TABLE IF EXISTS leasehold, leasehold_meta").await) }.boxed()
         }
 
@@ -177,7 +177,7 @@ mod on_etcd {
             async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
         }
 
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        fn lose_data(&self) -> BoxFuture<'_, ()> {
             unreachable!("it does not claim that tokens survive this")
         }
 
@@ -212,7 +212,7 @@ mod on_zookeeper {
             async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
         }
 
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { self.wire().delete_all(self.chroot()) }.boxed()
         }
 
@@ -259,7 +259,7 @@ mod on_redis {
             .boxed()
         }
 
-        fn lose_memory(&self) -> BoxFuture<'_, ()> {
+        fn lose_data(&self) -> BoxFuture<'_, ()> {
             async {
                 self.server.raw().send(&["FLUSHALL"]);
                 self.server.raw().send(&["SCRIPT", "FLUSH"]);

@@ -43,7 +43,7 @@ impl Harness for Redlock {
         .boxed()
     }
 
-    fn lose_memory(&self) -> BoxFuture<'_, ()> {
+    fn lose_data(&self) -> BoxFuture<'_, ()> {
         async {
             for server in &self.nodes.0 {
                 server.raw().send(&["FLUSHALL"]);

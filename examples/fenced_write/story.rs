@@ -63,7 +63,8 @@ pub(crate) async fn tell(args: &Args, fenced: bool) -> Result<Outcome, Failure> 
         Ok(())
     };
     let limit = TIME_LIMIT + Duration::from_millis(args.ttl) * 2;
-    let late = |_| Failure::Io(io::Error::new(io::ErrorKind::TimedOut, "the story did not continue"));
+    let late =
+        |_| Failure::Io(io::Error::new(io::ErrorKind::TimedOut, "the scenario did not finish in time"));
     timeout(limit, async { tokio::try_join!(first.ended(), story) }).await.map_err(late)??;
 
     let (events, record) = storage.contents();

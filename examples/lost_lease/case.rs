@@ -26,8 +26,8 @@ const SLACK: Duration = Duration::from_secs(2);
 pub(crate) enum Case {
     Force,
     MaxHold,
-    Forgetting,
-    Silence,
+    DataLoss,
+    NoAnswer,
     Pause,
 }
 
@@ -48,18 +48,16 @@ pub(crate) struct Outcome {
 
 impl Case {
     pub(crate) const ALL: [Self; 5] =
-        [Self::Force, Self::MaxHold, Self::Forgetting, Self::Silence, Self::Pause];
+        [Self::Force, Self::MaxHold, Self::DataLoss, Self::NoAnswer, Self::Pause];
 
     /// Whether it can be demonstrated with a store at `url`.
     pub(crate) fn fits(self, url: &str) -> bool {
         match self {
-            Self::Silence => url == "memory:" || is_tcp(url),
+            Self::NoAnswer => url == "memory:" || is_tcp(url),
             // A server's leases are renewed from the crate's own thread, regardless of the application's threads.
             Self::Pause => url == "memory:",
             // Where this example has a client with which to delete a key.
-            Self::Forgetting => {
-                !["etcd:", "etcds:", "zookeeper:"].iter().any(|scheme| url.starts_with(scheme))
-            }
+            Self::DataLoss => !["etcd:", "etcds:", "zookeeper:"].iter().any(|scheme| url.starts_with(scheme)),
             Self::Force | Self::MaxHold => true,
         }
     }
@@ -68,8 +66,8 @@ impl Case {
         match self {
             Self::Force => "force",
             Self::MaxHold => "max_hold",
-            Self::Forgetting => "forgetting",
-            Self::Silence => "silence",
+            Self::DataLoss => "data_loss",
+            Self::NoAnswer => "no_answer",
             Self::Pause => "pause",
         }
     }
@@ -78,17 +76,17 @@ impl Case {
     pub(crate) fn promise(self, args: &Args) -> (Duration, &'static str) {
         let ttl = args.ttl();
         match self {
-            Self::Forgetting => (ttl / 3, "at the next renewal"),
+            Self::DataLoss => (ttl / 3, "at the next renewal"),
             Self::Force if is_told_nothing(&args.url) => (ttl / 3, "at the next renewal"),
             Self::Force | Self::MaxHold => (Duration::ZERO, "at once"),
-            Self::Silence => (ttl, "when the lease expires"),
+            Self::NoAnswer => (ttl, "when the lease expires"),
             Self::Pause => (Duration::ZERO, "when it resumes"),
         }
     }
 
     /// Whether the work ends before the next holder is admitted.
     pub(crate) const fn excludes(self) -> bool {
-        !matches!(self, Self::Force | Self::Forgetting)
+        !matches!(self, Self::Force | Self::DataLoss)
     }
 
     /// What the holder may be told.
@@ -97,8 +95,8 @@ impl Case {
             Self::Force if is_told_nothing(url) => &[LossReason::Missing, LossReason::Taken],
             Self::Force => &[LossReason::Revoked],
             Self::MaxHold => &[LossReason::HeldTooLong],
-            Self::Forgetting => &[LossReason::Missing, LossReason::Taken],
-            Self::Silence => &[LossReason::StoreUnreachable],
+            Self::DataLoss => &[LossReason::Missing, LossReason::Taken],
+            Self::NoAnswer => &[LossReason::StoreUnreachable],
             // The second if a renewal was under way.
             Self::Pause => &[LossReason::Expired, LossReason::StoreUnreachable],
         }
@@ -124,8 +122,8 @@ impl Case {
         match self {
             Self::Force => drop(mutex.force_release().await?),
             Self::MaxHold => taken = holder.since + args.max_hold(),
-            Self::Forgetting => forget(&store, &name).await?,
-            Self::Silence => drop(silence.send_replace(true)),
+            Self::DataLoss => forget(&store, &name).await?,
+            Self::NoAnswer => drop(silence.send_replace(true)),
             Self::Pause => {
                 taken += ttl * 3 / 2;
                 holder.block(ttl * 3 / 2);
@@ -161,11 +159,11 @@ impl Case {
         silence: watch::Receiver<bool>,
     ) -> Result<(Entrance, Option<Wire>), Failure> {
         match (self, store) {
-            (Self::Silence, Store::Memory(memory)) => {
+            (Self::NoAnswer, Store::Memory(memory)) => {
                 let client = Client::with_backend(Arc::new(Silent::new(memory, silence)));
                 Ok((Entrance::Client(client), None))
             }
-            (Self::Silence, Store::Server(url)) => {
+            (Self::NoAnswer, Store::Server(url)) => {
                 let wire = Wire::to(url, silence).await?;
                 Ok((Entrance::Store(Store::Server(wire.url.clone())), Some(wire)))
             }
@@ -313,8 +311,8 @@ mod tests {
     fn beside_the_next_holder_work_may_go_on_only_where_the_store_gave_the_lock_away_first() {
         let beside = |case, reason| Outcome { beside: 1, ..outcome(case, reason) }.flaw(&args());
         assert_eq!(beside(Case::Force, LossReason::Revoked), None);
-        assert_eq!(beside(Case::Forgetting, LossReason::Taken), None);
-        assert!(beside(Case::Silence, LossReason::StoreUnreachable).is_some());
+        assert_eq!(beside(Case::DataLoss, LossReason::Taken), None);
+        assert!(beside(Case::NoAnswer, LossReason::StoreUnreachable).is_some());
         assert!(beside(Case::Pause, LossReason::Expired).is_some());
     }
 }

@@ -120,7 +120,7 @@ def fleet(prefix, foreign, client, port, directory):
           f"{options.retry_ms or 'default'} ms, poll interval {poll or 'none'} ms")
     share = len(sections) / len(libraries)
     for library, count in counts:
-        print(f"  {library:18} {count:6}  {count / share:5.2f} of a fair share")
+        print(f"  {library:18} {count:6}  share {count / share:5.2f}")
     print(f"  {len(sections)} sections, {len(overlaps)} overlaps, counter {counted}, keys left {left}")
 
 

@@ -44,9 +44,9 @@ const STAGGERED: usize = 250;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Stamp {
-    /// Certainly not later than the current time: what ends by then has ended.
+    /// A lower bound of the current time: leases that end at this time or before have ended.
     pub now: u64,
-    /// Certainly not earlier than the current time: a lease that begins now is measured from here.
+    /// An upper bound of the current time: new leases are measured from here.
     pub late: u64,
     /// No number below this is issued. If it only ever increases, tokens keep increasing even if the record is lost. The time of
     /// day in microseconds is one such number, the revision of a database another.
@@ -127,17 +127,19 @@ impl Default for Ledger {
 
 impl Ledger {
     /// Requests what is claimed, for the first time or again. A repeated request keeps its place, for a full TTL from now; if it
-    /// was granted before, the answer is that grant, which ends when it would have ended anyway.
+    /// has already been granted, the answer repeats that grant, and its end does not change. Appends the events for other
+    /// waiters to `events`, as all operations do.
     ///
     /// # Errors
     ///
-    /// If the key is in use as a semaphore and a lock is requested, or the other way round; if the limit stated is not the one in
-    /// force; or if more permits are requested than the limit.
+    /// [`BackendError::WrongType`] if the key is in use as a semaphore and a lock is requested, or the other way round;
+    /// [`BackendError::LimitDiffers`] if the limit stated is not the one in force; [`BackendError::AboveLimit`] if more permits are
+    /// requested than the limit.
     pub fn request(
         &mut self,
         request: &Request,
         stamp: Stamp,
-        told: &mut Vec<Event>,
+        events: &mut Vec<Event>,
     ) -> Result<Answer, BackendError> {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
         self.observed.request(request);
@@ -147,16 +149,16 @@ impl Ledger {
         if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
             place.ends = ends;
         }
-        self.serve_all(&request.lease.resource, stamp, told);
-        if let Some(grant) = self.granted_before(lease, stamp, told) {
+        self.serve_all(&request.lease.resource, stamp, events);
+        if let Some(grant) = self.granted_before(lease, stamp, events) {
             return Ok(Answer::Granted(grant));
         }
         let limit = self.limit;
         self.check_limit(request, stamp)?;
         if self.limit != limit {
             // Some stores make a place before they know whether a limit is in force.
-            self.serve_all(&request.lease.resource, stamp, told);
-            if let Some(grant) = self.granted_before(lease, stamp, told) {
+            self.serve_all(&request.lease.resource, stamp, events);
+            if let Some(grant) = self.granted_before(lease, stamp, events) {
                 return Ok(Answer::Granted(grant));
             }
         }
@@ -182,9 +184,9 @@ impl Ledger {
     }
 
     /// The grant of a lease that was granted before, perhaps just now: the answer says so, and the event is superfluous.
-    fn granted_before(&self, id: LeaseId, stamp: Stamp, told: &mut Vec<Event>) -> Option<Grant> {
+    fn granted_before(&self, id: LeaseId, stamp: Stamp, events: &mut Vec<Event>) -> Option<Grant> {
         let hold = self.holds.get(&id)?;
-        told.retain(|event| !matches!(event, Event::Granted { lease, .. } if lease.id == id));
+        events.retain(|event| !matches!(event, Event::Granted { lease, .. } if lease.id == id));
         let left = Duration::from_micros(hold.ends.saturating_sub(stamp.late));
         Some(Grant::new(hold.token, self.limit).lasting(left))
     }
@@ -215,13 +217,13 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// If the key is in use as a semaphore and the lease is for a lock, or the other way round.
+    /// [`BackendError::WrongType`] if the key is in use as a semaphore and the lease is for a lock, or the other way round.
     pub fn release(
         &mut self,
         lease: &LeaseRef,
         keep: u32,
         stamp: Stamp,
-        told: &mut Vec<Event>,
+        events: &mut Vec<Event>,
     ) -> Result<Released, BackendError> {
         self.check(&lease.resource, stamp)?;
         self.prune(stamp);
@@ -235,7 +237,7 @@ impl Ledger {
             Released::Taken
         };
         if matches!(released, Released::Held | Released::Queued) || self.kind.is_semaphore() {
-            self.serve_all(&lease.resource, stamp, told);
+            self.serve_all(&lease.resource, stamp, events);
         }
         Ok(released)
     }
@@ -244,12 +246,12 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// If it is a semaphore.
+    /// [`BackendError::WrongType`] if the key is in use as a semaphore; [`BackendError::Unsupported`] if `resource` is one.
     pub fn force_release(
         &mut self,
         resource: &Resource,
         stamp: Stamp,
-        told: &mut Vec<Event>,
+        events: &mut Vec<Event>,
     ) -> Result<bool, BackendError> {
         self.check(resource, stamp)?;
         if resource.kind.is_semaphore() {
@@ -257,9 +259,9 @@ impl Ledger {
         }
         self.prune(stamp);
         let holds = std::mem::take(&mut self.holds);
-        told.extend(holds.iter().map(|(lease, hold)| Event::Revoked { lease: *lease, token: hold.token }));
+        events.extend(holds.iter().map(|(lease, hold)| Event::Revoked { lease: *lease, token: hold.token }));
         self.permits_held = 0;
-        self.serve_all(resource, stamp, told);
+        self.serve_all(resource, stamp, events);
         Ok(!holds.is_empty())
     }
 
@@ -267,14 +269,14 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// If the key is in use as a lock.
+    /// [`BackendError::WrongType`] if the key is in use as a lock.
     pub fn set_limit(
         &mut self,
         resource: &Resource,
         permits: u32,
         ttl: Duration,
         stamp: Stamp,
-        told: &mut Vec<Event>,
+        events: &mut Vec<Event>,
     ) -> Result<Limit, BackendError> {
         self.open(resource, stamp)?;
         self.prune(stamp);
@@ -287,9 +289,9 @@ impl Ledger {
             self.queue.values().filter(|place| place.permits > permits).map(|place| place.lease).collect();
         for lease in too_many {
             self.withdraw(lease);
-            told.push(Event::AskAgain(lease));
+            events.push(Event::AskAgain(lease));
         }
-        self.serve_all(resource, stamp, told);
+        self.serve_all(resource, stamp, events);
         Ok(limit)
     }
 
@@ -297,7 +299,7 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// If the key is in use as a semaphore and this is about a lock, or the other way round.
+    /// [`BackendError::WrongType`] if the key is in use as a semaphore and `resource` is a lock, or the other way round.
     pub fn inspect(
         &self,
         resource: &Resource,
@@ -330,10 +332,10 @@ impl Ledger {
 
     /// Whether there are holders or waiters, or a limit is in force.
     ///
-    /// A record that is not in use only says which numbers were issued. A store may delete it only if two things are certain: that
-    /// [`Stamp::floor`] is above those numbers from now on, and that no change based on an older state of the record can still be
-    /// written. The latter matters for stores that compare versions when they write: if "there is no record" counts as a version,
-    /// it must not recur, or a client that read it the first time could overwrite everything that has happened since.
+    /// A record that is not in use only remembers the last number issued. A store may delete it only if [`Stamp::floor`] is above
+    /// that number from then on, and if no change based on an older state of the record can still be written. With optimistic
+    /// concurrency control, "there is no record" must therefore not be a version that can occur twice (the ABA problem):
+    /// otherwise a client that read it the first time could overwrite everything that has happened since.
     #[must_use]
     pub fn is_in_use(&self, stamp: Stamp) -> bool {
         self.holds.values().any(|hold| hold.ends > stamp.now)
@@ -381,14 +383,14 @@ impl Ledger {
     }
 
     /// Removes what has ended, and grants what is free to the next places in the queue.
-    fn serve_all(&mut self, resource: &Resource, stamp: Stamp, told: &mut Vec<Event>) {
+    fn serve_all(&mut self, resource: &Resource, stamp: Stamp, events: &mut Vec<Event>) {
         self.observed.serving();
         self.prune(stamp);
         while let Some(ticket) = self.next_served() {
             let Some(place) = self.take(ticket) else { return };
             let token = FencingToken::new(self.issue(place.tokens, stamp));
             self.touch(Duration::from_micros(place.ends.saturating_sub(stamp.late)), stamp);
-            self.serve(ticket, place, token, resource, told);
+            self.serve(ticket, place, token, resource, events);
         }
     }
 
@@ -424,7 +426,7 @@ impl Ledger {
         place: Place,
         token: FencingToken,
         resource: &Resource,
-        told: &mut Vec<Event>,
+        events: &mut Vec<Event>,
     ) {
         self.served += 1;
         let Place { lease, permits, ends, owner, .. } = place;
@@ -435,11 +437,11 @@ impl Ledger {
         };
         if owner.is_some() {
             let same = self.queue.values().filter(|place| place.owner == owner);
-            told.extend(same.map(|place| Event::AskAgain(place.lease)));
+            events.extend(same.map(|place| Event::AskAgain(place.lease)));
         }
         let mut granted = LeaseRef::new(lease, resource.clone());
         granted.resource.kind = kind;
-        told.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
+        events.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
         self.hold(lease, Hold { permits, token, ends, owner });
     }
 
@@ -703,7 +705,7 @@ mod tests {
         resource: Resource,
         limit: Limit,
         now: u64,
-        told: Vec<Event>,
+        events: Vec<Event>,
     }
 
     impl Site {
@@ -714,7 +716,7 @@ mod tests {
                 resource: Resource::new("key", kind),
                 limit: Limit::stated(limit),
                 now: SECOND,
-                told: Vec::new(),
+                events: Vec::new(),
             }
         }
 
@@ -736,7 +738,7 @@ mod tests {
 
         fn request(&mut self, request: &Request) -> Answer {
             let stamp = self.stamp();
-            self.ledger.request(request, stamp, &mut self.told).unwrap()
+            self.ledger.request(request, stamp, &mut self.events).unwrap()
         }
 
         fn ask(&mut self, permits: u32) -> (Request, Answer) {
@@ -761,7 +763,7 @@ mod tests {
 
         fn give_back(&mut self, request: &Request, keep: u32) -> Released {
             let stamp = self.stamp();
-            self.ledger.release(&request.lease, keep, stamp, &mut self.told).unwrap()
+            self.ledger.release(&request.lease, keep, stamp, &mut self.events).unwrap()
         }
 
         fn renew(&mut self, request: &Request) -> Renewal {
@@ -771,7 +773,7 @@ mod tests {
 
         fn set_limit(&mut self, permits: u32) -> Limit {
             let (stamp, resource) = (self.stamp(), self.resource.clone());
-            self.ledger.set_limit(&resource, permits, TTL, stamp, &mut self.told).unwrap()
+            self.ledger.set_limit(&resource, permits, TTL, stamp, &mut self.events).unwrap()
         }
 
         fn inspect(&self) -> Inspection {
@@ -784,7 +786,7 @@ mod tests {
                 Event::Granted { lease, ticket, grant } => (lease.id, ticket, grant.token),
                 other => panic!("{other:?}"),
             };
-            std::mem::take(&mut self.told).into_iter().map(grant).collect()
+            std::mem::take(&mut self.events).into_iter().map(grant).collect()
         }
     }
 
@@ -904,7 +906,7 @@ mod tests {
         let mut site = Site::new(Kind::Mutex, 1);
         let request = Request::new(site.lease(), Claim::Sole, TTL);
         let stamp = Stamp { floor: 5000, ..site.stamp() };
-        let answer = site.ledger.request(&request, stamp, &mut site.told).unwrap();
+        let answer = site.ledger.request(&request, stamp, &mut site.events).unwrap();
         assert_eq!(token(answer).get(), 5000);
     }
 
@@ -953,10 +955,10 @@ mod tests {
             site.request(request);
         }
         site.release(&holder);
-        let told = std::mem::take(&mut site.told);
-        assert_eq!(told[0], Event::AskAgain(waiting[2].lease.id));
-        let Event::Granted { lease, grant, .. } = &told[1] else { panic!("{told:?}") };
-        assert_eq!((lease.id, told.len()), (waiting[0].lease.id, 2));
+        let events = std::mem::take(&mut site.events);
+        assert_eq!(events[0], Event::AskAgain(waiting[2].lease.id));
+        let Event::Granted { lease, grant, .. } = &events[1] else { panic!("{events:?}") };
+        assert_eq!((lease.id, events.len()), (waiting[0].lease.id, 2));
         assert_eq!(token(site.request(&waiting[2])), grant.token);
     }
 
@@ -966,12 +968,12 @@ mod tests {
         let (one, first) = site.hold(1);
         let (next, _) = site.queue(1);
         let (stamp, resource) = (site.stamp(), site.resource.clone());
-        assert!(site.ledger.force_release(&resource, stamp, &mut site.told).unwrap());
-        assert_eq!(site.told[0], Event::Revoked { lease: one.lease.id, token: first });
-        assert!(matches!(&site.told[1], Event::Granted { lease, .. } if lease.id == next.lease.id));
+        assert!(site.ledger.force_release(&resource, stamp, &mut site.events).unwrap());
+        assert_eq!(site.events[0], Event::Revoked { lease: one.lease.id, token: first });
+        assert!(matches!(&site.events[1], Event::Granted { lease, .. } if lease.id == next.lease.id));
         let mut site = Site::new(Kind::Fair, 1);
         let resource = site.resource.clone();
-        assert!(site.ledger.force_release(&resource, Stamp::new(0, 0, 0), &mut site.told).is_err());
+        assert!(site.ledger.force_release(&resource, Stamp::new(0, 0, 0), &mut site.events).is_err());
     }
 
     #[test]
@@ -997,7 +999,7 @@ mod tests {
         let (holder, _) = site.hold(1);
         let other = Request::new(site.lease(), Claim::Permits(1, Limit::stated(2)), TTL);
         let stamp = site.stamp();
-        let refused = site.ledger.request(&other, stamp, &mut site.told);
+        let refused = site.ledger.request(&other, stamp, &mut site.events);
         assert!(matches!(refused, Err(BackendError::LimitDiffers { stated: 2, in_force: 1 })));
         let met = site.request(&holder).limit().unwrap();
         site.queue(1);
@@ -1030,9 +1032,9 @@ mod tests {
         let (_holder, _) = site.hold(3);
         let (big, _) = site.queue(3);
         site.set_limit(2);
-        assert_eq!(std::mem::take(&mut site.told), [Event::AskAgain(big.lease.id)]);
+        assert_eq!(std::mem::take(&mut site.events), [Event::AskAgain(big.lease.id)]);
         let stamp = site.stamp();
-        let refused = site.ledger.request(&big, stamp, &mut site.told);
+        let refused = site.ledger.request(&big, stamp, &mut site.events);
         assert!(matches!(refused, Err(BackendError::LimitDiffers { .. } | BackendError::AboveLimit { .. })));
     }
 
@@ -1043,7 +1045,7 @@ mod tests {
         site.resource.kind = Kind::Fair;
         let request = Request::new(site.lease(), site.claim(1), TTL);
         let stamp = site.stamp();
-        assert!(site.ledger.request(&request, stamp, &mut site.told).is_err());
+        assert!(site.ledger.request(&request, stamp, &mut site.events).is_err());
         site.resource.kind = Kind::Mutex;
         site.release(&holder);
         site.resource.kind = Kind::Fair;
@@ -1055,7 +1057,7 @@ mod tests {
         let mut site = Site::new(Kind::Mutex, 1);
         let request = Request::new(site.lease(), Claim::Sole, TTL);
         let early = Stamp::new(SECOND, 3 * SECOND, 0);
-        site.ledger.request(&request, early, &mut site.told).unwrap();
+        site.ledger.request(&request, early, &mut site.events).unwrap();
         let late = Stamp::new(12 * SECOND, 20 * SECOND, 0);
         let renew = Renew::new(request.lease, TTL);
         assert_eq!(site.ledger.renew(&renew, late), Renewal::Renewed);
@@ -1109,7 +1111,7 @@ mod tests {
                 assert!(site.ledger.last_number() >= last);
                 last = site.ledger.last_number();
                 site.ledger = again;
-                site.told.clear();
+                site.events.clear();
             }
         }
     }

@@ -30,9 +30,9 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
     ///
     /// The change of one record is one atomic step: if another client has changed the record in the meantime, `change`
     /// is run again on the new one. Changes of several records are independent of each other. A store should make them
-    /// in one transaction if that costs less, and may make them one after another. If the call fails, any of them may
-    /// have been stored, and the caller repeats them. [`BackendError::WrongType`] means that a record cannot be read,
-    /// but only for one of the keys: the caller then tries each key by itself.
+    /// in one transaction if that costs less, and may make them one after another. If the call fails, some of them may
+    /// have been stored, and the caller repeats all of them. [`BackendError::WrongType`] means that at least one record
+    /// cannot be read; the caller then repeats the change for each key separately.
     ///
     /// Besides its result, `change` returns events. Once the record is stored, deliver them to the clients that created
     /// the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one client to
@@ -119,21 +119,21 @@ impl<S: LedgerStore> LedgerBackend<S> {
     ) -> Result<T, BackendError> {
         let client = self.ids.client();
         let transaction = self.transact(slice::from_ref(key), move |_, ledger, stamp| {
-            let mut told = Vec::new();
-            let outcome = change(ledger, stamp, &mut told);
-            if told.is_empty() {
-                return ((outcome, told), Vec::new());
+            let mut events = Vec::new();
+            let outcome = change(ledger, stamp, &mut events);
+            if events.is_empty() {
+                return ((outcome, events), Vec::new());
             }
-            let (own, others) = told.into_iter().partition(|event| is_for(event, client));
+            let (own, others) = events.into_iter().partition(|event| is_for(event, client));
             ((outcome, own), others)
         });
         let Some((outcome, own)) = transaction.await?.pop() else {
             return Err(BackendError::Unanswered { source: "the store returned no result".into() });
         };
         if !own.is_empty()
-            && let Some(tell) = &*self.own.lock()
+            && let Some(sender) = &*self.own.lock()
         {
-            own.into_iter().for_each(|event| drop(tell.unbounded_send(event)));
+            own.into_iter().for_each(|event| drop(sender.unbounded_send(event)));
         }
         Ok(outcome)
     }
@@ -171,8 +171,8 @@ impl<S: LedgerStore> LedgerBackend<S> {
 
     async fn release_all_but(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
         let asked = lease.clone();
-        let release = move |ledger: &mut Ledger, stamp, told: &mut Vec<Event>| {
-            ledger.release(&asked, keep, stamp, told)
+        let release = move |ledger: &mut Ledger, stamp, events: &mut Vec<Event>| {
+            ledger.release(&asked, keep, stamp, events)
         };
         self.change(&lease.resource.key, release).await?
     }
@@ -218,8 +218,9 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
         async move {
             let asked = request.clone();
             let key = &request.lease.resource.key;
-            let mut answer =
-                self.change(key, move |ledger, stamp, told| ledger.request(&asked, stamp, told)).await??;
+            let mut answer = self
+                .change(key, move |ledger, stamp, events| ledger.request(&asked, stamp, events))
+                .await??;
             if let (Answer::Queued(queued), Wakes::Polled(interval)) = (&mut answer, self.capabilities.wakes)
             {
                 queued.ask_again_in = Some(queued.ask_again_in.map_or(interval, |pause| pause.min(interval)));
@@ -253,8 +254,10 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
         async move {
             let asked = resource.clone();
-            self.change(&resource.key, move |ledger, stamp, told| ledger.force_release(&asked, stamp, told))
-                .await?
+            self.change(&resource.key, move |ledger, stamp, events| {
+                ledger.force_release(&asked, stamp, events)
+            })
+            .await?
         }
         .boxed()
     }
@@ -267,8 +270,8 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
             let asked = resource.clone();
-            self.change(&resource.key, move |ledger, stamp, told| {
-                ledger.set_limit(&asked, permits, ttl, stamp, told)
+            self.change(&resource.key, move |ledger, stamp, events| {
+                ledger.set_limit(&asked, permits, ttl, stamp, events)
             })
             .await?
         }
@@ -288,9 +291,9 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
-        *self.own.lock() = Some(tell);
-        stream::select(told, self.store.wakes(self.ids.client())).boxed()
+        let (sender, events) = unbounded();
+        *self.own.lock() = Some(sender);
+        stream::select(events, self.store.wakes(self.ids.client())).boxed()
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -332,9 +335,9 @@ impl<S: LedgerStore> super::redlock::Node for LedgerBackend<S> {
         let asked = request.clone();
         let key = &request.lease.resource.key;
         async move {
-            self.change(key, move |ledger, stamp, told| {
+            self.change(key, move |ledger, stamp, events| {
                 let floor = stamp.floor.max(proposed.get());
-                ledger.request(&asked, Stamp { floor, ..stamp }, told)
+                ledger.request(&asked, Stamp { floor, ..stamp }, events)
             })
             .await?
         }

@@ -66,9 +66,9 @@ impl LedgerBackend<MemoryStore> {
         self.store().records.lock().ledgers.clear();
     }
 
-    /// How many waiters have been granted a lease by hand-overs so far, as a measure for point 9 of the contract.
+    /// How many waiters hand-overs have granted a lease to so far, as a measure for point 9 of the contract.
     #[must_use]
-    pub fn waiters_visited(&self) -> u64 {
+    pub fn waiters_served(&self) -> u64 {
         self.store().records.lock().served
     }
 }
@@ -90,17 +90,17 @@ impl LedgerStore for MemoryStore {
         records.sweep(stamp);
         let changes = keys.iter().enumerate().map(|(n, key)| {
             let stamp = Stamp::new(stamp.now, stamp.late, stamp.floor.max(records.newest + 1));
-            let (outcome, told) = records.change(key, stamp, |ledger| change(n, ledger, stamp));
-            records.tell(told);
+            let (outcome, events) = records.change(key, stamp, |ledger| change(n, ledger, stamp));
+            records.send(events);
             outcome
         });
         Ok(changes.collect())
     }
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
-        self.records.lock().listeners.insert(client, tell);
-        told.boxed()
+        let (sender, events) = unbounded();
+        self.records.lock().listeners.insert(client, sender);
+        events.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -137,14 +137,15 @@ impl Records {
         outcome
     }
 
-    fn tell(&mut self, told: Vec<Event>) {
-        for event in told {
+    fn send(&mut self, events: Vec<Event>) {
+        for event in events {
             let client = match &event {
                 Event::Granted { lease, .. } => lease.id.client(),
                 Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client(),
                 Event::Changed(_) | Event::Resync => continue,
             };
-            let gone = self.listeners.get(&client).is_some_and(|tell| tell.unbounded_send(event).is_err());
+            let gone =
+                self.listeners.get(&client).is_some_and(|sender| sender.unbounded_send(event).is_err());
             if gone {
                 self.listeners.remove(&client);
             }

@@ -11,8 +11,8 @@
 //!
 //! # The contract
 //!
-//! Every point is a function in `conformance` (with the feature of that name), which is run against every backend. What
-//! only some stores can guarantee in full is required only as far as a store's [`Capabilities`] say so.
+//! Every point is a function in `conformance` (with the feature of that name), which is run against every backend. Points
+//! that not every store can guarantee apply only as far as the store's [`Capabilities`] claim them.
 //!
 //! 1. Every acquisition has its own [`LeaseId`], created before anything is sent. Every operation on a lease is
 //!    idempotent per lease id, so it can be repeated when an answer is lost: a repeated request is answered with its
@@ -109,11 +109,15 @@ pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 ///
 /// Every future may be dropped at any point. The outcome is then unknown, and the caller repeats the call or releases the lease.
 ///
+/// All calls fail with [`BackendError::NotSent`] if the store has certainly not received the call, with
+/// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::Refused`] if the store declined, with
+/// [`BackendError::WrongType`] if something else is stored under the key, and with [`BackendError::Closed`] after `close`.
+///
 /// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, and so are `release` and
 /// `release_permits` after the runtime of the application has ended. Everything else is called on the runtimes of the
 /// application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Creates the id of a new acquisition. Ids are unguessable and never repeat, nor does the number in them.
+    /// Creates the id of a new acquisition. Ids cannot be guessed and are never used again, nor is the sequence number in them.
     fn lease_id(&self) -> LeaseId;
 
     /// Requests a resource, for the first time or again. Answers at once, without waiting for other clients.
@@ -126,7 +130,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Ends one lease, whether it is held or queued, and grants what becomes free to the next waiters in the queue.
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>>;
 
-    /// Returns all permits of a lease except `keep` of them. Never gives a lease more permits than it has.
+    /// Returns all permits of a lease except `keep` of them, which is at least 1. Never gives a lease more permits than it has.
     fn release_permits<'a>(
         &'a self,
         lease: &'a LeaseRef,

@@ -7,9 +7,9 @@ use std::time::Instant;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreState {
-    /// The worst of its nodes.
+    /// The worst status of its nodes; for a Redlock store, the worst status of the best majority.
     pub status: Status,
-    /// The servers to which there are connections.
+    /// The servers that the client uses, connected or not.
     pub nodes: Vec<NodeState>,
 }
 
@@ -19,7 +19,7 @@ pub struct StoreState {
 pub struct NodeState {
     /// Its address, without credentials.
     pub address: String,
-    /// The worst of the connections to it.
+    /// The worst status of the connections to it.
     pub status: Status,
     /// Why it is not connected, as far as known, as text without credentials.
     pub reason: Option<String>,
@@ -54,10 +54,11 @@ impl Status {
 
     /// The worse one of two.
     pub(crate) const fn or_worse(self, other: Self) -> Self {
-        if other.badness() > self.badness() { other } else { self }
+        if other.rank() > self.rank() { other } else { self }
     }
 
-    pub(crate) const fn badness(self) -> u8 {
+    /// The greater, the worse.
+    pub(crate) const fn rank(self) -> u8 {
         match self {
             Self::Connected => 0,
             Self::Silent { .. } => 1,

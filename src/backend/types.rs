@@ -11,7 +11,7 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
-/// The shortest TTL: with a shorter one, a single slow round trip would end it.
+/// The shortest TTL: a shorter TTL could expire during one slow round trip.
 pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// The longest TTL: a store remembers the last token of an idle name for a day, and must not forget it
 /// during a lease.
@@ -547,20 +547,20 @@ impl Waiter {
 pub struct Capabilities {
     /// The store's address as shown in errors: a URL without its password.
     pub store: String,
-    /// The kinds of resources that it supports. Others are rejected before anything is sent.
+    /// The kinds of resources that it supports. Others are refused before anything is sent.
     pub kinds: Vec<Kind>,
     /// How a waiting client learns that its lease is granted.
     pub wakes: Wakes,
     /// Whether requests are served in order of arrival. If not, that order is only an aim.
     pub ordered: bool,
-    /// Why other kinds are not supported, for the error that rejects them.
+    /// Why other kinds are not supported, for the error.
     pub unsupported: Option<String>,
-    /// Shorter TTLs are rejected before anything is sent.
+    /// Shorter TTLs are refused before anything is sent.
     pub min_ttl: Duration,
     /// TTLs are rounded up to a multiple of this.
     pub ttl_granularity: Duration,
     /// Whether tokens keep increasing after the store has lost its data.
-    pub tokens_survive_memory_loss: bool,
+    pub tokens_survive_data_loss: bool,
     /// Whether the work per hand-over is independent of the number of waiters.
     pub constant_work: bool,
     /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose its lease.
@@ -581,7 +581,9 @@ pub enum Wakes {
 }
 
 impl Capabilities {
-    /// A store at the address `store` that supports everything, with TTLs of 100 ms or more in whole milliseconds.
+    /// A store at the address `store` that supports everything: all kinds, pushed events, order of arrival, constant work per
+    /// hand-over, tokens that survive a loss of data, and calls from the crate's own thread; with TTLs of 100 ms or more in
+    /// whole milliseconds.
     #[must_use]
     pub fn new(store: impl Into<String>) -> Self {
         Self {
@@ -592,7 +594,7 @@ impl Capabilities {
             unsupported: None,
             min_ttl: MIN_TTL,
             ttl_granularity: Duration::from_millis(1),
-            tokens_survive_memory_loss: true,
+            tokens_survive_data_loss: true,
             constant_work: true,
             own_thread: true,
         }

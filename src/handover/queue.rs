@@ -281,7 +281,7 @@ mod tests {
         let second = waits(&mut queue, "second");
         assert!(queue.leave_first(second).is_none());
         assert_eq!(queue.next(), Some("first"));
-        assert!(queue.leave_first(first).is_none(), "it was told");
+        assert!(queue.leave_first(first).is_none(), "it was notified");
         assert!(queue.leave_first(second).is_some());
     }
 

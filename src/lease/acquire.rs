@@ -178,7 +178,7 @@ impl<'a> Waiter<'a> {
             match self.ask().await? {
                 Some(ControlFlow::Break(done)) => return Ok(done),
                 Some(ControlFlow::Continue(())) => return self.wait().await,
-                // A repetition of the request has failed before it was answered itself: the next one is told why.
+                // A repetition of the request has failed before it was answered itself: the next one gets the error.
                 None => self.lease = None,
             }
         }

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
-use super::release_queue::{PATIENCE, PendingRelease, ReleaseQueue};
+use super::release_queue::{DROPS_WAIT, PendingRelease, ReleaseQueue};
 use super::runs::Runs;
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
@@ -50,7 +50,7 @@ pub(crate) struct Keeper {
     pub(super) background: Option<Handle>,
     pub(super) runs: Runs,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
-    pub(super) patience: Mutex<Duration>,
+    pub(super) drops_wait: Mutex<Duration>,
 }
 
 impl Keeper {
@@ -69,7 +69,7 @@ impl Keeper {
             abandoned: CancellationToken::new(),
             background,
             runs: Runs::default(),
-            patience: Mutex::new(PATIENCE),
+            drops_wait: Mutex::new(DROPS_WAIT),
         });
         if let Some(background) = &keeper.background {
             background.spawn(Arc::clone(&keeper).keep_held());

@@ -69,7 +69,7 @@ enum Phase {
         /// When to release it, if not at once.
         release_at: Option<Instant>,
         /// Whether its release has been claimed.
-        seen_to: bool,
+        release_claimed: bool,
     },
 }
 
@@ -261,7 +261,7 @@ impl Lease {
         }
     }
 
-    /// Whether there is a maximum hold time, which starts anew with each hold.
+    /// Whether there is a maximum hold time, which starts again with each hold.
     pub(super) fn is_capped(&self) -> bool {
         self.terms.max_hold.is_some()
     }
@@ -461,7 +461,7 @@ impl Lease {
                 true
             }
             Phase::Released => false,
-            Phase::Lost { seen_to, .. } => !*seen_to,
+            Phase::Lost { release_claimed, .. } => !*release_claimed,
         }
     }
 
@@ -637,7 +637,7 @@ impl Lease {
     /// Marks the lease as lost because its release has found that it had ended before.
     pub(super) fn found_lost(&self, token: FencingToken, reason: LossReason) {
         let mut state = self.state.lock();
-        state.phase = Phase::Lost { token, reason, detail: None, release_at: None, seen_to: true };
+        state.phase = Phase::Lost { token, reason, detail: None, release_at: None, release_claimed: true };
         drop(state);
         tracing::warn!(name = %self.name(), token = token.get(), %reason, "lease lost before its release");
         self.tell_lost();
@@ -693,7 +693,7 @@ impl Lease {
         let error = held.unanswered.as_ref().filter(|_| is_of_store);
         let detail = error.map(|unanswered| unanswered.1.to_string());
         tracing::warn!(name = %self.name(), token = token.get(), %reason, ?detail, "lease lost");
-        state.phase = Phase::Lost { token, reason, detail, release_at, seen_to: false };
+        state.phase = Phase::Lost { token, reason, detail, release_at, release_claimed: false };
         self.tell_lost();
     }
 
@@ -761,7 +761,7 @@ impl Lease {
                 Some((List::Waiting, queued.ask_at))
             }
             Phase::Held(held) => Some((List::Held, held.schedule())),
-            Phase::Lost { seen_to: false, release_at, .. } => {
+            Phase::Lost { release_claimed: false, release_at, .. } => {
                 Some((List::Held, release_at.unwrap_or_else(Instant::now)))
             }
             Phase::Released | Phase::Lost { .. } => None,
@@ -776,7 +776,7 @@ impl Lease {
 
     /// Whether the keeper has something left to do for it: it is held, or its end has not been noticed yet.
     pub(super) fn is_kept(&self) -> bool {
-        matches!(self.state.lock().phase, Phase::Held(_) | Phase::Lost { seen_to: false, .. })
+        matches!(self.state.lock().phase, Phase::Held(_) | Phase::Lost { release_claimed: false, .. })
     }
 
     pub(super) fn is_filed(&self) -> bool {
@@ -807,9 +807,9 @@ impl Lease {
                 Step::Send
             }
             Phase::Queued(_) | Phase::Held(_) => Step::Wait,
-            Phase::Lost { seen_to: false, release_at: Some(at), .. } if now < *at => Step::Wait,
-            Phase::Lost { seen_to: seen_to @ false, .. } => {
-                *seen_to = true;
+            Phase::Lost { release_claimed: false, release_at: Some(at), .. } if now < *at => Step::Wait,
+            Phase::Lost { release_claimed: release_claimed @ false, .. } => {
+                *release_claimed = true;
                 Step::Release
             }
             Phase::Released | Phase::Lost { .. } => Step::Forget,
@@ -819,7 +819,7 @@ impl Lease {
     /// Claims the release of a lost lease, whether or not it is due. `false` if it has already been claimed.
     pub(super) fn claim_release(&self) -> bool {
         match &mut self.state.lock().phase {
-            Phase::Lost { seen_to, .. } => !std::mem::replace(seen_to, true),
+            Phase::Lost { release_claimed, .. } => !std::mem::replace(release_claimed, true),
             _ => false,
         }
     }
@@ -987,7 +987,7 @@ mod tests {
         Grant::new(FencingToken::new(token), None)
     }
 
-    fn told(lease: &Lease, ticket: u64, token: u64, now: Instant) -> PushOutcome {
+    fn pushed(lease: &Lease, ticket: u64, token: u64, now: Instant) -> PushOutcome {
         lease.pushed_grant(Ticket::new(ticket), grant(token), now)
     }
 
@@ -1004,7 +1004,7 @@ mod tests {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
         lease.answered(queued(7), start + TTL / 4, start + TTL / 4);
-        assert_eq!(told(&lease, 7, 42, start + TTL / 3), PushOutcome::Granted);
+        assert_eq!(pushed(&lease, 7, 42, start + TTL / 3), PushOutcome::Granted);
         let ends = ends(&lease).unwrap();
         assert!(ends < start + TTL / 4 + TTL && ends > start + TTL, "from the last request");
     }
@@ -1014,7 +1014,7 @@ mod tests {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
         lease.answered(queued(9), start + TTL, start + TTL);
-        assert_eq!(told(&lease, 7, 42, start + TTL), PushOutcome::Doubtful);
+        assert_eq!(pushed(&lease, 7, 42, start + TTL), PushOutcome::Doubtful);
         assert_eq!(due(&lease), start + TTL, "at once");
         assert_eq!(lease.step(List::Waiting, start + TTL), Step::Send);
         assert!(matches!(lease.answered(queued(9), start + TTL, start + TTL), Outcome::Queued));
@@ -1025,7 +1025,7 @@ mod tests {
     fn a_grant_that_overtakes_the_answer_is_accepted_once_the_answer_names_its_place() {
         for (answered, believed) in [(7, true), (8, false), (6, false)] {
             let (lease, start) = (lease(), Instant::now());
-            assert_eq!(told(&lease, 7, 42, start), PushOutcome::Known);
+            assert_eq!(pushed(&lease, 7, 42, start), PushOutcome::Known);
             let outcome = lease.answered(queued(answered), start, start);
             assert_eq!(matches!(outcome, Outcome::Granted), believed, "{answered}");
             assert_eq!(ends(&lease).is_some(), believed);
@@ -1036,7 +1036,7 @@ mod tests {
     fn a_grant_that_arrives_after_half_its_ttl_is_not_accepted() {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
-        assert_eq!(told(&lease, 7, 42, start + TTL / 2), PushOutcome::Doubtful);
+        assert_eq!(pushed(&lease, 7, 42, start + TTL / 2), PushOutcome::Doubtful);
     }
 
     #[test]
@@ -1133,7 +1133,7 @@ mod tests {
         let events: [fn(&Lease, Instant); 2] = [
             |lease, now| lease.ask_soon(now),
             |lease, now| {
-                told(lease, 9, 42, now);
+                pushed(lease, 9, 42, now);
             },
         ];
         for event in events {

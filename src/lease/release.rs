@@ -246,15 +246,15 @@ impl Keeper {
         });
         // Nothing is ever sent: it ends when the other side is gone, or too late.
         let time_limit =
-            if background::is_current() { Duration::ZERO } else { time_limit.min(*self.patience.lock()) };
+            if background::is_current() { Duration::ZERO } else { time_limit.min(*self.drops_wait.lock()) };
         if time_limit.is_zero() {
             return;
         }
         // Not on tokio's clock, which a test may pause.
         let begin = std::time::Instant::now();
         let is_late = wait.recv_timeout(time_limit) == Err(RecvTimeoutError::Timeout);
-        let mut patience = self.patience.lock();
-        *patience = if is_late { Duration::ZERO } else { patience.saturating_sub(begin.elapsed()) };
+        let mut drops_wait = self.drops_wait.lock();
+        *drops_wait = if is_late { Duration::ZERO } else { drops_wait.saturating_sub(begin.elapsed()) };
     }
 
     /// Sends the releases that are pending now, on the crate's own thread.

@@ -18,7 +18,7 @@ use crate::hash::HashMap;
 /// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
 pub(super) const LAST_RELEASES: Duration = Duration::from_millis(100);
 /// How long all of them wait together.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const DROPS_WAIT: Duration = Duration::from_secs(1);
 
 /// The queue of pending releases.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use crate::runtime::{Cancel, LOOK};
+use crate::runtime::{Cancel, PROBE_INTERVAL};
 
 /// The runs of a keeper's tasks. There is one at a time.
 #[derive(Debug, Default)]
@@ -30,8 +30,8 @@ struct Run {
     number: u64,
     runtime: Option<Handle>,
     task: Option<Cancel>,
-    /// When somebody last began to look whether the runtime makes progress.
-    looked: Option<Instant>,
+    /// When somebody last began to probe whether the runtime makes progress.
+    probed: Option<Instant>,
 }
 
 impl Runs {
@@ -96,15 +96,15 @@ impl Runs {
         self.last.lock().runtime.as_ref().is_some_and(|runtime| runtime.id() == Handle::current().id())
     }
 
-    /// The current run, if that is on another runtime and nobody has looked for a while whether it makes progress. Whoever gets it
+    /// The current run, if that is on another runtime and nobody has probed for a while whether it makes progress. Whoever gets it
     /// does that for everybody.
-    pub(super) fn to_look_at(&self) -> Option<(u64, Handle)> {
+    pub(super) fn to_probe(&self) -> Option<(u64, Handle)> {
         let mut last = self.last.lock();
         let runtime = last.runtime.clone().filter(|runtime| runtime.id() != Handle::current().id())?;
-        if last.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+        if last.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
             return None;
         }
-        last.looked = Some(Instant::now());
+        last.probed = Some(Instant::now());
         Some((last.number, runtime))
     }
 }

@@ -18,10 +18,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
-use super::release_queue::{LAST_RELEASES, PATIENCE, PendingRelease};
+use super::release_queue::{DROPS_WAIT, LAST_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
-use crate::runtime::{LOOK, is_stuck, spawn_cancelable};
+use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn_cancelable};
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
@@ -62,18 +62,18 @@ impl Keeper {
                 biased;
                 done = &mut work => return done,
                 () = over => {}
-                never = self.look_after_run() => match never {},
+                never = self.watch_run() => match never {},
             }
         }
     }
 
     /// Ends the current run if it is on another runtime that makes no progress.
-    async fn look_after_run(self: &Arc<Self>) -> Infallible {
+    async fn watch_run(self: &Arc<Self>) -> Infallible {
         if self.runs.is_here() {
             return pending().await;
         }
         loop {
-            if let Some((number, runtime)) = self.runs.to_look_at() {
+            if let Some((number, runtime)) = self.runs.to_probe() {
                 let keeper = Arc::clone(self);
                 // In a task: others rely on it, even if this is dropped.
                 tokio::spawn(async move {
@@ -85,14 +85,14 @@ impl Keeper {
                     }
                 });
             }
-            sleep(LOOK).await;
+            sleep(PROBE_INTERVAL).await;
         }
     }
 
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
     /// kept on the crate's own thread.
     async fn run(self: Arc<Self>, number: u64, events: BoxStream<'static, Event>) {
-        *self.patience.lock() = PATIENCE;
+        *self.drops_wait.lock() = DROPS_WAIT;
         let held_too = self.background.is_none();
         if number > 1 {
             self.take_over(held_too);

@@ -109,7 +109,7 @@ impl<S: Store> Comparison<S> {
             return Err(format!("the model says {ours:?}, the store {theirs:?}"));
         }
         self.hear()?;
-        if matches!(step, Step::Pass(_) | Step::LoseMemory) {
+        if matches!(step, Step::Pass(_) | Step::LoseData) {
             for label in self.model.waiting() {
                 self.ask_again(label)?;
             }

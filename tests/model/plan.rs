@@ -70,7 +70,7 @@ pub(crate) enum Step {
     /// A client dies without releasing anything, and another takes its place.
     Crash(usize),
     /// The stores forget everything.
-    LoseMemory,
+    LoseData,
     /// So many [`TICK`]s pass.
     Pass(u32),
     /// Everybody who waits gives up, and nothing happens for two days: longer than fences are kept.
@@ -286,7 +286,7 @@ fn of_sites<M: Mix>() -> Vec<Choice> {
 fn of_faults<M: Mix>() -> Vec<Choice> {
     let mut choices = vec![
         (M::FAULTS * 3, (0..CLIENTS).prop_map(Step::Crash).boxed()),
-        (M::FAULTS, Just(Step::LoseMemory).boxed()),
+        (M::FAULTS, Just(Step::LoseData).boxed()),
         (1, Just(Step::Idle).boxed()),
     ];
     if M::TIME_PASSES {

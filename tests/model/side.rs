@@ -151,7 +151,7 @@ impl<S: Store> Side<S> {
                 });
             }
             Step::Crash(client) => self.crash(*client),
-            Step::LoseMemory => self.store.lose_memory(),
+            Step::LoseData => self.store.lose_data(),
             Step::Pass(ticks) => self.pass(TICK * *ticks),
             Step::Idle => self.pass(TWO_DAYS),
             Step::Look { .. } => {}

@@ -16,7 +16,7 @@ pub(crate) trait Store {
     /// A new client.
     fn connect(&mut self) -> Client;
 
-    fn lose_memory(&mut self);
+    fn lose_data(&mut self);
 
     fn pass(&mut self, time: Duration);
 
@@ -55,7 +55,7 @@ impl Store for Memory {
         Arc::new(self.store.peer())
     }
 
-    fn lose_memory(&mut self) {
+    fn lose_data(&mut self) {
         self.store.flush();
     }
 
@@ -125,7 +125,7 @@ mod etcd {
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
 
-        fn lose_memory(&mut self) {
+        fn lose_data(&mut self) {
             self.server.delete_all();
         }
 
@@ -189,7 +189,7 @@ mod mysql {
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
 
-        fn lose_memory(&mut self) {
+        fn lose_data(&mut self) {
             self.runtime.block_on(self.server.execute("DELETE FROM leasehold"));
         }
 
@@ -255,7 +255,7 @@ mod postgres {
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
 
-        fn lose_memory(&mut self) {
+        fn lose_data(&mut self) {
             self.runtime.block_on(self.server.execute("DELETE FROM leasehold"));
         }
 
@@ -322,7 +322,7 @@ mod zookeeper {
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
 
-        fn lose_memory(&mut self) {
+        fn lose_data(&mut self) {
             self.server.wire().delete_all(self.server.chroot());
         }
 
@@ -379,7 +379,7 @@ mod sqlite {
             Arc::new(self.runtime.block_on(builder.connect()).expect("the file can be used"))
         }
 
-        fn lose_memory(&mut self) {
+        fn lose_data(&mut self) {
             self.file.delete();
         }
 
@@ -443,7 +443,7 @@ mod redis {
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
 
-        fn lose_memory(&mut self) {
+        fn lose_data(&mut self) {
             self.raw.send(&["FLUSHALL"]);
             self.raw.send(&["SCRIPT", "FLUSH"]);
         }

@@ -149,14 +149,14 @@ impl Backend for Delayed {
 
     fn events(&self) -> BoxStream<'static, Event> {
         let held_back = self.held_back.clone();
-        let told = self.store.events().then(move |event| {
+        let events = self.store.events().then(move |event| {
             let mut held_back = held_back.clone();
             async move {
                 let _ = held_back.wait_for(|held| *held == HeldBack::Nothing).await;
                 event
             }
         });
-        told.boxed()
+        events.boxed()
     }
 
     fn capabilities(&self) -> &Capabilities {

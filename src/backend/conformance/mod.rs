@@ -47,7 +47,7 @@ pub trait Harness: Send + Sync {
     /// A new client of the store, as another process would be.
     fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>>;
     /// Erases the store's data, as a restart without persistence does.
-    fn lose_memory(&self) -> BoxFuture<'_, ()>;
+    fn lose_data(&self) -> BoxFuture<'_, ()>;
     /// A measure of the work that the store has done so far, in any unit.
     fn work(&self) -> BoxFuture<'_, u64>;
 

@@ -15,7 +15,7 @@ pub async fn point_4_every_place_has_its_own_ticket(store: &dyn Harness, kind: K
     let (one, other) = Site::pair(store, kind, "ticket").await;
     let (holder, waiter) = (one.request(), other.request_waiting());
     one.grant(&holder).await;
-    let mut told = other.listen();
+    let mut events = other.listen();
     let place = other.queue(&waiter).await;
     let asked = Instant::now();
     sleep(one.ttl / 3).await;
@@ -23,7 +23,7 @@ pub async fn point_4_every_place_has_its_own_ticket(store: &dyn Harness, kind: K
     if one.backend.capabilities().wakes == Wakes::Pushed {
         let grant = timeout(one.slack, async {
             loop {
-                match told.recv().await.expect("the store sends events") {
+                match events.recv().await.expect("the store sends events") {
                     Event::Granted { lease, ticket, .. } if lease == waiter.lease => return ticket,
                     _ => {}
                 }
@@ -34,10 +34,10 @@ pub async fn point_4_every_place_has_its_own_ticket(store: &dyn Harness, kind: K
     // The waiter ignores it and repeats its request when the grant has ended and another client holds the resource.
     let next = one.request_waiting();
     let (next_grant, _) = one.within(one.ttl + one.slack, "the next one", one.wait(next.clone())).await;
-    let unheard = asked.elapsed();
+    let missed_grants = asked.elapsed();
     assert!(
-        unheard <= one.ttl + one.slack / 2,
-        "an unnoticed grant lasted until {unheard:?} after its request"
+        missed_grants <= one.ttl + one.slack / 2,
+        "an unnoticed grant lasted until {missed_grants:?} after its request"
     );
     let again = one.keeping(next.lease.id, other.queue(&waiter)).await;
     assert!(again.ticket != place.ticket, "a ticket was used twice");

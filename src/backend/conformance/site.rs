@@ -25,8 +25,8 @@ pub(super) struct Site {
     pub(super) limit: Limit,
     pub(super) ttl: Duration,
     pub(super) slack: Duration,
-    pub(super) told: broadcast::Sender<Event>,
-    pub(super) _hears: Arc<AbortOnDropHandle<()>>,
+    pub(super) received: broadcast::Sender<Event>,
+    pub(super) _listener: Arc<AbortOnDropHandle<()>>,
 }
 
 /// A grant, and the instant from which its lease is counted.
@@ -47,17 +47,17 @@ impl Site {
 
     pub(super) async fn of(store: &dyn Harness, resource: Resource) -> Self {
         let backend = store.client().await;
-        let (told, _) = broadcast::channel(4096);
-        let (mut events, tell) = (backend.events(), told.clone());
-        let hears = tokio::spawn(async move {
+        let (received, _) = broadcast::channel(4096);
+        let (mut events, sender) = (backend.events(), received.clone());
+        let listener = tokio::spawn(async move {
             while let Some(event) = events.next().await {
                 // There may be no listener.
-                let _ = tell.send(event);
+                let _ = sender.send(event);
             }
         });
         let (ttl, slack) = (store.ttl(), store.slack());
-        let hears = Arc::new(AbortOnDropHandle::new(hears));
-        Self { backend, resource, limit: Limit::stated(1), ttl, slack, told, _hears: hears }
+        let listener = Arc::new(AbortOnDropHandle::new(listener));
+        Self { backend, resource, limit: Limit::stated(1), ttl, slack, received, _listener: listener }
     }
 
     pub(super) fn request(&self) -> Request {
@@ -109,13 +109,13 @@ impl Site {
 
     /// The events for this client from now on.
     pub(super) fn listen(&self) -> broadcast::Receiver<Event> {
-        self.told.subscribe()
+        self.received.subscribe()
     }
 
     /// Waits in a task until the request is granted. It is repeated, and events are accepted, as by the lease engine.
     pub(super) fn wait(&self, request: Request) -> JoinHandle<Held> {
         let site = self.clone();
-        let mut told = self.listen();
+        let mut events = self.listen();
         tokio::spawn(async move {
             loop {
                 let sent = Instant::now();
@@ -127,7 +127,7 @@ impl Site {
                 let pause = queued.ask_again_in.map_or(site.ttl / 3, |pause| pause.min(site.ttl / 3));
                 let heard = timeout(pause, async {
                     loop {
-                        match told.recv().await {
+                        match events.recv().await {
                             Ok(Event::Granted { lease, ticket, grant })
                                 if lease == request.lease && ticket == queued.ticket =>
                             {

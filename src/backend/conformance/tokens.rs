@@ -28,8 +28,8 @@ pub async fn point_3_tokens_increase_in_every_case(store: &dyn Harness, kind: Ki
     let waiting = site.wait(request().waiting());
     let (grant, _) = site.within(site.ttl + site.slack, "expiry", waiting).await;
     tokens.push(grant.token);
-    if site.backend.capabilities().tokens_survive_memory_loss {
-        store.lose_memory().await;
+    if site.backend.capabilities().tokens_survive_data_loss {
+        store.lose_data().await;
         tokens.push(site.grant(&request()).await.token);
     }
     let takes_up = |pair: &[FencingToken]| pair[1].get() >= pair[0].get() + u64::from(EACH);

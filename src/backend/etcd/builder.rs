@@ -28,7 +28,7 @@ pub struct EtcdBuilder {
     pub(super) settings: Settings,
 }
 
-/// What a client has been told.
+/// The options of a client.
 #[derive(Clone)]
 pub(super) struct Settings {
     /// Members of one cluster, each `host:port`.
@@ -73,6 +73,8 @@ impl EtcdBuilder {
     }
 
     /// The user to log in as, for a cluster with authentication.
+    ///
+    /// Default: none.
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.settings.login = Some(Login { user: user.into(), password: password.into() });
         self
@@ -80,18 +82,24 @@ impl EtcdBuilder {
 
     /// The prefix of all keys. Clients with different prefixes do not see each other's locks. The etcd user needs permission to read and
     /// write this prefix, and no other permission.
+    ///
+    /// Default: `leasehold/`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.prefix = prefix.into();
         self
     }
 
     /// How long connecting may take, including the login; 1 ms to 1 h. All members are tried within that time.
+    ///
+    /// Default: 2 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
     }
 
     /// How long a member may take to answer, 1 ms to 1 h. After that, the client abandons the connection and tries the next member.
+    ///
+    /// Default: 2 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
@@ -113,7 +121,7 @@ impl EtcdBuilder {
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
     /// * [`Error::StoreUnavailable`] if no member can be reached within [`connect_timeout`](Self::connect_timeout), or the cluster has no
     ///   leader.
-    /// * [`Error::StoreRefused`] if the cluster rejects the credentials, or the user may not read or write the prefix.
+    /// * [`Error::StoreRefused`] if the cluster refuses the credentials, or the user may not read or write the prefix.
     ///
     /// # Cancel safety
     ///
@@ -125,12 +133,12 @@ impl EtcdBuilder {
         Ok(backend)
     }
 
-    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
+    /// Creates a backend that connects on first use and keeps retrying. Needs no runtime.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if a setting is out of bounds, or no member is given; [`Error::Unsupported`] if TLS is required, and this
-    /// build lacks it.
+    /// build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<EtcdBackend, Error> {
         let settings = self.settings.complete()?;
         let address = settings.address.clone();

@@ -30,7 +30,7 @@ pub(super) struct Changes {
     pub(super) could_admit: bool,
     /// Whether a cached view is not enough: something on which an answer relies may have expired.
     pub(super) needs_fresh: bool,
-    pub(super) told: Vec<Event>,
+    pub(super) events: Vec<Event>,
     /// Whether an answer depended on when holds or places end.
     pub(super) do_ends_matter: bool,
 }
@@ -44,28 +44,28 @@ impl Changes {
         leases: &Leases,
     ) -> Result<Self, BackendError> {
         let before = view.ledger(leases, joined)?;
-        let (after, told) = run(batch, view, &before);
+        let (after, events) = run(batch, view, &before);
         if joined.is_empty() {
-            return Ok(Self::between(view, &before, &after, told));
+            return Ok(Self::between(view, &before, &after, events));
         }
         // Having a place does not make a request valid: a request that would be refused without its place is still refused.
         let known: BTreeSet<_> = after.entries().map(|entry| entry.lease).collect();
         let refused = joined - &known;
         if refused.len() == joined.len() {
-            return Ok(Self::between(view, &before, &after, told));
+            return Ok(Self::between(view, &before, &after, events));
         }
         let before = view.ledger(leases, &refused)?;
-        let (after, told) = run(batch, view, &before);
-        Ok(Self::between(view, &before, &after, told))
+        let (after, events) = run(batch, view, &before);
+        Ok(Self::between(view, &before, &after, events))
     }
 
-    fn between(view: &View, before: &Ledger, after: &Ledger, told: Vec<Event>) -> Self {
+    fn between(view: &View, before: &Ledger, after: &Ledger, events: Vec<Event>) -> Self {
         let head = after.head();
         let mut changes = Self {
             is_head_new: head != before.head(),
             head,
             do_ends_matter: after.depends_on_hold_ends(),
-            told,
+            events,
             ..Self::default()
         };
         let known: BTreeMap<_, _> = before.entries().map(|entry| (entry.lease, entry)).collect();
@@ -78,7 +78,7 @@ impl Changes {
             changes.note(view, after, known, entry);
         }
         changes.ended = left.into_iter().collect();
-        let is_held = known.values().any(|entry| matches!(entry.standing, EntryKind::Held(_)));
+        let is_held = known.values().any(|entry| matches!(entry.kind, EntryKind::Held(_)));
         let has_limit = view.limit.is_some() || !after.kind().is_semaphore();
         changes.needs_fresh = !changes.renewed.is_empty() || (is_owner_admitted && is_held) || !has_limit;
         if after.limit().is_some() && after.lapses() > before.lapses() {
@@ -100,7 +100,7 @@ impl Changes {
             Some(stored) if !is_renewed => stored.value.ttl,
             _ => seconds(entry.ends),
         };
-        let what = match entry.standing {
+        let what = match entry.kind {
             EntryKind::Held(token) => What::Hold(token),
             EntryKind::Waiting { tokens, .. } => match stored.map(|stored| stored.value.what) {
                 Some(What::Place { index, .. }) => What::Place { tokens, index },
@@ -110,7 +110,7 @@ impl Changes {
         };
         let is_place = matches!(what, What::Place { .. });
         let is_same =
-            before.is_some_and(|before| before.permits == entry.permits && before.standing == entry.standing);
+            before.is_some_and(|before| before.permits == entry.permits && before.kind == entry.kind);
         let Entry { lease, permits, owner, .. } = entry;
         let value = Value { lease, kind: ledger.kind(), ttl, permits, what, owner };
         match stored {
@@ -133,34 +133,34 @@ impl Changes {
 
     /// Whether a hold begins, and nothing else happens.
     pub(super) fn is_one_hold(&self) -> bool {
-        let Self { joins, ended, updated, begun, renewed, limit_for, told, .. } = self;
+        let Self { joins, ended, updated, begun, renewed, limit_for, events, .. } = self;
         begun.len() == 1
             && joins.is_empty()
             && ended.is_empty()
             && updated.is_empty()
             && renewed.is_empty()
             && limit_for.is_none()
-            && told.is_empty()
+            && events.is_empty()
     }
 
     /// Whether holds and places change, and with them the record.
     pub(super) fn is_to_be_written(&self) -> bool {
-        let Self { joins, ended, updated, begun, told, is_head_new, .. } = self;
+        let Self { joins, ended, updated, begun, events, is_head_new, .. } = self;
         *is_head_new
             || !(joins.is_empty()
                 && ended.is_empty()
                 && updated.is_empty()
                 && begun.is_empty()
-                && told.is_empty())
+                && events.is_empty())
     }
 }
 
 fn run(batch: &KeyBatch<View>, view: &View, before: &Ledger) -> (Ledger, Vec<Event>) {
     let (mut ledger, stamp) = (before.clone(), view.stamp());
-    let told = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
-    (ledger, told)
+    let events = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
+    (ledger, events)
 }
 
 fn is_granted(before: &Entry, after: &Entry) -> bool {
-    matches!((before.standing, after.standing), (EntryKind::Waiting { .. }, EntryKind::Held(_)))
+    matches!((before.kind, after.kind), (EntryKind::Waiting { .. }, EntryKind::Held(_)))
 }

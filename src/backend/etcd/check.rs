@@ -4,7 +4,7 @@ use super::connection::Connection;
 use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
-/// etcd refuses to write beyond 2 GiB, unless it is told otherwise.
+/// etcd refuses to write beyond 2 GiB, unless it is configured otherwise.
 const WARN_BYTES: i64 = 3 << 29;
 
 pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {

@@ -24,7 +24,7 @@ struct Requests {
 }
 
 impl KeepAlive {
-    /// Keeps leases alive. Whether there is such a lease is told for each of them.
+    /// Keeps leases alive. The result for each says whether there is such a lease.
     pub(super) fn ask(&self, connection: &Arc<Connection>, leases: &[i64]) -> Vec<oneshot::Receiver<bool>> {
         let mut requests = self.0.lock();
         let send = requests.send.get_or_insert_with(|| {
@@ -48,9 +48,9 @@ impl KeepAlive {
 
     fn answer(&self, answer: LeaseKeepAliveResponse) -> Result<(), Failure> {
         match self.0.lock().unanswered.pop_front() {
-            Some((lease, tell)) if lease == answer.id => {
+            Some((lease, sender)) if lease == answer.id => {
                 // An error means that nobody waits for it any more.
-                let _ = tell.send(answer.ttl > 0);
+                let _ = sender.send(answer.ttl > 0);
                 Ok(())
             }
             _ => Err(Failure::unavailable("the answer to a keep-alive is for another lease")),

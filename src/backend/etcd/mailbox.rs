@@ -36,7 +36,7 @@ pub(super) struct Mailbox {
 #[derive(Default)]
 struct Inbox {
     is_started: bool,
-    tell: Option<UnboundedSender<Event>>,
+    sender: Option<UnboundedSender<Event>>,
 }
 
 /// Up to where the mailbox has been seen.
@@ -54,9 +54,9 @@ impl Mailbox {
 
     /// The messages from now on to the client of this name, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
+        let (sender, events) = unbounded();
         let mut inbox = self.inbox.lock();
-        inbox.tell = Some(tell);
+        inbox.sender = Some(sender);
         if !std::mem::replace(&mut inbox.is_started, true) {
             self.shared.leases.set_client(client);
             let mailbox = Arc::clone(self);
@@ -69,7 +69,7 @@ impl Mailbox {
             self.tell_through(&inbox, Event::Resync);
         }
         drop(inbox);
-        told.chain(stream::pending()).boxed()
+        events.chain(stream::pending()).boxed()
     }
 
     pub(super) fn close(&self) {
@@ -140,7 +140,7 @@ impl Mailbox {
             if is_possible && response.created && !response.canceled {
                 if seen.next == 0 {
                     *seen = Seen { cluster: header.cluster_id, next: header.revision + 1 };
-                    self.tell(Event::Resync);
+                    self.send(Event::Resync);
                 }
                 return Ok(changes);
             }
@@ -196,17 +196,17 @@ impl Mailbox {
                 self.shared.schedule.cache(key, view);
             }
         }
-        events.into_iter().for_each(|event| self.tell(event));
+        events.into_iter().for_each(|event| self.send(event));
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         self.tell_through(&self.inbox.lock(), event);
     }
 
     fn tell_through(&self, inbox: &Inbox, event: Event) {
-        if let Some(tell) = &inbox.tell {
+        if let Some(sender) = &inbox.sender {
             // An error means that the stream has been dropped: no one is listening.
-            drop(tell.unbounded_send(event));
+            drop(sender.unbounded_send(event));
         }
     }
 }

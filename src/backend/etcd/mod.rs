@@ -118,7 +118,7 @@ impl EtcdStore {
         capabilities.min_ttl = MIN_TTL;
         capabilities.ttl_granularity = Duration::from_secs(1);
         // A new cluster counts revisions from one.
-        capabilities.tokens_survive_memory_loss = false;
+        capabilities.tokens_survive_data_loss = false;
         // The whole queue is read.
         capabilities.constant_work = false;
         let shared = Arc::new(Shared::new(settings));

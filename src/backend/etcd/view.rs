@@ -191,7 +191,7 @@ impl Stored {
             permits: *permits,
             owner: owner.clone(),
             ends: ends(left),
-            standing: match what {
+            kind: match what {
                 What::Hold(token) => EntryKind::Held(*token),
                 What::Place { tokens, .. } => {
                     EntryKind::Waiting { ticket: self.ticket().unwrap_or(Ticket::new(0)), tokens: *tokens }

@@ -62,13 +62,14 @@ impl Exchange<'_> {
     ) -> Result<Written, Stop> {
         let taken = self.take(&changes.begun).await?;
         let mut steps = steps(&changes, &taken);
-        let mut told = changes.told.clone();
+        let mut events = changes.events.clone();
         let (mut view, mut limit, mut is_first) = (now, limit, true);
         loop {
             let part: Vec<_> = steps.drain(..steps.len().min(MOST)).collect();
-            let (now, later) = events_with(&part, told, is_first);
-            told = later;
-            let transaction = Transaction { view: &view, changes: &changes, steps: &part, told: &now, limit };
+            let (now, later) = events_with(&part, events, is_first);
+            events = later;
+            let transaction =
+                Transaction { view: &view, changes: &changes, steps: &part, events: &now, limit };
             let request = self.request(&transaction);
             let taken = if is_first { taken.as_slice() } else { &[] };
             let (answer, are_alive) = match self.send(request, taken).await {
@@ -153,9 +154,9 @@ impl Exchange<'_> {
 
     /// A message for each client, attached to an etcd lease of that client, so that it is deleted when the client dies.
     fn messages(&self, transaction: &Transaction<'_>) -> Vec<RequestOp> {
-        let Transaction { view, told, .. } = transaction;
+        let Transaction { view, events, .. } = transaction;
         let mut messages = BTreeMap::<Uuid, (Mail, i64)>::new();
-        for event in *told {
+        for event in *events {
             let Some(lease) = lease_of(event) else { continue };
             let Some(stored) = view.entries.get(&lease) else { continue };
             let (mail, etcd_lease) = messages.entry(lease.client()).or_default();
@@ -204,7 +205,7 @@ impl Exchange<'_> {
     ) -> Result<View, Failure> {
         let free = now.if_free();
         let steps: Vec<_> = steps(changes, taken).into();
-        let transaction = Transaction { view: &free, changes, steps: &steps, told: &[], limit: None };
+        let transaction = Transaction { view: &free, changes, steps: &steps, events: &[], limit: None };
         revision_of(answer).map(|revision| apply(&transaction, revision))
     }
 }
@@ -214,7 +215,7 @@ struct Transaction<'a> {
     view: &'a View,
     changes: &'a Changes,
     steps: &'a [Step],
-    told: &'a [Event],
+    events: &'a [Event],
     limit: Option<EtcdLease>,
 }
 
@@ -259,12 +260,12 @@ fn steps(changes: &Changes, taken: &[Taken]) -> VecDeque<Step> {
 }
 
 /// Events that go with these steps, and those that go with later ones.
-fn events_with(steps: &[Step], told: Vec<Event>, is_first: bool) -> (Vec<Event>, Vec<Event>) {
+fn events_with(steps: &[Step], events: Vec<Event>, is_first: bool) -> (Vec<Event>, Vec<Event>) {
     let is_now = |event: &Event| match event {
         Event::Granted { lease, .. } => steps.iter().any(|step| step.lease() == lease.id),
         _ => is_first,
     };
-    told.into_iter().partition(is_now)
+    events.into_iter().partition(is_now)
 }
 
 fn lease_of(event: &Event) -> Option<LeaseId> {

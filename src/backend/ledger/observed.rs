@@ -15,7 +15,7 @@ mod observing {
     /// What has been observed. A record that stays in memory would accumulate requests forever, so they are kept on demand only.
     #[derive(Debug, Default)]
     pub(in crate::backend::ledger) struct Observed {
-        is_noting: bool,
+        is_recording: bool,
         requests: Vec<Request>,
         ends_of_holds: AtomicBool,
         ends_of_all: AtomicBool,
@@ -24,7 +24,7 @@ mod observing {
 
     impl Observed {
         pub(in crate::backend::ledger) fn request(&mut self, request: &Request) {
-            if self.is_noting {
+            if self.is_recording {
                 self.requests.push(request.clone());
             }
         }
@@ -57,7 +57,7 @@ mod observing {
     impl Ledger {
         /// From now on, requests are observed.
         pub(in crate::backend) const fn observe_requests(&mut self) {
-            self.observed.is_noting = true;
+            self.observed.is_recording = true;
         }
 
         /// The requests since then, in order, whether they were granted, queued or refused.

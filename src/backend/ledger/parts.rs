@@ -19,7 +19,7 @@ pub(in crate::backend) struct Entry {
     pub(in crate::backend) permits: u32,
     pub(in crate::backend) owner: Option<Arc<str>>,
     pub(in crate::backend) ends: u64,
-    pub(in crate::backend) standing: EntryKind,
+    pub(in crate::backend) kind: EntryKind,
 }
 
 /// What an entry is.
@@ -42,8 +42,8 @@ impl Ledger {
     /// The same with these holds and places as well, and a limit that lapses then.
     pub(in crate::backend) fn with(self, entries: impl Iterator<Item = Entry>, lapses: u64) -> Self {
         let mut ledger = Self { lapses, ..self };
-        for Entry { lease, permits, owner, ends, standing } in entries {
-            match standing {
+        for Entry { lease, permits, owner, ends, kind } in entries {
+            match kind {
                 EntryKind::Held(token) => {
                     ledger.holds.insert(lease, Hold { permits, token, ends, owner });
                 }
@@ -60,11 +60,11 @@ impl Ledger {
     pub(in crate::backend) fn entries(&self) -> impl Iterator<Item = Entry> {
         let holds = self.holds.iter().map(|(lease, hold)| {
             let Hold { permits, token, ends, owner } = hold.clone();
-            Entry { lease: *lease, permits, owner, ends, standing: EntryKind::Held(token) }
+            Entry { lease: *lease, permits, owner, ends, kind: EntryKind::Held(token) }
         });
         let places = self.queue.iter().map(|(ticket, place)| {
             let Place { lease, permits, tokens, ends, owner } = place.clone();
-            Entry { lease, permits, owner, ends, standing: EntryKind::Waiting { ticket: *ticket, tokens } }
+            Entry { lease, permits, owner, ends, kind: EntryKind::Waiting { ticket: *ticket, tokens } }
         });
         holds.chain(places)
     }
@@ -153,9 +153,9 @@ impl Ledger {
 
     /// Grants what is free to the next places in the queue, as every request and every release does.
     pub(in crate::backend) fn serve_queue(&mut self, key: &Arc<str>, stamp: Stamp) -> Vec<Event> {
-        let (resource, mut told) = (Resource::new(Arc::clone(key), self.kind), Vec::new());
-        self.serve_all(&resource, stamp, &mut told);
-        told
+        let (resource, mut events) = (Resource::new(Arc::clone(key), self.kind), Vec::new());
+        self.serve_all(&resource, stamp, &mut events);
+        events
     }
 
     /// The same without the queue.

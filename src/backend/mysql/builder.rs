@@ -123,12 +123,16 @@ impl MysqlBuilder {
     }
 
     /// How long connecting may take, including all checks; 1 ms to 1 h.
+    ///
+    /// Default: 2 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
     }
 
     /// How long the server may take to answer, 1 ms to 1 h. After that, the client abandons the connection.
+    ///
+    /// Default: 2 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
@@ -137,18 +141,24 @@ impl MysqlBuilder {
     /// The maximum number of connections of a client, 2 to 64, or 3 to 64 if it waits for named locks: one watches the rows that the client
     /// waits for, and one is for changes. Of the others, up to half are opened to wait for named locks, and the rest while changes are
     /// held up by a locked row.
+    ///
+    /// Default: 5.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.settings.max_connections = connections;
         self
     }
 
     /// How a waiting client is notified that it is next.
+    ///
+    /// Default: [`MysqlPush::GetLock`].
     pub fn push(mut self, push: MysqlPush) -> Self {
         self.settings.push = push;
         self
     }
 
     /// Whether the tables are created if they do not exist. If not, create them with [`SCHEMA`](super::SCHEMA).
+    ///
+    /// Default: true.
     pub fn create(mut self, create: bool) -> Self {
         self.settings.create = create;
         self
@@ -169,7 +179,7 @@ impl MysqlBuilder {
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not currently
     ///   accept connections, or is read-only.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, is older than MySQL 8.0 or MariaDB 10.5, its database does not exist, or the
+    /// * [`Error::StoreRefused`] if it refuses the credentials, is older than MySQL 8.0 or MariaDB 10.5, its database does not exist, or the
     ///   tables do not exist and cannot be created, do not use InnoDB, have another version or may not be used.
     ///
     /// # Cancel safety
@@ -184,7 +194,7 @@ impl MysqlBuilder {
         Ok(backend)
     }
 
-    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
+    /// Creates a backend that connects on first use and keeps retrying. Needs no runtime.
     ///
     /// # Errors
     ///

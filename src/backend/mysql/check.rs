@@ -5,7 +5,7 @@ use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
 /// Not all servers have all of them.
-const LOOK: &str =
+const PROBE_INTERVAL: &str =
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'wsrep_on')";
 /// Whether the time stands still while a statement is carried out.
 const TIME_STANDS_STILL: &str = "SELECT SYSDATE(6) = IF(SLEEP(0.002) = 0, SYSDATE(6), 0)";
@@ -23,7 +23,7 @@ pub(super) async fn findings(session: &mut Session) -> Result<Vec<Finding>, Fail
 }
 
 async fn settings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
-    let answers = session.run_in_time(&[LOOK.to_owned()]).await?;
+    let answers = session.run_in_time(&[PROBE_INTERVAL.to_owned()]).await?;
     let mut findings = Vec::new();
     for row in answers.iter().flat_map(|variables| &variables.rows) {
         let (name, set): (String, String) = (value(row, 0)?, value(row, 1)?);

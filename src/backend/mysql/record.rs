@@ -117,7 +117,7 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let is_held = |entry: &Entry| matches!(entry.standing, EntryKind::Held(_));
+        let is_held = |entry: &Entry| matches!(entry.kind, EntryKind::Held(_));
         let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
         ledger.observe_requests();
         for task in &batch.tasks {
@@ -145,9 +145,9 @@ impl Read {
 pub(super) struct Written {
     pub(super) version: i64,
     doc: String,
-    /// When this client asked for that, and heard of it.
+    /// When this client asked for that, and received of it.
     asked: Instant,
-    heard: Instant,
+    received: Instant,
 }
 
 impl Written {
@@ -155,7 +155,7 @@ impl Written {
     /// table has changed `LAST_INSERT_ID`.
     pub(super) fn of(answer: &Answer, doc: String, asked: Instant) -> Option<Self> {
         let version = answer.id.and_then(|id| i64::try_from(id).ok())?;
-        Some(Self { version, doc, asked, heard: Instant::now() })
+        Some(Self { version, doc, asked, received: Instant::now() })
     }
 
     /// What would be read now if nobody else has changed it.
@@ -165,7 +165,7 @@ impl Written {
             self.version.saturating_add(elapsed)
         };
         // Its version is the time when it was written. If it is ahead of that, it is not written before the time has come, so it is read.
-        let (now, until) = (later(self.heard), later(self.asked).saturating_add(TO_WRITE_MICROS));
+        let (now, until) = (later(self.received), later(self.asked).saturating_add(TO_WRITE_MICROS));
         let stored = Stored { key: Vec::new(), version: self.version, doc: self.doc.into_bytes() };
         Read { now, late: until, until, stored: Some(stored), floor: 0 }
     }

@@ -6,9 +6,9 @@ use super::record::Changed;
 /// The server's time of day, in microseconds, when it is evaluated. Sessions are in UTC.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))";
 
-/// How long a stalled client may keep its turn at a contended record before the server ends its session, and how long other clients wait
+/// How long a stalled client may keep the named lock of a contended record before the server ends its session, and how long other clients wait
 /// for it, in seconds: the minimum.
-const TURN: u32 = 1;
+const LOCK_SECONDS: u32 = 1;
 /// How long a session may be idle otherwise, in seconds.
 pub(super) const IDLE: u32 = 24 * 60 * 60;
 /// How old what was read may be when a record is inserted, in microseconds: since, there may have been one that was removed again.
@@ -26,18 +26,18 @@ pub(super) fn read<'a>(keys: impl Iterator<Item = &'a str>) -> [String; 2] {
 /// locks of all sessions that wait for it.
 pub(super) fn read_in_turn(key: &str) -> Vec<String> {
     let mut statements =
-        vec![format!("SET SESSION wait_timeout = {TURN}"), format!("SELECT GET_LOCK({}, {TURN})", turn(key))];
+        vec![format!("SET SESSION wait_timeout = {LOCK_SECONDS}"), format!("SELECT GET_LOCK({}, {LOCK_SECONDS})", lock_name(key))];
     statements.extend(read(std::iter::once(key)));
     statements
 }
 
 /// Gives up that lock, if this session has it.
 pub(super) fn end_turn(key: &str) -> [String; 2] {
-    [format!("DO RELEASE_LOCK({})", turn(key)), format!("SET SESSION wait_timeout = {IDLE}")]
+    [format!("DO RELEASE_LOCK({})", lock_name(key)), format!("SET SESSION wait_timeout = {IDLE}")]
 }
 
 /// The name of the lock, which is the server's, not the database's.
-fn turn(key: &str) -> String {
+fn lock_name(key: &str) -> String {
     format!("CONCAT('lh:', SHA2(CONCAT(DATABASE(), '/', {}), 224))", hex(key))
 }
 

@@ -20,7 +20,7 @@ pub(super) fn explained(settings: &Settings, failure: Failure) -> Failure {
 pub(super) fn with_tls(opts: Opts, options: &TlsOptions, address: &str) -> Result<Opts, Error> {
     use mysql_async::{ClientIdentity, OptsBuilder, SslOpts};
 
-    // Whatever is wrong with the certificates is told before anything is opened.
+    // Invalid certificates are reported before anything is opened.
     Tls::new(options, address)?;
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // The client takes what the process has chosen, or panics if that is undecided. An error means that it has been decided meanwhile.

@@ -48,9 +48,9 @@ impl View {
         let mut view = Self { is_semaphore: ledger.kind().is_semaphore(), ..Self::default() };
         let (mut owner, mut holder, mut last) = (None, None, None);
         // The holds, and then the places in order.
-        for Entry { lease, owner: of, standing, .. } in ledger.entries() {
+        for Entry { lease, owner: of, kind, .. } in ledger.entries() {
             let is_own = lease.client() == client;
-            match standing {
+            match kind {
                 EntryKind::Held(token) => {
                     if is_own {
                         view.holds.push((lease, Grant::new(token, ledger.limit())));

@@ -49,7 +49,7 @@ pub(super) struct Watch {
 #[derive(Debug)]
 struct State {
     client: Option<Uuid>,
-    tell: Option<UnboundedSender<Event>>,
+    sender: Option<UnboundedSender<Event>>,
     keys: HashMap<Arc<str>, Watched>,
     /// The client's own changes.
     changes: u64,
@@ -86,7 +86,7 @@ struct Watched {
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
-    /// Unknown if this client was not told of the place.
+    /// Unknown if this client was not notified of the place.
     lease: Option<LeaseRef>,
 }
 
@@ -132,7 +132,7 @@ impl Watch {
     pub(super) fn new(waiters: usize) -> Self {
         let state = State {
             client: None,
-            tell: None,
+            sender: None,
             keys: HashMap::new(),
             changes: 0,
             due: BTreeSet::new(),
@@ -148,18 +148,18 @@ impl Watch {
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
+        let (sender, events) = unbounded();
         let mut state = self.state.lock();
-        (state.tell, state.client) = (Some(tell), Some(client));
-        told.chain(stream::pending()).boxed()
+        (state.sender, state.client) = (Some(sender), Some(client));
+        events.chain(stream::pending()).boxed()
     }
 
     pub(super) fn client(&self) -> Option<Uuid> {
         self.state.lock().client
     }
 
-    pub(super) fn tell(&self, event: Event) {
-        self.state.lock().tell(event);
+    pub(super) fn send(&self, event: Event) {
+        self.state.lock().send(event);
     }
 
     /// A record is of this version and looks like this, after a change of this client.
@@ -281,10 +281,10 @@ pub(super) enum Waited {
 }
 
 impl State {
-    fn tell(&self, event: Event) {
-        if let Some(tell) = &self.tell {
+    fn send(&self, event: Event) {
+        if let Some(sender) = &self.sender {
             // An error means that the stream has been dropped: no one is listening.
-            drop(tell.unbounded_send(event));
+            drop(sender.unbounded_send(event));
         }
     }
 
@@ -346,11 +346,11 @@ impl State {
             match (view.grant(*id), view.place(*id), &waiting.lease) {
                 (Some(_), _, _) if !view.is_found(*id) => {}
                 (Some(grant), _, Some(lease)) => {
-                    self.tell(Event::Granted { lease: lease.clone(), ticket: waiting.ticket, grant });
+                    self.send(Event::Granted { lease: lease.clone(), ticket: waiting.ticket, grant });
                 }
                 (None, Some(place), _) if place.ticket == waiting.ticket && !place.is_admitted => {}
                 (None, Some(_), _) if view.asked(*id).is_some() => {}
-                _ => self.tell(Event::AskAgain(*id)),
+                _ => self.send(Event::AskAgain(*id)),
             }
         }
     }

@@ -119,7 +119,7 @@ impl Watcher {
         self.attempt.send_replace(Some(Ok(())));
         self.watch.use_locks();
         // What happened meanwhile was not seen.
-        self.watch.tell(Event::Resync);
+        self.watch.send(Event::Resync);
         Ok(session)
     }
 

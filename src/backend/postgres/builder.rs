@@ -75,6 +75,8 @@ impl PostgresBuilder {
     }
 
     /// How long connecting may take, including all checks; 1 ms to 1 h.
+    ///
+    /// Default: 2 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
@@ -82,6 +84,8 @@ impl PostgresBuilder {
 
     /// How long the server may take to answer, 1 ms to 1 h. After that, the client abandons the connection. The server cancels a statement
     /// that takes longer.
+    ///
+    /// Default: 2 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
@@ -89,12 +93,16 @@ impl PostgresBuilder {
 
     /// The maximum number of connections of a client, 2 to 64: one for notifications, and one for changes; the others are opened
     /// while changes are held up by a locked row.
+    ///
+    /// Default: 5.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.settings.max_connections = connections;
         self
     }
 
     /// Whether the tables are created if they do not exist. If not, create them with [`SCHEMA`](super::SCHEMA).
+    ///
+    /// Default: true.
     pub fn create(mut self, create: bool) -> Self {
         self.settings.create = create;
         self
@@ -115,7 +123,7 @@ impl PostgresBuilder {
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not currently
     ///   accept connections, or is a standby.
-    /// * [`Error::StoreRefused`] if it rejects the credentials, is older than PostgreSQL 12, its database does not exist or is not
+    /// * [`Error::StoreRefused`] if it refuses the credentials, is older than PostgreSQL 12, its database does not exist or is not
     ///   encoded in UTF-8, the tables do not exist and cannot be created, have another version or may not be used, or the connection
     ///   goes through a pooler in transaction mode.
     ///
@@ -131,12 +139,12 @@ impl PostgresBuilder {
         Ok(backend)
     }
 
-    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
+    /// Creates a backend that connects on first use and keeps retrying. Needs no runtime.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if a setting is out of bounds, or no host is given; [`Error::Unsupported`] if TLS is required, and this
-    /// build lacks it.
+    /// build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<PostgresBackend, Error> {
         // The result of the pooler check belongs to one client.
         let settings = Settings { pooler_check: Arc::default(), ..self.settings };

@@ -4,12 +4,12 @@ use super::session::Session;
 use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
-const LOOK: &str = "SELECT current_setting('fsync'), current_setting('synchronous_commit'), \
+const PROBE_INTERVAL: &str = "SELECT current_setting('fsync'), current_setting('synchronous_commit'), \
      (SELECT count(*) FROM pg_class WHERE relpersistence = 'u' AND \
      oid IN (to_regclass('leasehold'), to_regclass('leasehold_meta')))";
 
 pub(super) async fn findings(session: &Session) -> Result<Vec<Finding>, Failure> {
-    let found = session.row(LOOK).await?;
+    let found = session.row(PROBE_INTERVAL).await?;
     let is = |n: usize, value: &str| found.get(n).is_some_and(|found| found.as_deref() == Some(value));
     let mut findings = Vec::new();
     if is(0, "off") {

@@ -43,7 +43,7 @@ struct Inbox {
     /// Whether the server has been checked for findings.
     is_looked_at: bool,
     client: Option<Uuid>,
-    tell: Option<UnboundedSender<Event>>,
+    sender: Option<UnboundedSender<Event>>,
     /// Has the connection listen on the client's channel.
     wish: Option<UnboundedSender<()>>,
 }
@@ -56,9 +56,9 @@ impl Listener {
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
+        let (sender, events) = unbounded();
         let mut inbox = self.inbox.lock();
-        inbox.tell = Some(tell);
+        inbox.sender = Some(sender);
         if inbox.client.replace(client) != Some(client)
             && let Some(wish) = &inbox.wish
         {
@@ -67,7 +67,7 @@ impl Listener {
         }
         drop(inbox);
         self.start(runtime);
-        told.chain(futures::stream::pending()).boxed()
+        events.chain(futures::stream::pending()).boxed()
     }
 
     /// Connects, unless it has begun to.
@@ -120,12 +120,12 @@ impl Listener {
         Ok(Connection { session, heard, wishes })
     }
 
-    /// Listens for the client, if its name is known. What it was told before is lost.
+    /// Listens for the client, if its name is known. Earlier notifications are lost.
     async fn subscribe(&self, session: &Session) -> Result<(), Failure> {
         let client = self.inbox.lock().client;
         if let Some(client) = client {
             session.within(session.execute(&format!("LISTEN {}", channel(client)))).await?;
-            self.tell(Event::Resync);
+            self.send(Event::Resync);
         }
         Ok(())
     }
@@ -160,14 +160,14 @@ impl Listener {
             Ok(event @ (Event::Changed(_) | Event::Resync)) => {
                 tracing::debug!(store = %self.settings.address, ?event, "a notification that is not for this client");
             }
-            Ok(event) => self.tell(event),
+            Ok(event) => self.send(event),
             Err(error) => {
                 tracing::debug!(store = %self.settings.address, %error, "a notification that is not for this client");
             }
         }
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         let inbox = self.inbox.lock();
         // Any user of the database can send notifications, so those that do not name a lease of this client are ignored.
         let is_ours = match &event {
@@ -175,9 +175,9 @@ impl Listener {
             Event::Revoked { lease, .. } | Event::AskAgain(lease) => Some(lease.client()) == inbox.client,
             Event::Changed(_) | Event::Resync => true,
         };
-        if let Some(tell) = inbox.tell.as_ref().filter(|_| is_ours) {
+        if let Some(sender) = inbox.sender.as_ref().filter(|_| is_ours) {
             // An error means that the stream has been dropped: no one is listening.
-            drop(tell.unbounded_send(event));
+            drop(sender.unbounded_send(event));
         }
     }
 }

@@ -65,17 +65,17 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let told: Vec<_> = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
+        let events: Vec<_> = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
         let doc = escape(&ledger.to_string()).into_owned();
         let is_same = match &stored {
             Some((_, stored)) => *stored == doc,
             // A record that has issued no number contains no information.
             None => ledger.last_number() == 0,
         };
-        if is_same && told.is_empty() && !batch.must_write {
+        if is_same && events.is_empty() && !batch.must_write {
             return Ok(None);
         }
-        let (channels, messages) = told.iter().filter_map(addressed).unzip();
+        let (channels, messages) = events.iter().filter_map(addressed).unzip();
         Ok(Some(Changed { version: stored.map(|(version, _)| version), now, until, doc, channels, messages }))
     }
 }

@@ -106,11 +106,11 @@ impl Sql {
                 now!(),
                 " < $4 + 60000000 ORDER BY key ON CONFLICT (key) DO NOTHING RETURNING key, version), \
                  written AS (SELECT * FROM updated UNION ALL SELECT * FROM inserted), \
-                 told AS (SELECT pg_notify(e.channel, e.message) FROM written AS w \
+                 notified AS (SELECT pg_notify(e.channel, e.message) FROM written AS w \
                  JOIN unnest($5, $6, $7) AS e (key, channel, message) ON e.key = w.key) \
                  SELECT key, version, ",
                 now!(),
-                ", (SELECT count(*) FROM told) FROM written"
+                ", (SELECT count(*) FROM notified) FROM written"
             ),
             Self::Idle => {
                 "SELECT key, version, doc FROM leasehold WHERE key > $1 AND version < $2 ORDER BY key LIMIT 100"

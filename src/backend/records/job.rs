@@ -65,9 +65,9 @@ where
 {
     fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event> {
         let mut progress = self.0.lock();
-        let (outcome, told) = (progress.change)(index, ledger, stamp);
+        let (outcome, events) = (progress.change)(index, ledger, stamp);
         progress.outcomes[index] = Some(outcome);
-        told
+        events
     }
 
     fn finish(&self, _: usize, stored: Result<(), BackendError>) {

@@ -186,11 +186,13 @@ impl Transport {
         self.connection().record_answer(&answer, sent);
         self.resync_after_loss(&answer);
         match answer {
-            Ok(answer) if operations.len() == 1 => tell(&mut operations, [Ok(answer)]),
+            Ok(answer) if operations.len() == 1 => answer_all(&mut operations, [Ok(answer)]),
             Ok(answers) => match read_list(answers).filter(|answers| answers.len() == operations.len()) {
-                Some(answers) => tell(&mut operations, answers.into_iter().map(|answer| self.read(answer))),
+                Some(answers) => {
+                    answer_all(&mut operations, answers.into_iter().map(|answer| self.read(answer)))
+                }
                 None => {
-                    self.unheard.store(true, Ordering::Relaxed);
+                    self.missed_grants.store(true, Ordering::Relaxed);
                     let text = "a batch did not return a list of answers";
                     tell_all(operations, &CallError::Lost(text.to_owned()));
                 }
@@ -202,7 +204,7 @@ impl Transport {
             }
             Err(error) => {
                 if operations.len() > 1 && is_unknown(&error) {
-                    self.unheard.store(true, Ordering::Relaxed);
+                    self.missed_grants.store(true, Ordering::Relaxed);
                 }
                 tell_all(operations, &error);
                 match error {
@@ -274,7 +276,7 @@ impl Transport {
         match &parts[..] {
             [_, text] if is(FAILED) => Err(CallError::answer(text.as_str().unwrap_or_default())),
             [_, _, grant] if is(WITH_GRANT) => {
-                self.notifications.tell(grant.as_str().unwrap_or_default());
+                self.notifications.send_message(grant.as_str().unwrap_or_default());
                 Ok(parts.swap_remove(1))
             }
             _ => Ok(Value::List(parts)),
@@ -284,8 +286,8 @@ impl Transport {
     /// If grants may have been lost and the server answers again, makes all waiting requests repeat.
     fn resync_after_loss(&self, answer: &Result<Value, CallError>) {
         if answer.is_ok()
-            && self.unheard.load(Ordering::Relaxed)
-            && self.unheard.swap(false, Ordering::Relaxed)
+            && self.missed_grants.load(Ordering::Relaxed)
+            && self.missed_grants.swap(false, Ordering::Relaxed)
         {
             self.notifications.resync();
         }
@@ -296,7 +298,7 @@ impl Transport {
         if !queued.is_given_up() {
             let operation = &queued.operation;
             let answer = self.deliver(operation.script, || operation.arguments(self.slot())).await;
-            queued.tell(answer);
+            queued.answer(answer);
         }
     }
 
@@ -338,7 +340,7 @@ impl Drop for Drain {
         if !self.working {
             return;
         }
-        self.transport.unheard.store(true, Ordering::Relaxed);
+        self.transport.missed_grants.store(true, Ordering::Relaxed);
         let mut states = self.transport.states.lock();
         let state = state_of(&mut states, self.runtime);
         state.drains -= 1;
@@ -357,15 +359,15 @@ fn read_list(answers: Value) -> Option<Vec<Value>> {
     }
 }
 
-fn tell(operations: &mut [Queued], answers: impl IntoIterator<Item = Result<Value, CallError>>) {
+fn answer_all(operations: &mut [Queued], answers: impl IntoIterator<Item = Result<Value, CallError>>) {
     for (operation, answer) in operations.iter_mut().zip(answers) {
-        operation.tell(answer);
+        operation.answer(answer);
     }
 }
 
 fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &CallError) {
     for mut operation in operations {
-        operation.tell(Err(error.clone()));
+        operation.answer(Err(error.clone()));
     }
 }
 

@@ -21,7 +21,7 @@ use super::notifications::{Channel, Subscription};
 use super::runtime;
 use super::servers::Commands;
 use crate::backend::{BackendError, Finding};
-use crate::runtime::{Cancel, LOOK, is_stuck, spawn_cancelable};
+use crate::runtime::{Cancel, PROBE_INTERVAL, is_stuck, spawn_cancelable};
 
 /// The connections on the caller's runtime.
 #[derive(Debug)]
@@ -195,11 +195,11 @@ impl CallersConnections {
     }
 
     fn begin_attempt(self: &Arc<Self>) -> Attempt {
-        let ((tell, connected), callers) = (oneshot::channel(), Arc::clone(self));
+        let ((sender, connected), callers) = (oneshot::channel(), Arc::clone(self));
         let (_, task) = spawn_cancelable(async move {
             let connected = callers.connect_missing().await;
             // Nobody may be waiting for it any more.
-            let _ = tell.send(connected.map_err(Arc::new));
+            let _ = sender.send(connected.map_err(Arc::new));
         });
         let number = self.attempts.fetch_add(1, Ordering::Relaxed);
         let (runtime, connected) = (Handle::current(), connected.shared());
@@ -276,14 +276,14 @@ impl CallersConnections {
         self.commands.iter().for_each(Commands::abandon);
     }
 
-    /// Looks after them from the crate's own thread until they are closed.
-    pub(super) async fn look_after(self: Arc<Self>) {
-        let both = async { tokio::join!(self.resubscribe(), self.look_after_runtimes()) };
+    /// Watches them from the crate's own thread until they are closed.
+    pub(super) async fn watch(self: Arc<Self>) {
+        let both = async { tokio::join!(self.resubscribe(), self.watch_runtimes()) };
         self.closed.run_until_cancelled(both).await;
     }
 
     /// Makes all waiting requests repeat whenever the subscription is gone with its runtime: the first of them opens it again, from
-    /// a runtime that exists. Without it they would not be told of their grants.
+    /// a runtime that exists. Without it they would not be notified of their grants.
     async fn resubscribe(&self) {
         let mut links = self.subscriber.links();
         // The sender is in `subscriber`, so waiting cannot fail.
@@ -296,9 +296,9 @@ impl CallersConnections {
 
     /// Gives up what is on a runtime that makes no progress: an attempt to connect, and, while messages are awaited on another
     /// runtime, the subscription. Nobody else would notice, because each caller may give up before it is certain.
-    async fn look_after_runtimes(&self) {
+    async fn watch_runtimes(&self) {
         loop {
-            sleep(LOOK).await;
+            sleep(PROBE_INTERVAL).await;
             let attempt = self.attempt_awaited_elsewhere();
             if let Some((number, runtime)) = attempt
                 && is_stuck(&runtime).await

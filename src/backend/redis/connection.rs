@@ -136,8 +136,8 @@ impl Connection {
         self: &Arc<Self>,
         closed: CancellationToken,
     ) -> Result<JoinHandle<()>, BackendError> {
-        let (tell, connected) = oneshot::channel();
-        let (number, task) = self.spawn(&Handle::current(), closed, Some(tell));
+        let (sender, connected) = oneshot::channel();
+        let (number, task) = self.spawn(&Handle::current(), closed, Some(sender));
         let given_up = guard(task, |task| {
             self.give_up(number);
             task.abort();
@@ -164,7 +164,7 @@ impl Connection {
         self: &Arc<Self>,
         runtime: &Handle,
         closed: CancellationToken,
-        tell: Option<oneshot::Sender<Result<(), CallError>>>,
+        connected: Option<oneshot::Sender<Result<(), CallError>>>,
     ) -> (u64, JoinHandle<()>) {
         self.abandon();
         let number = {
@@ -176,7 +176,7 @@ impl Connection {
         };
         // Dropped with the task, perhaps because its runtime ends.
         let driven = guard(Arc::clone(self), move |connection| connection.give_up(number));
-        (number, runtime.spawn(async move { driven.stay_connected(number, closed, tell).await }))
+        (number, runtime.spawn(async move { driven.stay_connected(number, closed, connected).await }))
     }
 
     fn is_in_charge(&self, number: u64) -> bool {
@@ -330,7 +330,7 @@ impl Connection {
         &self,
         number: u64,
         closed: CancellationToken,
-        mut tell: Option<oneshot::Sender<Result<(), CallError>>>,
+        mut connected: Option<oneshot::Sender<Result<(), CallError>>>,
     ) {
         let mut pause = FIRST_PAUSE;
         while !closed.is_cancelled() && self.is_in_charge(number) {
@@ -340,9 +340,9 @@ impl Connection {
                     if !self.opened(number, &link, &server) {
                         return link.abort();
                     }
-                    if let Some(tell) = tell.take() {
+                    if let Some(sender) = connected.take() {
                         // The receiver is gone if connecting was given up.
-                        let _ = tell.send(Ok(()));
+                        let _ = sender.send(Ok(()));
                     }
                     tokio::select! {
                         biased;
@@ -359,8 +359,8 @@ impl Connection {
                     self.failed(number, &server.to_string(), why);
                 }
                 Err(error) => {
-                    if let Some(tell) = tell.take() {
-                        return drop(tell.send(Err(error)));
+                    if let Some(sender) = connected.take() {
+                        return drop(sender.send(Err(error)));
                     }
                     tracing::debug!(%error, "not connected");
                     self.failed(number, &self.route.to_string(), error);

@@ -122,12 +122,12 @@ impl Connector for FredConnector {
             let driver = client.init().await.map_err(sort)?;
             let (ended, abort) = (CancellationToken::new(), driver.abort_handle());
             // Dropped with the task, perhaps because its runtime ends.
-            let told = ended.clone().drop_guard();
+            let on_end = ended.clone().drop_guard();
             tokio::spawn(async move {
                 if let Ok(Err(error)) = driver.await {
                     tracing::debug!(%error, "a connection ended");
                 }
-                drop(told);
+                drop(on_end);
             });
             Ok(Arc::new(FredLink { client, timeouts: self.timeouts, ended, abort }) as Arc<dyn Link>)
         }

@@ -14,7 +14,7 @@
 //! | `route` | which server a connection leads to |
 //! | `sentinel` | which server is currently the primary |
 //! | `cluster` | which node serves which slot; redirections |
-//! | `status`, `check` | the state of the store, from that of its connections; checks of the servers |
+//! | `status`, `check`, `acceptance` | the state of the store, from that of its connections; checks of one server; of all servers |
 //! | `runtime` | whether a runtime can be used for connections |
 //! | `callers` | the connections on the caller's runtime, which are reopened when that runtime has ended |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
@@ -110,7 +110,8 @@ pub use credentials::{Credentials, CredentialsProvider};
 ///
 /// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on
 /// the runtime of the caller, and one for renewals on the crate's own thread. If the runtime of the first two ends, the
-/// next call reconnects from its own runtime.
+/// next call reconnects from its own runtime. There are more in a cluster (for commands and renewals, one to each primary),
+/// with sentinels (one subscription to each), and with [`wait_replicas`](RedisBuilder::wait_replicas) (one to each primary).
 pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
@@ -203,7 +204,7 @@ impl Library {
 }
 
 impl RedisBuilder {
-    /// How long connecting may take in total.
+    /// How long connecting may take in total. From 1 ms to 1 h.
     ///
     /// Default: 2 s.
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -212,7 +213,7 @@ impl RedisBuilder {
     }
 
     /// How long one command may take before its outcome counts as unknown. For requests and renewals, the limit is
-    /// never more than a third of the TTL.
+    /// never more than a third of the TTL. From 1 ms to 1 h.
     ///
     /// Default: 2 s.
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
@@ -258,12 +259,12 @@ impl RedisBuilder {
     }
 
     /// Waits after every grant until `replicas` replicas have acknowledged it, for at most `time_limit`. If too few do,
-    /// the lease is released, and the call fails with [`Error::StoreRefused`], which says how many did. `time_limit` is
-    /// from 1 ms to the reply timeout.
+    /// the lease is released, and the call fails with [`Error::StoreRefused`], which says how many did. `replicas` is at least 1,
+    /// and `time_limit` from 1 ms to the reply timeout.
     ///
-    /// A failover then loses a lock only if the promoted server has not acknowledged it; renewals do not wait for
-    /// replicas. Each grant takes an additional round trip between the servers, and a grant made by another client's
-    /// release also takes one of this client; simultaneous grants share these round trips.
+    /// A failover then loses a lock only if the promoted replica is not one of those that acknowledged the grant; renewals do
+    /// not wait for replicas. Each grant costs an additional round trip between the servers, and one that results from another
+    /// client's release also costs this client a round trip. Simultaneous grants share these round trips.
     ///
     /// Default: none. A failover may lose the latest grants.
     pub const fn wait_replicas(mut self, replicas: u32, time_limit: Duration) -> Self {
@@ -309,8 +310,8 @@ impl RedisBuilder {
         self
     }
 
-    /// The credentials for sentinels that have a password of their own. They are not sent the password in the URL,
-    /// which is that of the servers.
+    /// The credentials for sentinels that have a password of their own. The password in the URL is for the Redis servers and
+    /// is never sent to sentinels.
     ///
     /// Default: no login.
     pub fn sentinel_credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
@@ -334,8 +335,8 @@ impl RedisBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a timeout is below 1 ms or above 1 h, a poll interval below 1 ms or above 1 min, or an expiry
-    ///   for repaired keys below 1 ms or above 24 h.
+    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or if there are credentials for sentinels and the URL names
+    ///   none.
     /// * [`Error::Unsupported`] for TLS, if this build lacks it.
     /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
     /// * [`Error::StoreRefused`] if the server rejects the credentials, denies this user a needed permission, is a
@@ -363,12 +364,13 @@ impl RedisBuilder {
         }
     }
 
-    /// Creates a backend that connects when needed and keeps trying: a service may start before its server. Needs no
-    /// runtime. See [`Client::connect_lazy`](crate::Client::connect_lazy).
+    /// Creates a backend that connects on first use and keeps retrying. Needs no runtime. See
+    /// [`Client::connect_lazy`](crate::Client::connect_lazy).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
+    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect); [`Error::StoreUnavailable`] if
+    /// this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<RedisBackend, Error> {
         let backend = self.build()?;
         backend.start().map_err(|error| backend.connect_error(error))?;
@@ -487,10 +489,10 @@ impl RedisBackend {
         Ok(Self::with_target(url::parse(url)?, Library::default()))
     }
 
-    /// Settings for a connection from a configuration of [fred](https://docs.rs/fred), the Redis client on which this
-    /// crate is built: server, credentials, database and TLS are taken from it. This crate sets protocol version,
-    /// retries and timeouts itself, because its guarantees depend on them. That of an existing client is `client.client_config()`; the
-    /// client itself is not used.
+    /// Settings for a connection from a configuration of [fred](https://docs.rs/fred), through which this store talks to the
+    /// server: server, credentials, database and TLS are taken from it. This crate sets protocol version, retries and timeouts
+    /// itself, because its guarantees depend on them. To use the configuration of an existing client, pass
+    /// `client.client_config()`; its connections are not shared.
     ///
     /// The configuration must come from the major version of fred on which this crate depends. A release of this crate
     /// may move to another version: this function is exempt from semantic versioning.
@@ -563,16 +565,16 @@ impl RedisBackend {
             timeouts: settings.timeouts,
             statuses: Arc::clone(&statuses),
         };
-        let (topology, told) = (settings.target.topology.clone(), Arc::clone(&notifications));
+        let (topology, notified) = (settings.target.topology.clone(), Arc::clone(&notifications));
         let sentinel_login = settings.sentinel_login.clone().unwrap_or_default();
-        let servers = Servers::new(topology, connections, sentinel_login, told, closing.token());
+        let servers = Servers::new(topology, connections, sentinel_login, notified, closing.token());
         let (commands, transports) = servers.commands();
         let (renewing, renewals) = servers.commands();
         let subscriber = servers.connection();
         let mut drivers = vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing]))];
         if settings.fail_fast {
-            let (changes, told) = (statuses.changes(), Arc::clone(&notifications));
-            drivers.push(own.spawn(fail_waiting(changes, told, closing.token())));
+            let (changes, notified) = (statuses.changes(), Arc::clone(&notifications));
+            drivers.push(own.spawn(fail_waiting(changes, notified, closing.token())));
         }
         let mut commands = vec![commands];
         let replicas = settings.quota.map(|quota| {
@@ -587,7 +589,7 @@ impl RedisBackend {
             store: store.clone(),
         };
         let callers = CallersConnections::new(commands, subscriber, channel, expected, closing.token());
-        drivers.push(own.spawn(Arc::clone(&callers).look_after()));
+        drivers.push(own.spawn(Arc::clone(&callers).watch()));
         Ok(Self {
             capabilities: Capabilities::new(store),
             callers,

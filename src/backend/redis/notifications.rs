@@ -49,7 +49,7 @@ pub(super) struct Notifications {
 #[derive(Default)]
 struct Listener {
     /// For events that come with answers, or originate in this client.
-    tell: Option<UnboundedSender<Event>>,
+    sender: Option<UnboundedSender<Event>>,
     /// For the messages of one link after another.
     links: Option<UnboundedSender<BoxStream<'static, Message>>>,
     /// The link that is subscribed now, or was last.
@@ -72,10 +72,10 @@ impl Notifications {
 
     /// The events from now on. Replaces the stream that was returned before.
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
-        let ((tell, told), (links, linked)) = (unbounded(), unbounded());
+        let ((sender, events), (links, linked)) = (unbounded(), unbounded());
         let mut listener = self.listener.lock();
         listener.runtime = here();
-        listener.tell = Some(tell);
+        listener.sender = Some(sender);
         if let Some(link) = &listener.link {
             // The receiver exists.
             let _ = links.unbounded_send(link.messages());
@@ -83,8 +83,8 @@ impl Notifications {
         listener.links = Some(links);
         drop(listener);
         let notifications = Arc::clone(self);
-        let events = linked.flatten().filter_map(move |message| ready(notifications.event(&message)));
-        stream::select(events, told).boxed()
+        let pushed = linked.flatten().filter_map(move |message| ready(notifications.event(&message)));
+        stream::select(pushed, events).boxed()
     }
 
     /// From now on this link is subscribed.
@@ -115,7 +115,7 @@ impl Notifications {
     }
 
     /// Handles a message that came with an answer.
-    pub(super) fn tell(&self, message: &str) {
+    pub(super) fn send_message(&self, message: &str) {
         if let Some(event) = self.read(message) {
             self.send(event);
         }
@@ -154,9 +154,9 @@ impl Notifications {
     }
 
     fn send(&self, event: Event) {
-        if let Some(tell) = &self.listener.lock().tell {
+        if let Some(sender) = &self.listener.lock().sender {
             // The receiver is gone once the client is closed.
-            let _ = tell.unbounded_send(event);
+            let _ = sender.unbounded_send(event);
         }
     }
 
@@ -367,18 +367,18 @@ mod tests {
     fn a_grant_message_names_the_place_and_for_permits_the_limit() {
         let ids = LeaseIds::new();
         let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
-        let told = notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
-        assert_eq!(told, Some(granted(lease, Kind::Mutex, "lock:a b", None)));
-        let told = notifications.read(&format!("grant {lease} 42 7 fair/5/17 10 semaphore:a"));
-        assert_eq!(told, Some(granted(lease, Kind::Fair, "semaphore:a", Some(Limit::new(5, 17)))));
+        let event = notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
+        assert_eq!(event, Some(granted(lease, Kind::Mutex, "lock:a b", None)));
+        let event = notifications.read(&format!("grant {lease} 42 7 fair/5/17 10 semaphore:a"));
+        assert_eq!(event, Some(granted(lease, Kind::Fair, "semaphore:a", Some(Limit::new(5, 17)))));
     }
 
     #[test]
     fn revocations_and_prompts_name_their_lease() {
         let ids = LeaseIds::new();
         let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
-        let told = notifications.read(&format!("revoke {lease} 42 lock:a"));
-        assert_eq!(told, Some(Event::Revoked { lease, token: FencingToken::new(42) }));
+        let event = notifications.read(&format!("revoke {lease} 42 lock:a"));
+        assert_eq!(event, Some(Event::Revoked { lease, token: FencingToken::new(42) }));
         assert_eq!(notifications.read(&format!("ask {lease} lock:a")), Some(Event::AskAgain(lease)));
     }
 
@@ -415,7 +415,7 @@ mod tests {
         assert!(!notifications.is_idle());
         notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a"));
         notifications.answered(lease, &found);
-        assert!(suspected().await.is_err(), "it was told");
+        assert!(suspected().await.is_err(), "it was notified");
         notifications.answered(lease, &queued);
         notifications.answered(lease, &found);
         assert!(suspected().await.is_ok() && notifications.is_idle());

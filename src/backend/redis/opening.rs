@@ -23,7 +23,7 @@ use super::target::{Login, Server};
 use super::tls;
 
 /// How long a handshake may take before the server is asked in plain text.
-const PATIENCE: Duration = Duration::from_millis(250);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Opens links with a client library.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Connector for Opening {
 
 /// Completes if the server answers a command in plain text.
 async fn speaks_plain_text(server: &Server) {
-    sleep(PATIENCE).await;
+    sleep(PROBE_TIMEOUT).await;
     // `+PONG`, or `-NOAUTH` and the like.
     if !matches!(first_byte_after(server, b"PING\r\n").await, Some(b'+' | b'-')) {
         pending().await
@@ -106,7 +106,7 @@ async fn speaks_plain_text(server: &Server) {
 
 /// Whether the server answers the beginning of a TLS handshake.
 async fn speaks_tls(server: &Server) -> bool {
-    let answer = timeout(PATIENCE, first_byte_after(server, &CLIENT_HELLO)).await;
+    let answer = timeout(PROBE_TIMEOUT, first_byte_after(server, &CLIENT_HELLO)).await;
     matches!(answer, Ok(Some(HANDSHAKE | ALERT)))
 }
 

@@ -99,7 +99,7 @@ impl Queued {
         self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    pub(super) fn tell(&mut self, answer: Result<Value, CallError>) {
+    pub(super) fn answer(&mut self, answer: Result<Value, CallError>) {
         if let Some(caller) = self.caller.take() {
             let _ = caller.send(answer);
         }

@@ -112,10 +112,10 @@ impl RedisRsConnector {
         };
         let ended = CancellationToken::new();
         // Dropped with the task, perhaps because its runtime ends.
-        let told = ended.clone().drop_guard();
+        let on_end = ended.clone().drop_guard();
         let driver = tokio::spawn(async move {
             driver.await;
-            drop(told);
+            drop(on_end);
         });
         let (timeouts, abort) = (self.timeouts, driver.abort_handle());
         Ok(Arc::new(RedisRsLink { connection, messages, timeouts, ended, abort }))

@@ -48,22 +48,22 @@ impl Sentinels {
 
     /// Asks all sentinels at once, of which some may hang.
     async fn primary(self: &Arc<Self>) -> Result<Server, CallError> {
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let (sender, mut answers) = mpsc::unbounded_channel();
         for sentinel in self.sentinels.clone() {
-            let (sentinels, tell) = (Arc::clone(self), tell.clone());
+            let (sentinels, sender) = (Arc::clone(self), sender.clone());
             // A task, because connecting must not be given up halfway.
             tokio::spawn(async move {
                 let answer = sentinels.ask(&sentinel).await;
                 // The receiver is gone if others were faster.
-                let _ = tell.send(answer.map_err(|error| format!("{sentinel}: {error}")));
+                let _ = sender.send(answer.map_err(|error| format!("{sentinel}: {error}")));
             });
         }
-        drop(tell);
+        drop(sender);
         let (mut reasons, mut until) = (Vec::new(), None);
         loop {
             let answer = match until {
-                None => told.recv().await,
-                Some(until) => timeout_at(until, told.recv()).await.unwrap_or_default(),
+                None => answers.recv().await,
+                Some(until) => timeout_at(until, answers.recv()).await.unwrap_or_default(),
             };
             match answer {
                 Some(Ok(primary)) => {

@@ -109,7 +109,7 @@ impl Connections {
         let mut nodes = BTreeMap::<&str, &NodeState>::new();
         for known in self.by_number.values() {
             let worst = nodes.entry(&known.address).or_insert(known);
-            if known.status.badness() > worst.status.badness() {
+            if known.status.rank() > worst.status.rank() {
                 *worst = known;
             }
         }

@@ -91,7 +91,7 @@ pub(super) struct Transport {
     /// Held from when operations are taken out of the queue until they have been passed to fred.
     pub(super) sending: Mutex<()>,
     /// Whether an answer was lost that may have contained grants.
-    pub(super) unheard: AtomicBool,
+    pub(super) missed_grants: AtomicBool,
 }
 
 impl Transport {
@@ -112,7 +112,7 @@ impl Transport {
             notifications,
             states: Mutex::default(),
             sending: Mutex::default(),
-            unheard: AtomicBool::default(),
+            missed_grants: AtomicBool::default(),
         })
     }
 
@@ -224,7 +224,7 @@ impl Transport {
         self.timeouts.reply.min(term / 3)
     }
 
-    /// Runs a script once, perhaps together with others, and waits for its answer as long as fred's timeouts allow.
+    /// Runs a script once, perhaps together with others, and waits for its answer as long as the reply timeout allows.
     pub(super) async fn call_once(self: &Arc<Self>, operation: Operation) -> Result<Value, BackendError> {
         self.call(operation, self.timeouts.reply).await
     }

@@ -14,8 +14,8 @@ use crate::backend::Event;
 impl Quorum {
     /// The events for the client from now on.
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
-        *self.tell.lock() = Some(tell);
+        let (sender, events) = unbounded();
+        *self.sender.lock() = Some(sender);
         // The runtime on which nodes were being connected may have ended.
         self.connect_in_background();
         let nodes = self.all().map(|n| {
@@ -33,7 +33,7 @@ impl Quorum {
             let event = quorum.hear(n, event);
             async move { event }
         });
-        stream::select(heard, told).boxed()
+        stream::select(heard, events).boxed()
     }
 
     /// Connects nodes that are not connected yet.
@@ -50,7 +50,7 @@ impl Quorum {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let follow_up = self.leases.with(lease.id, |entry| {
-                    entry.told(n, ticket);
+                    entry.notified(n, ticket);
                     entry.after_grant(grant.token)
                 });
                 match follow_up.unwrap_or(FollowUp::Orphan) {

@@ -68,7 +68,7 @@ pub(super) struct NodeEntry {
     /// The ticket of its place.
     ticket: Option<Ticket>,
     /// The ticket of the last grant that was pushed.
-    told: Option<Ticket>,
+    notified: Option<Ticket>,
     /// Until when the node may end its grant at any time, because it has been asked to: until it confirms that, or its
     /// lease has expired.
     withdrawing: Option<Instant>,
@@ -210,7 +210,7 @@ impl Entry {
             Ok(Answer::Granted(_)) => (node.granted, node.ticket) = (true, None),
             // The grant of that place may have been pushed before this answer arrived.
             Ok(Answer::Queued(queued)) => {
-                (node.granted, node.ticket) = (node.told == Some(queued.ticket), Some(queued.ticket));
+                (node.granted, node.ticket) = (node.notified == Some(queued.ticket), Some(queued.ticket));
             }
             Ok(Answer::Busy { .. }) => (node.granted, node.ticket) = (false, None),
             Err(BackendError::NotSent { .. }) => node.reached = node.reached_before,
@@ -226,9 +226,9 @@ impl Entry {
     }
 
     /// Takes note of a grant that a node has pushed.
-    pub(super) fn told(&mut self, node: usize, ticket: Ticket) {
+    pub(super) fn notified(&mut self, node: usize, ticket: Ticket) {
         let node = &mut self.nodes[node];
-        node.told = Some(ticket);
+        node.notified = Some(ticket);
         node.granted |= node.ticket.is_none_or(|place| place <= ticket);
     }
 

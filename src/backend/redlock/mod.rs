@@ -115,8 +115,9 @@ impl RedlockBuilder {
         Self { nodes, node_timeout: Self::DEFAULT_NODE_TIMEOUT }
     }
 
-    /// How long a node may take to answer before it counts as failed. It is never more than a fifth of the TTL. It
-    /// should be longer than any usual round trip, and much shorter than the TTL. From 1 ms to 60 s.
+    /// How long a node may take to answer a request before it counts as failed. It is never more than a fifth of the TTL. It
+    /// should be longer than any usual round trip, and much shorter than the TTL. From 1 ms to 60 s. For renewals and releases,
+    /// which are less urgent, it is a fifth of the TTL, 2 s at most, unless this is longer.
     ///
     /// Default: 100 ms.
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
@@ -148,7 +149,7 @@ impl RedlockBuilder {
         Ok(backend)
     }
 
-    /// Creates a backend that connects to its nodes when needed and keeps trying. Needs no runtime.
+    /// Creates a backend that connects to its nodes on first use and keeps retrying. Needs no runtime.
     ///
     /// # Errors
     ///

@@ -42,7 +42,7 @@ pub(super) struct Quorum {
     pub(super) capabilities: Capabilities,
     pub(super) leases: Leases,
     /// The channel for events that originate in this client.
-    pub(super) tell: Mutex<Option<UnboundedSender<Event>>>,
+    pub(super) sender: Mutex<Option<UnboundedSender<Event>>>,
     /// Work that continues after a decision.
     pub(super) tasks: TaskTracker,
     pub(super) closing: Closing,
@@ -67,7 +67,7 @@ impl Quorum {
             node_timeout,
             capabilities,
             leases: Leases::default(),
-            tell: Mutex::default(),
+            sender: Mutex::default(),
             tasks: TaskTracker::new(),
             closing: Closing::default(),
             newest: AtomicU64::new(0),
@@ -131,10 +131,10 @@ impl Quorum {
     }
 
     /// Sends an event to the client.
-    pub(super) fn tell(&self, event: Event) {
-        if let Some(tell) = &*self.tell.lock() {
+    pub(super) fn send_event(&self, event: Event) {
+        if let Some(sender) = &*self.sender.lock() {
             // The receiver is gone once the client is closed.
-            let _ = tell.unbounded_send(event);
+            let _ = sender.unbounded_send(event);
         }
     }
 

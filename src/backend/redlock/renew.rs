@@ -27,18 +27,18 @@ impl Quorum {
         let longer = |renew: &Renew| Renew { ttl: renew.ttl + spare(renew.ttl), ..renew.clone() };
         let for_nodes: Vec<_> = renewals.iter().map(longer).collect();
         let shortest = renewals.iter().map(|renew| renew.ttl).min().unwrap_or_default();
-        let (tell, told) = unbounded();
+        let (sender, answers) = unbounded();
         // A separate task: it continues after the decision.
         let time_limit = self.long_time_limit(shortest);
-        self.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, tell));
-        told.boxed()
+        self.spawn(Arc::clone(self).renew_on_all(for_nodes, time_limit, sender));
+        answers.boxed()
     }
 
     async fn renew_on_all(
         self: Arc<Self>,
         renewals: Vec<Renew>,
         time_limit: Duration,
-        tell: UnboundedSender<Answered>,
+        sender: UnboundedSender<Answered>,
     ) {
         let nodes = self.nodes.len();
         let mut votes: Vec<_> = renewals.iter().map(|_| Renewals::new(nodes)).collect();
@@ -46,7 +46,7 @@ impl Quorum {
             votes[k].cast(n, answer);
             if let Some(decision) = votes[k].decide(|node| self.store_of(node)) {
                 // The receiver is gone if the renewal was given up.
-                let _ = tell.unbounded_send((k, decision));
+                let _ = sender.unbounded_send((k, decision));
             }
         };
         let answers = self.all().filter_map(|n| match self.nodes[n].connected() {

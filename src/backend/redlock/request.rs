@@ -306,7 +306,7 @@ impl Quorum {
     pub(super) fn follow(self: &Arc<Self>, node: Option<usize>, lease: &LeaseRef, follow_up: FollowUp) {
         match (follow_up, node) {
             (FollowUp::Nothing, _) | (FollowUp::Settle(_) | FollowUp::Orphan, None) => {}
-            (FollowUp::Ask, _) => self.tell(Event::AskAgain(lease.id)),
+            (FollowUp::Ask, _) => self.send_event(Event::AskAgain(lease.id)),
             (FollowUp::Split, _) => self.resolve(lease.clone()),
             (FollowUp::Settle(token), Some(n)) => {
                 let lease = lease.clone();
@@ -467,7 +467,7 @@ impl Quorum {
         match next {
             None | Some(Next::Done) => false,
             Some(Next::Ask) => {
-                self.tell(Event::AskAgain(lease.id));
+                self.send_event(Event::AskAgain(lease.id));
                 false
             }
             Some(Next::Later) => true,

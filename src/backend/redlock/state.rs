@@ -16,7 +16,7 @@ impl Quorum {
     pub(super) fn state(&self) -> StoreState {
         let nodes: Vec<_> = self.nodes.iter().map(|slot| slot.state()).collect();
         let mut statuses: Vec<_> = nodes.iter().map(|node| node.status).collect();
-        statuses.sort_by_key(|status| status.badness());
+        statuses.sort_by_key(|status| status.rank());
         let status = statuses.get(self.majority() - 1).copied().unwrap_or(Status::Connected);
         StoreState { status, nodes }
     }

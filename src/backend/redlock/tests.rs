@@ -145,7 +145,7 @@ struct TestClient {
     backend: RedlockBackend,
     hangs: Vec<watch::Sender<Hangs>>,
     /// The events so far.
-    told: futures::channel::mpsc::UnboundedReceiver<Event>,
+    received: futures::channel::mpsc::UnboundedReceiver<Event>,
 }
 
 impl Stores {
@@ -163,12 +163,12 @@ impl Stores {
             hangs.push(hang);
         }
         let backend = RedlockBackend::of(ids, slots, Duration::from_millis(100));
-        let (tell, told) = futures::channel::mpsc::unbounded();
+        let (sender, received) = futures::channel::mpsc::unbounded();
         let events = backend.events();
         tokio::spawn(async move {
-            let _ = events.map(Ok).forward(tell).await;
+            let _ = events.map(Ok).forward(sender).await;
         });
-        TestClient { backend, hangs, told }
+        TestClient { backend, hangs, received }
     }
 
     /// How many holders and waiters each store has.
@@ -217,7 +217,7 @@ impl TestClient {
                 Answer::Busy { .. } => panic!("it waits"),
             }
             let told = async {
-                while let Some(event) = self.told.next().await {
+                while let Some(event) = self.received.next().await {
                     if event == Event::AskAgain(request.lease.id) {
                         return;
                     }
@@ -274,7 +274,7 @@ async fn a_grant_that_is_being_released_does_not_count() {
     let client = stores.client();
     let request = client.new_request();
     client.grant(&request).await;
-    // As after a failed attempt: two nodes are told to end it, and that hangs.
+    // As after a failed attempt: two nodes are asked to end it, and that hangs.
     client.set(&[0, 1], Hangs::Releases);
     client.backend.quorum.withdraw_for_test(&request, &[0, 1]);
     let error = client.ask(&request).await.unwrap_err();

@@ -28,7 +28,7 @@ pub(super) struct Database {
     connection: Connection,
     path: PathBuf,
     identity: Identity,
-    patience: Duration,
+    busy_timeout: Duration,
 }
 
 impl Database {
@@ -44,8 +44,8 @@ impl Database {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | create;
         let failed = |error| Failure::of(path, &error);
         let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-        let (identity, patience) = (Identity::of(path), settings.busy_timeout);
-        let mut database = Self { connection, path: path.clone(), identity, patience };
+        let (identity, busy_timeout) = (Identity::of(path), settings.busy_timeout);
+        let mut database = Self { connection, path: path.clone(), identity, busy_timeout };
         // We wait ourselves.
         database.connection.busy_timeout(Duration::ZERO).map_err(failed)?;
         database.prepare(settings)?;
@@ -158,7 +158,7 @@ impl Database {
             match attempt() {
                 Err(error) if is_busy(&error) => {
                     let waited = begun.elapsed();
-                    if waited >= self.patience {
+                    if waited >= self.busy_timeout {
                         let why = format!("another program has kept it locked for {waited:.1?}");
                         return Err(Failure { is_broken: false, ..Failure::not_sent(&self.path, why) });
                     }

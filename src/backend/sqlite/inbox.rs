@@ -29,7 +29,7 @@ pub(super) struct Inbox {
     /// `None` where there is no loopback interface: this client polls.
     socket: Option<UdpSocket>,
     client: OnceLock<Uuid>,
-    tell: Mutex<Option<UnboundedSender<Event>>>,
+    sender: Mutex<Option<UnboundedSender<Event>>>,
     /// The leases of this client that waited when it last changed or saw the record of their key.
     waiting: Mutex<HashMap<Arc<str>, HashSet<LeaseId>>>,
 }
@@ -38,15 +38,15 @@ impl Inbox {
     pub(super) fn new() -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
         let socket = socket.and_then(|socket| socket.set_nonblocking(true).map(|()| socket)).ok();
-        Self { socket, client: OnceLock::new(), tell: Mutex::default(), waiting: Mutex::default() }
+        Self { socket, client: OnceLock::new(), sender: Mutex::default(), waiting: Mutex::default() }
     }
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
-        *self.tell.lock() = Some(tell);
+        let (sender, events) = unbounded();
+        *self.sender.lock() = Some(sender);
         HERE.lock().insert(*self.client.get_or_init(|| client), Arc::downgrade(self));
-        stream::select(told, datagrams(Arc::downgrade(self))).boxed()
+        stream::select(events, datagrams(Arc::downgrade(self))).boxed()
     }
 
     /// Where datagrams reach it.
@@ -55,12 +55,12 @@ impl Inbox {
     }
 
     /// Passes on an event that concerns this client.
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn send(&self, event: Event) {
         if let Some(event) = self.accept(event)
-            && let Some(tell) = &*self.tell.lock()
+            && let Some(sender) = &*self.sender.lock()
         {
             // An error means that the stream has been dropped: no one is listening.
-            drop(tell.unbounded_send(event));
+            drop(sender.unbounded_send(event));
         }
     }
 
@@ -109,7 +109,7 @@ impl Inbox {
         }
         for lease in gone {
             self.forget(key, lease);
-            self.tell(Event::AskAgain(lease));
+            self.send(Event::AskAgain(lease));
         }
     }
 

@@ -183,10 +183,10 @@ impl LedgerStore for SqliteStore {
     }
 
     async fn close(&self) {
-        let (closed, told) = oneshot::channel();
-        if self.messages.send(Message::Close(closed)).is_ok() {
+        let (sender, closed) = oneshot::channel();
+        if self.messages.send(Message::Close(sender)).is_ok() {
             // An error means that the thread has ended for another reason, and the file is closed as well.
-            drop(told.await);
+            drop(closed.await);
         }
         self.health.close();
     }

@@ -56,8 +56,8 @@ impl Site {
         mut change: impl FnMut(&mut Ledger, Stamp, &mut Vec<Event>) -> T + Send + 'static,
     ) -> Result<T, BackendError> {
         let change = move |_, ledger: &mut Ledger, stamp| {
-            let mut told = Vec::new();
-            (change(ledger, stamp, &mut told), told)
+            let mut events = Vec::new();
+            (change(ledger, stamp, &mut events), events)
         };
         let (job, mut answered) = Change::new(slice::from_ref(key).to_vec(), change);
         self.worker.carry_out(vec![Box::new(job)]);
@@ -67,8 +67,9 @@ impl Site {
     fn lock(&mut self, key: &str) -> Result<(LeaseRef, u64), BackendError> {
         let lease = LeaseRef::new(self.ids.next(), Resource::new(key, Kind::Mutex));
         let request = Request::new(lease.clone(), Claim::Sole, TTL);
-        let answer = self
-            .change(&lease.resource.key, move |ledger, stamp, told| ledger.request(&request, stamp, told));
+        let answer = self.change(&lease.resource.key, move |ledger, stamp, events| {
+            ledger.request(&request, stamp, events)
+        });
         match answer?? {
             Answer::Granted(grant) => Ok((lease, grant.token.get())),
             other => panic!("{other:?}"),
@@ -77,8 +78,9 @@ impl Site {
 
     fn unlock(&mut self, lease: &LeaseRef) -> Released {
         let asked = lease.clone();
-        let release =
-            move |ledger: &mut Ledger, stamp, told: &mut Vec<Event>| ledger.release(&asked, 0, stamp, told);
+        let release = move |ledger: &mut Ledger, stamp, events: &mut Vec<Event>| {
+            ledger.release(&asked, 0, stamp, events)
+        };
         self.change(&lease.resource.key, release).unwrap().unwrap()
     }
 

@@ -33,7 +33,7 @@ pub(super) struct Transaction<'a> {
     /// The greatest number that this client has seen issued.
     newest: u64,
     records: BTreeMap<Arc<str>, Record>,
-    told: Vec<Event>,
+    events: Vec<Event>,
 }
 
 struct Record {
@@ -45,7 +45,7 @@ struct Record {
 pub(super) struct Stored {
     pub(super) newest: u64,
     pub(super) ledgers: Vec<(Arc<str>, Ledger)>,
-    pub(super) told: Vec<Event>,
+    pub(super) events: Vec<Event>,
 }
 
 impl<'a> Transaction<'a> {
@@ -56,7 +56,7 @@ impl<'a> Transaction<'a> {
         newest: u64,
     ) -> Result<Self, Failure> {
         database.begin()?;
-        Ok(Self { database, settings, inbox, newest, records: BTreeMap::new(), told: Vec::new() })
+        Ok(Self { database, settings, inbox, newest, records: BTreeMap::new(), events: Vec::new() })
     }
 
     /// Changes the record of `key`, and keeps the events.
@@ -79,9 +79,9 @@ impl<'a> Transaction<'a> {
         // Since no other client can write, the current time is that of the change.
         let now = self.settings.now();
         let stamp = Stamp::new(now, now, now.max(self.newest.saturating_add(1)));
-        let (outcome, told) = change(&mut record.ledger, stamp);
+        let (outcome, events) = change(&mut record.ledger, stamp);
         self.newest = self.newest.max(record.ledger.last_number());
-        self.told.extend(told);
+        self.events.extend(events);
         Ok(outcome)
     }
 
@@ -94,7 +94,7 @@ impl<'a> Transaction<'a> {
             }
         }
         let ledgers = self.records.into_iter().map(|(key, record)| (key, record.ledger)).collect();
-        Ok(Stored { newest: self.newest, ledgers, told: self.told })
+        Ok(Stored { newest: self.newest, ledgers, events: self.events })
     }
 
     pub(super) fn roll_back(self) {

@@ -130,10 +130,10 @@ impl Worker {
             return;
         }
         match self.transact(&mut jobs) {
-            Ok(told) => {
+            Ok(events) => {
                 self.health.succeeded();
                 // A waiter that is granted something has waited longer than the caller of this job.
-                told.into_iter().for_each(|event| self.tell(event));
+                events.into_iter().for_each(|event| self.send(event));
                 jobs.into_iter().for_each(|job| job.finish(Ok(())));
             }
             Err(failure) => {
@@ -153,12 +153,12 @@ impl Worker {
                 return Err(failure);
             }
         }
-        let Stored { newest, ledgers, told } = transaction.commit()?;
+        let Stored { newest, ledgers, events } = transaction.commit()?;
         self.newest = newest;
         for (key, ledger) in &ledgers {
             self.inbox.note(key, ledger);
         }
-        Ok(told)
+        Ok(events)
     }
 
     // The file
@@ -180,7 +180,7 @@ impl Worker {
         // A process may not live for an hour.
         self.next_sweep = Instant::now();
         if is_again || self.inbox.is_waiting() {
-            self.inbox.tell(Event::Resync);
+            self.inbox.send(Event::Resync);
         }
         Ok(())
     }
@@ -212,10 +212,10 @@ impl Worker {
         database.within_transaction(|| database.set_port(client, port, self.settings.now()))
     }
 
-    fn tell(&mut self, event: Event) {
+    fn send(&mut self, event: Event) {
         let Some(client) = lease_of(&event).map(|lease| lease.client()) else { return };
         if let Some(inbox) = here(client) {
-            inbox.tell(event);
+            inbox.send(event);
         } else if let (Some(port), Some(socket)) = (self.port_of(client), &self.socket)
             && let Err(error) = socket.send_to(event.to_string().as_bytes(), (Ipv4Addr::LOCALHOST, port))
         {

@@ -23,8 +23,8 @@ mod library;
 pub(super) use library::Stream;
 pub(super) use library::Tls;
 
-/// Certificates for a store whose URL requires TLS (`rediss://`, `valkeys://`, `postgres://...?sslmode=require`, and so
-/// on): see `RedisBuilder::tls` and `PostgresBuilder::tls`.
+/// Certificates for a store whose URL requires TLS (`rediss://`, `valkeys://`, `postgres://...?sslmode=require`, `etcds://`,
+/// and so on): see `tls` of each store's builder.
 ///
 /// The server's certificate is always verified: it must be signed by a known authority, be currently valid, and match
 /// the host that the URL names (in a cluster and with sentinels, also the addresses that the servers name). There is no

@@ -44,7 +44,7 @@ pub struct ZookeeperBuilder {
     clock_lifetime: Duration,
 }
 
-/// What a client has been told.
+/// The options of a client.
 pub(super) struct Settings {
     pub(super) servers: Vec<Server>,
     /// The node under which everything is.
@@ -91,6 +91,8 @@ impl ZookeeperBuilder {
     }
 
     /// The node that contains all nodes of this crate, as an absolute path. Do not store anything else under it.
+    ///
+    /// Default: `/leasehold`.
     pub fn chroot(mut self, path: impl Into<String>) -> Self {
         self.chroot = path.into();
         self
@@ -98,6 +100,8 @@ impl ZookeeperBuilder {
 
     /// A user and a password for the scheme `digest`. Nodes are then created so that only this user may use them. Without
     /// credentials, any client may.
+    ///
+    /// Default: none.
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.credentials = Some((user.into(), password.into()));
         self
@@ -105,30 +109,40 @@ impl ZookeeperBuilder {
 
     /// The session timeout to request from the servers, 100 ms to 24 h. The servers limit it, by default to between 4 and 40 s. The nodes
     /// of leases with a TTL of at most this are ephemeral: they end with the session, for instance when a process ends.
+    ///
+    /// Default: 40 s.
     pub const fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
     }
 
     /// How long connecting may take, 1 ms to 1 h. All servers are tried within that time.
+    ///
+    /// Default: 2 s.
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
     /// How long the servers may take to answer, 1 ms to 1 h. After that, the client abandons the connection.
+    ///
+    /// Default: 2 s.
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.reply_timeout = timeout;
         self
     }
 
     /// Whether the [`chroot`](Self::chroot) is created if it does not exist.
+    ///
+    /// Default: true.
     pub const fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
     }
 
     /// Connects over TLS, with these certificates. The server's certificate and its host name are always verified.
+    ///
+    /// Default: no TLS.
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.tls = Some(options);
         self
@@ -142,7 +156,7 @@ impl ZookeeperBuilder {
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
     /// * [`Error::StoreUnavailable`] if no server can be reached within [`connect_timeout`](Self::connect_timeout), or the server that was
     ///   reached has no quorum.
-    /// * [`Error::StoreRefused`] if the credentials are rejected, or the chroot does not exist and may not be created.
+    /// * [`Error::StoreRefused`] if the credentials are refused, or the chroot does not exist and may not be created.
     ///
     /// # Cancel safety
     ///
@@ -155,12 +169,12 @@ impl ZookeeperBuilder {
         Ok(backend)
     }
 
-    /// Creates a backend that connects when needed and keeps trying. Needs no runtime.
+    /// Creates a backend that connects on first use and keeps retrying. Needs no runtime.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if a setting is out of bounds, or a server or the chroot is not valid; [`Error::Unsupported`] if TLS is
-    /// required, and this build lacks it.
+    /// required, and this build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<ZookeeperBackend, Error> {
         let settings = Settings::of(self)?;
         let address = settings.address.clone();

@@ -1,4 +1,4 @@
-//! The clock of the server that leads, as far as its replies tell.
+//! The clock of the leader, as far as known from its replies.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,17 @@ pub(super) const LIFETIME: Duration = Duration::from_secs(10);
 /// When a server has written something, by its clock and by this machine's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
-    /// In microseconds. Servers tell whole milliseconds.
-    told: u64,
+    /// In microseconds. Servers report whole milliseconds.
+    reported: u64,
     /// It was written after that,
     sent: Instant,
     /// and before that.
-    heard: Instant,
+    received: Instant,
 }
 
 impl Reading {
-    pub(super) fn of(stat: Stat, sent: Instant, heard: Instant) -> Self {
-        Self { told: millis(stat.mtime), sent, heard }
+    pub(super) fn of(stat: Stat, sent: Instant, received: Instant) -> Self {
+        Self { reported: millis(stat.mtime), sent, received }
     }
 
     pub(super) fn age(&self) -> Duration {
@@ -30,18 +30,18 @@ impl Reading {
 
     /// The better one: the newer one, unless it is less precise and the other one is recent.
     pub(super) fn or(self, older: Option<Self>) -> Self {
-        let width = |reading: &Self| reading.heard - reading.sent;
+        let width = |reading: &Self| reading.received - reading.sent;
         older.filter(|older| older.age() < LIFETIME && width(older) * 2 < width(&self)).unwrap_or(self)
     }
 
     /// Not later than the server's clock at present.
     pub(super) fn now(&self) -> u64 {
-        self.told.saturating_add(micros(self.heard.elapsed()))
+        self.reported.saturating_add(micros(self.received.elapsed()))
     }
 
     /// Not earlier than the server's clock at present.
     pub(super) fn late(&self) -> u64 {
-        self.told.saturating_add(MILLISECOND).saturating_add(micros(self.sent.elapsed()))
+        self.reported.saturating_add(MILLISECOND).saturating_add(micros(self.sent.elapsed()))
     }
 
     /// The present, for a record that exists or one that does not. The numbers of a record that was deleted were below the time
@@ -86,9 +86,9 @@ mod tests {
     fn a_reply_that_took_long_does_not_replace_a_better_one_that_is_recent() {
         let sent = Instant::now();
         let good = reading(5_000, sent, 1);
-        assert_eq!(reading(5_004, sent, 500).or(Some(good)).told, 5_000_000);
-        assert_eq!(reading(5_004, sent, 1).or(Some(good)).told, 5_004_000);
+        assert_eq!(reading(5_004, sent, 500).or(Some(good)).reported, 5_000_000);
+        assert_eq!(reading(5_004, sent, 1).or(Some(good)).reported, 5_004_000);
         let old = Reading { sent: sent.checked_sub(LIFETIME).unwrap(), ..good };
-        assert_eq!(reading(5_004, sent, 500).or(Some(old)).told, 5_004_000);
+        assert_eq!(reading(5_004, sent, 500).or(Some(old)).reported, 5_004_000);
     }
 }

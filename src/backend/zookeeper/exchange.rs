@@ -313,7 +313,7 @@ impl<'a> Attempt<'a> {
         self.view.remove(&gone);
         let client = self.shared.places.client();
         let own = asked.into_iter().filter(|lease| Some(lease.client()) == client);
-        self.shared.tell(own.map(Event::AskAgain));
+        self.shared.send(own.map(Event::AskAgain));
         if !served.is_empty() {
             // The record has been written since it was read. If it still lacks these holds, another program has interfered.
             self.look().await?;
@@ -467,7 +467,7 @@ impl<'a> Attempt<'a> {
         self.view.is_current = true;
         self.listed(listed);
         self.note(changed, &served);
-        self.shared.tell(changed.own.iter().cloned());
+        self.shared.send(changed.own.iter().cloned());
         self.is_stored = self.finish();
     }
 }

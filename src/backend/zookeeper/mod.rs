@@ -266,7 +266,7 @@ impl Shared {
         self.ended.send_replace(true);
     }
 
-    /// Sends requests, and notes what the replies tell of the server's clock.
+    /// Sends requests, and records the server's clock from the replies.
     async fn send_all(&self, ops: Vec<Op>) -> Result<Replies, Failure> {
         let replies = self.session.pipeline(ops).await?;
         let written = replies.replies.iter().rev().find_map(|reply| match reply {
@@ -275,7 +275,7 @@ impl Shared {
             Err(_) => None,
         });
         if let Some(stat) = written {
-            let reading = Reading::of(stat, replies.sent, replies.heard);
+            let reading = Reading::of(stat, replies.sent, replies.received);
             let mut known = self.clock.lock();
             let older = known.filter(|(connection, _)| *connection == replies.connection);
             *known = Some((replies.connection, reading.or(older.map(|(_, reading)| reading))));
@@ -298,7 +298,7 @@ impl Shared {
             replies = self.send_all(write()).await?;
         }
         match replies.replies.first() {
-            Some(Ok(Reply::Set(stat))) => Ok(Reading::of(*stat, replies.sent, replies.heard)),
+            Some(Ok(Reply::Set(stat))) => Ok(Reading::of(*stat, replies.sent, replies.received)),
             Some(Err(code)) => Err(code.failure(&path)),
             _ => Err(Malformed.into()),
         }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `<root>/<key>` | the record of a key: who holds it, and the last number issued |
 //! | `<root>/<key>/~<generation>` | nothing: as long as it exists, versions of the record can be compared |
-//! | `<root>/<key>/<lease>~...~<number>` | a lease that holds or waits; its name says what it claims, its data what it has been told |
+//! | `<root>/<key>/<lease>~...~<number>` | a lease that holds or waits; its name says what it claims, its data the last event sent to it |
 //! | `<root>/~clock` | nothing: it is written in order to read the server's clock |
 //! | `<root>/~swept` | nothing: it is written when idle records are removed |
 

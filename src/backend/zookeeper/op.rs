@@ -68,7 +68,7 @@ pub(super) enum Access {
 /// The reply to a request that has succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// Its path; in a multi, servers do not tell more.
+    /// Its path; in a multi, servers return no more.
     Created(String, Option<Stat>),
     Set(Stat),
     Data(Vec<u8>, Stat),

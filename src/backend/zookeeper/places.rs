@@ -21,7 +21,7 @@ pub(super) struct Places(Mutex<State>);
 #[derive(Default)]
 struct State {
     client: Option<Uuid>,
-    tell: Option<UnboundedSender<Event>>,
+    sender: Option<UnboundedSender<Event>>,
     own: HashMap<Arc<str>, BTreeMap<LeaseId, Own>>,
     by_path: HashMap<String, (Arc<str>, LeaseId)>,
 }
@@ -43,19 +43,19 @@ struct Own {
 impl Places {
     /// The events from now on, for the client of this name. A later stream replaces an earlier one.
     pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
-        let (tell, told) = unbounded();
+        let (sender, events) = unbounded();
         let mut state = self.0.lock();
-        (state.client, state.tell) = (Some(client), Some(tell));
-        told.chain(stream::pending()).boxed()
+        (state.client, state.sender) = (Some(client), Some(sender));
+        events.chain(stream::pending()).boxed()
     }
 
     pub(super) fn client(&self) -> Option<Uuid> {
         self.0.lock().client
     }
 
-    pub(super) fn tell(&self, events: impl Iterator<Item = Event>) {
+    pub(super) fn send(&self, events: impl Iterator<Item = Event>) {
         let state = self.0.lock();
-        events.for_each(|event| state.tell(event));
+        events.for_each(|event| state.send(event));
     }
 
     /// Whether none of this client's leases holds or waits.
@@ -172,9 +172,9 @@ impl Places {
             Some(Mark::Granted(grant)) if own.holds.is_none() => {
                 own.holds = Some(grant.token);
                 // When its place would have ended is known to the client.
-                state.tell(Event::Granted { lease, ticket, grant });
+                state.send(Event::Granted { lease, ticket, grant });
             }
-            Some(Mark::AskAgain(_)) => state.tell(Event::AskAgain(lease.id)),
+            Some(Mark::AskAgain(_)) => state.send(Event::AskAgain(lease.id)),
             _ => {}
         }
     }
@@ -195,10 +195,10 @@ impl Places {
 }
 
 impl State {
-    fn tell(&self, event: Event) {
-        if let Some(tell) = &self.tell {
+    fn send(&self, event: Event) {
+        if let Some(sender) = &self.sender {
             // An error means that the stream has been dropped: no one is listening.
-            drop(tell.unbounded_send(event));
+            drop(sender.unbounded_send(event));
         }
     }
 
@@ -213,7 +213,7 @@ impl State {
         if own.is_leaving {
             return;
         }
-        self.tell(match own.holds {
+        self.send(match own.holds {
             Some(token) => Event::Revoked { lease: own.lease.id, token },
             None => Event::AskAgain(own.lease.id),
         });

@@ -75,36 +75,36 @@ impl Writing {
 impl Changed {
     /// Nothing was carried out.
     pub(super) fn nothing() -> Self {
-        Self::told(Ledger::default(), Vec::new())
+        Self::with_events(Ledger::default(), Vec::new())
     }
 
     /// Carries out what was asked for.
     pub(super) fn by(tasks: &[Task], view: &View, stamp: Stamp) -> Self {
         let mut ledger = view.ledger(stamp.now);
         ledger.observe_requests();
-        let told = tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
-        Self::told(ledger, told)
+        let events = tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
+        Self::with_events(ledger, events)
     }
 
     /// Serves the queue, and prompts waiters of an owner that is admitted by that to repeat their requests.
     pub(super) fn by_serving(key: &Arc<str>, view: &View, stamp: Stamp, client: Option<Uuid>) -> Self {
         let mut ledger = view.ledger(stamp.now);
-        let mut told = ledger.serve_queue(key, stamp);
+        let mut events = ledger.serve_queue(key, stamp);
         // This client's own were known before.
         let is_told = |lease: LeaseId| Some(lease.client()) == client || view.is_prompted(lease);
-        told.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
+        events.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
         let is_own = |event: &Event| match event {
             Event::Granted { lease, .. } => Some(lease.id.client()) == client,
             Event::AskAgain(lease) => Some(lease.client()) == client,
             _ => false,
         };
-        let own = told.iter().filter(|event| is_own(event)).cloned().collect();
-        Self { own, ..Self::told(ledger, told) }
+        let own = events.iter().filter(|event| is_own(event)).cloned().collect();
+        Self { own, ..Self::with_events(ledger, events) }
     }
 
-    fn told(ledger: Ledger, told: Vec<Event>) -> Self {
+    fn with_events(ledger: Ledger, events: Vec<Event>) -> Self {
         let (mut granted, mut ask_again) = (HashMap::new(), Vec::new());
-        for event in told {
+        for event in events {
             match event {
                 Event::Granted { lease, grant, .. } => drop(granted.insert(lease.id, grant)),
                 Event::AskAgain(lease) => ask_again.push(lease),
@@ -232,7 +232,7 @@ impl Changed {
         })
     }
 
-    /// What is to be told to the owner of a child.
+    /// What is to be events to the owner of a child.
     fn mark(&self, view: &View, context: &Context<'_>, child: &Child) -> Option<Mark> {
         let lease = child.name.lease();
         if Some(lease.client()) == context.client {

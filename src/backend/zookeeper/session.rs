@@ -51,7 +51,7 @@ pub(super) struct Replies {
     pub(super) replies: Vec<Result<Reply, Code>>,
     /// When they were sent, and when the last reply arrived.
     pub(super) sent: Instant,
-    pub(super) heard: Instant,
+    pub(super) received: Instant,
     /// On which connection: see [`Session::connections`].
     pub(super) connection: u64,
 }
@@ -458,7 +458,7 @@ impl Traffic {
         };
         self.next_reply = following(xid);
         let op = &pipeline.ops[pipeline.replies.len()];
-        // The errors of a multi may be told by the header, too.
+        // The errors of a multi may also be in the header.
         let reply = match (code, op) {
             (Code::NONE, op) => op.read(reader)?,
             (code, Op::Multi(_)) if !reader.0.is_empty() => Err(op.read(reader)?.err().unwrap_or(code)),
@@ -473,7 +473,7 @@ impl Traffic {
         {
             let connection = self.connection;
             // If nobody waits for the replies any more, it was still done.
-            drop(answer.send(Ok(Replies { replies, sent, heard: Instant::now(), connection })));
+            drop(answer.send(Ok(Replies { replies, sent, received: Instant::now(), connection })));
         }
         Ok(())
     }

@@ -79,7 +79,7 @@ pub(super) struct Seen {
     pub(super) version: i32,
     /// When the lease was last asked for, in milliseconds.
     pub(super) asked: i64,
-    /// Whether its owner was told to ask again, and has not done so yet.
+    /// Whether its owner was asked to repeat its request, and has not done so yet.
     pub(super) is_prompted: bool,
 }
 
@@ -195,7 +195,7 @@ impl View {
         Some(child.name.lease())
     }
 
-    /// Whether the owner of a lease was told to ask again, and has not done so yet.
+    /// Whether the owner of a lease was asked to repeat its request, and has not done so yet.
     pub(super) fn is_prompted(&self, lease: LeaseId) -> bool {
         let child = self.children.iter().find(|child| child.name.lease() == lease);
         child.and_then(|child| child.seen).is_some_and(|seen| seen.is_prompted)

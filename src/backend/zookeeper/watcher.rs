@@ -43,8 +43,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn tell(&self, events: impl Iterator<Item = Event>) {
-        self.places.tell(events);
+    pub(super) fn send(&self, events: impl Iterator<Item = Event>) {
+        self.places.send(events);
     }
 
     /// Handles signals until the session has ended.
