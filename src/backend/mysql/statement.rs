@@ -25,8 +25,10 @@ pub(super) fn read<'a>(keys: impl Iterator<Item = &'a str>) -> [String; 2] {
 /// conflicts; a client that does not get it may still try. Waiting for the row itself would be slow: while it grows, InnoDB copies the
 /// locks of all sessions that wait for it.
 pub(super) fn read_in_turn(key: &str) -> Vec<String> {
-    let mut statements =
-        vec![format!("SET SESSION wait_timeout = {LOCK_SECONDS}"), format!("SELECT GET_LOCK({}, {LOCK_SECONDS})", lock_name(key))];
+    let mut statements = vec![
+        format!("SET SESSION wait_timeout = {LOCK_SECONDS}"),
+        format!("SELECT GET_LOCK({}, {LOCK_SECONDS})", lock_name(key)),
+    ];
     statements.extend(read(std::iter::once(key)));
     statements
 }
