@@ -198,3 +198,37 @@ async fn sixty_four_tasks_lock_while_slots_move_and_primaries_die() {
     assert_eq!((report.tokens_that_went_back, report.overlaps), (0, 0), "{report}");
     assert!(report.longest_gap < SECOND * 10, "{report}");
 }
+
+#[test]
+fn an_idle_client_whose_runtime_has_ended_asks_no_node_for_slots() {
+    let Some(cluster) = Cluster::start_or_skip("an idle client of a cluster") else { return };
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+    };
+    let (first, second) = (runtime(), runtime());
+    let lock = async |client: &Client| {
+        for n in 0..20 {
+            let mutex = client.mutex(&format!("name {n}")).expect("a name");
+            within(SECOND * 5, mutex.lock()).await.expect("free").release().await.expect("held");
+        }
+    };
+    let client = first.block_on(async {
+        let client = connect(&cluster).await;
+        lock(&client).await;
+        client
+    });
+    drop(first);
+    let asked = || -> u64 {
+        let of =
+            |node: usize| *cluster.nodes[node].raw().info_commandstats().get("cluster|slots").unwrap_or(&0);
+        (0..cluster.nodes.len()).map(of).sum()
+    };
+    let before = asked();
+    std::thread::sleep(SECOND * 3);
+    let calls = asked() - before;
+    assert!(calls <= 6, "{calls} calls of an idle client in three seconds");
+    second.block_on(async {
+        lock(&client).await;
+        client.shutdown().await.expect("drained");
+    });
+}

@@ -544,6 +544,29 @@ async fn a_majority_is_enough_to_connect_and_the_others_follow() {
     assert!(begin.elapsed() < SOON, "after {:?}", begin.elapsed());
 }
 
+#[test]
+fn a_client_is_used_although_the_runtime_on_which_it_was_used_first_is_not_driven() {
+    let first = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let second = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let Some(mut nodes) = Nodes::start_or_skip("a runtime that is not driven", 3) else { return };
+    let client = first.block_on(async {
+        let client = nodes.connect().await;
+        lock(&client, LONG).await.release().await.expect("held");
+        client
+    });
+    second.block_on(async {
+        // The nodes are asked for a tenth of a second each, which is not long enough to be sure.
+        lock(&client, LONG).await.release().await.expect("held");
+        drop(client);
+        left_empty(&mut nodes).await;
+    });
+    drop(first);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_and_timeouts_are_checked() {
     let node = |port: u16| RedisBackend::builder(&format!("redis://127.0.0.1:{port}")).expect("valid");

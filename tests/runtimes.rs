@@ -519,6 +519,146 @@ fn a_connection_that_was_down_on_a_runtime_that_is_not_driven_is_opened_again() 
     assert_eq!(server.raw().keys("*"), [FENCE]);
 }
 
+#[test]
+fn callers_with_short_time_limits_connect_from_their_own_runtime() {
+    let Some(server) = RedisServer::start_or_skip("short time limits on another runtime") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let client = client_of(&server, &first);
+    second.block_on(async {
+        let mutex = client.mutex("impatient").expect("valid");
+        // Long before a reply timeout.
+        eventually(SOON, || async { mutex.lock_timeout(ms(200)).await.is_ok() }).await;
+        within(SECOND, mutex.lock()).await.expect("free").release().await.expect("held");
+        client.shutdown().await.expect("drained");
+    });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+    drop(first);
+}
+
+/// A client that is connected on the second runtime and was used first on the first one, which is no longer driven: releases are
+/// queued for that.
+fn client_used_first_on(first: &Runtime, second: &Runtime, server: &RedisServer) -> Client {
+    let client = second.block_on(connect(&server.url()));
+    let mutex = client.mutex("warm").expect("valid");
+    first.block_on(async { mutex.lock().await.expect("free").release().await.expect("held") });
+    client
+}
+
+#[test]
+fn guards_are_released_although_the_runtime_on_which_their_client_was_used_first_is_not_driven() {
+    let Some(server) = RedisServer::start_or_skip("guards dropped on another runtime") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let lock = async |client: &Client| {
+        let mutex = client.mutex("dropped").expect("valid");
+        drop(within(SECOND, mutex.lock()).await.expect("free"));
+        mutex
+    };
+    // Nobody waits for it.
+    let client = client_used_first_on(&first, &second, &server);
+    second.block_on(lock(&client));
+    eventually_only_the_fence(&second, &server);
+    drop(client);
+    // A call that does not wait for others waits for it.
+    let client = client_used_first_on(&first, &second, &server);
+    second.block_on(async {
+        let mutex = lock(&client).await;
+        let guard =
+            within(SECOND + SLACK, mutex.try_lock()).await.expect("answered").expect("released before");
+        guard.release().await.expect("held");
+    });
+    drop(client);
+    // The last handle is gone, too.
+    let client = client_used_first_on(&first, &second, &server);
+    second.block_on(async { drop(lock(&client).await) });
+    drop(client);
+    eventually_only_the_fence(&second, &server);
+    second.block_on(disconnected(&mut server.raw()));
+    drop(first);
+}
+
+#[test]
+fn a_client_that_is_dropped_leaves_no_connection_on_a_runtime_that_is_not_driven() {
+    let Some(server) = RedisServer::start_or_skip("connections on a runtime that is not driven") else {
+        return;
+    };
+    let (first, second) = (one_thread(), several_threads());
+    let client = client_of(&server, &first);
+    let mutex = client.mutex("moved").expect("valid");
+    second.block_on(async {
+        let other = connect(&server.url()).await.mutex("moved").expect("valid");
+        let guard = other.lock().await.expect("free");
+        let waiter = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await }
+        });
+        // It has the tasks run on this runtime before it is granted.
+        eventually(SOON, || async { other.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
+        guard.release().await.expect("held");
+        within(SOON, waiter).await.expect("no panic").expect("granted").release().await.expect("held");
+    });
+    drop((client, mutex));
+    // Without the permission to have the server close them, those for commands and messages are closed with their runtime.
+    let left = if support::acl::is_restricted() { 2 } else { 0 };
+    let mut raw = server.raw();
+    second.block_on(eventually(SOON, || ready(connections(&mut raw) <= left)));
+    assert_eq!(raw.keys("*"), [FENCE]);
+    drop(first);
+    second.block_on(disconnected(&mut raw));
+}
+
+#[test]
+fn a_lock_that_is_polled_on_one_runtime_and_then_on_another_is_granted() {
+    let Some(server) = RedisServer::start_or_skip("a future that changes its runtime") else { return };
+    let (first, second) = (one_thread(), several_threads());
+    let client = client_of(&server, &first);
+    let mutex = client.mutex("moved").expect("valid");
+    let guard = second.block_on(async {
+        connect(&server.url()).await.mutex("moved").expect("valid").lock().await.expect("free")
+    });
+    let mut waiting = Box::pin(mutex.lock());
+    first.block_on(async {
+        tokio::select! {
+            outcome = &mut waiting => panic!("{outcome:?}, which is held"),
+            () = eventually(SOON, || async { mutex.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }) => {}
+        }
+    });
+    second.block_on(async {
+        guard.release().await.expect("held");
+        within(SOON, waiting).await.expect("granted").release().await.expect("held");
+        client.shutdown().await.expect("drained");
+    });
+    assert_eq!(server.raw().keys("*"), [FENCE]);
+    drop(first);
+}
+
+/// Shuts a client down twice while a release is kept that is not polled, and says how much processor time the second one takes.
+#[test]
+fn shuts_down_twice() {
+    let Some(port) = worker_args() else { return };
+    one_thread().block_on(async {
+        let proxy = Proxy::start(port.parse().expect("a port")).await;
+        let client = Client::connect(&proxy.url()).await.expect("the server answers");
+        let guard = client.mutex("kept").expect("valid").lock().await.expect("free");
+        proxy.hold(Direction::ToClient);
+        let mut kept = Box::pin(guard.release());
+        assert!(timeout(ms(20), &mut kept).await.is_err());
+        client.shutdown().await.expect_err("the release is not confirmed");
+        let before = cpu_time();
+        client.shutdown().await.expect_err("the release is not confirmed");
+        say(&format!("{}", (cpu_time() - before).as_millis()));
+        drop(kept);
+    });
+    std::process::exit(0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_shutdown_keeps_no_processor_busy() {
+    let Some(server) = RedisServer::start_or_skip("a second shutdown") else { return };
+    let mut worker = Worker::start("shuts_down_twice", &server.port().to_string());
+    let used = worker.line().await.expect("it is not stuck").parse::<u64>().expect("a number");
+    assert!(used < 1000, "{used} ms of processor time in five seconds");
+}
+
 /// As in a program that is not asynchronous otherwise.
 #[test]
 fn a_guard_dropped_between_two_calls_of_block_on_is_released() {

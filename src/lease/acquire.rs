@@ -194,7 +194,9 @@ impl<'a> Waiter<'a> {
         let now = Instant::now();
         let latest = now + RELEASES_FIRST;
         let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
-        let finished = pin!(self.keeper().releases.finished(&self.resource.key));
+        let keeper = self.keeper();
+        let finished = pin!(keeper.releases.finished(&self.resource.key));
+        let finished = pin!(keeper.while_running(finished));
         // A timeout is not an error: the request is sent and finds whatever is still held.
         timeout_at(until, self.engine.closing().unless(finished)).await.is_ok() || until == latest
     }

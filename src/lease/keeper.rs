@@ -73,6 +73,7 @@ impl Keeper {
         });
         if let Some(background) = &keeper.background {
             background.spawn(Arc::clone(&keeper).keep_held());
+            background.spawn(Self::watch_runs(Arc::downgrade(&keeper), keeper.abandoned.clone()));
         }
         keeper
     }

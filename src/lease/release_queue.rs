@@ -40,7 +40,7 @@ struct Queue {
 }
 
 /// The number of a release, in the order in which they were queued.
-type Number = u64;
+pub(super) type Number = u64;
 
 /// A release that must reach the store.
 #[derive(Debug)]
@@ -126,6 +126,16 @@ impl ReleaseQueue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.lock().unfinished.is_empty()
+    }
+
+    /// The number of the release that is queued next.
+    pub(super) fn next_number(&self) -> Number {
+        self.queue.lock().next_number
+    }
+
+    /// Whether a release with a number below this one is queued or in flight.
+    pub(super) fn is_any_pending(&self, below: Number) -> bool {
+        self.queue.lock().unfinished.values().flatten().any(|number| *number < below)
     }
 
     /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then

@@ -3,18 +3,20 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
 use scopeguard::guard;
+use tokio::runtime::Handle;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
@@ -61,31 +63,69 @@ impl Keeper {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                () = over => {}
-                never = self.watch_run() => match never {},
+                // Whatever the tasks had to do is done; another run would be over at once.
+                () = over => if self.abandoned.is_cancelled() { return work.await },
+                never = self.probe_if_elsewhere() => match never {},
             }
         }
     }
 
+    /// Probes the current run while it is on another runtime than the one on which this is polled, which may change.
+    fn probe_if_elsewhere(self: &Arc<Self>) -> impl Future<Output = Infallible> {
+        let (mut polled_on, mut probes) = (None, None);
+        poll_fn(move |context| {
+            let here = Handle::current().id();
+            if polled_on.replace(here) != Some(here) {
+                probes = (!self.runs.is_here()).then(|| Box::pin(self.probe()));
+            }
+            probes.as_mut().map_or(Poll::Pending, |probes| probes.as_mut().poll(context))
+        })
+    }
+
     /// Ends the current run if it is on another runtime that makes no progress.
-    async fn watch_run(self: &Arc<Self>) -> Infallible {
-        if self.runs.is_here() {
-            return pending().await;
-        }
+    async fn probe(self: &Arc<Self>) -> Infallible {
         loop {
             if let Some((number, runtime)) = self.runs.to_probe() {
-                let keeper = Arc::clone(self);
                 // In a task: others rely on it, even if this is dropped.
-                tokio::spawn(async move {
-                    if is_stuck(&runtime).await {
-                        tracing::warn!(
-                            "the runtime on which a client was used before is not driven; continuing on another one"
-                        );
-                        keeper.stop(number, Duration::ZERO);
-                    }
-                });
+                tokio::spawn(Self::stop_if_stuck(Arc::downgrade(self), number, runtime));
             }
             sleep(PROBE_INTERVAL).await;
+        }
+    }
+
+    /// Ends a run if its runtime makes no progress. If that is driven again, and there is no other run by then, another one begins
+    /// there.
+    async fn stop_if_stuck(this: Weak<Self>, number: u64, runtime: Handle) {
+        if !is_stuck(&runtime).await {
+            return;
+        }
+        let Some(keeper) = this.upgrade() else { return };
+        tracing::warn!("a runtime on which a client is used makes no progress; continuing without it");
+        keeper.stop(number, Duration::ZERO);
+        runtime.spawn(async move { this.upgrade().map(|keeper| keeper.ensure_running()) });
+    }
+
+    /// Ends the current run if its runtime makes no progress while releases are pending, or after the client was abandoned. Runs on
+    /// the crate's own thread: nobody waits for a guard that was dropped.
+    pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
+        let mut queued_before = 0;
+        loop {
+            if !abandoned.is_cancelled() {
+                tokio::select! {
+                    () = abandoned.cancelled() => {}
+                    () = sleep(PROBE_INTERVAL) => {}
+                }
+            } else {
+                sleep(PROBE_INTERVAL).await;
+            }
+            let Some(keeper) = this.upgrade() else { return };
+            let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_pending(queued_before);
+            queued_before = keeper.releases.next_number();
+            let run = if is_needed { keeper.runs.to_probe() } else { None };
+            drop(keeper);
+            if let Some((number, runtime)) = run {
+                Self::stop_if_stuck(Weak::clone(&this), number, runtime).await;
+            }
         }
     }
 
@@ -98,10 +138,11 @@ impl Keeper {
             self.take_over(held_too);
         }
         // Separate tasks, so that a message does not wake those that send releases, and vice versa.
-        let queued = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).keep_queued(events)));
+        let (queued, _cancel) = spawn_cancelable(Arc::clone(&self).keep_queued(events));
         let held = async {
             if held_too {
-                AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).renew_held())).await
+                let (held, _cancel) = spawn_cancelable(Arc::clone(&self).renew_held());
+                held.await
             } else {
                 pending().await
             }

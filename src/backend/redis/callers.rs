@@ -259,8 +259,8 @@ impl CallersConnections {
         if runtime::check().is_err() || !is_stuck(&runtime).await {
             return false;
         }
-        let current = self.runtime.lock();
-        let have_not_moved = current.as_ref().is_some_and(|current| current.id() == runtime.id());
+        let mut current = self.runtime.lock();
+        let have_not_moved = current.take_if(|current| current.id() == runtime.id()).is_some();
         if have_not_moved {
             tracing::warn!("the runtime of the connections is not driven; connecting from another one");
             self.abandon();

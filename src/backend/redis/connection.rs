@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures::future::try_join;
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,6 +25,7 @@ use uuid::Uuid;
 use super::check::too_old;
 use super::link::{CallError, Connector, Link, command};
 use super::route::Route;
+use super::runtime::here;
 use super::status::{ConnectionStatus, Statuses};
 use super::target::Login;
 use super::target::Server;
@@ -88,6 +89,8 @@ pub(super) struct Connection {
     link: watch::Sender<Option<Arc<dyn Link>>>,
     /// The number of the task that keeps it connected, which is odd; an even number while there is none.
     task: AtomicU64,
+    /// The runtime of the last task.
+    runtime: Mutex<Option<Id>>,
     /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
     suspect: AtomicBool,
     silence: Mutex<Silence>,
@@ -121,6 +124,7 @@ impl Connection {
             changing: Mutex::default(),
             link: watch::Sender::default(),
             task: AtomicU64::new(0),
+            runtime: Mutex::default(),
             suspect: AtomicBool::new(false),
             silence: Mutex::default(),
             failure: Mutex::default(),
@@ -172,6 +176,7 @@ impl Connection {
             // Odd, even if another one was started at this moment.
             let number = (self.task.load(Ordering::Acquire) + 1) | 1;
             self.task.store(number, Ordering::Release);
+            *self.runtime.lock() = Some(runtime.id());
             number
         };
         // Dropped with the task, perhaps because its runtime ends.
@@ -216,6 +221,16 @@ impl Connection {
         self.suspect.load(Ordering::Relaxed)
     }
 
+    /// For a call while it waits. If this is dropped before it is disarmed, and the connection is on another runtime, that may be why
+    /// the call was not answered by the time when its caller gave up.
+    pub(super) fn suspect_if_given_up<'a>(&'a self) -> ScopeGuard<&'a Self, impl FnOnce(&'a Self)> {
+        guard(self, |connection: &'a Self| {
+            if *connection.runtime.lock() != here() {
+                connection.suspect.store(true, Ordering::Relaxed);
+            }
+        })
+    }
+
     /// Whether no task keeps it connected: none has been started, its runtime has ended, or it was given up.
     pub(super) fn has_ended(&self) -> bool {
         self.task.load(Ordering::Acquire).is_multiple_of(2)
@@ -246,9 +261,11 @@ impl Connection {
         if let Some(link) = self.current_link() {
             return Ok(link);
         }
-        let mut links = self.links();
+        let (mut links, given_up) = (self.links(), self.suspect_if_given_up());
         let decided = links.wait_for(|link| link.is_some() || self.has_ended());
-        match timeout(self.timeouts.reply, decided).await {
+        let decided = timeout(self.timeouts.reply, decided).await;
+        ScopeGuard::into_inner(given_up);
+        match decided {
             Ok(Ok(link)) => link.clone().ok_or_else(|| self.not_connected()),
             Ok(Err(_)) => Err(self.not_connected()),
             Err(_) => {
@@ -283,8 +300,9 @@ impl Connection {
     /// Sends a command once.
     pub(super) async fn command(&self, words: &[&str]) -> Result<Value, CallError> {
         let link = self.link().await?;
-        let sent = Instant::now();
+        let (sent, given_up) = (Instant::now(), self.suspect_if_given_up());
         let answer = command(&*link, words).await;
+        ScopeGuard::into_inner(given_up);
         self.record_answer(&answer, sent);
         answer
     }
@@ -411,6 +429,10 @@ impl Connection {
                 // safeguard.
                 Err(error) if is_refusal(&error) => {
                     tracing::debug!(%error, "could not have the server close lost connections");
+                    let mut earlier = self.earlier.lock();
+                    // All but the current one.
+                    let before = earlier.len().saturating_sub(1);
+                    earlier.drain(..before);
                     Ok(())
                 }
                 closed => closed,

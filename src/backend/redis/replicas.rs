@@ -54,7 +54,9 @@ struct Server {
 }
 
 impl Server {
-    fn is_busy(&self) -> bool {
+    /// Whether a round is in flight, or somebody waits for the next one.
+    fn is_busy(&mut self) -> bool {
+        self.next.take_if(|next| next.strong_count() == Some(1));
         self.next.is_some() || Arc::strong_count(&self.turn) > 1
     }
 }
@@ -90,9 +92,13 @@ impl Replicas {
         if let Some(next) = &server.next {
             return next.clone();
         }
-        let (replicas, turn) = (Arc::clone(self), Arc::clone(&server.turn));
+        // The round is stored in this. Whoever waits for it has a reference.
+        let (replicas, turn) = (Arc::downgrade(self), Arc::clone(&server.turn));
         let round = async move {
             let _turn = turn.lock_owned().await;
+            let Some(replicas) = replicas.upgrade() else {
+                return Err(CallError::NotSent("the client is gone".to_owned()));
+            };
             if let Some(server) = replicas.servers.lock().get_mut(&key) {
                 server.next = None;
             }
@@ -111,5 +117,33 @@ impl Replicas {
         }
         let acknowledged = acknowledged?.as_u64();
         acknowledged.ok_or_else(|| CallError::Lost("WAIT did not return a number".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[test]
+    fn a_round_that_nobody_waits_for_is_forgotten() {
+        let turn = Arc::new(tokio::sync::Mutex::new(()));
+        let in_flight = Arc::clone(&turn).try_lock_owned();
+        // It waits for the round in flight.
+        let waiting = Arc::clone(&turn);
+        let next = async move {
+            let _turn = waiting.lock_owned().await;
+            pending().await
+        };
+        let next = next.boxed().shared();
+        let mut server = Server { turn, next: Some(next.clone()) };
+        assert!(next.clone().now_or_never().is_none());
+        assert!(server.is_busy());
+        drop(next);
+        assert!(server.is_busy(), "a round is in flight");
+        assert!(server.next.is_none());
+        drop(in_flight);
+        assert!(!server.is_busy());
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use parking_lot::Mutex;
+use scopeguard::ScopeGuard;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::{Connection, Timeouts};
@@ -172,10 +173,12 @@ impl Transport {
     ) -> Result<Value, CallError> {
         let (link, script) = (self.link().await?, script.variant(self.slot().is_some()));
         let (connection, sent) = (self.connection(), Instant::now());
+        let given_up = connection.suspect_if_given_up();
         let mut answer = link.evalsha(script, arguments()).await;
         if is_unknown_script(&answer) {
             answer = link.eval(script, arguments()).await;
         }
+        ScopeGuard::into_inner(given_up);
         self.record_answer(&connection, &answer, sent);
         // A primary that was replaced while it hung may execute what it was sent, and no other node knows about that.
         if answer.is_ok() && !Arc::ptr_eq(&connection, &self.connection()) {

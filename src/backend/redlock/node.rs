@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
 use crate::error::Error;
 use crate::fence::FencingToken;
+use crate::runtime::{Cancel, spawn_cancelable};
 
 /// The pause after the first failed attempt to connect, and after many.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -62,7 +63,8 @@ pub(super) struct NodeHandle {
     node: OnceLock<Arc<dyn Node>>,
     status: watch::Sender<Status>,
     failure: Mutex<Option<Error>>,
-    connecting: Mutex<Option<JoinHandle<()>>>,
+    /// The last task that connects, and its runtime.
+    connecting: Mutex<Option<(Id, Cancel)>>,
     health: Health,
     /// Since when this exists.
     pub(super) since: std::time::Instant,
@@ -175,20 +177,25 @@ impl NodeHandle {
     }
 
     /// Connects in a task on the current runtime, unless the node is connected or such a task runs: until it succeeds or `closed`.
+    /// Such a task on another runtime, which may no longer be driven, is given up.
     pub(super) fn connect(self: &Arc<Self>, closed: CancellationToken) {
         let Some(builder) = self.builder.clone().filter(|_| self.node.get().is_none()) else { return };
-        let mut connecting = self.connecting.lock();
-        if connecting.as_ref().is_none_or(JoinHandle::is_finished) {
-            let slot = Arc::clone(self);
-            *connecting = Some(tokio::spawn(async move {
-                let connected = slot.connect_with(builder);
-                tokio::select! {
-                    biased;
-                    () = closed.cancelled() => {}
-                    () = connected => {}
-                }
-            }));
+        let (here, mut connecting) = (Handle::current().id(), self.connecting.lock());
+        if connecting.as_ref().is_some_and(|(runtime, task)| *runtime == here && !task.is_over()) {
+            return;
         }
+        let slot = Arc::clone(self);
+        let (_, task) = spawn_cancelable(async move {
+            let connected = slot.connect_with(builder);
+            tokio::select! {
+                biased;
+                () = closed.cancelled() => {}
+                () = connected => {}
+            }
+        });
+        let given_up = connecting.replace((here, task));
+        drop(connecting);
+        drop(given_up);
     }
 
     async fn connect_with(&self, builder: RedisBuilder) {

@@ -196,11 +196,12 @@ impl Nodes {
         address(host, port.parse().ok()?, map.node(slot).or(self.slots.seeds.first())?)
     }
 
-    /// Completes when a node that serves slots is not connected, of those that have been needed.
+    /// Completes when a node that serves slots is not connected, of those that have been needed. Those whose runtime has ended are
+    /// connected when they are needed again.
     async fn until_one_is_lost(&self) {
         let map = self.slots.map();
         let mut connections = self.connections();
-        connections.retain(|(node, _)| map.primaries.contains(node));
+        connections.retain(|(node, connection)| map.primaries.contains(node) && !connection.has_ended());
         if connections.is_empty() {
             pending().await
         } else {
