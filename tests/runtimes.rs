@@ -659,6 +659,43 @@ async fn a_second_shutdown_keeps_no_processor_busy() {
     assert!(used < 1000, "{used} ms of processor time in five seconds");
 }
 
+#[test]
+fn a_guard_dropped_before_its_thread_is_blocked_is_released_and_its_client_goes_on() {
+    let Some(server) = RedisServer::start_or_skip("a release on a blocked thread") else { return };
+    const BLOCKED: Duration = Duration::from_secs(5);
+    let (runtime, elsewhere) = (one_thread(), several_threads());
+    let client = client_of(&server, &runtime);
+    let other = elsewhere.block_on(connect(&server.url()));
+    runtime.block_on(async {
+        let mutex = client.mutex("blocked").expect("valid");
+        let kept = client.mutex("kept").expect("valid").lock().await.expect("free");
+        drop(mutex.lock().await.expect("free"));
+        let theirs = other.mutex("blocked").expect("valid");
+        let begin = Instant::now();
+        let waiter = elsewhere.spawn(async move { (theirs.lock().await, begin.elapsed()) });
+        thread::sleep(BLOCKED);
+        let (guard, waited) = within(SOON, waiter).await.expect("no panic");
+        assert!(waited < BLOCKED - SECOND, "granted after {waited:?}");
+        // It waits, is granted, and is notified, as before.
+        let waiter = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await }
+        });
+        eventually(SOON, || async { mutex.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
+        guard.expect("granted").release().await.expect("held");
+        drop(within(SECOND, waiter).await.expect("no panic").expect("granted"));
+        within(SECOND, other.mutex("blocked").expect("valid").lock())
+            .await
+            .expect("free")
+            .release()
+            .await
+            .expect("held");
+        other.mutex("kept").expect("valid").force_release().await.expect("answered");
+        within(SECOND, kept.lost()).await;
+    });
+    leaves_nothing(&runtime, &client, &server);
+}
+
 /// As in a program that is not asynchronous otherwise.
 #[test]
 fn a_guard_dropped_between_two_calls_of_block_on_is_released() {

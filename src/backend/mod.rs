@@ -107,15 +107,16 @@ pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 
 /// A store that manages leases. See the [module documentation](self) for the contract.
 ///
-/// Every future may be dropped at any point. The outcome is then unknown, and the caller repeats the call or releases the lease.
+/// Every future may be dropped at any point, on any thread. The outcome is then unknown, and the caller repeats the call or
+/// releases the lease.
 ///
 /// All calls fail with [`BackendError::NotSent`] if the store has certainly not received the call, with
 /// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::Refused`] if the store declined, with
 /// [`BackendError::WrongType`] if something else is stored under the key, and with [`BackendError::Closed`] after `close`.
 ///
 /// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, and so are `release` and
-/// `release_permits` after the runtime of the application has ended. Everything else is called on the runtimes of the
-/// application.
+/// `release_permits` when the runtime of the application has ended or makes no progress. Everything else is called on the
+/// runtimes of the application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates the id of a new acquisition. Ids cannot be guessed and are never used again, nor is the sequence number in them.
     fn lease_id(&self) -> LeaseId;

@@ -448,7 +448,7 @@ impl Lease {
         }
     }
 
-    /// Makes a request or a renewal due again that was in flight on a runtime that has ended. A first request that is in flight is
+    /// Makes a request or a renewal due again that was in flight in an earlier run. A first request that is in flight is
     /// repeated when it is answered, because events may have been lost. `false` if the keeper has nothing to do for this lease.
     pub(super) fn take_over(&self, now: Instant) -> bool {
         match &mut self.state.lock().phase {

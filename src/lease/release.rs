@@ -2,7 +2,7 @@
 //!
 //! `release` sends from the caller's task and awaits the answer; a guard that is dropped only queues its release, and so does a
 //! `release` that is dropped or not answered. Queued releases are sent by a task of the keeper, and repeated until the store has
-//! confirmed them; when the runtime of that task ends, by the crate's own thread.
+//! confirmed them; when the runtime of that task ends or makes no progress, by the crate's own thread.
 
 use std::convert::Infallible;
 use std::mem;
@@ -259,11 +259,11 @@ impl Keeper {
 
     /// Sends the releases that are pending now, on the crate's own thread.
     ///
-    /// Those that end no hold are pending again afterwards: a request for the lease may still be on its way, on a connection of the
-    /// runtime that has ended. The next run sends them after that connection is closed.
-    async fn send_pending_releases(&self) {
+    /// Those that end no hold are left to the next run: a request for the lease may still be on its way, on a connection of another
+    /// runtime. That run sends them after the request, or after that connection is closed.
+    pub(super) async fn send_pending_releases(&self) {
         let releases = FuturesUnordered::new();
-        while let Some(mut pending) = self.releases.pop() {
+        while let Some(mut pending) = self.releases.pop_unsent() {
             // These are requested by the keeper's task on the next runtime.
             self.ask_again(mem::take(&mut pending.next));
             releases.push(async move {
@@ -275,15 +275,10 @@ impl Keeper {
                     Ok(None) => true,
                     Err(_) => false,
                 };
-                if is_final {
-                    self.finish(pending);
-                    return None;
-                }
-                Some(pending)
+                if is_final { self.finish(pending) } else { self.releases.leave(pending) }
             });
         }
-        let pending_again: Vec<_> = releases.collect().await;
-        drop(pending_again);
+        releases.collect().await
     }
 }
 

@@ -31,6 +31,9 @@ pub(super) struct ReleaseQueue {
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<PendingRelease>,
+    /// Those that were sent from the crate's own thread and ended no hold. A request for the lease may still be sent from a runtime
+    /// that made no progress, so the next task there sends the release again, after that request.
+    unsettled: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Vec<Number>>,
     next_number: Number,
@@ -102,12 +105,35 @@ impl ReleaseQueue {
 
     /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is pending again.
     pub(super) fn pop(&self) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
+        let mut queue = self.queue.lock();
+        let pending = queue.unsettled.pop_front().or_else(|| queue.pending.pop_front())?;
+        Some(self.until_finished(pending))
+    }
+
+    /// The same for the crate's own thread.
+    pub(super) fn pop_unsent(
+        &self,
+    ) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
         let pending = self.queue.lock().pending.pop_front()?;
-        Some(guard(pending, |interrupted| {
+        Some(self.until_finished(pending))
+    }
+
+    fn until_finished(
+        &self,
+        pending: PendingRelease,
+    ) -> ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send> {
+        guard(pending, |interrupted| {
             let mut queue = self.queue.lock();
             queue.pending.push_front(interrupted);
             queue.queued.notify_one();
-        }))
+        })
+    }
+
+    /// Leaves a release to the next task on a runtime of the application.
+    pub(super) fn leave(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
+        let mut queue = self.queue.lock();
+        queue.unsettled.push_back(ScopeGuard::into_inner(pending));
+        queue.queued.notify_one();
     }
 
     /// A release that was taken out is no longer pending.
@@ -133,9 +159,11 @@ impl ReleaseQueue {
         self.queue.lock().next_number
     }
 
-    /// Whether a release with a number below this one is queued or in flight.
-    pub(super) fn is_any_pending(&self, below: Number) -> bool {
-        self.queue.lock().unfinished.values().flatten().any(|number| *number < below)
+    /// Whether a release with a number below this one is queued or in flight, and was not left to a runtime of the application.
+    pub(super) fn is_any_late(&self, below: Number) -> bool {
+        let queue = self.queue.lock();
+        let late = queue.unfinished.values().flatten().filter(|number| **number < below).count();
+        late > queue.unsettled.iter().filter(|left| left.number < below).count()
     }
 
     /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then

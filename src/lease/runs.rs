@@ -1,7 +1,7 @@
 //! Where the keeper's tasks run: on one runtime of the application after another.
 //!
-//! A run begins with a request, and is over when the client is abandoned, when its runtime ends, or when those that wait on another
-//! runtime find that it makes no progress.
+//! A run begins with a request, and is over when the client is abandoned, when its runtime ends, or when that makes no progress and
+//! somebody waits on another one.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,8 @@ struct Run {
     number: u64,
     runtime: Option<Handle>,
     task: Option<Cancel>,
+    /// The part that sends releases.
+    sender: Option<Cancel>,
     /// When somebody last began to probe whether the runtime makes progress.
     probed: Option<Instant>,
 }
@@ -69,6 +71,26 @@ impl Runs {
             drop(last);
             drop(task);
         }
+    }
+
+    /// The part of a run that sends releases begins.
+    pub(super) fn sends(&self, number: u64, sender: Cancel) {
+        let mut last = self.last.lock();
+        let before = if last.number == number && self.is_running() {
+            last.sender.replace(sender)
+        } else {
+            Some(sender)
+        };
+        drop(last);
+        drop(before);
+    }
+
+    /// Ends the part of a run that sends releases. What it was sending is pending again.
+    pub(super) fn stop_sending(&self, number: u64) {
+        let mut last = self.last.lock();
+        let sender = if last.number == number { last.sender.take() } else { None };
+        drop(last);
+        drop(sender);
     }
 
     /// Ends a run, and notifies those that wait for it. `false` if it is over already.

@@ -23,11 +23,11 @@ use super::lease::{Lease, List, PushOutcome, Step};
 use super::release_queue::{DROPS_WAIT, LAST_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
-use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn_cancelable};
+use crate::runtime::{PROBE_INTERVAL, cancelable, is_stuck, spawn_cancelable};
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
-    /// those that wait on another runtime do it again, and so does the next call. Must be called within a runtime. `false` if this
+    /// those that wait do it again, and so does the next call. Must be called within a runtime. `false` if this
     /// one has ended and takes no more tasks.
     pub(super) fn ensure_running(self: &Arc<Self>) -> bool {
         if self.runs.is_running() {
@@ -36,7 +36,9 @@ impl Keeper {
         // Subscribed before any request is sent, so that no event caused by it is missed.
         let Some((number, events)) = self.runs.begin(|| self.backend.events()) else { return true };
         // If the runtime is about to end, this is dropped at once.
-        let until_over = guard(Arc::clone(self), move |keeper| keeper.stop(number, LAST_RELEASES));
+        let until_over = guard(Arc::clone(self), move |keeper| {
+            keeper.stop(number, LAST_RELEASES);
+        });
         let (task, cancel) =
             spawn_cancelable(async move { Arc::clone(&until_over).run(number, events).await });
         self.runs.started(number, cancel);
@@ -45,10 +47,14 @@ impl Keeper {
 
     /// Ends a run, perhaps because its runtime has ended. Those that wait on another runtime start the next one there; until then,
     /// releases are sent from the crate's own thread. Waits at most for `time_limit` for those that are pending.
-    fn stop(&self, number: u64, time_limit: Duration) {
-        if self.runs.end(number) {
+    ///
+    /// `false` if it was over before.
+    fn stop(&self, number: u64, time_limit: Duration) -> bool {
+        let ended = self.runs.end(number);
+        if ended {
             self.release_from_own_thread(time_limit);
         }
+        ended
     }
 
     /// Waits for something that the keeper's tasks bring about. If the runtime on which they run ends, or is no longer driven, they
@@ -63,7 +69,7 @@ impl Keeper {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                // Whatever the tasks had to do is done; another run would be over at once.
+                // What is left is done by the crate's own thread, and another run would be over at once.
                 () = over => if self.abandoned.is_cancelled() { return work.await },
                 never = self.probe_if_elsewhere() => match never {},
             }
@@ -74,8 +80,9 @@ impl Keeper {
     fn probe_if_elsewhere(self: &Arc<Self>) -> impl Future<Output = Infallible> {
         let (mut polled_on, mut probes) = (None, None);
         poll_fn(move |context| {
-            let here = Handle::current().id();
-            if polled_on.replace(here) != Some(here) {
+            if let Ok(here) = Handle::try_current()
+                && polled_on.replace(here.id()) != Some(here.id())
+            {
                 probes = (!self.runs.is_here()).then(|| Box::pin(self.probe()));
             }
             probes.as_mut().map_or(Poll::Pending, |probes| probes.as_mut().poll(context))
@@ -96,36 +103,68 @@ impl Keeper {
     /// Ends a run if its runtime makes no progress. If that is driven again, and there is no other run by then, another one begins
     /// there.
     async fn stop_if_stuck(this: Weak<Self>, number: u64, runtime: Handle) {
-        if !is_stuck(&runtime).await {
-            return;
+        if is_stuck(&runtime).await
+            && let Some(keeper) = this.upgrade()
+        {
+            keeper.stop_stuck(number, &runtime);
         }
-        let Some(keeper) = this.upgrade() else { return };
-        tracing::warn!("a runtime on which a client is used makes no progress; continuing without it");
-        keeper.stop(number, Duration::ZERO);
-        runtime.spawn(async move { this.upgrade().map(|keeper| keeper.ensure_running()) });
     }
 
-    /// Ends the current run if its runtime makes no progress while releases are pending, or after the client was abandoned. Runs on
-    /// the crate's own thread: nobody waits for a guard that was dropped.
+    fn stop_stuck(&self, number: u64, runtime: &Handle) {
+        if self.stop(number, Duration::ZERO) {
+            tracing::warn!("a runtime on which a client was used is not driven; continuing on another one");
+            let this = Weak::clone(&self.this);
+            runtime.spawn(async move { this.upgrade().map(|keeper| keeper.ensure_running()) });
+        }
+    }
+
+    /// Sends releases from the crate's own thread while they are pending on a runtime that makes no progress: nobody waits for a guard
+    /// that was dropped. If that happens twice in a row, the run is ended, so that the next call begins one on its own runtime. When
+    /// the client is abandoned, nobody else would end what is on that runtime.
     pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
-        let mut queued_before = 0;
+        let (mut queued_before, mut stuck) = (0, 0);
         loop {
-            if !abandoned.is_cancelled() {
-                tokio::select! {
-                    () = abandoned.cancelled() => {}
-                    () = sleep(PROBE_INTERVAL) => {}
-                }
-            } else {
-                sleep(PROBE_INTERVAL).await;
+            // At once when it is abandoned.
+            let was_abandoned = abandoned.is_cancelled();
+            tokio::select! {
+                () = abandoned.cancelled(), if !was_abandoned => {}
+                () = sleep(PROBE_INTERVAL) => {}
             }
             let Some(keeper) = this.upgrade() else { return };
-            let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_pending(queued_before);
+            let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_late(queued_before);
             queued_before = keeper.releases.next_number();
             let run = if is_needed { keeper.runs.to_probe() } else { None };
+            // Not kept alive while this waits.
             drop(keeper);
-            if let Some((number, runtime)) = run {
-                Self::stop_if_stuck(Weak::clone(&this), number, runtime).await;
+            let Some((number, runtime)) = run else { continue };
+            if !is_stuck(&runtime).await {
+                stuck = 0;
+                continue;
             }
+            match this.upgrade() {
+                Some(keeper) if abandoned.is_cancelled() => return keeper.end_without_runtime(number).await,
+                Some(keeper) if stuck == number => keeper.stop_stuck(number, &runtime),
+                Some(keeper) => {
+                    tracing::debug!(
+                        "a runtime makes no progress; its releases are sent from the crate's own thread"
+                    );
+                    stuck = number;
+                    keeper.runs.stop_sending(number);
+                    keeper.release_from_own_thread(Duration::ZERO);
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// The client is abandoned, and the runtime of its run makes no progress: sends the pending releases, and closes the connections,
+    /// so that nothing is sent on them if that runtime is driven again.
+    async fn end_without_runtime(&self, number: u64) {
+        self.runs.end(number);
+        self.send_pending_releases().await;
+        // Unless the application uses it for other clients.
+        if Arc::strong_count(&self.backend) == 1 {
+            self.backend.close().await;
         }
     }
 
@@ -147,15 +186,28 @@ impl Keeper {
                 pending().await
             }
         };
-        // The task ends when no release is pending. The others never end, unless they panic.
+        // The first ends when no release is pending. The others never end, unless they panic.
         tokio::select! {
-            () = self.send_releases() => {}
+            () = self.keep_sending_releases(number) => {}
             _ = queued => {}
             _ = held => {}
         }
     }
 
-    /// Makes everything due again that was in progress on a runtime that has ended.
+    /// Sends releases until the client is abandoned and none is pending.
+    async fn keep_sending_releases(self: &Arc<Self>, number: u64) {
+        loop {
+            let keeper = Arc::clone(self);
+            let (sending, cancel) = cancelable(async move { keeper.send_releases().await });
+            self.runs.sends(number, cancel);
+            // `None` if they were sent from the crate's own thread while this runtime made no progress.
+            if sending.await.is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Makes everything due again that was in progress in an earlier run.
     fn take_over(&self, held_too: bool) {
         self.schedule.clear(List::Waiting);
         if held_too {

@@ -265,6 +265,12 @@ impl CallersConnections {
             tracing::warn!("the runtime of the connections is not driven; connecting from another one");
             self.abandon();
         }
+        drop(current);
+        if have_not_moved {
+            // It would go on from that runtime.
+            let attempt = self.attempt.lock().take_if(|attempt| attempt.runtime.id() == runtime.id());
+            drop(attempt);
+        }
         have_not_moved
     }
 

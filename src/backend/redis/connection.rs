@@ -31,6 +31,7 @@ use super::target::Login;
 use super::target::Server;
 use super::value::Value;
 use crate::backend::{BackendError, Status};
+use crate::background;
 
 /// The first and the longest pause before retrying to connect: a lease of 3 s must survive an outage of 2 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -221,11 +222,11 @@ impl Connection {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    /// For a call while it waits. If this is dropped before it is disarmed, and the connection is on another runtime, that may be why
-    /// the call was not answered by the time when its caller gave up.
+    /// Guards a call while it waits. If it is dropped instead of disarmed, the caller gave up. If the connection is on another runtime,
+    /// that may not be driven, so the connection becomes suspect.
     pub(super) fn suspect_if_given_up<'a>(&'a self) -> ScopeGuard<&'a Self, impl FnOnce(&'a Self)> {
         guard(self, |connection: &'a Self| {
-            if *connection.runtime.lock() != here() {
+            if !background::is_current() && *connection.runtime.lock() != here() {
                 connection.suspect.store(true, Ordering::Relaxed);
             }
         })

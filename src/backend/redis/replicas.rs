@@ -54,10 +54,15 @@ struct Server {
 }
 
 impl Server {
+    /// The next round, if somebody waits for it.
+    fn next(&mut self) -> Option<&Round> {
+        self.next.take_if(|next| next.strong_count() == Some(1));
+        self.next.as_ref()
+    }
+
     /// Whether a round is in flight, or somebody waits for the next one.
     fn is_busy(&mut self) -> bool {
-        self.next.take_if(|next| next.strong_count() == Some(1));
-        self.next.is_some() || Arc::strong_count(&self.turn) > 1
+        self.next().is_some() || Arc::strong_count(&self.turn) > 1
     }
 }
 
@@ -89,10 +94,10 @@ impl Replicas {
             servers.retain(|_, server| server.is_busy());
         }
         let server = servers.entry(key).or_default();
-        if let Some(next) = &server.next {
+        if let Some(next) = server.next() {
             return next.clone();
         }
-        // The round is stored in this. Whoever waits for it has a reference.
+        // `Weak`, because the round is stored in `self`. Callers that wait for it keep `self` alive.
         let (replicas, turn) = (Arc::downgrade(self), Arc::clone(&server.turn));
         let round = async move {
             let _turn = turn.lock_owned().await;
@@ -142,7 +147,7 @@ mod tests {
         assert!(server.is_busy());
         drop(next);
         assert!(server.is_busy(), "a round is in flight");
-        assert!(server.next.is_none());
+        assert!(server.next().is_none());
         drop(in_flight);
         assert!(!server.is_busy());
     }

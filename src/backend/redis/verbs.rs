@@ -221,7 +221,7 @@ impl RedisBackend {
     }
 
     /// The transport of this thread: a release is sent from the crate's own thread only if the runtime of the
-    /// connection for commands has ended.
+    /// connection for commands has ended, or makes no progress.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,

@@ -194,8 +194,8 @@ impl NodeHandle {
             }
         });
         let given_up = connecting.replace((here, task));
-        drop(connecting);
-        drop(given_up);
+        // In a task, because the caller may hold mutexes.
+        tokio::spawn(async move { drop(given_up) });
     }
 
     async fn connect_with(&self, builder: RedisBuilder) {
@@ -203,7 +203,7 @@ impl NodeHandle {
         loop {
             match builder.clone().connect().await {
                 Ok(backend) => {
-                    // Only one such task runs at a time.
+                    // One that was given up may have been faster.
                     let _ = self.node.set(Arc::new(backend));
                     *self.failure.lock() = None;
                     self.status.send_replace(Status::Connected);
@@ -213,7 +213,13 @@ impl NodeHandle {
                 Err(error) => {
                     tracing::debug!(node = %self.store, %error, "not connected");
                     *self.failure.lock() = Some(error);
-                    self.status.send_replace(Status::Failed);
+                    self.status.send_if_modified(|status| {
+                        let changes = *status == Status::Connecting;
+                        if changes {
+                            *status = Status::Failed;
+                        }
+                        changes
+                    });
                 }
             }
             sleep(pause).await;

@@ -1,6 +1,5 @@
 //! The nodes of one client, and code shared by its operations.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -158,7 +157,7 @@ impl Quorum {
         self.spawn(async move {
             let mut pause = FIRST_PAUSE;
             quorum.leases.until_released(lease.id).await;
-            while Instant::now() < end && !quorum.closing.is_closed() {
+            while Instant::now() < end && !quorum.is_shut_down() {
                 let released = match quorum.nodes[node].connected() {
                     Ok(node) => node.release(&lease).await,
                     Err(error) => Err(error),
@@ -170,13 +169,15 @@ impl Quorum {
                         tracing::debug!(node = %quorum.nodes[node].store, %error, "not released yet");
                     }
                 }
-                let mut paused = pin!(sleep(pause));
-                if quorum.closing.unless(paused.as_mut()).await.is_none() {
-                    return;
-                }
+                sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         });
+    }
+
+    /// Whether [`close`](Self::close) no longer waits for releases. A client that is only dropped leaves nothing behind.
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.tasks.is_closed() && self.closing.is_closed()
     }
 
     /// Ends background work and closes all nodes.

@@ -384,7 +384,7 @@ impl Quorum {
             match released {
                 Ok(()) => break,
                 // It has expired.
-                Err(_) if Instant::now() >= end || self.closing.is_closed() => break,
+                Err(_) if Instant::now() >= end || self.is_shut_down() => break,
                 Err(_) => sleep(pause).await,
             }
             pause = (pause * 2).min(Duration::from_secs(1));
