@@ -50,10 +50,10 @@ pub(crate) fn cancelable<T: Send + 'static>(
     let shared = Arc::clone(&slot);
     let drop_future = move || {
         let (slot, waker) = &*shared;
+        let _woken = guard((), |()| waker.wake());
         let dropped = mem::replace(&mut *slot.lock(), Slot::Dropped);
         // When the mutex is free again: the future may do anything while it is dropped.
         drop(dropped);
-        waker.wake();
     };
     let dropped_with_this = guard(drop_future.clone(), |drop_future| drop_future());
     let cancelable = poll_fn(move |context| {

@@ -36,7 +36,7 @@ impl Recipe for Ours {
 
 /// `SET NX PX`, and a script that compares and deletes.
 impl Recipe for Polling {
-    const NAME: &str = "SET NX, polled each 10 ms";
+    const NAME: &str = "SET NX, polled every 10 ms";
 
     async fn connect(site: &Site, name: &str) -> Result<Self> {
         Self::connect(&site.url(), name, INTERVAL).await
@@ -223,7 +223,7 @@ pub(crate) trait Rows: Send + Sync + Sized + 'static {
 }
 
 impl<S: Rows> Recipe for PolledRow<S> {
-    const NAME: &str = "a row, polled each 10 ms";
+    const NAME: &str = "a row, polled every 10 ms";
 
     async fn connect(site: &Site, name: &str) -> Result<Self> {
         Ok(Self { session: Arc::new(S::connect(site).await?), name: name.to_owned() })

@@ -26,7 +26,7 @@ pub(crate) enum Strategy {
     Leasehold,
     /// `SET NX PX` each millisecond, and compare-and-delete.
     Poll1,
-    /// The same each 10 ms.
+    /// The same every 10 ms.
     Poll10,
     /// `SET NX PX` again by all waiters whenever a release is published.
     Notify,

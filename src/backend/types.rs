@@ -563,7 +563,8 @@ pub struct Capabilities {
     pub tokens_survive_data_loss: bool,
     /// Whether the work per hand-over is independent of the number of waiters.
     pub constant_work: bool,
-    /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose its lease.
+    /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose its lease, and
+    /// whether releases may be sent from it.
     /// Turn this off for a store that must be used from the caller's runtime, or that uses its clock.
     pub own_thread: bool,
 }

@@ -34,7 +34,7 @@ const MAX_RELEASES: usize = 256;
 const RETRY: Duration = Duration::from_millis(50);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 impl Keeper {
     /// Has a release sent in the background.
@@ -270,12 +270,13 @@ impl Keeper {
                 let answer = timeout(GIVE_UP_AFTER, self.send_until_confirmed(&mut pending)).await;
                 let lease = self.lease(pending.lease.id);
                 let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
-                let is_final = match answer {
-                    Ok(Some(released)) => released == Released::Held && !may_be_granted,
-                    Ok(None) => true,
-                    Err(_) => false,
-                };
-                if is_final { self.finish(pending) } else { self.releases.leave(pending) }
+                match answer {
+                    Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
+                    Ok(Some(_)) => self.releases.leave(pending),
+                    Ok(None) => self.finish(pending),
+                    // Pending again.
+                    Err(_) => drop(pending),
+                }
             });
         }
         releases.collect().await

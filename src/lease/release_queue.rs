@@ -31,8 +31,8 @@ pub(super) struct ReleaseQueue {
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<PendingRelease>,
-    /// Those that were sent from the crate's own thread and ended no hold. A request for the lease may still be sent from a runtime
-    /// that made no progress, so the next task there sends the release again, after that request.
+    /// Those that were executed when they were sent from the crate's own thread, but may not be the last word: a request for the lease
+    /// may still be sent from a runtime that made no progress. So a task there sends the release again, after that request.
     unsettled: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Vec<Number>>,
@@ -125,15 +125,20 @@ impl ReleaseQueue {
         guard(pending, |interrupted| {
             let mut queue = self.queue.lock();
             queue.pending.push_front(interrupted);
-            queue.queued.notify_one();
+            let queued = Arc::clone(&queue.queued);
+            drop(queue);
+            queued.notify_one();
         })
     }
 
-    /// Leaves a release to the next task on a runtime of the application.
+    /// Leaves a release to a task on a runtime of the application.
     pub(super) fn leave(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
         let mut queue = self.queue.lock();
         queue.unsettled.push_back(ScopeGuard::into_inner(pending));
-        queue.queued.notify_one();
+        let queued = Arc::clone(&queue.queued);
+        drop(queue);
+        queued.notify_one();
+        self.finished.notify_waiters();
     }
 
     /// A release that was taken out is no longer pending.
@@ -179,6 +184,12 @@ impl ReleaseQueue {
         self.until(|queue| queue.unfinished.is_empty() && done()).await;
     }
 
+    /// Waits until every release was executed at least once.
+    pub(super) async fn sent(&self) {
+        let unfinished = |queue: &Queue| queue.unfinished.values().map(Vec::len).sum::<usize>();
+        self.until(|queue| unfinished(queue) == queue.unsettled.len()).await;
+    }
+
     /// Makes [`drained`](Self::drained) evaluate its condition again.
     pub(super) fn recheck(&self) {
         self.finished.notify_waiters();
@@ -217,6 +228,26 @@ mod tests {
         assert!(poll!(&mut finished).is_pending());
         queue.finish(queue.pop().unwrap());
         assert!(poll!(&mut finished).is_ready() && queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_release_that_is_left_is_sent_again_and_not_late() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.push(orphan(&ids));
+        assert!(!queue.is_any_late(0) && queue.is_any_late(queue.next_number()));
+        let mut sent = pin!(queue.sent());
+        assert!(poll!(&mut sent).is_pending());
+        queue.leave(queue.pop_unsent().unwrap());
+        assert!(poll!(&mut sent).is_ready());
+        assert!(!queue.is_any_late(queue.next_number()) && !queue.is_empty());
+        assert!(queue.pop_unsent().is_none());
+        queue.push(orphan(&ids));
+        assert!(queue.is_any_late(queue.next_number()));
+        let left = queue.pop().unwrap();
+        assert_eq!(left.number, 0, "before those that were queued later");
+        queue.finish(left);
+        queue.finish(queue.pop().unwrap());
+        assert!(queue.is_empty());
     }
 
     #[tokio::test]

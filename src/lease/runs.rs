@@ -73,24 +73,22 @@ impl Runs {
         }
     }
 
-    /// The part of a run that sends releases begins.
-    pub(super) fn sends(&self, number: u64, sender: Cancel) {
+    /// The part of a run that sends releases begins. `false` if the run is over.
+    pub(super) fn sends(&self, number: u64, sender: Cancel) -> bool {
         let mut last = self.last.lock();
-        let before = if last.number == number && self.is_running() {
-            last.sender.replace(sender)
-        } else {
-            Some(sender)
-        };
+        let is_current = last.number == number && self.is_running();
+        let dropped = if is_current { last.sender.replace(sender) } else { Some(sender) };
         drop(last);
-        drop(before);
+        drop(dropped);
+        is_current
     }
 
-    /// Ends the part of a run that sends releases. What it was sending is pending again.
-    pub(super) fn stop_sending(&self, number: u64) {
+    /// Ends the part of a run that sends releases. What it was sending is pending again. `false` if it does not send any.
+    pub(super) fn stop_sending(&self, number: u64) -> bool {
         let mut last = self.last.lock();
         let sender = if last.number == number { last.sender.take() } else { None };
         drop(last);
-        drop(sender);
+        sender.is_some()
     }
 
     /// Ends a run, and notifies those that wait for it. `false` if it is over already.
@@ -139,7 +137,7 @@ mod tests {
     use futures::poll;
 
     use super::*;
-    use crate::runtime::spawn_cancelable;
+    use crate::runtime::{cancelable, spawn_cancelable};
 
     #[tokio::test]
     async fn there_is_one_run_at_a_time_and_it_ends_once() {
@@ -152,6 +150,23 @@ mod tests {
         assert!(poll!(&mut over).is_ready());
         let (second, ()) = runs.begin(|| ()).unwrap();
         assert!(second > first && !runs.end(first) && runs.is_running());
+    }
+
+    #[tokio::test]
+    async fn what_a_run_sends_ends_when_it_is_stopped_or_the_run_is_over() {
+        let runs = Runs::default();
+        let (run, ()) = runs.begin(|| ()).unwrap();
+        assert!(!runs.stop_sending(run));
+        for stopped in [true, false] {
+            let (sending, cancel) = cancelable(pending::<()>());
+            assert!(runs.sends(run, cancel));
+            assert!(if stopped { runs.stop_sending(run) } else { runs.end(run) });
+            assert!(sending.await.is_none());
+        }
+        // A run that is over must not begin again and again.
+        let (sending, cancel) = cancelable(pending::<()>());
+        assert!(!runs.sends(run, cancel) && !runs.stop_sending(run));
+        assert!(sending.await.is_none());
     }
 
     #[tokio::test]

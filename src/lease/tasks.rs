@@ -15,11 +15,12 @@ use futures::{Stream, StreamExt};
 use scopeguard::guard;
 use tokio::runtime::Handle;
 use tokio::task::consume_budget;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
+use super::release::GIVE_UP_AFTER;
 use super::release_queue::{DROPS_WAIT, LAST_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
@@ -69,8 +70,8 @@ impl Keeper {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                // What is left is done by the crate's own thread, and another run would be over at once.
-                () = over => if self.abandoned.is_cancelled() { return work.await },
+                // Another run would be over at once.
+                () = over => if self.abandoned.is_cancelled() && self.releases.is_empty() { return work.await },
                 never = self.probe_if_elsewhere() => match never {},
             }
         }
@@ -112,17 +113,19 @@ impl Keeper {
 
     fn stop_stuck(&self, number: u64, runtime: &Handle) {
         if self.stop(number, Duration::ZERO) {
-            tracing::warn!("a runtime on which a client was used is not driven; continuing on another one");
+            tracing::warn!(
+                "a runtime on which a client is used makes no progress; continuing on another one"
+            );
             let this = Weak::clone(&self.this);
             runtime.spawn(async move { this.upgrade().map(|keeper| keeper.ensure_running()) });
         }
     }
 
     /// Sends releases from the crate's own thread while they are pending on a runtime that makes no progress: nobody waits for a guard
-    /// that was dropped. If that happens twice in a row, the run is ended, so that the next call begins one on its own runtime. When
-    /// the client is abandoned, nobody else would end what is on that runtime.
+    /// that was dropped. If it has made none since that happened before, the run is ended, so that the next call begins one on its own
+    /// runtime. When the client is abandoned, nobody else would end what is on that runtime.
     pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
-        let (mut queued_before, mut stuck) = (0, 0);
+        let mut queued_before = 0;
         loop {
             // At once when it is abandoned.
             let was_abandoned = abandoned.is_cancelled();
@@ -138,33 +141,29 @@ impl Keeper {
             drop(keeper);
             let Some((number, runtime)) = run else { continue };
             if !is_stuck(&runtime).await {
-                stuck = 0;
                 continue;
             }
             match this.upgrade() {
-                Some(keeper) if abandoned.is_cancelled() => return keeper.end_without_runtime(number).await,
-                Some(keeper) if stuck == number => keeper.stop_stuck(number, &runtime),
-                Some(keeper) => {
+                Some(keeper) if keeper.runs.stop_sending(number) => {
                     tracing::debug!(
                         "a runtime makes no progress; its releases are sent from the crate's own thread"
                     );
-                    stuck = number;
-                    keeper.runs.stop_sending(number);
                     keeper.release_from_own_thread(Duration::ZERO);
                 }
+                Some(keeper) if abandoned.is_cancelled() => keeper.end_without_runtime(number).await,
+                Some(keeper) => keeper.stop_stuck(number, &runtime),
                 None => return,
             }
         }
     }
 
-    /// The client is abandoned, and the runtime of its run makes no progress: sends the pending releases, and closes the connections,
-    /// so that nothing is sent on them if that runtime is driven again.
+    /// The client is abandoned, and the runtime of its run makes no progress: ends the run, which keeps the client alive, and sends the
+    /// pending releases.
     async fn end_without_runtime(&self, number: u64) {
-        self.runs.end(number);
-        self.send_pending_releases().await;
-        // Unless the application uses it for other clients.
-        if Arc::strong_count(&self.backend) == 1 {
-            self.backend.close().await;
+        if self.runs.end(number) {
+            self.send_pending_releases().await;
+            // Others may be in flight already. Those that are not confirmed by then are given up with the client.
+            let _ = timeout(GIVE_UP_AFTER, self.releases.sent()).await;
         }
     }
 
@@ -186,7 +185,7 @@ impl Keeper {
                 pending().await
             }
         };
-        // The first ends when no release is pending. The others never end, unless they panic.
+        // The first ends when the client is abandoned and no release is pending. The others never end, unless they panic.
         tokio::select! {
             () = self.keep_sending_releases(number) => {}
             _ = queued => {}
@@ -199,9 +198,8 @@ impl Keeper {
         loop {
             let keeper = Arc::clone(self);
             let (sending, cancel) = cancelable(async move { keeper.send_releases().await });
-            self.runs.sends(number, cancel);
-            // `None` if they were sent from the crate's own thread while this runtime made no progress.
-            if sending.await.is_some() {
+            // It completes with `None` if they were sent from the crate's own thread while this runtime made no progress.
+            if !self.runs.sends(number, cancel) || sending.await.is_some() {
                 return;
             }
         }

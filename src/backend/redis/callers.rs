@@ -247,7 +247,7 @@ impl CallersConnections {
     /// From here on they live on the current runtime. Those that are still on another one are given up.
     fn move_here(&self) {
         let (here, mut runtime) = (Handle::current(), self.runtime.lock());
-        if runtime.replace(here.clone()).is_some_and(|before| before.id() != here.id()) {
+        if runtime.replace(here.clone()).is_none_or(|before| before.id() != here.id()) {
             self.abandon();
         }
     }
@@ -286,6 +286,8 @@ impl CallersConnections {
     pub(super) async fn watch(self: Arc<Self>) {
         let both = async { tokio::join!(self.resubscribe(), self.watch_runtimes()) };
         self.closed.run_until_cancelled(both).await;
+        // Nothing is to be sent if that runtime is driven again.
+        self.abandon_if_stuck().await;
     }
 
     /// Makes all waiting requests repeat whenever the subscription is gone with its runtime: the first of them opens it again, from

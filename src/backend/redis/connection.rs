@@ -431,7 +431,7 @@ impl Connection {
                 Err(error) if is_refusal(&error) => {
                     tracing::debug!(%error, "could not have the server close lost connections");
                     let mut earlier = self.earlier.lock();
-                    // All but the current one.
+                    // All but the newest.
                     let before = earlier.len().saturating_sub(1);
                     earlier.drain(..before);
                     Ok(())

@@ -16,7 +16,7 @@
 //! | `cluster` | which node serves which slot; redirections |
 //! | `status`, `check`, `acceptance` | the state of the store, from that of its connections; checks of one server; of all servers |
 //! | `runtime` | whether a runtime can be used for connections |
-//! | `callers` | the connections on the caller's runtime, which are reopened when that runtime has ended |
+//! | `callers` | the connections on the caller's runtime, which are reopened when that runtime has ended or makes no progress |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
 //! | `queue`, `batch` | operations that wait for a call; many operations in one call |

@@ -194,8 +194,10 @@ impl NodeHandle {
             }
         });
         let given_up = connecting.replace((here, task));
-        // In a task, because the caller may hold mutexes.
-        tokio::spawn(async move { drop(given_up) });
+        if given_up.is_some() {
+            // In a task, because the caller may hold mutexes.
+            tokio::spawn(async move { drop(given_up) });
+        }
     }
 
     async fn connect_with(&self, builder: RedisBuilder) {

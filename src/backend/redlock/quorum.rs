@@ -160,6 +160,8 @@ impl Quorum {
             while Instant::now() < end && !quorum.is_shut_down() {
                 let released = match quorum.nodes[node].connected() {
                     Ok(node) => node.release(&lease).await,
+                    // It will not be connected any more.
+                    Err(_) if quorum.closing.is_closed() => return,
                     Err(error) => Err(error),
                 };
                 match released {

@@ -379,6 +379,8 @@ impl Quorum {
         loop {
             let released = match self.nodes[n].connected() {
                 Ok(node) => node.release(&request.lease).await.map(drop),
+                // It will not be connected any more.
+                Err(_) if self.closing.is_closed() => break,
                 Err(error) => Err(error),
             };
             match released {
