@@ -1,6 +1,6 @@
 //! The runtimes of the application: a client may be used on several, and one of them may end, or not be driven.
 
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use scopeguard::guard;
 use tokio::runtime::Handle;
@@ -25,16 +24,16 @@ pub(crate) async fn is_stuck(runtime: &Handle) -> bool {
     runtime.id() != Handle::current().id() && timeout(STUCK, runtime.spawn(async {})).await.is_err()
 }
 
-/// Drops a future when this is dropped, even if its runtime is not driven: at once, or if it is being polled, after that. If it is
-/// that of a task, the task is aborted.
+/// A task's future, which is dropped together with this, even if the runtime of the task is not driven: at once, or if it is
+/// being polled, after that.
 ///
-/// Aborting a task alone does not do that: its future is dropped by its runtime.
+/// Aborting a task does not do that: its future is dropped by its runtime.
 pub(crate) struct Cancel {
     drop_future: Box<dyn Fn() + Send + Sync>,
-    task: Option<AbortHandle>,
+    task: AbortHandle,
 }
 
-/// A future that can be dropped from another thread.
+/// The future of a task.
 enum Slot<T> {
     Idle(BoxFuture<'static, T>),
     /// It is being polled, and returned unless it is dropped in the meantime.
@@ -42,58 +41,35 @@ enum Slot<T> {
     Dropped,
 }
 
-/// Makes a future cancelable. It completes with `None` if it is dropped.
-pub(crate) fn cancelable<T: Send + 'static>(
-    future: impl Future<Output = T> + Send + 'static,
-) -> (impl Future<Output = Option<T>> + Send, Cancel) {
-    let slot = Arc::new((Mutex::new(Slot::Idle(future.boxed())), AtomicWaker::new()));
-    let shared = Arc::clone(&slot);
-    let drop_future = move || {
-        let (slot, waker) = &*shared;
-        let _woken = guard((), |()| waker.wake());
-        let dropped = mem::replace(&mut *slot.lock(), Slot::Dropped);
-        // When the mutex is free again: the future may do anything while it is dropped.
-        drop(dropped);
-    };
-    let dropped_with_this = guard(drop_future.clone(), |drop_future| drop_future());
-    let cancelable = poll_fn(move |context| {
-        // The guard moves into the future.
-        let _ = &dropped_with_this;
-        let (slot, waker) = &*slot;
-        waker.register(context.waker());
-        let taken = mem::replace(&mut *slot.lock(), Slot::Polled);
-        let Slot::Idle(mut future) = taken else {
-            *slot.lock() = taken;
-            return Poll::Ready(None);
-        };
-        let polled = future.poll_unpin(context);
-        let mut slot = slot.lock();
-        if matches!(*slot, Slot::Dropped) {
-            drop(slot);
-            drop(future);
-            return polled.map(Some);
-        }
-        if polled.is_pending() {
-            *slot = Slot::Idle(future);
-        }
-        polled.map(Some)
-    });
-    (cancelable, Cancel { drop_future: Box::new(drop_future), task: None })
-}
-
 /// Spawns a task on the current runtime that can be dropped from another one.
 pub(crate) fn spawn_cancelable<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> (JoinHandle<T>, Cancel) {
-    let (future, mut cancel) = cancelable(future);
-    let task = tokio::spawn(async move {
-        match future.await {
-            Some(output) => output,
-            // It is about to be aborted.
-            None => pending().await,
+    let slot = Arc::new(Mutex::new(Slot::Idle(future.boxed())));
+    let shared = Arc::clone(&slot);
+    let drop_future = move || {
+        let dropped = mem::replace(&mut *shared.lock(), Slot::Dropped);
+        // When the mutex is free again: the future may do anything while it is dropped.
+        drop(dropped);
+    };
+    let dropped_with_its_runtime = guard(drop_future.clone(), |drop_future| drop_future());
+    let task = tokio::spawn(poll_fn(move |context| {
+        // The guard moves into the task.
+        let _ = &dropped_with_its_runtime;
+        let taken = mem::replace(&mut *slot.lock(), Slot::Polled);
+        // If it has been dropped, the task is about to be aborted.
+        let Slot::Idle(mut future) = taken else { return Poll::Pending };
+        let polled = future.poll_unpin(context);
+        let mut slot = slot.lock();
+        if polled.is_pending() && matches!(*slot, Slot::Polled) {
+            *slot = Slot::Idle(future);
+        } else {
+            drop(slot);
+            drop(future);
         }
-    });
-    cancel.task = Some(task.abort_handle());
+        polled
+    }));
+    let cancel = Cancel { drop_future: Box::new(drop_future), task: task.abort_handle() };
     (task, cancel)
 }
 
@@ -101,16 +77,14 @@ impl Cancel {
     /// Whether the task is over.
     #[cfg(any(test, feature = "_redis"))]
     pub(crate) fn is_over(&self) -> bool {
-        self.task.as_ref().is_some_and(AbortHandle::is_finished)
+        self.task.is_finished()
     }
 }
 
 impl Drop for Cancel {
     fn drop(&mut self) {
         (self.drop_future)();
-        if let Some(task) = &self.task {
-            task.abort();
-        }
+        self.task.abort();
     }
 }
 
@@ -122,10 +96,9 @@ impl std::fmt::Debug for Cancel {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::sync::Weak;
-    use std::thread;
 
-    use futures::poll;
     use tokio::runtime::{Builder, Runtime};
     use tokio::task::yield_now;
 
@@ -182,15 +155,6 @@ mod tests {
         let (_, cancel) = runtime.block_on(async { spawn_cancelable(future) });
         drop(runtime);
         assert!(alive.upgrade().is_none() && cancel.is_over());
-    }
-
-    #[tokio::test]
-    async fn a_future_that_is_dropped_elsewhere_completes() {
-        let (future, alive) = endless();
-        let (mut future, cancel) = cancelable(future);
-        assert!(poll!(&mut future).is_pending());
-        thread::spawn(move || drop(cancel)).join().unwrap();
-        assert!(alive.upgrade().is_none() && future.await.is_none());
     }
 
     #[tokio::test]

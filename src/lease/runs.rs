@@ -30,8 +30,6 @@ struct Run {
     number: u64,
     runtime: Option<Handle>,
     task: Option<Cancel>,
-    /// The part that sends releases.
-    sender: Option<Cancel>,
     /// When somebody last began to probe whether the runtime makes progress.
     probed: Option<Instant>,
 }
@@ -73,24 +71,6 @@ impl Runs {
         }
     }
 
-    /// The part of a run that sends releases begins. `false` if the run is over.
-    pub(super) fn sends(&self, number: u64, sender: Cancel) -> bool {
-        let mut last = self.last.lock();
-        let is_current = last.number == number && self.is_running();
-        let dropped = if is_current { last.sender.replace(sender) } else { Some(sender) };
-        drop(last);
-        drop(dropped);
-        is_current
-    }
-
-    /// Ends the part of a run that sends releases. What it was sending is pending again. `false` if it does not send any.
-    pub(super) fn stop_sending(&self, number: u64) -> bool {
-        let mut last = self.last.lock();
-        let sender = if last.number == number { last.sender.take() } else { None };
-        drop(last);
-        sender.is_some()
-    }
-
     /// Ends a run, and notifies those that wait for it. `false` if it is over already.
     pub(super) fn end(&self, number: u64) -> bool {
         if self.current.compare_exchange(number, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -116,8 +96,14 @@ impl Runs {
         self.last.lock().runtime.as_ref().is_some_and(|runtime| runtime.id() == Handle::current().id())
     }
 
-    /// The current run, if that is on another runtime and nobody has probed for a while whether it makes progress. Whoever gets it
-    /// does that for everybody.
+    /// The current run, if that is on another runtime.
+    pub(super) fn elsewhere(&self) -> Option<(u64, Handle)> {
+        let last = self.last.lock();
+        let runtime = last.runtime.clone().filter(|runtime| runtime.id() != Handle::current().id())?;
+        Some((last.number, runtime))
+    }
+
+    /// The same, if nobody who waits has probed for a while whether that makes progress. Whoever gets it does that for all of them.
     pub(super) fn to_probe(&self) -> Option<(u64, Handle)> {
         let mut last = self.last.lock();
         let runtime = last.runtime.clone().filter(|runtime| runtime.id() != Handle::current().id())?;
@@ -137,7 +123,7 @@ mod tests {
     use futures::poll;
 
     use super::*;
-    use crate::runtime::{cancelable, spawn_cancelable};
+    use crate::runtime::spawn_cancelable;
 
     #[tokio::test]
     async fn there_is_one_run_at_a_time_and_it_ends_once() {
@@ -150,23 +136,6 @@ mod tests {
         assert!(poll!(&mut over).is_ready());
         let (second, ()) = runs.begin(|| ()).unwrap();
         assert!(second > first && !runs.end(first) && runs.is_running());
-    }
-
-    #[tokio::test]
-    async fn what_a_run_sends_ends_when_it_is_stopped_or_the_run_is_over() {
-        let runs = Runs::default();
-        let (run, ()) = runs.begin(|| ()).unwrap();
-        assert!(!runs.stop_sending(run));
-        for stopped in [true, false] {
-            let (sending, cancel) = cancelable(pending::<()>());
-            assert!(runs.sends(run, cancel));
-            assert!(if stopped { runs.stop_sending(run) } else { runs.end(run) });
-            assert!(sending.await.is_none());
-        }
-        // A run that is over must not begin again and again.
-        let (sending, cancel) = cancelable(pending::<()>());
-        assert!(!runs.sends(run, cancel) && !runs.stop_sending(run));
-        assert!(sending.await.is_none());
     }
 
     #[tokio::test]

@@ -24,7 +24,10 @@ use super::release::GIVE_UP_AFTER;
 use super::release_queue::{DROPS_WAIT, LAST_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
-use crate::runtime::{PROBE_INTERVAL, cancelable, is_stuck, spawn_cancelable};
+use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn_cancelable};
+
+/// For how long a runtime that was found to make no progress counts as one that still does not when that is found again.
+const IN_A_ROW: Duration = Duration::from_secs(3);
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
@@ -121,11 +124,11 @@ impl Keeper {
         }
     }
 
-    /// Sends releases from the crate's own thread while they are pending on a runtime that makes no progress: nobody waits for a guard
-    /// that was dropped. If it has made none since that happened before, the run is ended, so that the next call begins one on its own
-    /// runtime. When the client is abandoned, nobody else would end what is on that runtime.
+    /// Sends releases from the crate's own thread while they are queued for a runtime that makes no progress: nobody waits for a guard
+    /// that was dropped. If that happens twice in a row, the run is ended, so that the next call begins one on its own runtime. When
+    /// the client is abandoned, nobody else would end what is on that runtime.
     pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
-        let mut queued_before = 0;
+        let (mut queued_before, mut stuck) = (0, None);
         loop {
             // At once when it is abandoned.
             let was_abandoned = abandoned.is_cancelled();
@@ -136,23 +139,25 @@ impl Keeper {
             let Some(keeper) = this.upgrade() else { return };
             let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_late(queued_before);
             queued_before = keeper.releases.next_number();
-            let run = if is_needed { keeper.runs.to_probe() } else { None };
+            let run = if is_needed { keeper.runs.elsewhere() } else { None };
             // Not kept alive while this waits.
             drop(keeper);
             let Some((number, runtime)) = run else { continue };
             if !is_stuck(&runtime).await {
+                stuck = None;
                 continue;
             }
-            match this.upgrade() {
-                Some(keeper) if keeper.runs.stop_sending(number) => {
-                    tracing::debug!(
-                        "a runtime makes no progress; its releases are sent from the crate's own thread"
-                    );
-                    keeper.release_from_own_thread(Duration::ZERO);
-                }
-                Some(keeper) if abandoned.is_cancelled() => keeper.end_without_runtime(number).await,
-                Some(keeper) => keeper.stop_stuck(number, &runtime),
-                None => return,
+            let Some(keeper) = this.upgrade() else { return };
+            let is_still = |(before, at): (u64, Instant)| before == number && at.elapsed() < IN_A_ROW;
+            if !stuck.replace((number, Instant::now())).is_some_and(is_still) {
+                tracing::debug!(
+                    "a runtime makes no progress; its releases are sent from the crate's own thread"
+                );
+                keeper.release_from_own_thread(Duration::ZERO);
+            } else if abandoned.is_cancelled() {
+                keeper.end_without_runtime(number).await;
+            } else {
+                keeper.stop_stuck(number, &runtime);
             }
         }
     }
@@ -187,21 +192,9 @@ impl Keeper {
         };
         // The first ends when the client is abandoned and no release is pending. The others never end, unless they panic.
         tokio::select! {
-            () = self.keep_sending_releases(number) => {}
+            () = self.send_releases() => {}
             _ = queued => {}
             _ = held => {}
-        }
-    }
-
-    /// Sends releases until the client is abandoned and none is pending.
-    async fn keep_sending_releases(self: &Arc<Self>, number: u64) {
-        loop {
-            let keeper = Arc::clone(self);
-            let (sending, cancel) = cancelable(async move { keeper.send_releases().await });
-            // It completes with `None` if they were sent from the crate's own thread while this runtime made no progress.
-            if !self.runs.sends(number, cancel) || sending.await.is_some() {
-                return;
-            }
         }
     }
 
