@@ -33,7 +33,7 @@ use crate::semaphore::CountingSemaphore;
 ///
 /// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
 /// nor sends releases. Calls and waiters on another runtime take over after 1 to 4 s, with the default timeouts. Its
-/// pending releases are sent from the crate's own thread instead, after about 2 s (for the memory store, by the next call).
+/// pending releases are sent from the crate's own thread instead, after 1 to 3 s (for the memory store, by the next call).
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).

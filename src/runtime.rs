@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 /// How long a runtime may make no progress before those that are used on another one no longer rely on it.
 const STUCK: Duration = Duration::from_millis(500);
-/// How often those that wait for something on another runtime probe whether that makes progress.
+/// How often it is probed whether a runtime makes progress on which something is awaited.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether a runtime other than the current one makes no progress: it is not driven, or all its threads are blocked.
@@ -36,7 +36,7 @@ pub(crate) struct Cancel {
 /// The future of a task.
 enum Slot<T> {
     Idle(BoxFuture<'static, T>),
-    /// It is being polled, and returned unless it is dropped in the meantime.
+    /// It is being polled, and put back unless it is dropped in the meantime.
     Polled,
     Dropped,
 }

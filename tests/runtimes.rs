@@ -16,6 +16,7 @@ use leasehold::{Client, MutexOptions};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -557,6 +558,14 @@ fn guards_are_released_although_the_runtime_on_which_their_client_was_used_first
     let client = client_used_first_on(&first, &second, &server);
     second.block_on(lock(&client));
     eventually_only_the_fence(&second, &server);
+    // By now the client no longer relies on the first runtime, so the next guard is released at once.
+    thread::sleep(SECOND);
+    second.block_on(async {
+        let other = connect(&server.url()).await;
+        drop(lock(&client).await);
+        let guard = other.mutex("dropped").expect("valid").lock_timeout(SECOND / 2).await;
+        guard.expect("released").release().await.expect("held");
+    });
     drop(client);
     // A call that does not wait for others waits for it.
     let client = client_used_first_on(&first, &second, &server);
@@ -692,6 +701,33 @@ fn a_guard_dropped_before_its_thread_is_blocked_is_released_and_its_client_goes_
             .expect("held");
         other.mutex("kept").expect("valid").force_release().await.expect("answered");
         within(SECOND, kept.lost()).await;
+    });
+    leaves_nothing(&runtime, &client, &server);
+}
+
+/// The task that sends releases was woken by that worker, and waits for it although others are idle.
+#[test]
+fn a_guard_dropped_before_its_worker_is_blocked_is_released() {
+    let Some(server) = RedisServer::start_or_skip("a release on a blocked worker") else { return };
+    const BLOCKED: Duration = Duration::from_secs(6);
+    let (runtime, elsewhere) = (several_threads(), several_threads());
+    let client = client_of(&server, &runtime);
+    let other = elsewhere.block_on(connect(&server.url()));
+    runtime.block_on(async {
+        let mutex = client.mutex("blocked").expect("valid");
+        let (dropped, is_dropped) = oneshot::channel();
+        let blocking = tokio::spawn(async move {
+            drop(mutex.lock().await.expect("free"));
+            dropped.send(Instant::now()).expect("awaited");
+            thread::sleep(BLOCKED);
+        });
+        let dropped = is_dropped.await.expect("dropped");
+        let theirs = other.mutex("blocked").expect("valid");
+        let guard =
+            elsewhere.spawn(async move { theirs.lock().await }).await.expect("no panic").expect("free");
+        assert!(dropped.elapsed() < BLOCKED / 2, "released after {:?}", dropped.elapsed());
+        guard.release().await.expect("held");
+        blocking.await.expect("no panic");
     });
     leaves_nothing(&runtime, &client, &server);
 }

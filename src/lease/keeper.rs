@@ -44,7 +44,7 @@ pub(crate) struct Keeper {
     pub(super) closing: Closing,
     /// How many releases were never confirmed.
     pub(super) given_up: AtomicUsize,
-    /// Cancelled with the last handle to the client, when no further release can be queued.
+    /// Cancelled with the last handle to the client, when no further release can be queued, and after a shutdown.
     pub(super) abandoned: CancellationToken,
     /// The crate's own thread, if held leases are kept there.
     pub(super) background: Option<Handle>,

@@ -29,7 +29,7 @@ use crate::background;
 use crate::error::LossReason;
 
 /// The maximum number of releases in flight. The store answers them in order anyway; this bounds memory.
-const MAX_RELEASES: usize = 256;
+pub(super) const MAX_RELEASES: usize = 256;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by

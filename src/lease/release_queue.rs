@@ -1,4 +1,4 @@
-//! Releases that the keeper's task sends.
+//! Releases for a task of the keeper to send, or if it cannot, the crate's own thread.
 //!
 //! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that ends: the
 //! task that sends them can be started again on another one.
@@ -31,8 +31,8 @@ pub(super) struct ReleaseQueue {
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<PendingRelease>,
-    /// Those that were executed when they were sent from the crate's own thread, but may not be the last word: a request for the lease
-    /// may still be sent from a runtime that made no progress. So a task there sends the release again, after that request.
+    /// Those that were executed when they were sent from the crate's own thread, but may have to be repeated: a request for the lease
+    /// may still be sent from a runtime that made no progress. The next run sends the release again, after that request.
     unsettled: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Vec<Number>>,
@@ -171,6 +171,13 @@ impl ReleaseQueue {
         late > queue.unsettled.iter().filter(|left| left.number < below).count()
     }
 
+    /// Whether a release with a number below this one is queued although fewer than `max` are in flight.
+    pub(super) fn is_any_unsent(&self, below: Number, max: usize) -> bool {
+        let queue = self.queue.lock();
+        let waiting = queue.pending.len() + queue.unsettled.len();
+        queue.pending.iter().any(|pending| pending.number < below) && queue.unfinished() - waiting < max
+    }
+
     /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then
     /// finds released what was dropped before. Releases that are queued later are not waited for.
     pub(super) async fn finished(&self, key: &str) {
@@ -184,10 +191,9 @@ impl ReleaseQueue {
         self.until(|queue| queue.unfinished.is_empty() && done()).await;
     }
 
-    /// Waits until every release was executed at least once.
+    /// Waits until every release was executed at least once, or given up.
     pub(super) async fn sent(&self) {
-        let unfinished = |queue: &Queue| queue.unfinished.values().map(Vec::len).sum::<usize>();
-        self.until(|queue| unfinished(queue) == queue.unsettled.len()).await;
+        self.until(|queue| queue.unfinished() == queue.unsettled.len()).await;
     }
 
     /// Makes [`drained`](Self::drained) evaluate its condition again.
@@ -203,6 +209,13 @@ impl ReleaseQueue {
             }
             finished.await;
         }
+    }
+}
+
+impl Queue {
+    /// How many releases are queued or in flight.
+    fn unfinished(&self) -> usize {
+        self.unfinished.values().map(Vec::len).sum()
     }
 }
 
@@ -248,6 +261,22 @@ mod tests {
         queue.finish(left);
         queue.finish(queue.pop().unwrap());
         assert!(queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_release_is_unsent_unless_as_many_as_possible_are_in_flight() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.push(orphan(&ids));
+        queue.push(orphan(&ids));
+        assert!(!queue.is_any_unsent(0, 1) && queue.is_any_unsent(1, 1));
+        let in_flight = queue.pop().unwrap();
+        assert!(!queue.is_any_unsent(1, 2), "the other one was queued later");
+        assert!(!queue.is_any_unsent(2, 1) && queue.is_any_unsent(2, 2));
+        queue.leave(in_flight);
+        assert!(queue.is_any_unsent(2, 1), "one that was left is not in flight");
+        let other = queue.pop_unsent().unwrap();
+        assert!(!queue.is_any_unsent(2, 9));
+        queue.finish(other);
     }
 
     #[tokio::test]

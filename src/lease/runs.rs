@@ -1,7 +1,7 @@
 //! Where the keeper's tasks run: on one runtime of the application after another.
 //!
-//! A run begins with a request, and is over when the client is abandoned, when its runtime ends, or when that makes no progress and
-//! somebody waits on another one.
+//! A run begins with a request, and is over when the client is abandoned, when its runtime ends, or when that makes no progress while
+//! somebody waits on another one, or while a release waits.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,20 +98,25 @@ impl Runs {
 
     /// The current run, if that is on another runtime.
     pub(super) fn elsewhere(&self) -> Option<(u64, Handle)> {
-        let last = self.last.lock();
-        let runtime = last.runtime.clone().filter(|runtime| runtime.id() != Handle::current().id())?;
-        Some((last.number, runtime))
+        self.last.lock().elsewhere()
     }
 
-    /// The same, if nobody who waits has probed for a while whether that makes progress. Whoever gets it does that for all of them.
+    /// The same, if nobody has probed for a while whether its runtime makes progress. Whoever gets it does that for all of them.
     pub(super) fn to_probe(&self) -> Option<(u64, Handle)> {
         let mut last = self.last.lock();
-        let runtime = last.runtime.clone().filter(|runtime| runtime.id() != Handle::current().id())?;
+        let elsewhere = last.elsewhere()?;
         if last.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
             return None;
         }
         last.probed = Some(Instant::now());
-        Some((last.number, runtime))
+        Some(elsewhere)
+    }
+}
+
+impl Run {
+    fn elsewhere(&self) -> Option<(u64, Handle)> {
+        let runtime = self.runtime.clone().filter(|runtime| runtime.id() != Handle::current().id())?;
+        Some((self.number, runtime))
     }
 }
 

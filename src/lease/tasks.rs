@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
+use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,14 +21,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
-use super::release::GIVE_UP_AFTER;
+use super::release::{GIVE_UP_AFTER, MAX_RELEASES};
 use super::release_queue::{DROPS_WAIT, LAST_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
 use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn_cancelable};
-
-/// For how long a runtime that was found to make no progress counts as one that still does not when that is found again.
-const IN_A_ROW: Duration = Duration::from_secs(3);
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
@@ -117,18 +115,20 @@ impl Keeper {
     fn stop_stuck(&self, number: u64, runtime: &Handle) {
         if self.stop(number, Duration::ZERO) {
             tracing::warn!(
-                "a runtime on which a client is used makes no progress; continuing on another one"
+                "a runtime on which a client is used makes no progress; its tasks continue where the client is used next"
             );
             let this = Weak::clone(&self.this);
             runtime.spawn(async move { this.upgrade().map(|keeper| keeper.ensure_running()) });
         }
     }
 
-    /// Sends releases from the crate's own thread while they are queued for a runtime that makes no progress: nobody waits for a guard
-    /// that was dropped. If that happens twice in a row, the run is ended, so that the next call begins one on its own runtime. When
-    /// the client is abandoned, nobody else would end what is on that runtime.
+    /// Looks after releases once a second, on the crate's own thread: nobody waits for a guard that was dropped, so nobody else would
+    /// notice that its release is not sent. One that nothing has taken out of the queue for a second is sent from here: the runtime of
+    /// the run makes no progress, or a worker of it that is blocked has woken the task that sends, which no other worker takes over.
+    /// If it is the runtime, the run is ended, so that the next call begins one on its own runtime; when the client is abandoned,
+    /// nobody else would end what is on that runtime.
     pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
-        let (mut queued_before, mut stuck) = (0, None);
+        let mut queued_before = 0;
         loop {
             // At once when it is abandoned.
             let was_abandoned = abandoned.is_cancelled();
@@ -137,38 +137,41 @@ impl Keeper {
                 () = sleep(PROBE_INTERVAL) => {}
             }
             let Some(keeper) = this.upgrade() else { return };
-            let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_late(queued_before);
-            queued_before = keeper.releases.next_number();
+            let late_below = mem::replace(&mut queued_before, keeper.releases.next_number());
+            let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_late(late_below);
             let run = if is_needed { keeper.runs.elsewhere() } else { None };
+            if keeper.releases.is_any_unsent(late_below, MAX_RELEASES) {
+                keeper.release_from_own_thread(Duration::ZERO);
+            }
             // Not kept alive while this waits.
             drop(keeper);
             let Some((number, runtime)) = run else { continue };
-            if !is_stuck(&runtime).await {
-                stuck = None;
-                continue;
-            }
-            let Some(keeper) = this.upgrade() else { return };
-            let is_still = |(before, at): (u64, Instant)| before == number && at.elapsed() < IN_A_ROW;
-            if !stuck.replace((number, Instant::now())).is_some_and(is_still) {
-                tracing::debug!(
-                    "a runtime makes no progress; its releases are sent from the crate's own thread"
-                );
-                keeper.release_from_own_thread(Duration::ZERO);
-            } else if abandoned.is_cancelled() {
-                keeper.end_without_runtime(number).await;
-            } else {
-                keeper.stop_stuck(number, &runtime);
+            if is_stuck(&runtime).await
+                && let Some(keeper) = this.upgrade()
+            {
+                if abandoned.is_cancelled() {
+                    keeper.end_without_runtime(number).await;
+                } else {
+                    keeper.stop_stuck(number, &runtime);
+                }
             }
         }
     }
 
     /// The client is abandoned, and the runtime of its run makes no progress: ends the run, which keeps the client alive, and sends the
-    /// pending releases.
+    /// pending releases. Those that are not confirmed by then are given up with the client.
     async fn end_without_runtime(&self, number: u64) {
         if self.runs.end(number) {
-            self.send_pending_releases().await;
-            // Others may be in flight already. Those that are not confirmed by then are given up with the client.
-            let _ = timeout(GIVE_UP_AFTER, self.releases.sent()).await;
+            let all_sent = async {
+                loop {
+                    self.send_pending_releases().await;
+                    // Others are in flight elsewhere, and may be pending again.
+                    if timeout(PROBE_INTERVAL, self.releases.sent()).await.is_ok() {
+                        return;
+                    }
+                }
+            };
+            let _ = timeout(GIVE_UP_AFTER, all_sent).await;
         }
     }
 

@@ -342,6 +342,8 @@ mod on_sqlite {
     feature = "zookeeper"
 ))]
 mod found {
+    use std::any::type_name;
+
     use super::*;
     use crate::plan::Step::*;
     use crate::plan::Term::*;
@@ -351,26 +353,28 @@ mod found {
     fn agree_on<M: Mix>(steps: &[Step]) {
         #[cfg(feature = "mysql")]
         if let Some(store) = crate::stores::Mysql::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M>(store, steps);
+            agree_on_one::<M, _>(store, steps);
         }
         #[cfg(feature = "postgres")]
         if let Some(store) = crate::stores::Postgres::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M>(store, steps);
+            agree_on_one::<M, _>(store, steps);
         }
         #[cfg(feature = "zookeeper")]
         if let Some(store) = crate::stores::Zookeeper::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M>(store, steps);
+            agree_on_one::<M, _>(store, steps);
         }
         #[cfg(feature = "sqlite")]
-        agree_on_one::<M>(crate::stores::Sqlite::new(), steps);
+        agree_on_one::<M, _>(crate::stores::Sqlite::new(), steps);
         #[cfg(feature = "redis")]
         if let Some(store) = crate::stores::Redis::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M>(store, steps);
+            agree_on_one::<M, _>(store, steps);
         }
     }
 
-    fn agree_on_one<M: Mix>(store: impl Store, steps: &[Step]) {
-        Comparison::new(store).run(M::SITES, steps, || ()).unwrap_or_else(|why| panic!("{why}"));
+    fn agree_on_one<M: Mix, S: Store>(store: S, steps: &[Step]) {
+        Comparison::new(store)
+            .run(M::SITES, steps, || ())
+            .unwrap_or_else(|why| panic!("{}: {why}", type_name::<S>()));
     }
 
     /// A request of `client` that waits, by the handle that declares the usual limit.

@@ -262,12 +262,14 @@ impl CallersConnections {
         let mut current = self.runtime.lock();
         let have_not_moved = current.take_if(|current| current.id() == runtime.id()).is_some();
         if have_not_moved {
-            tracing::warn!("the runtime of the connections is not driven; connecting from another one");
+            tracing::warn!(
+                "the runtime of the connections makes no progress; they are opened again where the client is used next"
+            );
             self.abandon();
         }
         drop(current);
         if have_not_moved {
-            // It would go on from that runtime.
+            // An attempt there would go on.
             let attempt = self.attempt.lock().take_if(|attempt| attempt.runtime.id() == runtime.id());
             drop(attempt);
         }
@@ -286,7 +288,7 @@ impl CallersConnections {
     pub(super) async fn watch(self: Arc<Self>) {
         let both = async { tokio::join!(self.resubscribe(), self.watch_runtimes()) };
         self.closed.run_until_cancelled(both).await;
-        // Nothing is to be sent if that runtime is driven again.
+        // Nothing may be sent on them if their runtime is driven again.
         self.abandon_if_stuck().await;
     }
 

@@ -220,8 +220,8 @@ impl RedisBackend {
         answer
     }
 
-    /// The transport of this thread: a release is sent from the crate's own thread only if the runtime of the
-    /// connection for commands has ended, or makes no progress.
+    /// The transport of this thread: a release is sent from the crate's own thread only if the keeper's tasks do not send it, because
+    /// their runtime has ended or makes no progress, or if its guard was dropped outside a runtime.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,
