@@ -148,9 +148,9 @@ impl Notifications {
         self.queued.lock().is_empty()
     }
 
-    /// Whether leases wait, and events are handled on another runtime than this one.
+    /// Whether leases wait, and events are handled on another runtime than this one. Unknown if the stream was created outside a runtime.
     pub(super) fn are_awaited_elsewhere(&self, runtime: Option<Id>) -> bool {
-        !self.is_idle() && self.listener.lock().runtime != runtime
+        !self.is_idle() && self.listener.lock().runtime.is_some_and(|awaited_on| Some(awaited_on) != runtime)
     }
 
     fn send(&self, event: Event) {
