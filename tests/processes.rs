@@ -366,7 +366,7 @@ impl Queue {
         doomed.kill();
         let (guard, granted) = within(SOON, after).await.expect("no panic");
         assert!(guard.token() > newest);
-        assert_eq!(doomed.heard(), None, "it never held");
+        assert_eq!(doomed.unread(), None, "it never held");
         guard.release().await.expect("held to the end");
         granted - released
     }
@@ -523,7 +523,7 @@ async fn a_waiter_that_was_forgotten_while_it_was_paused_is_queued_again() {
     sleep_until(paused + LEASE * 2).await;
     worker.resume();
     until_waiting(&mutex, 1).await;
-    assert_eq!(worker.heard(), None);
+    assert_eq!(worker.unread(), None);
     let first_token = first.token();
     first.release().await.expect("held to the end");
     assert!(held(&mut worker).await > first_token);

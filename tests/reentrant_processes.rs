@@ -533,7 +533,7 @@ impl Queue {
         doomed.kill();
         let (guard, granted) = granted(after).await;
         assert!(guard.token() > newest);
-        assert_eq!(doomed.heard(), None, "it never held");
+        assert_eq!(doomed.unread(), None, "it never held");
         let token = guard.token();
         guard.release().await.expect("held to the end");
         (granted - released, token)
@@ -612,7 +612,7 @@ async fn a_process_paused_until_another_owner_holds_is_notified_and_queues() {
     let told = worker.line().await.expect("it goes on");
     assert!(told.starts_with("lost"), "{told}");
     waiting(&client, name, 1).await;
-    assert_eq!(worker.heard(), None, "what it had opens nothing");
+    assert_eq!(worker.unread(), None, "what it had opens nothing");
     let newest = other_owner.token();
     other_owner.release().await.expect("held to the end");
     assert!(held(&mut worker).await > newest);

@@ -375,7 +375,7 @@ async fn kill_waiters<S: Semaphore>(site: Site, ahead: usize) {
             delay = delay.max(granted.saturating_duration_since(killed));
             assert!(S::KIND == Kind::Counting || token > newest, "{name}");
         }
-        assert_eq!(doomed.heard(), None, "it never held");
+        assert_eq!(doomed.unread(), None, "it never held");
         until_waiting(&semaphore, 0).await;
         delay
     })
@@ -455,7 +455,7 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
         guard.release().await.expect("held to the end");
     }
     assert_grow(&tokens);
-    assert_eq!(doomed.heard(), None, "the dead never held");
+    assert_eq!(doomed.unread(), None, "the dead never held");
     until_waiting(one, 0).await;
     // Each request forgets two of those that died while they were parked.
     for _ in 0..2 {
@@ -480,7 +480,7 @@ async fn a_process_paused_for_two_ttls_loses_its_permits_and_is_notified_when_it
     assert!(granted - paused <= LEASE + SLACK, "after {:?}", granted - paused);
     assert!(next.token() > token);
     sleep_until(paused + LEASE * 2).await;
-    assert_eq!(worker.heard(), None);
+    assert_eq!(worker.unread(), None);
     worker.resume();
     let said = worker.line().await.expect("it has not ended");
     assert!(said.starts_with("lost"), "{said}");

@@ -115,8 +115,8 @@ pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 /// [`BackendError::WrongType`] if something else is stored under the key, and with [`BackendError::Closed`] after `close`.
 ///
 /// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, and so are `release` and
-/// `release_permits` when the runtime of the application has ended or makes no progress, or when a guard is dropped outside a
-/// runtime. Everything else is called on the runtimes of the application.
+/// `release_permits` when the runtime of the application has ended or is blocked in whole or in part, or when a guard is dropped
+/// outside a runtime. Everything else is called on the runtimes of the application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates the id of a new acquisition. Ids cannot be guessed and are never used again, nor is the sequence number in them.
     fn lease_id(&self) -> LeaseId;

@@ -16,5 +16,5 @@
 mod policy;
 mod queue;
 
-pub(crate) use policy::{Turn, group, tokens};
+pub(crate) use policy::{group, may_pass_on, tokens};
 pub(crate) use queue::{Group, Number, Queue, Queues, take_all_waiters, with_queue};

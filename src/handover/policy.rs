@@ -13,28 +13,10 @@ const MAX_HOLDS: u32 = 16;
 /// through the store costs a fraction of a millisecond.
 const MAX_TURN: Duration = Duration::from_millis(30);
 
-/// A client's turn: how often its lease may still be passed on, and until when.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Turn {
-    passes_left: u32,
-    ends: Instant,
-}
-
-impl Turn {
-    /// The turn of a grant that reserves this many tokens: every hold takes one.
-    pub(crate) fn new(tokens: u32, now: Instant) -> Self {
-        Self { passes_left: tokens.min(MAX_HOLDS).saturating_sub(1), ends: now + MAX_TURN }
-    }
-
-    /// Whether the lease may be passed on now.
-    pub(crate) fn may_continue(&self, now: Instant) -> bool {
-        self.passes_left > 0 && now < self.ends
-    }
-
-    /// Counts one hand-over.
-    pub(crate) const fn pass(&mut self) {
-        self.passes_left -= 1;
-    }
+/// Whether a lease may be passed on now that was granted at `granted` with this many tokens, one for each hold, and has been passed
+/// on `passes` times since.
+pub(crate) fn may_pass_on(tokens: u32, passes: u64, granted: Instant, now: Instant) -> bool {
+    passes + 1 < u64::from(tokens.min(MAX_HOLDS)) && now < granted + MAX_TURN
 }
 
 /// A fingerprint of the terms under which a lease may be passed on: waiters for one key with the same fingerprint form a group,
@@ -58,14 +40,10 @@ mod tests {
     #[test]
     fn a_turn_has_sixteen_holds_and_thirty_milliseconds() {
         let start = Instant::now();
-        let mut turn = Turn::new(tokens(true), start);
-        assert!(!turn.may_continue(start + Duration::from_millis(30)));
-        let mut holds = 1;
-        while turn.may_continue(start + Duration::from_millis(29)) {
-            turn.pass();
-            holds += 1;
-        }
-        assert_eq!(holds, 16);
-        assert!(!Turn::new(tokens(false), start).may_continue(start), "one token, one hold");
+        let may_pass_on =
+            |tokens, passes, ms| may_pass_on(tokens, passes, start, start + Duration::from_millis(ms));
+        assert!(may_pass_on(tokens(true), 14, 29) && !may_pass_on(tokens(true), 15, 29));
+        assert!(!may_pass_on(tokens(true), 0, 30));
+        assert!(!may_pass_on(tokens(false), 0, 0), "one token, one hold");
     }
 }

@@ -16,7 +16,6 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::Instrument;
 
-use super::engine::Engine;
 use super::keeper::{Keeper, may_be_known};
 use super::lease::{Hold, Lease, Message, Outcome, RETRY};
 use super::release_queue::PendingRelease;
@@ -71,7 +70,7 @@ pub(crate) struct Unavailable {
 
 /// A task that wants a lease, until it holds one. If this is dropped, whatever it was granted is released.
 pub(crate) struct Waiter<'a> {
-    engine: &'a Engine,
+    keeper: &'a Arc<Keeper>,
     resource: &'a Resource,
     settings: &'a Arc<Settings>,
     claim: &'a Claim,
@@ -92,7 +91,7 @@ type Step = ControlFlow<Option<Hold>>;
 
 impl<'a> Waiter<'a> {
     pub(crate) const fn new(
-        engine: &'a Engine,
+        keeper: &'a Arc<Keeper>,
         resource: &'a Resource,
         settings: &'a Arc<Settings>,
         claim: &'a Claim,
@@ -100,7 +99,7 @@ impl<'a> Waiter<'a> {
         wait: Wait,
     ) -> Self {
         let (place, lease, receiver) = (None, None, None);
-        Self { engine, resource, settings, claim, follower, wait, place, lease, receiver }
+        Self { keeper, resource, settings, claim, follower, wait, place, lease, receiver }
     }
 
     /// Acquires a lease, unless none was available for as long as the task waits.
@@ -126,7 +125,7 @@ impl<'a> Waiter<'a> {
         let mut late = 0;
         loop {
             self.check_open()?;
-            self.engine.ensure_running();
+            self.keeper.ensure_running();
             let Some(hold) = self.attempt().await? else {
                 tracing::debug!("busy");
                 return Ok(None);
@@ -134,8 +133,8 @@ impl<'a> Waiter<'a> {
             // It may have been handed this hold while a request of its own was in flight.
             self.leave();
             match hold.loss(Instant::now()) {
-                None if self.engine.closing().is_closed() => {
-                    self.keeper().return_hold(&hold);
+                None if self.keeper.closing.is_closed() => {
+                    self.keeper.return_hold(&hold);
                     return Err(self.closed());
                 }
                 None => return Ok(Some(self.begin(hold))),
@@ -154,10 +153,10 @@ impl<'a> Waiter<'a> {
             self.follow_limit(hold.lease.limit());
         }
         if hold.lease.owner().is_some() {
-            self.engine.owners().remember(&hold.lease);
+            self.keeper.owners.remember(&hold.lease);
             if hold.loss(Instant::now()).is_some() {
                 // The keeper may have looked for it before it was there.
-                self.engine.owners().forget(&hold.lease);
+                self.keeper.owners.forget(&hold.lease);
             }
         }
         hold
@@ -194,11 +193,11 @@ impl<'a> Waiter<'a> {
         let now = Instant::now();
         let latest = now + RELEASES_FIRST;
         let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
-        let keeper = self.keeper();
+        let keeper = self.keeper;
         let finished = pin!(keeper.releases.finished(&self.resource.key));
         let finished = pin!(keeper.while_running(finished));
         // A timeout is not an error: the request is sent and finds whatever is still held.
-        timeout_at(until, self.engine.closing().unless(finished)).await.is_ok() || until == latest
+        timeout_at(until, self.keeper.closing.unless(finished)).await.is_ok() || until == latest
     }
 
     /// Joins the queue of its group, or opens a lease for itself alone.
@@ -213,13 +212,13 @@ impl<'a> Waiter<'a> {
     }
 
     fn open(&self, group: Option<Group>) -> Option<Arc<Lease>> {
-        self.keeper().open(self.resource, self.settings, self.claim, self.wait != Wait::No, group)
+        self.keeper.open(self.resource, self.settings, self.claim, self.wait != Wait::No, group)
     }
 
     /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another limit than
     /// this request states.
     fn join(&mut self, group: Group) -> bool {
-        let keeper = self.keeper();
+        let keeper = self.keeper;
         let limit = self.claim.limit().map(|limit| limit.permits);
         let (sender, receiver) = oneshot::channel();
         let number = with_queue(&keeper.queues, &group, limit, |queue| {
@@ -243,10 +242,10 @@ impl<'a> Waiter<'a> {
     /// `None` if its lease has ended in the meantime.
     async fn ask(&mut self) -> Result<Option<Step>, Error> {
         let Some(lease) = self.lease.clone() else { return Ok(Some(ControlFlow::Continue(()))) };
-        let dropped = guard(&lease, |lease| self.engine.keeper().request_dropped(lease));
-        let asked = send(self.engine, &lease, self.wait);
+        let dropped = guard(&lease, |lease| self.keeper.request_dropped(lease));
+        let asked = send(self.keeper, &lease, self.wait);
         let asked = match &mut self.receiver {
-            None => self.engine.closing().unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
+            None => self.keeper.closing.unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
             // Once the client is closed, nothing is left to send a message.
             Some(receiver) => tokio::select! {
                 biased;
@@ -264,7 +263,7 @@ impl<'a> Waiter<'a> {
             Outcome::Granted => Ok(Some(self.granted(&lease, now))),
             Outcome::Busy => {
                 self.lease = None;
-                self.keeper().forget(lease.id());
+                self.keeper.forget(lease.id());
                 Ok(Some(ControlFlow::Break(None)))
             }
             Outcome::Failed(error) => {
@@ -274,7 +273,7 @@ impl<'a> Waiter<'a> {
             Outcome::Queued => self.queued(&lease, limit),
             Outcome::Over => {
                 if may_be_known {
-                    self.keeper().answered_after_release(&lease);
+                    self.keeper.answered_after_release(&lease);
                 }
                 self.queued(&lease, limit)
             }
@@ -284,7 +283,7 @@ impl<'a> Waiter<'a> {
     /// The store has granted the lease in its first answer. In a group, it goes to the waiter that has waited longest.
     fn granted(&mut self, lease: &Arc<Lease>, now: Instant) -> Step {
         self.lease = None;
-        let keeper = self.keeper();
+        let keeper = self.keeper;
         if let Some((group, number)) = &self.place {
             let first = keeper.hold(group, lease, |queue| queue.leave_first(*number));
             if let Some(None) = first {
@@ -310,7 +309,7 @@ impl<'a> Waiter<'a> {
     /// `None` if it has ended.
     fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Result<Option<Step>, Error> {
         tracing::debug!(key = &*self.resource.key, "waiting");
-        let keeper = self.keeper();
+        let keeper = self.keeper;
         if self.place.is_some() {
             self.lease = None;
             keeper.file(lease);
@@ -332,9 +331,9 @@ impl<'a> Waiter<'a> {
     /// The request has failed for good. For the other waiters of the group another lease is requested.
     fn failed(&mut self, lease: &Arc<Lease>) {
         self.lease = None;
-        let keeper = self.keeper();
+        let keeper = self.keeper;
         if let Some((group, number)) = &self.place {
-            with_queue(&keeper.queues, group, None, |queue| {
+            keeper.queue(group, |queue| {
                 queue.leave(*number);
                 queue.end(lease.id());
             });
@@ -344,7 +343,7 @@ impl<'a> Waiter<'a> {
     }
 
     async fn wait(&mut self) -> Result<Option<Hold>, Error> {
-        let (keeper, deadline) = (self.keeper(), self.wait.deadline());
+        let (keeper, deadline) = (self.keeper, self.wait.deadline());
         let Some(receiver) = &mut self.receiver else { return Err(self.closed()) };
         tokio::select! {
             biased;
@@ -368,7 +367,7 @@ impl<'a> Waiter<'a> {
 
     /// Finds out whether the store answers.
     async fn probe(&self) -> Result<(), BackendError> {
-        let inspected = self.engine.backend().inspect(self.resource, Detail::Counts);
+        let inspected = self.keeper.backend.inspect(self.resource, Detail::Counts);
         match timeout(PROBE, inspected).await {
             Ok(Err(error)) if error.is_transient() => Err(error),
             Ok(_) => Ok(()),
@@ -383,15 +382,15 @@ impl<'a> Waiter<'a> {
             (self.place, self.lease) = (None, None);
         }
         match message {
-            Some(Message::Granted(hold)) => Ok(self.taken(hold, Instant::now())),
-            Some(Message::Failed(error)) => Err(self.error(error)),
+            Some(Ok(hold)) => Ok(self.taken(hold, Instant::now())),
+            Some(Err(error)) => Err(self.error(error)),
             None => Err(self.closed()),
         }
     }
 
     fn taken(&self, hold: Hold, now: Instant) -> Hold {
         if let Some(due) = hold.begin(now) {
-            self.keeper().schedule.file_taken_up(&hold.lease, due, now);
+            self.keeper.schedule.file_taken_up(&hold.lease, due, now);
         }
         hold
     }
@@ -399,7 +398,7 @@ impl<'a> Waiter<'a> {
     /// When the store last answered a request or a renewal on behalf of this waiter. An error if it did not answer the last one.
     fn last_answer(&self) -> Result<Option<Instant>, BackendError> {
         match (&self.place, &self.lease) {
-            (Some((group, _)), _) => self.keeper().last_answer(group),
+            (Some((group, _)), _) => self.keeper.last_answer(group),
             (None, Some(lease)) => lease.last_answer(),
             (None, None) => Ok(None),
         }
@@ -407,23 +406,23 @@ impl<'a> Waiter<'a> {
 
     fn holder_never_expires(&self) -> bool {
         match &self.place {
-            Some((group, _)) => self.keeper().holder_never_expires(group),
+            Some((group, _)) => self.keeper.holder_never_expires(group),
             None => self.lease.as_ref().is_some_and(|lease| lease.holder_never_expires()),
         }
     }
 
     /// Gives up its place and its request, and returns a hold that it has not taken up.
     fn leave(&mut self) {
-        let keeper = self.keeper();
+        let keeper = self.keeper;
         if let Some(mut receiver) = self.receiver.take() {
             receiver.close();
-            if let Ok(Message::Granted(hold)) = receiver.try_recv() {
+            if let Ok(Ok(hold)) = receiver.try_recv() {
                 keeper.return_hold(&hold);
             }
         }
         match (self.place.take(), self.lease.take()) {
             (Some((group, number)), lease) => {
-                with_queue(&keeper.queues, &group, None, |queue| queue.leave(number));
+                keeper.queue(&group, |queue| queue.leave(number));
                 keeper.give_up_surplus(&group);
                 if let Some(lease) = lease {
                     keeper.adopt(&lease);
@@ -434,16 +433,12 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    const fn keeper(&self) -> &'a Arc<Keeper> {
-        self.engine.keeper()
-    }
-
     fn error(&self, error: BackendError) -> Error {
-        self.engine.error(error, "acquire", Some(self.resource.name()))
+        self.keeper.error(error, "acquire", Some(self.resource.name()))
     }
 
     fn check_open(&self) -> Result<(), Error> {
-        if self.engine.closing().is_closed() { Err(self.closed()) } else { Ok(()) }
+        if self.keeper.closing.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
     fn closed(&self) -> Error {
@@ -459,13 +454,13 @@ impl Drop for Waiter<'_> {
 
 /// Sends the request; one that does not wait is repeated for a while if it is not answered. `None` if it is not answered within
 /// the time limit of the call, or [`ROUND_TRIP`] if that is longer.
-async fn send(engine: &Engine, lease: &Lease, wait: Wait) -> Option<(Result<Answer, BackendError>, Instant)> {
+async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answer, BackendError>, Instant)> {
     let begin = Instant::now();
     let asked = async {
         let give_up = begin + PERSIST;
         let mut sent = begin;
         loop {
-            let answer = engine.backend().request(lease.request()).await;
+            let answer = keeper.backend.request(lease.request()).await;
             match &answer {
                 Err(error) if wait == Wait::No && error.is_transient() && Instant::now() < give_up => {
                     sleep(RETRY).await;

@@ -25,10 +25,13 @@ use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::background;
 use crate::closing::Closing;
-use crate::error::LossReason;
+use crate::error::{Error, LossReason};
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::options::Settings;
+
+/// The queue of a group within the client.
+pub(super) type Waiters = Queue<oneshot::Sender<Message>>;
 
 /// All leases of a client, and the work that is due for them.
 #[derive(Debug)]
@@ -89,11 +92,21 @@ impl Keeper {
     pub(crate) const fn closing(&self) -> &Closing {
         &self.closing
     }
+
+    /// Adds the operation, the name and the store to a backend's error.
+    pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&str>) -> Error {
+        Error::from_backend(error, step, name, &self.backend.capabilities().store)
+    }
 }
 
 // Requests
 
 impl Keeper {
+    /// Runs `change` on the queue of a group.
+    pub(super) fn queue<T>(&self, group: &Group, change: impl FnOnce(&mut Waiters) -> T) -> T {
+        with_queue(&self.queues, group, None, change)
+    }
+
     /// Creates a lease, which the client owns from here on. `None` once the client is closed.
     pub(super) fn open(
         &self,
@@ -133,7 +146,7 @@ impl Keeper {
     }
 
     /// From now on the keeper repeats the requests that waiters have sent themselves, because others wait for these leases too.
-    pub(super) fn watch(&self, queue: &mut Queue<oneshot::Sender<Message>>) {
+    pub(super) fn watch(&self, queue: &mut Waiters) {
         let in_place = queue.take_in_place();
         if !in_place.is_empty() {
             self.schedule.file(self.of(&in_place));
@@ -159,13 +172,13 @@ impl Keeper {
 
     /// When the store last answered a request or a renewal for a group. An error if it did not answer the last one for a lease.
     pub(super) fn last_answer(&self, group: &Group) -> Result<Option<Instant>, BackendError> {
-        let leases = with_queue(&self.queues, group, None, |queue| self.of(&queue.leases()));
+        let leases = self.queue(group, |queue| self.of(&queue.leases()));
         leases.iter().try_fold(None, |last, lease| Ok(last.max(lease.last_answer()?)))
     }
 
     /// Whether a group waits behind a key that has no expiry.
     pub(super) fn holder_never_expires(&self, group: &Group) -> bool {
-        let leases = with_queue(&self.queues, group, None, |queue| self.of(&queue.leases()));
+        let leases = self.queue(group, |queue| self.of(&queue.leases()));
         leases.iter().any(|lease| lease.holder_never_expires())
     }
 
@@ -230,14 +243,14 @@ impl Keeper {
     /// Takes over the limit that the store has reported for a group: more leases may be wanted under it.
     pub(super) fn follow(&self, lease: &Arc<Lease>, limit: Option<Limit>) {
         let (Some(group), Some(limit)) = (lease.group(), limit) else { return };
-        with_queue(&self.queues, group, None, |queue| queue.follow(limit.permits));
+        self.queue(group, |queue| queue.follow(limit.permits));
         self.ask_more(lease);
     }
 
     /// Requests as many leases like this one as the waiters of its group still want.
     pub(super) fn ask_more(&self, like: &Arc<Lease>) {
         let Some(group) = like.group() else { return };
-        let more = with_queue(&self.queues, group, None, |queue| self.wanted(queue, like));
+        let more = self.queue(group, |queue| self.wanted(queue, like));
         self.request(more);
     }
 
@@ -253,7 +266,7 @@ impl Keeper {
     }
 
     /// Creates as many leases as the waiters of a group still want.
-    fn wanted(&self, queue: &mut Queue<oneshot::Sender<Message>>, like: &Lease) -> Vec<Arc<Lease>> {
+    fn wanted(&self, queue: &mut Waiters, like: &Lease) -> Vec<Arc<Lease>> {
         let mut leases = Vec::new();
         while queue.wanted() > 0 {
             let (terms, group) = (like.terms(), like.group().cloned());
@@ -295,10 +308,10 @@ impl Keeper {
         &self,
         group: &Group,
         lease: &Arc<Lease>,
-        then: impl FnOnce(&mut Queue<oneshot::Sender<Message>>) -> T,
+        then: impl FnOnce(&mut Waiters) -> T,
     ) -> Option<T> {
         let limit = lease.limit();
-        let held = with_queue(&self.queues, group, None, |queue| {
+        let held = self.queue(group, |queue| {
             if let Some(limit) = limit {
                 queue.follow(limit.permits);
             }
@@ -312,7 +325,7 @@ impl Keeper {
 
     fn hand_to(&self, waiter: oneshot::Sender<Message>, lease: &Arc<Lease>) {
         let Some(hold) = lease.hand() else { return };
-        if waiter.send(Message::Granted(hold)).is_err() {
+        if waiter.send(Ok(hold)).is_err() {
             self.end(lease);
         }
     }
@@ -320,7 +333,7 @@ impl Keeper {
     /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the store.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
         if let Some(group) = lease.group() {
-            let first = with_queue(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
+            let first = self.queue(group, |queue| next(queue, lease, Instant::now()));
             self.offer_to(first, lease);
         }
     }
@@ -333,7 +346,7 @@ impl Keeper {
     ) -> bool {
         while let Some((hold, waiter)) = first {
             let token = hold.token;
-            match waiter.map(|waiter| waiter.send(Message::Granted(hold)).is_ok()) {
+            match waiter.map(|waiter| waiter.send(Ok(hold)).is_ok()) {
                 Some(true) => return true,
                 Some(false) => lease.take_back(token),
                 None => {
@@ -342,7 +355,7 @@ impl Keeper {
                 }
             }
             let Some(group) = lease.group() else { return false };
-            first = with_queue(&self.queues, group, None, |queue| next(queue, lease, Instant::now()));
+            first = self.queue(group, |queue| next(queue, lease, Instant::now()));
         }
         false
     }
@@ -350,15 +363,15 @@ impl Keeper {
     /// The request for a lease has failed for good.
     fn failed(&self, lease: &Arc<Lease>, error: &BackendError) {
         if let Some(waiter) = lease.waiter() {
-            let _ = waiter.send(Message::Failed(error.duplicate()));
+            let _ = waiter.send(Err(error.duplicate()));
         }
         if let Some(group) = lease.group() {
-            let dismissed = with_queue(&self.queues, group, None, |queue| {
+            let dismissed = self.queue(group, |queue| {
                 queue.end(lease.id());
                 queue.take_waiters()
             });
             for waiter in dismissed {
-                let _ = waiter.send(Message::Failed(error.duplicate()));
+                let _ = waiter.send(Err(error.duplicate()));
             }
             self.give_up_surplus(group);
         }
@@ -377,7 +390,7 @@ impl Keeper {
 
     /// Gives up the requested leases of a group for which there is no waiter left.
     pub(super) fn give_up_surplus(&self, group: &Group) {
-        while let Some(id) = with_queue(&self.queues, group, None, Queue::surplus) {
+        while let Some(id) = self.queue(group, Queue::surplus) {
             if let Some(lease) = self.lease(id) {
                 self.give_up(&lease);
             }
@@ -421,14 +434,10 @@ impl Keeper {
     /// A lease is no longer held: creates those that the waiters of its group now want instead.
     fn replacements(&self, lease: &Arc<Lease>) -> Vec<Arc<Lease>> {
         let Some(group) = lease.group() else { return Vec::new() };
-        with_queue(&self.queues, group, None, |queue| self.replacements_for(lease, queue))
+        self.queue(group, |queue| self.replacements_for(lease, queue))
     }
 
-    fn replacements_for(
-        &self,
-        lease: &Lease,
-        queue: &mut Queue<oneshot::Sender<Message>>,
-    ) -> Vec<Arc<Lease>> {
+    fn replacements_for(&self, lease: &Lease, queue: &mut Waiters) -> Vec<Arc<Lease>> {
         queue.end(lease.id());
         self.wanted(queue, lease)
     }
@@ -444,11 +453,10 @@ impl Keeper {
         let Some(group) = lease.group() else {
             return self.end_lease(lease).map(Some).ok_or_else(lost_before);
         };
-        let passed =
-            with_queue(&self.queues, group, None, |queue| match queue.next_if(|| lease.pass_on(now)) {
-                Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
-                None => Err(lease.end().then(|| self.replacements_for(lease, queue))),
-            });
+        let passed = self.queue(group, |queue| match queue.next_if(|| lease.pass_on(now)) {
+            Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
+            None => Err(lease.end().then(|| self.replacements_for(lease, queue))),
+        });
         let (waiter, next, has_surplus) = match passed {
             Ok(passed) => passed,
             Err(None) => return Err(lost_before()),
@@ -462,7 +470,7 @@ impl Keeper {
         if lease.is_capped() {
             self.file(lease);
         }
-        if waiter.send(Message::Granted(next)).is_err() {
+        if waiter.send(Ok(next)).is_err() {
             lease.take_back(token);
             self.offer(lease);
         }

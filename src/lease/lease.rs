@@ -18,7 +18,7 @@ use crate::backend::{
 };
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
-use crate::handover::{Group, Turn};
+use crate::handover::{Group, may_pass_on};
 use crate::options::Settings;
 
 /// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
@@ -108,7 +108,8 @@ struct Held {
     granted: FencingToken,
     /// The token of the current hold.
     token: FencingToken,
-    turn: Turn,
+    /// When the client learned of the grant.
+    granted_at: Instant,
     /// Whether the current hold has been handed to a waiter.
     handed: bool,
     /// Whether that waiter has taken it up. Until then it is not renewed.
@@ -125,14 +126,8 @@ struct Held {
     unanswered: Option<Box<(Instant, BackendError)>>,
 }
 
-/// A message to a waiter.
-#[derive(Debug)]
-pub(crate) enum Message {
-    /// It has this hold.
-    Granted(Hold),
-    /// The request has failed.
-    Failed(BackendError),
-}
+/// A message to a waiter: it has this hold, or the request has failed.
+pub(crate) type Message = Result<Hold, BackendError>;
 
 /// What follows from the answer to a request.
 #[derive(Debug)]
@@ -403,7 +398,7 @@ impl Lease {
             deadline: Deadline::new(Arc::clone(&self.terms), sent, now),
             granted: grant.token,
             token: grant.token,
-            turn: Turn::new(self.request.tokens, now),
+            granted_at: now,
             handed: false,
             taken: false,
             guards: 1,
@@ -579,13 +574,13 @@ impl Lease {
     pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return None };
-        let may_continue = held.turn.may_continue(now)
+        let passes = held.token.get() - held.granted.get();
+        let may_continue = may_pass_on(self.request.tokens, passes, held.granted_at, now)
             && !held.deadline.has_passed(now)
             && held.deadline.uncapped(now) >= self.terms.ttl / 2;
         if !may_continue {
             return None;
         }
-        held.turn.pass();
         held.token = FencingToken::new(held.token.get() + 1);
         (held.handed, held.taken, held.guards, held.permits) = (true, false, 1, 1);
         held.deadline.start_hold(now);

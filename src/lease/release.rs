@@ -2,7 +2,8 @@
 //!
 //! `release` sends from the caller's task and awaits the answer; a guard that is dropped only queues its release, and so does a
 //! `release` that is dropped or not answered. Queued releases are sent by a task of the keeper, and repeated until the store has
-//! confirmed them; when the runtime of that task ends or makes no progress, by the crate's own thread.
+//! confirmed them; by the crate's own thread when that task does not get to them, because its runtime has ended or makes no progress,
+//! or because the worker that woke it is blocked.
 
 use std::convert::Infallible;
 use std::mem;
@@ -26,13 +27,14 @@ use super::lease::Hold;
 use super::release_queue::{LAST_RELEASES, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
-use crate::error::LossReason;
+use crate::error::{Error, LossReason};
 
-/// The maximum number of releases in flight. The store answers them in order anyway; this bounds memory.
+/// The maximum number of releases in flight, from a run and from the crate's own thread. The store answers them in order anyway;
+/// this bounds memory, and how long renewals wait behind them.
 pub(super) const MAX_RELEASES: usize = 256;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
+/// How long a run repeats an unanswered release, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
@@ -62,10 +64,10 @@ impl Keeper {
     }
 
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
-    pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, permits: u32) -> Result<(), ReleaseError> {
+    pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, permits: u32) -> Result<(), Error> {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
-        let left = self.leave(hold, permits).map_err(ReleaseError::Lost)?;
+        let left = self.leave(hold, permits).map_err(|reason| hold.loss_error(reason))?;
         let Some(pending) = left else { return Ok(()) };
         let is_part = pending.keep > 0;
         // When the release is over or dropped, all that wait for the end of the hold are notified.
@@ -75,11 +77,14 @@ impl Keeper {
         } else {
             self.release_behind(pending).await
         };
-        let released = answer.map_err(ReleaseError::Store)?;
+        let released = answer.map_err(|error| self.error(error, "release", Some(hold.name())))?;
         // The release of a part may find nothing because the rest of the lease was released in the meantime.
         let overtaken = is_part && lease.is_released();
         match lost_before(released, ends).filter(|_| !overtaken) {
-            None => Ok(()),
+            None => {
+                tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
+                Ok(())
+            }
             Some(reason) => {
                 if is_part {
                     lease.lose(reason);
@@ -87,7 +92,7 @@ impl Keeper {
                 } else {
                     lease.found_lost(hold.token, reason);
                 }
-                Err(ReleaseError::Lost(reason))
+                Err(hold.loss_error(reason))
             }
         }
     }
@@ -257,37 +262,40 @@ impl Keeper {
         *drops_wait = if is_late { Duration::ZERO } else { drops_wait.saturating_sub(begin.elapsed()) };
     }
 
-    /// Sends the releases that are pending now, on the crate's own thread.
-    ///
-    /// Those that end no hold are left to the next run: a request for the lease may still be on its way, on a connection of another
-    /// runtime. That run sends them after the request, or after that connection is closed.
+    /// Sends the releases that are pending now, on the crate's own thread, where renewals must not wait behind all of them.
     pub(super) async fn send_pending_releases(&self) {
-        let releases = FuturesUnordered::new();
-        while let Some(mut pending) = self.releases.pop_unsent() {
-            // These are requested by the keeper's task on the next runtime.
-            self.ask_again(mem::take(&mut pending.next));
-            releases.push(async move {
-                let answer = timeout(GIVE_UP_AFTER, self.send_until_confirmed(&mut pending)).await;
-                let lease = self.lease(pending.lease.id);
-                let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
-                match answer {
-                    Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
-                    Ok(Some(_)) => self.releases.leave(pending),
-                    Ok(None) => self.finish(pending),
-                    // Pending again.
-                    Err(_) => drop(pending),
-                }
-            });
+        let (mut releases, mut remaining) = (FuturesUnordered::new(), self.releases.pending());
+        loop {
+            while remaining > 0 && releases.len() < MAX_RELEASES {
+                let Some(pending) = self.releases.pop_unsent() else { break };
+                remaining -= 1;
+                releases.push(self.send_from_own_thread(pending));
+            }
+            if releases.next().await.is_none() {
+                return;
+            }
         }
-        releases.collect().await
     }
-}
 
-/// Why a release did not end a hold.
-#[derive(Debug)]
-pub(crate) enum ReleaseError {
-    Lost(LossReason),
-    Store(BackendError),
+    /// A release that ends no hold is left to a run: a request for the lease may still be on its way, on a connection of another
+    /// runtime. The run sends it after the request, or after that connection is closed.
+    async fn send_from_own_thread(
+        &self,
+        mut pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>,
+    ) {
+        // These are requested by a run.
+        self.ask_again(mem::take(&mut pending.next));
+        let answer = timeout(GIVE_UP_AFTER, self.send_until_confirmed(&mut pending)).await;
+        let lease = self.lease(pending.lease.id);
+        let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
+        match answer {
+            Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
+            Ok(Some(_)) => self.releases.leave(pending),
+            Ok(None) => self.finish(pending),
+            // Pending again.
+            Err(_) => drop(pending),
+        }
+    }
 }
 
 /// Whether the result of a release means that the lease had been lost before. If the result is unknown, the lease counts as

@@ -32,7 +32,7 @@ pub(super) struct ReleaseQueue {
 struct Queue {
     pending: VecDeque<PendingRelease>,
     /// Those that were executed when they were sent from the crate's own thread, but may have to be repeated: a request for the lease
-    /// may still be sent from a runtime that made no progress. The next run sends the release again, after that request.
+    /// may still be sent from a runtime that made no progress. A run sends the release again, after that request.
     unsettled: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Vec<Number>>,
@@ -157,6 +157,11 @@ impl ReleaseQueue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.lock().unfinished.is_empty()
+    }
+
+    /// How many are queued and not in flight.
+    pub(super) fn pending(&self) -> usize {
+        self.queue.lock().pending.len()
     }
 
     /// The number of the release that is queued next.

@@ -31,7 +31,7 @@ impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
     /// those that wait do it again, and so does the next call. Must be called within a runtime. `false` if this
     /// one has ended and takes no more tasks.
-    pub(super) fn ensure_running(self: &Arc<Self>) -> bool {
+    pub(crate) fn ensure_running(self: &Arc<Self>) -> bool {
         if self.runs.is_running() {
             return true;
         }
@@ -123,10 +123,10 @@ impl Keeper {
     }
 
     /// Looks after releases once a second, on the crate's own thread: nobody waits for a guard that was dropped, so nobody else would
-    /// notice that its release is not sent. One that nothing has taken out of the queue for a second is sent from here: the runtime of
-    /// the run makes no progress, or a worker of it that is blocked has woken the task that sends, which no other worker takes over.
-    /// If it is the runtime, the run is ended, so that the next call begins one on its own runtime; when the client is abandoned,
-    /// nobody else would end what is on that runtime.
+    /// notice that its release is not sent. If one has been queued for a second although it could have been sent, those that are
+    /// queued are sent from here: the runtime of the run makes no progress, or a worker of it that is blocked has woken the task that
+    /// sends, which no other worker takes over. If it is the runtime, the run is ended, so that the next call begins one on its own
+    /// runtime; when the client is abandoned, nobody else would end what is on that runtime.
     pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
         let mut queued_before = 0;
         loop {

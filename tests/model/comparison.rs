@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::backend::{Detail, Inspection};
 
 use crate::plan::{Label, Nature, Step};
-use crate::side::{Failed, Side, Told};
+use crate::side::{Failed, Sent, Side};
 use crate::stores::{Memory, Store};
 
 /// What two remaining times may differ by: the time that the steps take. Times that differ in truth do so by more.
@@ -68,7 +68,7 @@ impl<S: Store> Comparison<S> {
         }
     }
 
-    /// Takes a sequence of steps, each of which is told to `on_step` before.
+    /// Takes a sequence of steps, before each of which `on_step` is called.
     pub(crate) fn run(
         &mut self,
         sites: &[Nature],
@@ -108,7 +108,7 @@ impl<S: Store> Comparison<S> {
         if !self.same(ours.as_ref(), theirs.as_ref()) {
             return Err(format!("the model says {ours:?}, the store {theirs:?}"));
         }
-        self.hear()?;
+        self.compare_events()?;
         if matches!(step, Step::Pass(_) | Step::LoseData) {
             for label in self.model.waiting() {
                 self.ask_again(label)?;
@@ -137,26 +137,26 @@ impl<S: Store> Comparison<S> {
         if !self.same(Some(&ours), Some(&theirs)) {
             return Err(format!("lease {label} asks again: the model says {ours:?}, the store {theirs:?}"));
         }
-        self.hear()
+        self.compare_events()
     }
 
-    /// The store must send the events that the model sends. Whoever is told to ask again does so.
-    fn hear(&mut self) -> Result<(), Failed> {
-        let ours = self.model.told(&BTreeSet::new())?;
+    /// The store must send the events that the model sends. Whoever is asked to ask again does so.
+    fn compare_events(&mut self) -> Result<(), Failed> {
+        let ours = self.model.events(&BTreeSet::new())?;
         let pushes_revocations = self.store.store.pushes_revocations();
-        let is_expected = |told: &&Told| pushes_revocations || !matches!(told, Told::Revoked(_));
-        let theirs = self.store.told(&ours.iter().filter(is_expected).copied().collect())?;
-        for told in &theirs {
-            match told {
-                Told::Granted(label) if !ours.contains(told) => {
+        let is_expected = |sent: &&Sent| pushes_revocations || !matches!(sent, Sent::Revoked(_));
+        let theirs = self.store.events(&ours.iter().filter(is_expected).copied().collect())?;
+        for sent in &theirs {
+            match sent {
+                Sent::Granted(label) if !ours.contains(sent) => {
                     return Err(format!("the store alone has granted to lease {label}"));
                 }
-                Told::Granted(label) => self.compare_grants(*label)?,
-                Told::AskAgain(_) | Told::Revoked(_) => {}
+                Sent::Granted(label) => self.compare_grants(*label)?,
+                Sent::AskAgain(_) | Sent::Revoked(_) => {}
             }
         }
-        for told in &ours {
-            if let Told::AskAgain(label) = told {
+        for sent in &ours {
+            if let Sent::AskAgain(label) = sent {
                 self.ask_again(*label)?;
             }
         }

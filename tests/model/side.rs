@@ -54,7 +54,7 @@ impl From<BackendError> for Reply {
 
 /// An event that a store sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Told {
+pub(crate) enum Sent {
     /// Of the place by which its last request was answered.
     Granted(Label),
     AskAgain(Label),
@@ -74,7 +74,7 @@ pub(crate) struct Lease {
     token: Option<u64>,
 }
 
-/// A client and what it is told.
+/// A client and its events.
 struct Slot {
     client: Client,
     events: BoxStream<'static, Event>,
@@ -191,19 +191,19 @@ impl<S: Store> Side<S> {
     }
 
     /// The events that the living clients received, once `expected` is among them.
-    pub(crate) fn told(&mut self, expected: &BTreeSet<Told>) -> Result<BTreeSet<Told>, Failed> {
-        let mut told = BTreeSet::new();
+    pub(crate) fn events(&mut self, expected: &BTreeSet<Sent>) -> Result<BTreeSet<Sent>, Failed> {
+        let mut sent = BTreeSet::new();
         let mut left = self.store.event_timeout();
         loop {
-            let heard: Vec<_> = self.hear();
-            for event in heard {
-                told.extend(self.read(&event)?);
+            let received: Vec<_> = self.receive();
+            for event in received {
+                sent.extend(self.read(&event)?);
             }
-            if told.is_superset(expected) {
-                return Ok(told);
+            if sent.is_superset(expected) {
+                return Ok(sent);
             }
             if left.is_zero() {
-                return Err(format!("told {told:?} instead of {expected:?}"));
+                return Err(format!("sent {sent:?} instead of {expected:?}"));
             }
             let pause = Duration::from_millis(1);
             left = left.saturating_sub(pause);
@@ -211,27 +211,27 @@ impl<S: Store> Side<S> {
         }
     }
 
-    fn hear(&mut self) -> Vec<Event> {
-        let mut heard = Vec::new();
+    fn receive(&mut self) -> Vec<Event> {
+        let mut received = Vec::new();
         for slot in &mut self.slots {
             let events = &mut slot.events;
             let next = async {
-                let mut heard = Vec::new();
+                let mut received = Vec::new();
                 while let Ok(Some(event)) = timeout(Duration::ZERO, events.next()).await {
-                    heard.push(event);
+                    received.push(event);
                 }
-                heard
+                received
             };
-            heard.extend(self.store.run(next));
+            received.extend(self.store.run(next));
         }
-        heard
+        received
     }
 
-    fn read(&mut self, event: &Event) -> Result<Option<Told>, Failed> {
-        let (id, told): (LeaseId, fn(Label) -> Told) = match event {
-            Event::Granted { lease, .. } => (lease.id, Told::Granted),
-            Event::Revoked { lease, .. } => (*lease, Told::Revoked),
-            Event::AskAgain(lease) => (*lease, Told::AskAgain),
+    fn read(&mut self, event: &Event) -> Result<Option<Sent>, Failed> {
+        let (id, sent): (LeaseId, fn(Label) -> Sent) = match event {
+            Event::Granted { lease, .. } => (lease.id, Sent::Granted),
+            Event::Revoked { lease, .. } => (*lease, Sent::Revoked),
+            Event::AskAgain(lease) => (*lease, Sent::AskAgain),
             _ => return Ok(None),
         };
         // Of an earlier sequence.
@@ -251,7 +251,7 @@ impl<S: Store> Side<S> {
             let (handle, limit) = (lease.handle, grant.limit);
             self.follow(handle, limit);
         }
-        Ok(Some(told(label)))
+        Ok(Some(sent(label)))
     }
 
     /// The site at which a step does something, if it does so at one.

@@ -254,7 +254,7 @@ async fn kill_waiter(store: &impl Shared, client: &Client, place: Place) -> Dura
         guard.release().await.expect("held to the end");
     }
     let (guard, granted) = within(SOON, after).await.expect("no panic");
-    assert_eq!(doomed.heard(), None, "it never held");
+    assert_eq!(doomed.unread(), None, "it never held");
     guard.release().await.expect("held to the end");
     granted - released
 }

@@ -90,7 +90,7 @@ impl Worker {
     }
 
     /// What the worker has said by now and the test has not read yet.
-    pub(crate) fn heard(&mut self) -> Option<String> {
+    pub(crate) fn unread(&mut self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 

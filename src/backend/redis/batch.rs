@@ -25,6 +25,7 @@ use tokio::runtime::Id;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::connection::Connection;
 use super::keys;
 use super::link::{CallError, Link};
 use super::msgpack::unpack_list;
@@ -43,6 +44,7 @@ const USUAL_SIZE: usize = 128;
 /// Operations that have been sent.
 struct UnderWay<'a> {
     operations: Vec<Queued>,
+    connection: Arc<Connection>,
     /// The link on which they were sent, or why they were not.
     link: &'a Result<Arc<dyn Link>, CallError>,
     sent: Instant,
@@ -65,20 +67,9 @@ impl Transport {
             }
             _ => Either::Right(Box::pin(async move {
                 let _direct = direct;
-                self.run_apart(operation.script, || operation.arguments(self.slot())).await
+                self.deliver(operation.script, || operation.arguments(self.slot())).await
             })),
         }
-    }
-
-    /// Runs a script that is not part of a batch.
-    pub(super) async fn run_apart(
-        &self,
-        script: &'static Script,
-        arguments: impl Fn() -> Arguments + Send + Sync,
-    ) -> Result<Value, CallError> {
-        let answer = self.deliver(script, arguments).await;
-        self.resync_after_loss(&answer);
-        answer
     }
 
     /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken. The caller is counted until the
@@ -137,7 +128,7 @@ impl Transport {
     ) -> Option<UnderWay<'a>> {
         let _sending = self.sending.lock();
         let operations = self.next(runtime, answered)?;
-        let sent = Instant::now();
+        let (connection, sent) = (self.connection(), Instant::now());
         let answer = match link {
             Ok(link) => {
                 let (script, arguments) = self.together(&operations);
@@ -145,7 +136,7 @@ impl Transport {
             }
             Err(error) => ready(Err(error.clone())).boxed(),
         };
-        Some(UnderWay { operations, link, answer, sent })
+        Some(UnderWay { operations, connection, link, sent, answer })
     }
 
     /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations. If there are
@@ -176,16 +167,14 @@ impl Transport {
     async fn receive(
         &self,
         runtime: Option<Id>,
-        UnderWay { mut operations, link, answer, sent }: UnderWay<'_>,
+        UnderWay { mut operations, connection, link, sent, answer }: UnderWay<'_>,
     ) {
         let mut answer = answer.await;
         if let (true, Ok(link)) = (is_unknown_script(&answer), link) {
             let Some(again) = self.send_text(&**link, &mut operations) else { return };
             answer = again.await;
         }
-        self.connection().record_answer(&answer, sent);
-        self.resync_after_loss(&answer);
-        match answer {
+        match self.received(&connection, sent, answer) {
             Ok(answer) if operations.len() == 1 => answer_all(&mut operations, [Ok(answer)]),
             Ok(answers) => match read_list(answers).filter(|answers| answers.len() == operations.len()) {
                 Some(answers) => {
@@ -203,7 +192,7 @@ impl Transport {
                 join_all(operations.into_iter().map(|operation| self.call_alone(operation))).await;
             }
             Err(error) => {
-                if operations.len() > 1 && is_unknown(&error) {
+                if operations.len() > 1 && error.is_unanswered() {
                     self.missed_grants.store(true, Ordering::Relaxed);
                 }
                 tell_all(operations, &error);
@@ -280,16 +269,6 @@ impl Transport {
                 Ok(parts.swap_remove(1))
             }
             _ => Ok(Value::List(parts)),
-        }
-    }
-
-    /// If grants may have been lost and the server answers again, makes all waiting requests repeat.
-    fn resync_after_loss(&self, answer: &Result<Value, CallError>) {
-        if answer.is_ok()
-            && self.missed_grants.load(Ordering::Relaxed)
-            && self.missed_grants.swap(false, Ordering::Relaxed)
-        {
-            self.notifications.resync();
         }
     }
 
@@ -382,11 +361,6 @@ fn started<'a, T: Send + 'a>(mut call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
 /// Whether the server has rejected the call.
 fn is_refusal(error: &CallError) -> bool {
     matches!(error.clone().into(), BackendError::Refused { .. } | BackendError::WrongType { .. })
-}
-
-/// Whether the call may have been executed.
-fn is_unknown(error: &CallError) -> bool {
-    matches!(error, CallError::Timeout(_) | CallError::Lost(_))
 }
 
 fn gone() -> CallError {

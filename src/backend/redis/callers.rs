@@ -13,11 +13,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::acceptance::{accept, findings};
 use super::check::Expected;
 use super::connection::Connection;
-use super::notifications::{Channel, Subscription};
+use super::notifications::Notifications;
 use super::runtime;
 use super::servers::Commands;
 use crate::backend::{BackendError, Finding};
@@ -28,7 +29,7 @@ use crate::runtime::{Cancel, PROBE_INTERVAL, is_stuck, spawn_cancelable};
 pub(super) struct CallersConnections {
     commands: Vec<Commands>,
     subscriber: Arc<Connection>,
-    channel: Channel,
+    notifications: Arc<Notifications>,
     expected: Expected,
     closed: CancellationToken,
     tasks: Mutex<Tasks>,
@@ -47,7 +48,7 @@ pub(super) struct CallersConnections {
 #[derive(Debug, Default)]
 struct Tasks {
     drivers: Vec<JoinHandle<()>>,
-    subscription: Option<Subscription>,
+    subscription: Option<AbortOnDropHandle<()>>,
 }
 
 /// An attempt to connect, for which any number of callers wait.
@@ -74,14 +75,14 @@ impl CallersConnections {
     pub(super) fn new(
         commands: Vec<Commands>,
         subscriber: Arc<Connection>,
-        channel: Channel,
+        notifications: Arc<Notifications>,
         expected: Expected,
         closed: CancellationToken,
     ) -> Arc<Self> {
         Arc::new(Self {
             commands,
             subscriber,
-            channel,
+            notifications,
             expected,
             closed,
             tasks: Mutex::default(),
@@ -109,7 +110,7 @@ impl CallersConnections {
             [Commands::Server(connection), ..] => Some(&**connection),
             _ => None,
         };
-        let subscription = Subscription::open(&self.subscriber, publisher, self.channel.clone()).await?;
+        let subscription = self.notifications.subscribe(&self.subscriber, publisher).await?;
         self.tasks.lock().subscription = Some(subscription);
         self.proved.store(true, Ordering::Release);
         Ok(())
@@ -237,8 +238,7 @@ impl CallersConnections {
         if self.subscriber.has_ended() {
             self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
             if proved {
-                let subscription = Subscription::reopen(&self.subscriber, self.channel.clone());
-                self.tasks.lock().subscription = Some(subscription);
+                self.tasks.lock().subscription = Some(self.notifications.resubscribe(&self.subscriber));
             }
         }
         if proved { Ok(()) } else { self.subscribe().await }
@@ -300,7 +300,7 @@ impl CallersConnections {
         while links.wait_for(Option::is_some).await.is_ok()
             && links.wait_for(|link| link.is_none() && self.subscriber.has_ended()).await.is_ok()
         {
-            self.channel.notifications().resync();
+            self.notifications.resync();
         }
     }
 
@@ -319,9 +319,8 @@ impl CallersConnections {
                 self.give_up_attempt(number);
             }
             let runtime = self.runtime.lock().as_ref().map(Handle::id);
-            let notifications = self.channel.notifications();
-            if notifications.are_awaited_elsewhere(runtime) && self.abandon_if_stuck().await {
-                notifications.resync();
+            if self.notifications.are_awaited_elsewhere(runtime) && self.abandon_if_stuck().await {
+                self.notifications.resync();
             }
         }
     }

@@ -312,11 +312,15 @@ impl Connection {
     /// demands a login, the link is replaced. The number of timeouts does not matter: the calls may have been sent
     /// together, or have had short timeouts.
     pub(super) fn record_answer(&self, answer: &Result<Value, CallError>, sent: Instant) {
-        if matches!(answer, Err(CallError::Timeout(_))) {
+        if matches!(answer, Err(CallError::NotSent(_) | CallError::Lost(_))) {
+            return;
+        }
+        let is_late = matches!(answer, Err(CallError::Timeout(_)));
+        if is_late {
             self.suspect.store(true, Ordering::Relaxed);
         }
         let mut silence = self.silence.lock();
-        if !matches!(answer, Err(CallError::Timeout(_))) {
+        if !is_late {
             silence.since = None;
             if mem::take(&mut silence.is_reported) {
                 self.status.change(Status::Connected);
@@ -482,8 +486,35 @@ fn is_refusal(error: &CallError) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use futures::future::BoxFuture;
+
     use super::*;
+
+    /// Never opens a link.
+    #[derive(Debug)]
+    struct Unused;
+
+    impl Connector for Unused {
+        fn open<'a>(
+            &'a self,
+            _: &'a Server,
+            _: &'a Login,
+        ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+            unreachable!()
+        }
+    }
+
+    /// For connections that are never connected.
+    pub(in super::super) fn unused_settings() -> ConnectionSettings {
+        let timeout = Duration::from_secs(1);
+        ConnectionSettings {
+            connector: Arc::new(Unused),
+            login: Login::default(),
+            timeouts: Timeouts { connect: timeout, reply: timeout },
+            statuses: Statuses::new("a store".to_owned()),
+        }
+    }
 
     #[test]
     fn a_connection_is_recognized_by_its_name() {

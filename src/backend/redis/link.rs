@@ -117,6 +117,11 @@ impl CallError {
         Self::Answer(of_command.unwrap_or(text).to_owned())
     }
 
+    /// Whether the call may have been executed, although there was no answer.
+    pub(super) const fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Timeout(_) | Self::Lost(_))
+    }
+
     /// Whether the server says that another one serves the slot.
     pub(super) fn is_redirection(&self) -> bool {
         self.answers("MOVED ") || self.answers("ASK ")

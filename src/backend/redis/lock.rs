@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::operation::Operation;
-use super::protocol::{
-    BUSY, EXPIRED, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, SETTLED, TAKEN, WAITED_FOR,
-};
+use super::protocol::{BUSY, NOT_HELD, RELEASED, SETTLED, WAITED_FOR};
 use super::reply::{
-    from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, unreadable, wanted,
+    from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, wanted,
 };
 use super::script::{
     ACQUIRE, ACQUIRE_FROM, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RELEASE_WITH_GAPS, RENEW,
@@ -17,25 +15,20 @@ use super::script::{
 use super::transport::Transport;
 use super::value::Value;
 use crate::backend::{
-    Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, MAX_TTL, Released, Renew,
-    Renewal, Request, Resource,
+    Answer, BackendError, Detail, Holder, Inspection, Kind, LeaseId, LeaseRef, MAX_TTL, Renew, Request,
+    Resource,
 };
-use crate::error::LossReason;
 use crate::fence::FencingToken;
 
 /// Requests a lock, once. A lock key without an expiry gets that of `repair`.
-pub(super) async fn acquire(
+pub(super) fn acquire(
     transport: &Arc<Transport>,
     request: &Request,
     repair: Option<Duration>,
-) -> Result<Answer, BackendError> {
-    let operation = to_acquire(request, repair);
-    let script = operation.script;
-    let answer = transport.call(operation, transport.answer_timeout(request.ttl)).await?;
-    read_answer(&answer).ok_or_else(|| unreadable(script))
+) -> impl Future<Output = Result<Answer, BackendError>> {
+    transport.ask(to_acquire(request, repair), transport.answer_timeout(request.ttl), read_answer)
 }
 
-// A separate function, so that the future that waits for the answer does not contain these variables.
 fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
     let owner = request.claim.owner();
     let script = if owner.is_some() { &ACQUIRE_OWNED } else { &ACQUIRE };
@@ -53,15 +46,14 @@ fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
 }
 
 /// Requests a lock, once, for a token that is not less than `proposed`, as far as the server accepts the proposal.
-pub(super) async fn acquire_from(
+pub(super) fn acquire_from(
     transport: &Arc<Transport>,
     request: &Request,
     proposed: FencingToken,
     repair: Option<Duration>,
-) -> Result<Answer, BackendError> {
+) -> impl Future<Output = Result<Answer, BackendError>> {
     let operation = to_acquire_from(request, proposed, repair);
-    let answer = transport.call(operation, transport.answer_timeout(request.ttl)).await?;
-    read_answer(&answer).ok_or_else(|| unreadable(&ACQUIRE_FROM))
+    transport.ask(operation, transport.answer_timeout(request.ttl), read_answer)
 }
 
 fn to_acquire_from(request: &Request, proposed: FencingToken, repair: Option<Duration>) -> Operation {
@@ -75,58 +67,27 @@ fn to_acquire_from(request: &Request, proposed: FencingToken, repair: Option<Dur
 }
 
 /// Gives a lease that is held this token, once. `false` if the lease is not held.
-pub(super) async fn settle(
+pub(super) fn settle(
     transport: &Arc<Transport>,
     lease: &LeaseRef,
     token: FencingToken,
-) -> Result<bool, BackendError> {
+) -> impl Future<Output = Result<bool, BackendError>> {
     let operation = Operation::new(&SETTLE, &lease.resource).lease(lease.id).number(token.get());
-    match transport.call(operation, transport.answer_timeout(MAX_TTL)).await?.as_i64() {
-        Some(SETTLED) => Ok(true),
-        Some(NOT_HELD) => Ok(false),
-        _ => Err(unreadable(&SETTLE)),
-    }
+    transport.ask(operation, transport.answer_timeout(MAX_TTL), |answer| match answer.as_i64()? {
+        SETTLED => Some(true),
+        NOT_HELD => Some(false),
+        _ => None,
+    })
 }
 
-/// Renews a lease, once.
-pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<Renewal, BackendError> {
-    let operation = to_renew(renew);
-    let script = operation.script;
-    match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
-        // Another program has stored something else under the key of the lock.
-        Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
-        answer => match answer?.as_str() {
-            Some(RENEWED) => Ok(Renewal::Renewed),
-            Some(TAKEN) => Ok(Renewal::Lost(LossReason::Taken)),
-            Some(EXPIRED) => Ok(Renewal::Lost(LossReason::Expired)),
-            _ => Err(unreadable(script)),
-        },
-    }
-}
-
-fn to_renew(renew: &Renew) -> Operation {
+/// Renews a lease.
+pub(super) fn to_renew(renew: &Renew) -> Operation {
     let script = if renew.lease.resource.kind == Kind::Reentrant { &RENEW_OWNED } else { &RENEW };
     Operation::new(script, &renew.lease.resource).lease(renew.lease.id).number(millis(renew.ttl))
 }
 
-/// Releases, once. When a gap is due, the lock is left free for so long.
-pub(super) async fn release(
-    transport: &Arc<Transport>,
-    lease: &LeaseRef,
-    gap: Option<Duration>,
-) -> Result<Released, BackendError> {
-    let operation = to_release(lease, gap);
-    let script = operation.script;
-    match transport.call_once(operation).await?.as_i64() {
-        Some(RELEASED) => Ok(Released::Held),
-        Some(LEFT_QUEUE) => Ok(Released::Queued),
-        Some(HELD_BY_OTHER) => Ok(Released::Taken),
-        Some(NOT_HELD) => Ok(Released::Absent),
-        _ => Err(unreadable(script)),
-    }
-}
-
-fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
+/// Releases a lease. When a gap is due, the lock is left free for so long.
+pub(super) fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
     let script = match (lease.resource.kind, gap) {
         (Kind::Reentrant, _) => &RELEASE_OWNED,
         (_, None) => &RELEASE,
@@ -140,22 +101,28 @@ fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
 }
 
 /// Ends all holds of the lock, once.
-pub(super) async fn force(transport: &Arc<Transport>, resource: &Resource) -> Result<bool, BackendError> {
-    match transport.call_once(Operation::new(&FORCE, resource)).await?.as_i64() {
-        Some(RELEASED) => Ok(true),
-        Some(NOT_HELD) => Ok(false),
-        _ => Err(unreadable(&FORCE)),
-    }
+pub(super) fn force(
+    transport: &Arc<Transport>,
+    resource: &Resource,
+) -> impl Future<Output = Result<bool, BackendError>> {
+    transport.ask(Operation::new(&FORCE, resource), transport.timeouts.reply, |answer| {
+        match answer.as_i64()? {
+            RELEASED => Some(true),
+            NOT_HELD => Some(false),
+            _ => None,
+        }
+    })
 }
 
 /// Inspects, once.
-pub(super) async fn inspect(
+pub(super) fn inspect(
     transport: &Arc<Transport>,
     resource: &Resource,
     detail: Detail,
-) -> Result<Inspection, BackendError> {
-    let answer = transport.call_once(Operation::new(&INSPECT, resource).word(wanted(detail))).await?;
-    read_inspection(answer.as_list(), detail).ok_or_else(|| unreadable(&INSPECT))
+) -> impl Future<Output = Result<Inspection, BackendError>> {
+    let operation = Operation::new(&INSPECT, resource).word(wanted(detail));
+    transport
+        .ask(operation, transport.timeouts.reply, move |answer| read_inspection(answer.as_list(), detail))
 }
 
 fn read_answer(answer: &Value) -> Option<Answer> {

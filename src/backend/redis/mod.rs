@@ -97,7 +97,7 @@ use callers::CallersConnections;
 use check::Expected;
 use connection::{ConnectionSettings, Timeouts};
 use link::Connector;
-use notifications::{Channel, Notifications};
+use notifications::Notifications;
 use opening::Opening;
 use replicas::{Quota, Replicas};
 use servers::{Commands, Servers, Transports};
@@ -558,7 +558,6 @@ impl RedisBackend {
         let (closing, statuses) = (Closing::default(), Statuses::new(store.clone()));
         let ids = settings.client.map_or_else(LeaseIds::new, LeaseIds::of);
         let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
-        let channel = Channel::new(keys::channel(ids.client()), Arc::clone(&notifications));
         let connections = ConnectionSettings {
             connector: Arc::new(Opening::new(library, settings.target.tls, settings.timeouts)),
             login: settings.target.login.clone(),
@@ -585,10 +584,11 @@ impl RedisBackend {
         let expected = Expected {
             in_cluster: matches!(transports, Transports::Cluster(_)),
             has_replicas: replicas.is_some(),
-            channel: keys::channel(ids.client()),
+            channel: notifications.channel.clone(),
             store: store.clone(),
         };
-        let callers = CallersConnections::new(commands, subscriber, channel, expected, closing.token());
+        let notified = Arc::clone(&notifications);
+        let callers = CallersConnections::new(commands, subscriber, notified, expected, closing.token());
         drivers.push(own.spawn(Arc::clone(&callers).watch()));
         Ok(Self {
             capabilities: Capabilities::new(store),

@@ -21,6 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use super::connection::Connection;
+use super::keys;
 use super::link::{CallError, Link, Message, command};
 use super::runtime::here;
 use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
@@ -36,6 +37,8 @@ const RETRY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Notifications {
     client: Uuid,
+    /// The channel on which they are published.
+    pub(super) channel: String,
     listener: Mutex<Listener>,
     /// The leases that wait, by their numbers within this client: the subscription is only checked while there are any.
     queued: Mutex<HashSet<u64>>,
@@ -67,7 +70,7 @@ impl fmt::Debug for Listener {
 impl Notifications {
     pub(super) fn new(client: Uuid, confirms: bool) -> Self {
         let (listener, queued, suspect) = (Mutex::default(), Mutex::default(), Notify::new());
-        Self { client, listener, queued, suspect, confirms }
+        Self { client, channel: keys::channel(client), listener, queued, suspect, confirms }
     }
 
     /// The events from now on. Replaces the stream that was returned before.
@@ -214,66 +217,94 @@ fn read(message: &str) -> Option<Event> {
     }
 }
 
-/// The channel of a client, and the receiver of its messages.
-#[derive(Clone, Debug)]
-pub(super) struct Channel {
-    name: String,
-    notifications: Arc<Notifications>,
-}
+// The subscription
 
-impl Channel {
-    pub(super) const fn new(name: String, notifications: Arc<Notifications>) -> Self {
-        Self { name, notifications }
-    }
-
-    pub(super) fn notifications(&self) -> &Notifications {
-        &self.notifications
-    }
-}
-
-/// The subscription, which ends when this is dropped.
-#[derive(Debug)]
-pub(super) struct Subscription {
-    _keeper: AbortOnDropHandle<()>,
-}
-
-impl Subscription {
-    /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed. `publisher` is used once, to check that
-    /// messages are delivered: a rejected SUBSCRIBE looks like a successful one. (In a cluster a node does not say who has received
-    /// a message.)
-    pub(super) async fn open(
+impl Notifications {
+    /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed until the result is dropped. `publisher` is
+    /// used once, to check that messages are delivered: a rejected SUBSCRIBE looks like a successful one. (In a cluster a node does
+    /// not say who has received a message.)
+    pub(super) async fn subscribe(
+        self: &Arc<Self>,
         subscriber: &Arc<Connection>,
         publisher: Option<&Connection>,
-        channel: Channel,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<AbortOnDropHandle<()>, BackendError> {
         let links = subscriber.links();
         let link = subscriber.link().await?;
-        channel.notifications.listen_to(Arc::clone(&link));
-        subscribe(&*link, &channel, subscriber.timeouts.connect).await.map_err(not_permitted)?;
+        self.listen_to(Arc::clone(&link));
+        self.subscribe_on(&*link, subscriber.timeouts.connect).await.map_err(not_permitted)?;
         if let Some(publisher) = publisher {
-            prove(publisher, &channel.name).await?;
+            prove(publisher, &self.channel).await?;
         }
-        let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, links, Some(link)));
-        Ok(Self { _keeper: AbortOnDropHandle::new(keeper) })
+        let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), links, Some(link));
+        Ok(AbortOnDropHandle::new(tokio::spawn(stay)))
     }
 
     /// The same for a reopened connection: it is subscribed as soon as the server answers.
-    pub(super) fn reopen(subscriber: &Arc<Connection>, channel: Channel) -> Self {
-        let keeper = tokio::spawn(keep(Arc::clone(subscriber), channel, subscriber.links(), None));
-        Self { _keeper: AbortOnDropHandle::new(keeper) }
+    pub(super) fn resubscribe(self: &Arc<Self>, subscriber: &Arc<Connection>) -> AbortOnDropHandle<()> {
+        let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), subscriber.links(), None);
+        AbortOnDropHandle::new(tokio::spawn(stay))
     }
-}
 
-/// Subscribes, and waits until the server has processed it: not every client library waits for the answer to SUBSCRIBE, but
-/// answers arrive in order.
-async fn subscribe(link: &dyn Link, channel: &Channel, time_limit: Duration) -> Result<(), CallError> {
-    let steps = async {
-        link.subscribe(&channel.name).await?;
-        command(link, &["PING"]).await
-    };
-    match timeout(time_limit, steps).await {
-        Ok(answer) => answer.map(drop),
-        Err(late) => Err(CallError::Timeout(late.to_string())),
+    /// Subscribes on every new link after `subscribed`, and replaces a link that no longer answers.
+    async fn stay_subscribed(
+        self: Arc<Self>,
+        subscriber: Arc<Connection>,
+        mut links: watch::Receiver<Option<Arc<dyn Link>>>,
+        mut subscribed: Option<Arc<dyn Link>>,
+    ) {
+        loop {
+            let link = match links.wait_for(Option::is_some).await {
+                Ok(link) => link.clone(),
+                Err(_) => return,
+            };
+            let Some(link) = link else { continue };
+            if !subscribed.is_some_and(|subscribed| Arc::ptr_eq(&subscribed, &link)) {
+                self.subscribe_again(&link, subscriber.timeouts.connect).await;
+            }
+            while !link.ended().is_cancelled() {
+                tokio::select! {
+                    () = link.ended().cancelled() => break,
+                    () = sleep(HEARTBEAT) => {}
+                    () = self.suspect.notified() => {}
+                }
+                if !self.is_idle() && !answers(&*link, subscriber.timeouts.reply).await {
+                    tracing::debug!("the subscription does not answer, reconnecting");
+                    link.abort();
+                }
+            }
+            subscribed = Some(link);
+            // The link may not have been taken out yet.
+            if links.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn subscribe_again(&self, link: &Arc<dyn Link>, time_limit: Duration) {
+        self.listen_to(Arc::clone(link));
+        while !link.ended().is_cancelled() {
+            match self.subscribe_on(&**link, time_limit).await {
+                Ok(()) => {
+                    tracing::debug!("subscribed again, repeating waiting requests");
+                    return self.resync();
+                }
+                Err(error) => tracing::debug!(%error, "not subscribed"),
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Subscribes, and waits until the server has processed it: not every client library waits for the answer to SUBSCRIBE, but
+    /// answers arrive in order.
+    async fn subscribe_on(&self, link: &dyn Link, time_limit: Duration) -> Result<(), CallError> {
+        let steps = async {
+            link.subscribe(&self.channel).await?;
+            command(link, &["PING"]).await
+        };
+        match timeout(time_limit, steps).await {
+            Ok(answer) => answer.map(drop),
+            Err(late) => Err(CallError::Timeout(late.to_string())),
+        }
     }
 }
 
@@ -297,57 +328,6 @@ fn not_permitted(error: CallError) -> BackendError {
 }
 
 const NOT_PERMITTED: &str = "the user needs permission to publish and subscribe to the channels `leasehold:*`; without it, no call can wait";
-
-/// Subscribes on every new link after `subscribed`, and replaces a link that no longer answers.
-async fn keep(
-    subscriber: Arc<Connection>,
-    channel: Channel,
-    mut links: watch::Receiver<Option<Arc<dyn Link>>>,
-    subscribed: Option<Arc<dyn Link>>,
-) {
-    let notifications = &channel.notifications;
-    let mut subscribed = subscribed;
-    loop {
-        let link = match links.wait_for(Option::is_some).await {
-            Ok(link) => link.clone(),
-            Err(_) => return,
-        };
-        let Some(link) = link else { continue };
-        if !subscribed.is_some_and(|subscribed| Arc::ptr_eq(&subscribed, &link)) {
-            subscribe_again(&link, &channel, subscriber.timeouts.connect).await;
-        }
-        while !link.ended().is_cancelled() {
-            tokio::select! {
-                () = link.ended().cancelled() => break,
-                () = sleep(HEARTBEAT) => {}
-                () = notifications.suspect.notified() => {}
-            }
-            if !notifications.is_idle() && !answers(&*link, subscriber.timeouts.reply).await {
-                tracing::debug!("the subscription does not answer, reconnecting");
-                link.abort();
-            }
-        }
-        subscribed = Some(link);
-        // The link may not have been taken out yet.
-        if links.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn subscribe_again(link: &Arc<dyn Link>, channel: &Channel, time_limit: Duration) {
-    channel.notifications.listen_to(Arc::clone(link));
-    while !link.ended().is_cancelled() {
-        match subscribe(&**link, channel, time_limit).await {
-            Ok(()) => {
-                tracing::debug!("subscribed again, repeating waiting requests");
-                return channel.notifications.resync();
-            }
-            Err(error) => tracing::debug!(%error, "not subscribed"),
-        }
-        sleep(RETRY).await;
-    }
-}
 
 async fn answers(link: &dyn Link, time_limit: Duration) -> bool {
     matches!(timeout(time_limit, command(link, &["PING"])).await, Ok(Ok(_)))

@@ -14,7 +14,7 @@ use futures::{FutureExt, Stream, StreamExt};
 
 use super::keys::locks;
 use super::protocol::{EACH_EXPIRED, EACH_RENEWED, EACH_TAKEN};
-use super::reply::millis;
+use super::reply::{millis, read_renewal};
 use super::script::RENEW_ALL;
 use super::servers::Transports;
 use super::transport::Transport;
@@ -83,7 +83,7 @@ async fn renew_together(
     ttl: Duration,
     group: &[Numbered<'_>],
 ) -> Result<Bytes, BackendError> {
-    let call = transport.run_apart(&RENEW_ALL, || to_renew(ttl, group));
+    let call = transport.deliver(&RENEW_ALL, || to_renew(ttl, group));
     match transport.call_within(call, transport.answer_timeout(ttl)).await {
         Ok(Value::Text(letters)) => Ok(letters),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
@@ -105,10 +105,12 @@ fn to_renew(ttl: Duration, group: &[Numbered<'_>]) -> Arguments {
 
 /// Renews one lease.
 async fn renew(transport: &Arc<Transport>, request: &Renew) -> Result<Renewal, BackendError> {
-    if request.lease.resource.kind.is_semaphore() {
-        semaphore::renew(transport, request).await
-    } else {
-        lock::renew(transport, request).await
+    let of_semaphore = request.lease.resource.kind.is_semaphore();
+    let operation = if of_semaphore { semaphore::to_renew(request) } else { lock::to_renew(request) };
+    match transport.ask(operation, transport.answer_timeout(request.ttl), read_renewal).await {
+        // Another program has stored something else under the key.
+        Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
+        answer => answer,
     }
 }
 

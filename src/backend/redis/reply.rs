@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use super::protocol::{COUNTS, FULL};
+use super::protocol::{COUNTS, EXPIRED, FULL, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN};
 use super::script::Script;
 use super::value::Value;
-use crate::backend::{Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Ticket, Waiter};
+use crate::backend::{
+    Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Released, Renewal, Ticket, Waiter,
+};
+use crate::error::LossReason;
 use crate::fence::FencingToken;
 
 /// How much later than the waiter before it each waiter repeats its request when the holder's lease ends, up to a limit:
@@ -57,6 +60,25 @@ pub(super) fn read_granted(token: &Value, limit: Option<Limit>) -> Option<Answer
 pub(super) fn read_held(token: &Value, remaining: &Value, limit: Option<Limit>) -> Option<Answer> {
     let remaining = from_millis(remaining).unwrap_or_default();
     Some(Answer::Granted(Grant::new(read_token(token)?, limit).lasting(remaining)))
+}
+
+pub(super) fn read_renewal(answer: &Value) -> Option<Renewal> {
+    match answer.as_str()? {
+        RENEWED => Some(Renewal::Renewed),
+        TAKEN => Some(Renewal::Lost(LossReason::Taken)),
+        EXPIRED => Some(Renewal::Lost(LossReason::Expired)),
+        _ => None,
+    }
+}
+
+pub(super) fn read_released(answer: &Value) -> Option<Released> {
+    match answer.as_i64()? {
+        RELEASED => Some(Released::Held),
+        LEFT_QUEUE => Some(Released::Queued),
+        HELD_BY_OTHER => Some(Released::Taken),
+        NOT_HELD => Some(Released::Absent),
+        _ => None,
+    }
 }
 
 /// Lease id, remaining time and permits of each waiter.

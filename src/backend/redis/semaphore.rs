@@ -4,21 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::operation::Operation;
-use super::protocol::{
-    ABOVE_LIMIT, EXPIRED, GRANTED, LEFT_QUEUE, LIMIT_DIFFERS, NONE_FREE, NOT_HELD, QUEUED, RELEASED, RENEWED,
-};
+use super::protocol::{ABOVE_LIMIT, GRANTED, LIMIT_DIFFERS, NONE_FREE, QUEUED};
 use super::reply::{
     from_millis, millis, read_granted, read_held, read_lease, read_number, read_queued, read_token,
-    read_waiters, unreadable, wanted,
+    read_waiters, wanted,
 };
 use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE, Script};
 use super::transport::Transport;
 use super::value::Value;
 use crate::backend::{
-    Answer, BackendError, Detail, Holder, Inspection, LeaseRef, Limit, Released, Renew, Renewal, Request,
-    Resource,
+    Answer, BackendError, Detail, Holder, Inspection, LeaseRef, Limit, Renew, Request, Resource,
 };
-use crate::error::LossReason;
 
 /// Requests permits, once.
 pub(super) async fn acquire(
@@ -28,16 +24,8 @@ pub(super) async fn acquire(
     stated: Limit,
 ) -> Result<Answer, BackendError> {
     let operation = to_acquire(request, permits, stated);
-    let answer = transport.call(operation, transport.answer_timeout(request.ttl)).await?;
-    let answer = answer.as_list();
-    let said = answer.first().and_then(Value::as_str);
-    match (said, answer.get(1).and_then(read_number)) {
-        (Some(LIMIT_DIFFERS), Some(in_force)) => {
-            Err(BackendError::LimitDiffers { stated: stated.permits, in_force })
-        }
-        (Some(ABOVE_LIMIT), Some(limit)) => Err(BackendError::AboveLimit { permits, limit }),
-        _ => read_answer(answer).ok_or_else(|| unreadable(&ACQUIRE_PERMITS)),
-    }
+    let read = |answer: &Value| read_answer(answer.as_list(), permits, stated);
+    transport.ask(operation, transport.answer_timeout(request.ttl), read).await?
 }
 
 fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
@@ -49,54 +37,37 @@ fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
         .number(stated.version)
 }
 
-/// Renews a lease, once.
-pub(super) async fn renew(transport: &Arc<Transport>, renew: &Renew) -> Result<Renewal, BackendError> {
-    let operation = about(&RENEW_PERMITS, &renew.lease).number(millis(renew.ttl));
-    match transport.call(operation, transport.answer_timeout(renew.ttl)).await {
-        // Another program has stored something else under the key of the semaphore.
-        Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
-        answer => match answer?.as_str() {
-            Some(RENEWED) => Ok(Renewal::Renewed),
-            Some(EXPIRED) => Ok(Renewal::Lost(LossReason::Expired)),
-            _ => Err(unreadable(&RENEW_PERMITS)),
-        },
-    }
+/// Renews a lease.
+pub(super) fn to_renew(renew: &Renew) -> Operation {
+    about(&RENEW_PERMITS, &renew.lease).number(millis(renew.ttl))
 }
 
-/// Releases all permits of a lease but `kept`, once.
-pub(super) async fn release(
-    transport: &Arc<Transport>,
-    lease: &LeaseRef,
-    kept: u32,
-) -> Result<Released, BackendError> {
-    match transport.call_once(about(&RELEASE_PERMITS, lease).number(kept)).await?.as_i64() {
-        Some(RELEASED) => Ok(Released::Held),
-        Some(LEFT_QUEUE) => Ok(Released::Queued),
-        Some(NOT_HELD) => Ok(Released::Absent),
-        _ => Err(unreadable(&RELEASE_PERMITS)),
-    }
+/// Releases all permits of a lease but `keep`.
+pub(super) fn to_release(lease: &LeaseRef, keep: u32) -> Operation {
+    about(&RELEASE_PERMITS, lease).number(keep)
 }
 
 /// Changes a limit, once.
-pub(super) async fn set_limit(
+pub(super) fn set_limit(
     transport: &Arc<Transport>,
     resource: &Resource,
     permits: u32,
     ttl: Duration,
-) -> Result<Limit, BackendError> {
-    let resize = Operation::new(&RESIZE, resource).word(resource.kind.as_str());
-    let version = transport.call_once(resize.number(permits).number(millis(ttl))).await?;
-    Ok(Limit::new(permits, version.as_u64().ok_or_else(|| unreadable(&RESIZE))?))
+) -> impl Future<Output = Result<Limit, BackendError>> {
+    let operation = Operation::new(&RESIZE, resource).word(resource.kind.as_str());
+    let operation = operation.number(permits).number(millis(ttl));
+    transport
+        .ask(operation, transport.timeouts.reply, move |version| Some(Limit::new(permits, version.as_u64()?)))
 }
 
 /// Inspects, once.
-pub(super) async fn inspect(
+pub(super) fn inspect(
     transport: &Arc<Transport>,
     resource: &Resource,
     detail: Detail,
-) -> Result<Inspection, BackendError> {
-    let answer = transport.call_once(Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail))).await?;
-    read_inspection(answer.as_list()).ok_or_else(|| unreadable(&INSPECT_PERMITS))
+) -> impl Future<Output = Result<Inspection, BackendError>> {
+    let operation = Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail));
+    transport.ask(operation, transport.timeouts.reply, |answer| read_inspection(answer.as_list()))
 }
 
 /// A script, and the kind of semaphore and a lease as its first arguments.
@@ -104,16 +75,26 @@ fn about(script: &'static Script, lease: &LeaseRef) -> Operation {
     Operation::new(script, &lease.resource).word(lease.resource.kind.as_str()).lease(lease.id)
 }
 
-fn read_answer(answer: &[Value]) -> Option<Answer> {
-    let [said, in_force, version, rest @ ..] = answer else { return None };
-    let limit = Some(Limit::new(read_number(in_force)?, version.as_u64()?));
-    match (said.as_str()?, rest) {
-        (GRANTED, [token]) => read_granted(token, limit),
-        (GRANTED, [token, remaining]) => read_held(token, remaining, limit),
-        (QUEUED, [remaining, before, ticket]) => read_queued(remaining, before, ticket, limit),
-        (NONE_FREE, []) => Some(Answer::Busy { limit }),
-        _ => None,
-    }
+/// The answer, or why the request is invalid.
+fn read_answer(answer: &[Value], permits: u32, stated: Limit) -> Option<Result<Answer, BackendError>> {
+    let [said, in_force, rest @ ..] = answer else { return None };
+    let (said, in_force) = (said.as_str()?, read_number(in_force)?);
+    let answer = match (said, rest) {
+        (LIMIT_DIFFERS, _) => Err(BackendError::LimitDiffers { stated: stated.permits, in_force }),
+        (ABOVE_LIMIT, _) => Err(BackendError::AboveLimit { permits, limit: in_force }),
+        (_, [version, rest @ ..]) => {
+            let limit = Some(Limit::new(in_force, version.as_u64()?));
+            Ok(match (said, rest) {
+                (GRANTED, [token]) => read_granted(token, limit)?,
+                (GRANTED, [token, remaining]) => read_held(token, remaining, limit)?,
+                (QUEUED, [remaining, before, ticket]) => read_queued(remaining, before, ticket, limit)?,
+                (NONE_FREE, []) => Answer::Busy { limit },
+                _ => return None,
+            })
+        }
+        _ => return None,
+    };
+    Some(answer)
 }
 
 fn read_inspection(parts: &[Value]) -> Option<Inspection> {

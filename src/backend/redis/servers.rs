@@ -233,40 +233,17 @@ mod tests {
 
     use uuid::Uuid;
 
-    use super::super::connection::Timeouts;
-    use super::super::link::{CallError, Connector, Link};
-    use super::super::status::Statuses;
+    use super::super::connection::tests::unused_settings;
     use super::*;
     use crate::backend::Kind;
 
-    /// Never opens a link.
-    #[derive(Debug)]
-    struct Unused;
-
-    impl Connector for Unused {
-        fn open<'a>(
-            &'a self,
-            _: &'a Server,
-            _: &'a Login,
-        ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
-            unreachable!()
-        }
-    }
-
     #[test]
     fn what_is_made_for_a_cluster_is_freed_with_the_last_reference() {
-        let timeout = std::time::Duration::from_secs(1);
-        let connections = ConnectionSettings {
-            connector: Arc::new(Unused),
-            login: Login::default(),
-            timeouts: Timeouts { connect: timeout, reply: timeout },
-            statuses: Statuses::new("a cluster".to_owned()),
-        };
         let seed = Server::Tcp { host: "localhost".to_owned(), port: 7000 };
         let notifications = Arc::new(Notifications::new(Uuid::new_v4(), false));
         let topology = Topology::Cluster(vec![seed]);
         let (login, closed) = (Login::default(), CancellationToken::new());
-        let servers = Servers::new(topology, connections, login, notifications, closed);
+        let servers = Servers::new(topology, unused_settings(), login, notifications, closed);
         let (commands, transports) = servers.commands();
         let transport = transports.of(&Resource::new("lock:a", Kind::Mutex));
         let Commands::Cluster(nodes) = &commands else { unreachable!() };

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -17,6 +17,7 @@ use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::operation::Operation;
 use super::queue::States;
+use super::reply::unreadable;
 use super::script::Script;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
@@ -179,29 +180,45 @@ impl Transport {
             answer = link.eval(script, arguments()).await;
         }
         ScopeGuard::into_inner(given_up);
-        self.record_answer(&connection, &answer, sent);
+        self.received(&connection, sent, answer)
+    }
+
+    /// What follows from the answer to a call on this connection, apart from its content. Returns the answer if it counts.
+    pub(super) fn received(
+        &self,
+        connection: &Arc<Connection>,
+        sent: Instant,
+        answer: Result<Value, CallError>,
+    ) -> Result<Value, CallError> {
+        connection.record_answer(&answer, sent);
+        if answer.as_ref().is_err_and(CallError::is_unanswered) {
+            self.destination.on_unanswered();
+        }
         // A primary that was replaced while it hung may execute what it was sent, and no other node knows about that.
-        if answer.is_ok() && !Arc::ptr_eq(&connection, &self.connection()) {
+        if answer.is_ok() && !Arc::ptr_eq(connection, &self.connection()) {
             return Err(CallError::Lost("another node now serves the slot".to_owned()));
+        }
+        if answer.is_ok()
+            && self.missed_grants.load(Ordering::Relaxed)
+            && self.missed_grants.swap(false, Ordering::Relaxed)
+        {
+            // The server answers again.
+            self.notifications.resync();
         }
         answer
     }
 
-    fn record_answer(&self, connection: &Connection, answer: &Result<Value, CallError>, sent: Instant) {
-        connection.record_answer(answer, sent);
-        if matches!(answer, Err(CallError::Timeout(_) | CallError::Lost(_))) {
-            self.destination.on_unanswered();
-        }
-    }
-
-    /// Runs a script once, perhaps together with others, and waits for its answer for at most `time_limit`; if that is not shorter
-    /// than the reply timeout, until fred's timeouts have passed, those of the calls before it and its own.
-    pub(super) async fn call(
+    /// Runs a script once, perhaps together with others, waits for its answer for at most `time_limit`, and reads it. If the limit is
+    /// not shorter than the reply timeout, fred's timeouts apply instead, those of the calls before it and its own.
+    pub(super) fn ask<T>(
         self: &Arc<Self>,
         operation: Operation,
         time_limit: Duration,
-    ) -> Result<Value, BackendError> {
-        self.call_within(self.run(operation), time_limit).await
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> impl Future<Output = Result<T, BackendError>> {
+        let script = operation.script;
+        let call = self.call_within(self.run(operation), time_limit);
+        async move { read(&call.await?).ok_or_else(|| unreadable(script)) }
     }
 
     /// Waits for an answer, as long as `time_limit` and fred's timeout allow.
@@ -215,21 +232,16 @@ impl Transport {
             return call.await.map_err(BackendError::from);
         }
         let (connection, sent) = (self.connection(), Instant::now());
-        let late = || CallError::Timeout(format!("no answer within {time_limit:?}"));
-        let answer = timeout(time_limit, Box::pin(call)).await;
-        let answer = answer.unwrap_or_else(|_| Err(late()));
-        self.record_answer(&connection, &answer, sent);
+        let answer = timeout(time_limit, Box::pin(call)).await.unwrap_or_else(|_| {
+            let late = CallError::Timeout(format!("no answer within {time_limit:?}"));
+            self.received(&connection, sent, Err(late))
+        });
         answer.map_err(BackendError::from)
     }
 
     /// How long one command for a lease with the TTL `term` may take.
     pub(super) fn answer_timeout(&self, term: Duration) -> Duration {
         self.timeouts.reply.min(term / 3)
-    }
-
-    /// Runs a script once, perhaps together with others, and waits for its answer as long as the reply timeout allows.
-    pub(super) async fn call_once(self: &Arc<Self>, operation: Operation) -> Result<Value, BackendError> {
-        self.call(operation, self.timeouts.reply).await
     }
 }
 
@@ -255,5 +267,71 @@ pub(super) async fn until_answered<T, F: Future<Output = Result<T, BackendError>
             }
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use uuid::Uuid;
+
+    use super::super::connection::tests::unused_settings;
+    use super::super::route::ToServer;
+    use super::super::target::Server;
+    use super::*;
+
+    /// A slot that is served over one connection after another.
+    #[derive(Debug)]
+    struct Slot {
+        connection: Mutex<Arc<Connection>>,
+        unanswered: AtomicUsize,
+    }
+
+    impl Destination for Slot {
+        fn slot(&self) -> Option<u16> {
+            Some(1)
+        }
+
+        fn connection(&self) -> Arc<Connection> {
+            Arc::clone(&self.connection.lock())
+        }
+
+        fn link(&self) -> BoxFuture<'_, Result<Arc<dyn Link>, CallError>> {
+            unreachable!()
+        }
+
+        fn on_unanswered(&self) {
+            self.unanswered.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn redirected<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Result<Again, CallError>>> {
+            unreachable!()
+        }
+    }
+
+    /// Of calls on their own and of batches.
+    #[tokio::test]
+    async fn an_answer_counts_only_if_its_connection_still_serves_the_slot() {
+        let settings = unused_settings();
+        let connection = || {
+            let server = Server::Tcp { host: "localhost".to_owned(), port: 7000 };
+            Connection::new(&settings, Arc::new(ToServer(server)))
+        };
+        let (first, second) = (connection(), connection());
+        let slot =
+            Arc::new(Slot { connection: Mutex::new(Arc::clone(&first)), unanswered: AtomicUsize::new(0) });
+        let notifications = Arc::new(Notifications::new(Uuid::new_v4(), false));
+        let transport = Transport::at(Arc::<Slot>::clone(&slot), settings.timeouts, notifications);
+        let received = |connection| transport.received(connection, Instant::now(), Ok(Value::Nil));
+        assert_eq!(received(&first).expect("served there"), Value::Nil);
+        *slot.connection.lock() = Arc::clone(&second);
+        assert!(matches!(received(&first), Err(CallError::Lost(_))));
+        assert_eq!(received(&second).expect("served there"), Value::Nil);
+        assert_eq!(slot.unanswered.load(Ordering::Relaxed), 0);
+        for error in [CallError::Timeout(String::new()), CallError::Lost(String::new())] {
+            transport.received(&second, Instant::now(), Err(error)).expect_err("not answered");
+        }
+        assert_eq!(slot.unanswered.load(Ordering::Relaxed), 2);
     }
 }

@@ -8,6 +8,7 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 
 use super::protocol::TOKENS_PER_GRANT;
+use super::reply::read_released;
 use super::transport::{Transport, until_answered};
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
@@ -221,7 +222,7 @@ impl RedisBackend {
     }
 
     /// The transport of this thread: a release is sent from the crate's own thread only if the keeper's tasks do not send it, because
-    /// their runtime has ended or makes no progress, or if its guard was dropped outside a runtime.
+    /// their runtime has ended or is blocked in whole or in part, or if its guard was dropped outside a runtime.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,
@@ -270,11 +271,10 @@ async fn release(
     keep: u32,
     gap: Option<Duration>,
 ) -> Result<Released, BackendError> {
-    if lease.resource.kind.is_semaphore() {
-        semaphore::release(transport, lease, keep).await
-    } else if keep > 0 {
-        Ok(Released::Held)
-    } else {
-        lock::release(transport, lease, gap).await
-    }
+    let operation = match (lease.resource.kind.is_semaphore(), keep) {
+        (true, _) => semaphore::to_release(lease, keep),
+        (false, 0) => lock::to_release(lease, gap),
+        (false, _) => return Ok(Released::Held),
+    };
+    transport.ask(operation, transport.timeouts.reply, read_released).await
 }
