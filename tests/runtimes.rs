@@ -732,6 +732,33 @@ fn a_guard_dropped_before_its_worker_is_blocked_is_released() {
     leaves_nothing(&runtime, &client, &server);
 }
 
+/// They are sent from the thread that renews leases, and over the same connection.
+#[test]
+fn many_guards_dropped_before_a_worker_is_blocked_delay_no_renewal() {
+    const GUARDS: usize = 20_000;
+    let Some(server) = RedisServer::start_or_skip("many releases on a blocked worker") else { return };
+    let (runtime, other) = (several_threads(), several_threads());
+    let proxy = other.block_on(Proxy::start(server.port()));
+    runtime.block_on(async {
+        let client = connect(&proxy.url()).await;
+        let lock = client.reentrant_lock_with("kept", MutexOptions::new().ttl(SECOND)).expect("valid");
+        let kept = lock.lock().await.expect("free");
+        // With the default TTL, these need no renewal in the meantime.
+        let all = (0..GUARDS).map(|n| client.mutex(&format!("many:{n}")).expect("valid"));
+        let guards = join_all(all.map(|mutex| async move { mutex.lock().await.expect("free") })).await;
+        proxy.delay_replies(ms(50));
+        let blocking = tokio::spawn(async move {
+            drop(guards);
+            thread::sleep(3 * SECOND);
+        });
+        blocking.await.expect("no panic");
+        eventually(SOON, || ready(server.raw().keys("lock:many:*").is_empty())).await;
+        assert!(kept.is_held());
+        kept.release().await.expect("held all the time");
+        client.shutdown().await.expect("drained");
+    });
+}
+
 /// As in a program that is not asynchronous otherwise.
 #[test]
 fn a_guard_dropped_between_two_calls_of_block_on_is_released() {
