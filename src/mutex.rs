@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::Engine;
+use crate::lease::{Engine, Wait};
 use crate::name;
 use crate::options::MutexOptions;
 use crate::primitive::Primitive;
@@ -84,7 +84,7 @@ impl DistMutex {
     /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
     /// and anything it was granted is passed on to another task or released in the background.
     pub async fn lock(&self) -> Result<Guard, Error> {
-        self.primitive.acquire(&Claim::Sole, None).await
+        self.primitive.acquire(&Claim::Sole, Wait::Forever).await
     }
 
     /// Locks the mutex if nobody holds it or waits for it.
@@ -100,7 +100,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
-        self.primitive.try_acquire(&Claim::Sole, None).await
+        self.primitive.try_acquire(&Claim::Sole).await
     }
 
     /// Locks the mutex, waiting for at most `timeout`. A first answer of the store is awaited for at least 100 ms, however
@@ -117,7 +117,7 @@ impl DistMutex {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_timeout(&Claim::Sole, timeout, None).await
+        self.primitive.acquire(&Claim::Sole, Wait::timeout(timeout)).await
     }
 
     /// Returns who holds the lock and who waits for it. This is a snapshot and may already be out of date.

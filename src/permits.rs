@@ -4,12 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{Engine, FollowsLimit};
+use crate::lease::{Engine, StatedLimit, Wait};
 use crate::name;
 use crate::options::SemaphoreOptions;
 use crate::primitive::Primitive;
@@ -18,27 +16,7 @@ use crate::primitive::Primitive;
 #[derive(Clone)]
 pub(crate) struct Permits {
     primitive: Primitive,
-    limit: Arc<Stated>,
-}
-
-/// The limit that a handle and its clones state. They follow a change together.
-#[derive(Debug)]
-struct Stated(Mutex<Limit>);
-
-impl Stated {
-    fn get(&self) -> Limit {
-        *self.0.lock()
-    }
-}
-
-impl FollowsLimit for Stated {
-    /// A late answer about an earlier version changes nothing.
-    fn follow(&self, limit: Limit) {
-        let mut stated = self.0.lock();
-        if limit.version >= stated.version {
-            *stated = limit;
-        }
-    }
+    limit: Arc<StatedLimit>,
 }
 
 impl Permits {
@@ -51,8 +29,8 @@ impl Permits {
     ) -> Result<Self, Error> {
         let resource = name::resource(options.key_prefix(kind), name, kind)?;
         let primitive = Primitive::new(engine, resource, options.validate(kind)?)?;
-        let limit = Limit::stated(at_least_one("limit", limit)?);
-        Ok(Self { primitive, limit: Arc::new(Stated(Mutex::new(limit))) })
+        let limit = Arc::new(StatedLimit::new(Limit::stated(at_least_one("limit", limit)?)));
+        Ok(Self { primitive: Primitive { limit: Some(Arc::clone(&limit)), ..primitive }, limit })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -64,15 +42,15 @@ impl Permits {
     }
 
     pub(crate) async fn acquire(&self, permits: u32) -> Result<Guard, Error> {
-        self.primitive.acquire(&self.claim(permits)?, Some(&*self.limit)).await
+        self.primitive.acquire(&self.claim(permits)?, Wait::Forever).await
     }
 
     pub(crate) async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>, Error> {
-        self.primitive.try_acquire(&self.claim(permits)?, Some(&*self.limit)).await
+        self.primitive.try_acquire(&self.claim(permits)?).await
     }
 
     pub(crate) async fn acquire_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire_timeout(&self.claim(permits)?, timeout, Some(&*self.limit)).await
+        self.primitive.acquire(&self.claim(permits)?, Wait::timeout(timeout)).await
     }
 
     pub(crate) async fn available(&self) -> Result<u32, Error> {
@@ -86,7 +64,7 @@ impl Permits {
 
     pub(crate) async fn resize(&self, limit: u32) -> Result<(), Error> {
         let limit = at_least_one("limit", limit)?;
-        let Primitive { engine, resource, settings } = &self.primitive;
+        let Primitive { engine, resource, settings, .. } = &self.primitive;
         let answer = engine.backend().set_limit(resource, limit, settings.ttl).await;
         self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(self.name())))?);
         tracing::info!(name = %self.name(), limit, "resized");

@@ -1,15 +1,12 @@
-//! The common part of all primitives: a name, the terms of its leases, and three methods to acquire one.
+//! The common part of all primitives: a name, the terms of its leases, and how one is acquired.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use crate::backend::{Claim, Detail, Inspection, Resource};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{Engine, FollowsLimit, Unavailable, Wait, Waiter};
+use crate::lease::{Engine, StatedLimit, Wait, Waiter};
 use crate::options::Settings;
 
 /// A named thing that can be held under leases.
@@ -18,6 +15,8 @@ pub(crate) struct Primitive {
     pub(crate) engine: Arc<Engine>,
     pub(crate) resource: Resource,
     pub(crate) settings: Arc<Settings>,
+    /// What a semaphore states with each request.
+    pub(crate) limit: Option<Arc<StatedLimit>>,
 }
 
 impl Primitive {
@@ -33,7 +32,7 @@ impl Primitive {
             return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
         }
         let settings = settings.fit(capabilities)?.share();
-        Ok(Self { engine, resource, settings })
+        Ok(Self { engine, resource, settings, limit: None })
     }
 
     /// The name, without prefix.
@@ -41,37 +40,19 @@ impl Primitive {
         self.resource.name()
     }
 
-    /// Waits in the queue for as long as it takes.
-    pub(crate) async fn acquire(
-        &self,
-        claim: &Claim,
-        follower: Option<&dyn FollowsLimit>,
-    ) -> Result<Guard, Error> {
-        // A request that waits ends with a guard or an error.
-        let guard = self.ask(claim, Wait::Forever, follower).await?;
-        guard.map_err(|unavailable| self.timed_out(Instant::now(), unavailable))
+    /// Acquires what is claimed. Fails with [`Error::TimedOut`] if it was not available for as long as this waits.
+    pub(crate) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Guard, Error> {
+        let Self { engine, resource, settings, limit } = self;
+        let hold = Waiter::new(engine, resource, settings, claim, limit.as_deref(), wait).acquire().await?;
+        Ok(Guard::new(Arc::clone(engine), hold, claim.permits()))
     }
 
-    /// Does not wait.
-    pub(crate) async fn try_acquire(
-        &self,
-        claim: &Claim,
-        follower: Option<&dyn FollowsLimit>,
-    ) -> Result<Option<Guard>, Error> {
-        Ok(self.ask(claim, Wait::No, follower).await?.ok())
-    }
-
-    /// Waits in the queue for at most `timeout`.
-    pub(crate) async fn acquire_timeout(
-        &self,
-        claim: &Claim,
-        timeout: Duration,
-        follower: Option<&dyn FollowsLimit>,
-    ) -> Result<Guard, Error> {
-        let started = Instant::now();
-        let wait = started.checked_add(timeout).map_or(Wait::Forever, Wait::Until);
-        let guard = self.ask(claim, wait, follower).await?;
-        guard.map_err(|unavailable| self.timed_out(started, unavailable))
+    /// Acquires what is claimed if that is possible without waiting.
+    pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Option<Guard>, Error> {
+        match self.acquire(claim, Wait::No).await {
+            Err(Error::TimedOut { .. }) => Ok(None),
+            acquired => acquired.map(Some),
+        }
     }
 
     /// Re-enters a lock that `owner` holds in this client, without a request to the store.
@@ -94,17 +75,6 @@ impl Primitive {
         Ok(released)
     }
 
-    async fn ask(
-        &self,
-        claim: &Claim,
-        wait: Wait,
-        follower: Option<&dyn FollowsLimit>,
-    ) -> Result<Result<Guard, Unavailable>, Error> {
-        let waiter = Waiter::new(&self.engine, &self.resource, &self.settings, claim, follower, wait);
-        let hold = waiter.acquire().await?;
-        Ok(hold.map(|hold| Guard::new(Arc::clone(&self.engine), hold, claim.permits())))
-    }
-
     /// Prints the name and the store of a handle of this type, which may add fields. Leaves out the client's leases, which may be
     /// megabytes.
     pub(crate) fn debug<'a, 'f>(
@@ -115,10 +85,5 @@ impl Primitive {
         let mut output = formatter.debug_struct(handle);
         output.field("name", &self.name()).field("store", &self.engine.backend().capabilities().store);
         output
-    }
-
-    fn timed_out(&self, started: Instant, unavailable: Unavailable) -> Error {
-        let Unavailable { holder_never_expires } = unavailable;
-        Error::TimedOut { name: self.name().to_owned(), waited: started.elapsed(), holder_never_expires }
     }
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::Engine;
+use crate::lease::{Engine, Wait};
 use crate::name::{self, MAX_NAME_BYTES};
 use crate::options::MutexOptions;
 use crate::primitive::Primitive;
@@ -122,7 +122,7 @@ impl ReentrantLock {
     pub async fn lock(&self) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire(&self.claim, None).await,
+            None => self.primitive.acquire(&self.claim, Wait::Forever).await,
         }
     }
 
@@ -138,7 +138,7 @@ impl ReentrantLock {
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(Some(guard)),
-            None => self.primitive.try_acquire(&self.claim, None).await,
+            None => self.primitive.try_acquire(&self.claim).await,
         }
     }
 
@@ -154,7 +154,7 @@ impl ReentrantLock {
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
         match self.primitive.reenter(&self.owner) {
             Some(guard) => Ok(guard),
-            None => self.primitive.acquire_timeout(&self.claim, timeout, None).await,
+            None => self.primitive.acquire(&self.claim, Wait::timeout(timeout)).await,
         }
     }
 

@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -36,9 +37,26 @@ const PERSIST: Duration = Duration::from_secs(4);
 /// this store or this machine.
 const MAX_LATE: u32 = 3;
 
-/// A handle of a semaphore, which states a limit and follows the one in force.
-pub(crate) trait FollowsLimit: std::fmt::Debug + Sync {
-    fn follow(&self, limit: Limit);
+/// The limit that a handle of a semaphore and its clones state. They follow a change together.
+#[derive(Debug)]
+pub(crate) struct StatedLimit(Mutex<Limit>);
+
+impl StatedLimit {
+    pub(crate) const fn new(limit: Limit) -> Self {
+        Self(Mutex::new(limit))
+    }
+
+    pub(crate) fn get(&self) -> Limit {
+        *self.0.lock()
+    }
+
+    /// A late answer about an earlier version changes nothing.
+    pub(crate) fn follow(&self, limit: Limit) {
+        let mut stated = self.0.lock();
+        if limit.version >= stated.version {
+            *stated = limit;
+        }
+    }
 }
 
 /// How long to wait.
@@ -46,26 +64,32 @@ pub(crate) trait FollowsLimit: std::fmt::Debug + Sync {
 pub(crate) enum Wait {
     /// Not at all.
     No,
-    /// Until this instant.
-    Until(Instant),
+    /// From the one instant to the other.
+    Until { since: Instant, deadline: Instant },
     /// As long as it takes.
     Forever,
 }
 
 impl Wait {
+    /// For at most `timeout` from now.
+    pub(crate) fn timeout(timeout: Duration) -> Self {
+        let since = Instant::now();
+        since.checked_add(timeout).map_or(Self::Forever, |deadline| Self::Until { since, deadline })
+    }
+
     const fn deadline(self) -> Option<Instant> {
         match self {
-            Self::Until(instant) => Some(instant),
+            Self::Until { deadline, .. } => Some(deadline),
             Self::No | Self::Forever => None,
         }
     }
-}
 
-/// No lease was available for as long as the task waited.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Unavailable {
-    /// Whether that will not change unless the holder releases it.
-    pub(crate) holder_never_expires: bool,
+    fn so_far(self) -> Duration {
+        match self {
+            Self::Until { since, .. } => since.elapsed(),
+            Self::No | Self::Forever => Duration::ZERO,
+        }
+    }
 }
 
 /// A task that wants a lease, until it holds one. If this is dropped, whatever it was granted is released.
@@ -74,8 +98,8 @@ pub(crate) struct Waiter<'a> {
     resource: &'a Resource,
     settings: &'a Arc<Settings>,
     claim: &'a Claim,
-    /// The semaphore handle that follows the limit in force.
-    follower: Option<&'a dyn FollowsLimit>,
+    /// The limit that the handle of a semaphore states.
+    limit: Option<&'a StatedLimit>,
     wait: Wait,
 
     /// Its group and its number in the group's queue, if leases may be passed on to it.
@@ -95,17 +119,17 @@ impl<'a> Waiter<'a> {
         resource: &'a Resource,
         settings: &'a Arc<Settings>,
         claim: &'a Claim,
-        follower: Option<&'a dyn FollowsLimit>,
+        limit: Option<&'a StatedLimit>,
         wait: Wait,
     ) -> Self {
         let (place, lease, receiver) = (None, None, None);
-        Self { keeper, resource, settings, claim, follower, wait, place, lease, receiver }
+        Self { keeper, resource, settings, claim, limit, wait, place, lease, receiver }
     }
 
-    /// Acquires a lease, unless none was available for as long as the task waits.
+    /// Acquires a lease. Fails with [`Error::TimedOut`] if none was available for as long as the task waits.
     ///
     /// Cancel safe: dropping the future releases whatever it was granted.
-    pub(crate) async fn acquire(mut self) -> Result<Result<Hold, Unavailable>, Error> {
+    pub(crate) async fn acquire(mut self) -> Result<Hold, Error> {
         let span =
             tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
         let hold = if span.is_disabled() {
@@ -113,12 +137,10 @@ impl<'a> Waiter<'a> {
         } else {
             self.acquire_until_held().instrument(span.clone()).await?
         };
-        let Some(hold) = hold else {
-            return Ok(Err(Unavailable { holder_never_expires: self.holder_never_expires() }));
-        };
+        let hold = hold.ok_or_else(|| self.timed_out())?;
         // Not `Span::current()`: where this span is filtered out, that is the caller's.
         span.record("token", hold.token.get());
-        Ok(Ok(hold))
+        Ok(hold)
     }
 
     async fn acquire_until_held(&mut self) -> Result<Option<Hold>, Error> {
@@ -149,7 +171,7 @@ impl<'a> Waiter<'a> {
     /// Records a hold that begins.
     fn begin(&self, hold: Hold) -> Hold {
         tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
-        if self.follower.is_some() {
+        if self.limit.is_some() {
             self.follow_limit(hold.lease.limit());
         }
         if hold.lease.owner().is_some() {
@@ -163,8 +185,8 @@ impl<'a> Waiter<'a> {
     }
 
     fn follow_limit(&self, limit: Option<Limit>) {
-        if let (Some(follower), Some(limit)) = (self.follower, limit) {
-            follower.follow(limit);
+        if let (Some(stated), Some(limit)) = (self.limit, limit) {
+            stated.follow(limit);
         }
     }
 
@@ -439,6 +461,14 @@ impl<'a> Waiter<'a> {
 
     fn check_open(&self) -> Result<(), Error> {
         if self.keeper.closing.is_closed() { Err(self.closed()) } else { Ok(()) }
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::TimedOut {
+            name: self.resource.name().to_owned(),
+            waited: self.wait.so_far(),
+            holder_never_expires: self.holder_never_expires(),
+        }
     }
 
     fn closed(&self) -> Error {

@@ -45,6 +45,6 @@ mod runs;
 mod schedule;
 mod tasks;
 
-pub(crate) use acquire::{FollowsLimit, Unavailable, Wait, Waiter};
+pub(crate) use acquire::{StatedLimit, Wait, Waiter};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;
