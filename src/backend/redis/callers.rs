@@ -107,7 +107,7 @@ impl CallersConnections {
 
     async fn subscribe(&self) -> Result<(), BackendError> {
         let publisher = match &self.commands[..] {
-            [Commands::Server(connection), ..] => Some(&**connection),
+            [Commands::Server(connection, _), ..] => Some(&**connection),
             _ => None,
         };
         let subscription = self.notifications.subscribe(&self.subscriber, publisher).await?;

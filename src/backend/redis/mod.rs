@@ -100,7 +100,7 @@ use link::Connector;
 use notifications::Notifications;
 use opening::Opening;
 use replicas::{Quota, Replicas};
-use servers::{Commands, Servers, Transports};
+use servers::{Commands, Servers};
 use status::Statuses;
 use target::{Login, Server, Target, Topology};
 
@@ -116,10 +116,10 @@ pub struct RedisBackend {
     ids: LeaseIds,
     capabilities: Capabilities,
     callers: Arc<CallersConnections>,
-    transports: Transports,
-    /// The connections for renewals, on the crate's own thread, and their transports.
+    /// The connections for commands, on the caller's runtime.
+    commands: Commands,
+    /// Those for renewals, on the crate's own thread.
     renewing: Commands,
-    renewals: Transports,
     /// The tasks on the crate's own thread.
     drivers: Mutex<Vec<JoinHandle<()>>>,
     notifications: Arc<Notifications>,
@@ -567,35 +567,33 @@ impl RedisBackend {
         let (topology, notified) = (settings.target.topology.clone(), Arc::clone(&notifications));
         let sentinel_login = settings.sentinel_login.clone().unwrap_or_default();
         let servers = Servers::new(topology, connections, sentinel_login, notified, closing.token());
-        let (commands, transports) = servers.commands();
-        let (renewing, renewals) = servers.commands();
+        let (commands, renewing) = (servers.commands(), servers.commands());
         let subscriber = servers.connection();
         let mut drivers = vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing]))];
         if settings.fail_fast {
             let (changes, notified) = (statuses.changes(), Arc::clone(&notifications));
             drivers.push(own.spawn(fail_waiting(changes, notified, closing.token())));
         }
-        let mut commands = vec![commands];
+        let mut all_commands = vec![commands.clone()];
         let replicas = settings.quota.map(|quota| {
-            let (waiting, transports) = servers.commands();
-            commands.push(waiting);
-            Replicas::new(quota, transports)
+            let waiting = servers.commands();
+            all_commands.push(waiting.clone());
+            Replicas::new(quota, waiting)
         });
         let expected = Expected {
-            in_cluster: matches!(transports, Transports::Cluster(_)),
+            in_cluster: commands.are_in_cluster(),
             has_replicas: replicas.is_some(),
             channel: notifications.channel.clone(),
             store: store.clone(),
         };
         let notified = Arc::clone(&notifications);
-        let callers = CallersConnections::new(commands, subscriber, notified, expected, closing.token());
+        let callers = CallersConnections::new(all_commands, subscriber, notified, expected, closing.token());
         drivers.push(own.spawn(Arc::clone(&callers).watch()));
         Ok(Self {
             capabilities: Capabilities::new(store),
             callers,
-            transports,
+            commands,
             renewing,
-            renewals,
             drivers: Mutex::new(drivers),
             notifications,
             poll_interval: settings.poll_interval,

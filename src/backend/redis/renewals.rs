@@ -16,7 +16,7 @@ use super::keys::locks;
 use super::protocol::{EACH_EXPIRED, EACH_RENEWED, EACH_TAKEN};
 use super::reply::{millis, read_renewal};
 use super::script::RENEW_ALL;
-use super::servers::Transports;
+use super::servers::Commands;
 use super::transport::Transport;
 use super::value::{Arguments, Value};
 use super::{lock, semaphore};
@@ -30,14 +30,14 @@ const MAX_LEASES: usize = 32;
 type Numbered<'a> = (usize, &'a Renew);
 
 /// Renews many leases.
-pub(super) fn renew_all<'a>(transports: &Transports, requests: &'a [Renew]) -> BoxStream<'a, Answered> {
+pub(super) fn renew_all<'a>(commands: &Commands, requests: &'a [Renew]) -> BoxStream<'a, Answered> {
     let mut requests: Vec<_> =
-        requests.iter().enumerate().map(|numbered| (shared(transports, numbered.1), numbered)).collect();
+        requests.iter().enumerate().map(|numbered| (shared(commands, numbered.1), numbered)).collect();
     requests.sort_by_key(|(shared, _)| *shared);
     let calls = requests.chunk_by(|(a, _), (b, _)| a == b).flat_map(|group| group.chunks(MAX_LEASES));
     let calls = calls.map(|group| {
         let ((ttl, _), (_, first)) = group[0];
-        let transport = transports.of(&first.lease.resource);
+        let transport = commands.of(&first.lease.resource);
         renew_group(transport, ttl, group.iter().map(|(_, numbered)| *numbered).collect())
             .flatten_stream()
             .boxed()
@@ -47,9 +47,9 @@ pub(super) fn renew_all<'a>(transports: &Transports, requests: &'a [Renew]) -> B
 
 /// What leases that are renewed together share: the TTL, which is `None` for a lease that is renewed separately, and in
 /// a cluster the slot.
-fn shared(transports: &Transports, request: &Renew) -> (Option<Duration>, Option<u16>) {
+fn shared(commands: &Commands, request: &Renew) -> (Option<Duration>, Option<u16>) {
     let resource = &request.lease.resource;
-    ((resource.kind == Kind::Mutex).then_some(request.ttl), transports.slot(resource))
+    ((resource.kind == Kind::Mutex).then_some(request.ttl), commands.slot(resource))
 }
 
 /// Renews leases in one call if they share a TTL, and separately those without an answer. No answer waits for another one.

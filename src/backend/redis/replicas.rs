@@ -21,7 +21,7 @@ use super::keys;
 use super::link::CallError;
 use super::protocol::FENCE_MS;
 use super::runtime::here;
-use super::servers::Transports;
+use super::servers::Commands;
 use crate::backend::{BackendError, Resource};
 
 /// How many replicas have to acknowledge a grant, and how long that may take.
@@ -39,7 +39,7 @@ type Round = Shared<BoxFuture<'static, Result<u64, CallError>>>;
 pub(super) struct Replicas {
     quota: Quota,
     /// The rounds of connections that carry nothing else.
-    transports: Transports,
+    commands: Commands,
     /// By the address of the connection, and for each runtime separately: one that is not driven holds up no other.
     servers: Mutex<HashMap<(usize, Option<Id>), Server>>,
 }
@@ -67,14 +67,14 @@ impl Server {
 }
 
 impl Replicas {
-    pub(super) fn new(quota: Quota, transports: Transports) -> Arc<Self> {
-        Arc::new(Self { quota, transports, servers: Mutex::default() })
+    pub(super) fn new(quota: Quota, commands: Commands) -> Arc<Self> {
+        Arc::new(Self { quota, commands, servers: Mutex::default() })
     }
 
     /// Waits until enough replicas have everything that has been granted so far.
     pub(super) async fn acknowledge(self: &Arc<Self>, resource: &Resource) -> Result<(), BackendError> {
         let Quota { replicas, time_limit } = self.quota;
-        let transport = self.transports.of(resource);
+        let transport = self.commands.of(resource);
         let mut fence = String::new();
         keys::write_fence(&mut fence, resource.prefix(), transport.slot());
         let acknowledged = self.next_round(transport.connection(), fence).await?;

@@ -18,31 +18,6 @@ use super::target::{Login, Server, Topology};
 use super::transport::Transport;
 use crate::backend::{BackendError, Resource};
 
-/// The transports of all servers of a store, on one side: that of the caller's runtime, or that of the crate's own thread.
-#[derive(Clone, Debug)]
-pub(super) enum Transports {
-    Server(Arc<Transport>),
-    Cluster(Arc<SlotTransports>),
-}
-
-impl Transports {
-    /// That for the operations on a resource.
-    pub(super) fn of(&self, resource: &Resource) -> Arc<Transport> {
-        match self {
-            Self::Server(transport) => Arc::clone(transport),
-            Self::Cluster(transports) => transports.of(keys::slot(resource.key.as_bytes())),
-        }
-    }
-
-    /// The slot of a resource, in a cluster.
-    pub(super) fn slot(&self, resource: &Resource) -> Option<u16> {
-        match self {
-            Self::Server(_) => None,
-            Self::Cluster(_) => Some(keys::slot(resource.key.as_bytes())),
-        }
-    }
-}
-
 /// Creates the connections of a store.
 #[derive(Debug)]
 pub(super) struct Servers {
@@ -89,8 +64,8 @@ impl Servers {
             ServedBy::Server(_) => ready(()).boxed(),
             ServedBy::Cluster(slots) => {
                 let nodes = sides.iter().filter_map(|side| match side {
-                    Commands::Cluster(nodes) => Some(Arc::clone(nodes)),
-                    Commands::Server(_) => None,
+                    Commands::Cluster(nodes, _) => Some(Arc::clone(nodes)),
+                    Commands::Server(..) => None,
                 });
                 stay_up_to_date(Arc::clone(slots), nodes.collect(), closed).boxed()
             }
@@ -109,32 +84,50 @@ impl Servers {
         )
     }
 
-    /// Connections for commands, and their transports.
-    pub(super) fn commands(&self) -> (Commands, Transports) {
+    /// Connections for commands.
+    pub(super) fn commands(&self) -> Commands {
         let notifications = Arc::clone(&self.notifications);
         match &self.topology {
             ServedBy::Server(_) | ServedBy::Primary(_) => {
                 let connection = self.connection();
                 let transport = Transport::new(Arc::clone(&connection), notifications);
-                (Commands::Server(connection), Transports::Server(transport))
+                Commands::Server(connection, transport)
             }
             ServedBy::Cluster(slots) => {
                 let nodes = Nodes::new(Arc::clone(slots), self.closed.clone());
                 let transports = SlotTransports::new(Arc::clone(&nodes), notifications);
-                (Commands::Cluster(nodes), Transports::Cluster(Arc::new(transports)))
+                Commands::Cluster(nodes, Arc::new(transports))
             }
         }
     }
 }
 
-/// The connections for commands: one, or in a cluster, one per node.
+/// The connections for commands, on the caller's runtime or on the crate's own thread, and their transports: one, or in a cluster, a
+/// connection for each node and a transport for each slot.
 #[derive(Clone, Debug)]
 pub(super) enum Commands {
-    Server(Arc<Connection>),
-    Cluster(Arc<Nodes>),
+    Server(Arc<Connection>, Arc<Transport>),
+    Cluster(Arc<Nodes>, Arc<SlotTransports>),
 }
 
 impl Commands {
+    /// The transport for the operations on a resource.
+    pub(super) fn of(&self, resource: &Resource) -> Arc<Transport> {
+        match self {
+            Self::Server(_, transport) => Arc::clone(transport),
+            Self::Cluster(_, transports) => transports.of(keys::slot(resource.key.as_bytes())),
+        }
+    }
+
+    /// The slot of a resource, in a cluster.
+    pub(super) fn slot(&self, resource: &Resource) -> Option<u16> {
+        self.are_in_cluster().then(|| keys::slot(resource.key.as_bytes()))
+    }
+
+    pub(super) const fn are_in_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(..))
+    }
+
     /// Connects from the current runtime. The returned task keeps it connected until `closed`; those of a cluster are started as they
     /// are needed.
     pub(super) async fn connect(
@@ -142,24 +135,24 @@ impl Commands {
         closed: CancellationToken,
     ) -> Result<Option<JoinHandle<()>>, BackendError> {
         match self {
-            Self::Server(connection) => connection.connect(closed).await.map(Some),
-            Self::Cluster(nodes) => nodes.connect().await.map(|()| None),
+            Self::Server(connection, _) => connection.connect(closed).await.map(Some),
+            Self::Cluster(nodes, _) => nodes.connect().await.map(|()| None),
         }
     }
 
     /// Starts connecting from `runtime`, without waiting for that.
     pub(super) fn start(&self, runtime: &Handle, closed: CancellationToken) -> Option<JoinHandle<()>> {
         match self {
-            Self::Server(connection) => Some(connection.start(runtime, closed)),
-            Self::Cluster(nodes) => Some(runtime.spawn(Arc::clone(nodes).connect_when_possible(closed))),
+            Self::Server(connection, _) => Some(connection.start(runtime, closed)),
+            Self::Cluster(nodes, _) => Some(runtime.spawn(Arc::clone(nodes).connect_when_possible(closed))),
         }
     }
 
     /// Sends PING to every server.
     pub(super) async fn ping(&self) -> Result<(), BackendError> {
         match self {
-            Self::Server(connection) => connection.command(&["PING"]).await.map(drop)?,
-            Self::Cluster(nodes) => nodes.ping().await?,
+            Self::Server(connection, _) => connection.command(&["PING"]).await.map(drop)?,
+            Self::Cluster(nodes, _) => nodes.ping().await?,
         }
         Ok(())
     }
@@ -167,40 +160,40 @@ impl Commands {
     /// The connections to all servers.
     pub(super) fn connections(&self) -> Vec<Arc<Connection>> {
         match self {
-            Self::Server(connection) => vec![Arc::clone(connection)],
-            Self::Cluster(nodes) => nodes.to_primaries(),
+            Self::Server(connection, _) => vec![Arc::clone(connection)],
+            Self::Cluster(nodes, _) => nodes.to_primaries(),
         }
     }
 
     /// Whether the runtime on which they lived has ended, or they have never been connected.
     pub(super) fn have_ended(&self) -> bool {
         match self {
-            Self::Server(connection) => connection.has_ended(),
-            Self::Cluster(nodes) => nodes.have_ended(),
+            Self::Server(connection, _) => connection.has_ended(),
+            Self::Cluster(nodes, _) => nodes.have_ended(),
         }
     }
 
     /// Whether a call was not answered in time.
     pub(super) fn are_suspect(&self) -> bool {
         match self {
-            Self::Server(connection) => connection.is_suspect(),
-            Self::Cluster(nodes) => nodes.are_suspect(),
+            Self::Server(connection, _) => connection.is_suspect(),
+            Self::Cluster(nodes, _) => nodes.are_suspect(),
         }
     }
 
     /// Whether a call was not answered in time since this was last asked.
     pub(super) fn take_suspicion(&self) -> bool {
         match self {
-            Self::Server(connection) => connection.take_suspicion(),
-            Self::Cluster(nodes) => nodes.take_suspicion(),
+            Self::Server(connection, _) => connection.take_suspicion(),
+            Self::Cluster(nodes, _) => nodes.take_suspicion(),
         }
     }
 
     /// Gives up the tasks of the connections, because their runtime is not driven.
     pub(super) fn abandon(&self) {
         match self {
-            Self::Server(connection) => connection.abandon(),
-            Self::Cluster(nodes) => nodes.abandon(),
+            Self::Server(connection, _) => connection.abandon(),
+            Self::Cluster(nodes, _) => nodes.abandon(),
         }
     }
 
@@ -210,8 +203,8 @@ impl Commands {
         closed: CancellationToken,
     ) -> Result<Option<JoinHandle<()>>, BackendError> {
         match self {
-            Self::Server(connection) => connection.connect(closed).await.map(Some),
-            Self::Cluster(nodes) => {
+            Self::Server(connection, _) => connection.connect(closed).await.map(Some),
+            Self::Cluster(nodes, _) => {
                 nodes.revive().await?;
                 Ok(None)
             }
@@ -221,8 +214,8 @@ impl Commands {
     /// The tasks of a cluster's connections.
     pub(super) fn take_drivers(&self) -> Vec<JoinHandle<()>> {
         match self {
-            Self::Server(_) => Vec::new(),
-            Self::Cluster(nodes) => nodes.take_drivers(),
+            Self::Server(..) => Vec::new(),
+            Self::Cluster(nodes, _) => nodes.take_drivers(),
         }
     }
 }
@@ -244,11 +237,11 @@ mod tests {
         let topology = Topology::Cluster(vec![seed]);
         let (login, closed) = (Login::default(), CancellationToken::new());
         let servers = Servers::new(topology, unused_settings(), login, notifications, closed);
-        let (commands, transports) = servers.commands();
-        let transport = transports.of(&Resource::new("lock:a", Kind::Mutex));
-        let Commands::Cluster(nodes) = &commands else { unreachable!() };
+        let commands = servers.commands();
+        let transport = commands.of(&Resource::new("lock:a", Kind::Mutex));
+        let Commands::Cluster(nodes, _) = &commands else { unreachable!() };
         let left: (Weak<Nodes>, Weak<Transport>) = (Arc::downgrade(nodes), Arc::downgrade(&transport));
-        drop((servers, commands, transports, transport));
+        drop((servers, commands, transport));
         assert!(left.0.upgrade().is_none() && left.1.upgrade().is_none());
     }
 }

@@ -43,7 +43,7 @@ impl Backend for RedisBackend {
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         match self.check_open() {
-            Ok(()) => renewals::renew_all(&self.renewals, renewals),
+            Ok(()) => renewals::renew_all(&self.renewing, renewals),
             Err(_) => stream::iter((0..renewals.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
     }
@@ -171,7 +171,7 @@ impl RedisBackend {
             Err(error) if self.fail_fast && error.is_transient() => return Err(fast(error.into())),
             revived => revived?,
         }
-        let transport = self.transports.of(resource);
+        let transport = self.commands.of(resource);
         if self.fail_fast && !transport.connection().is_connected() {
             return Err(fast(transport.connection().not_connected().into()));
         }
@@ -233,12 +233,12 @@ impl RedisBackend {
         } else {
             self.revive().await?;
         }
-        Ok(if on_own_thread { self.renewals.of(resource) } else { self.transports.of(resource) })
+        Ok(if on_own_thread { &self.renewing } else { &self.commands }.of(resource))
     }
 
     /// Releases in the background what was granted, but does not count.
     fn release_in_background(&self, lease: &LeaseRef) {
-        let (transport, lease) = (self.transports.of(&lease.resource), lease.clone());
+        let (transport, lease) = (self.commands.of(&lease.resource), lease.clone());
         let (gap, time_limit) = (self.gap(), self.time_limit());
         tokio::spawn(async move {
             let release = || release(&transport, &lease, 0, gap);
