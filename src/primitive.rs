@@ -15,7 +15,7 @@ pub(crate) struct Primitive {
     pub(crate) engine: Arc<Engine>,
     pub(crate) resource: Resource,
     pub(crate) settings: Arc<Settings>,
-    /// What a semaphore states with each request.
+    /// The limit that the handle of a semaphore states.
     pub(crate) limit: Option<Arc<StatedLimit>>,
 }
 

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures::future::{join, join_all};
-use leasehold::{Client, MutexOptions};
+use leasehold::{Client, Guard, MutexOptions};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
@@ -733,10 +733,11 @@ fn a_guard_dropped_before_its_worker_is_blocked_is_released() {
 }
 
 /// They are sent from the thread that renews leases, and over the same connection.
-#[test]
-fn many_guards_dropped_before_a_worker_is_blocked_delay_no_renewal() {
+fn many_guards_dropped_delay_no_renewal(drop_all: impl AsyncFnOnce(Vec<Guard>)) {
     const GUARDS: usize = 20_000;
-    let Some(server) = RedisServer::start_or_skip("many releases on a blocked worker") else { return };
+    let Some(server) = RedisServer::start_or_skip("many releases from the crate's own thread") else {
+        return;
+    };
     let (runtime, other) = (several_threads(), several_threads());
     let proxy = other.block_on(Proxy::start(server.port()));
     runtime.block_on(async {
@@ -747,16 +748,28 @@ fn many_guards_dropped_before_a_worker_is_blocked_delay_no_renewal() {
         let all = (0..GUARDS).map(|n| client.mutex(&format!("many:{n}")).expect("valid"));
         let guards = join_all(all.map(|mutex| async move { mutex.lock().await.expect("free") })).await;
         proxy.delay_replies(ms(50));
+        drop_all(guards).await;
+        eventually(2 * SOON, || ready(server.raw().keys("lock:many:*").is_empty())).await;
+        assert!(kept.is_held());
+        kept.release().await.expect("held all the time");
+        client.shutdown().await.expect("drained");
+    });
+}
+
+#[test]
+fn many_guards_dropped_before_a_worker_is_blocked_delay_no_renewal() {
+    many_guards_dropped_delay_no_renewal(async |guards| {
         let blocking = tokio::spawn(async move {
             drop(guards);
             thread::sleep(3 * SECOND);
         });
         blocking.await.expect("no panic");
-        eventually(SOON, || ready(server.raw().keys("lock:many:*").is_empty())).await;
-        assert!(kept.is_held());
-        kept.release().await.expect("held all the time");
-        client.shutdown().await.expect("drained");
     });
+}
+
+#[test]
+fn many_guards_dropped_on_a_plain_thread_delay_no_renewal() {
+    many_guards_dropped_delay_no_renewal(async |guards| drop(thread::spawn(move || drop(guards))));
 }
 
 /// As in a program that is not asynchronous otherwise.

@@ -14,7 +14,8 @@ use crate::error::Error;
 /// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// A handle to the keeper of a client. The keeper's tasks end when the last handle to the client is gone.
+/// A handle to the keeper of a client. The keeper's tasks end when the last handle to the client is gone; a clone of the `Arc` that it
+/// dereferences to is no handle.
 #[derive(Debug)]
 pub(crate) struct Engine(Arc<Keeper>);
 

@@ -13,12 +13,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
+use super::release::MAX_RELEASES;
 use super::release_queue::{DROPS_WAIT, PendingRelease, ReleaseQueue};
 use super::runs::Runs;
 use super::schedule::Schedule;
@@ -42,6 +43,8 @@ pub(crate) struct Keeper {
     pub(super) leases: Mutex<HashMap<u64, Arc<Lease>>>,
     pub(super) schedule: Schedule,
     pub(super) releases: ReleaseQueue,
+    /// A permit for each release in flight that is sent from the crate's own thread.
+    pub(super) own_thread_releases: Semaphore,
     pub(super) queues: Queues<oneshot::Sender<Message>>,
     pub(super) owners: Owners,
     pub(super) closing: Closing,
@@ -65,6 +68,7 @@ impl Keeper {
             leases: Mutex::default(),
             schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
+            own_thread_releases: Semaphore::new(MAX_RELEASES),
             queues: Queues::default(),
             owners: Owners::default(),
             closing: Closing::default(),

@@ -127,7 +127,7 @@ struct Held {
 }
 
 /// A message to a waiter: it has this hold, or the request has failed.
-pub(crate) type Message = Result<Hold, BackendError>;
+pub(super) type Message = Result<Hold, BackendError>;
 
 /// What follows from the answer to a request.
 #[derive(Debug)]

@@ -34,7 +34,9 @@ use crate::error::{Error, LossReason};
 pub(super) const MAX_RELEASES: usize = 256;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long a run repeats an unanswered release, or for its TTL if that is longer. No request stays in flight that long: by
+/// How long the crate's own thread repeats an unanswered release before it sends others.
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
@@ -68,7 +70,11 @@ impl Keeper {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
         let left = self.leave(hold, permits).map_err(|reason| hold.loss_error(reason))?;
-        let Some(pending) = left else { return Ok(()) };
+        let released = || {
+            tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
+            Ok(())
+        };
+        let Some(pending) = left else { return released() };
         let is_part = pending.keep > 0;
         // When the release is over or dropped, all that wait for the end of the hold are notified.
         let _finishing = (!is_part).then(|| guard(hold, Hold::finish));
@@ -77,14 +83,11 @@ impl Keeper {
         } else {
             self.release_behind(pending).await
         };
-        let released = answer.map_err(|error| self.error(error, "release", Some(hold.name())))?;
+        let found = answer.map_err(|error| self.error(error, "release", Some(hold.name())))?;
         // The release of a part may find nothing because the rest of the lease was released in the meantime.
         let overtaken = is_part && lease.is_released();
-        match lost_before(released, ends).filter(|_| !overtaken) {
-            None => {
-                tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
-                Ok(())
-            }
+        match lost_before(found, ends).filter(|_| !overtaken) {
+            None => released(),
             Some(reason) => {
                 if is_part {
                     lease.lose(reason);
@@ -203,7 +206,8 @@ impl Keeper {
     /// flight, and be granted later. `None` if it is given up.
     async fn send_until_confirmed(&self, pending: &mut PendingRelease) -> Option<Released> {
         let key = Arc::clone(&pending.lease.resource.key);
-        let give_up = Instant::now() + pending.ttl.max(GIVE_UP_AFTER);
+        let lasts = pending.ttl.max(GIVE_UP_AFTER);
+        let give_up = *pending.give_up.get_or_insert_with(|| Instant::now() + lasts);
         loop {
             // Kept if this is dropped with its runtime.
             let repeated = mem::replace(&mut pending.repeated, true);
@@ -266,13 +270,18 @@ impl Keeper {
     pub(super) async fn send_pending_releases(&self) {
         let (mut releases, mut remaining) = (FuturesUnordered::new(), self.releases.pending());
         loop {
-            while remaining > 0 && releases.len() < MAX_RELEASES {
-                let Some(pending) = self.releases.pop_unsent() else { break };
-                remaining -= 1;
-                releases.push(self.send_from_own_thread(pending));
-            }
-            if releases.next().await.is_none() {
-                return;
+            tokio::select! {
+                biased;
+                Some(()) = releases.next() => {}
+                Ok(permit) = self.own_thread_releases.acquire(), if remaining > 0 => {
+                    let next = self.releases.pop_unsent();
+                    remaining = if next.is_some() { remaining - 1 } else { 0 };
+                    releases.extend(next.map(|pending| async move {
+                        self.send_from_own_thread(pending).await;
+                        drop(permit);
+                    }));
+                }
+                else => return,
             }
         }
     }
@@ -285,15 +294,15 @@ impl Keeper {
     ) {
         // These are requested by a run.
         self.ask_again(mem::take(&mut pending.next));
-        let answer = timeout(GIVE_UP_AFTER, self.send_until_confirmed(&mut pending)).await;
+        let answer = timeout(ATTEMPT, self.send_until_confirmed(&mut pending)).await;
         let lease = self.lease(pending.lease.id);
         let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
         match answer {
             Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
             Ok(Some(_)) => self.releases.leave(pending),
             Ok(None) => self.finish(pending),
-            // Pending again.
-            Err(_) => drop(pending),
+            // Others may be for a server that answers.
+            Err(_) => self.releases.postpone(pending),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
@@ -57,6 +58,8 @@ pub(super) struct PendingRelease {
     pub(super) repeated: bool,
     /// How long the store keeps the lease without a renewal, if that is known.
     pub(super) ttl: Duration,
+    /// When it is given up if it is not answered; set when it is first sent.
+    pub(super) give_up: Option<Instant>,
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
     /// the store executes the release.
     pub(super) next: Vec<Arc<Lease>>,
@@ -78,6 +81,7 @@ impl PendingRelease {
             keep: 0,
             repeated: false,
             ttl: Duration::ZERO,
+            give_up: None,
             next: Vec::new(),
             confirm: None,
         }
@@ -139,6 +143,15 @@ impl ReleaseQueue {
         drop(queue);
         queued.notify_one();
         self.finished.notify_waiters();
+    }
+
+    /// A release that was taken out is pending again, behind all others.
+    pub(super) fn postpone(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
+        let mut queue = self.queue.lock();
+        queue.pending.push_back(ScopeGuard::into_inner(pending));
+        let queued = Arc::clone(&queue.queued);
+        drop(queue);
+        queued.notify_one();
     }
 
     /// A release that was taken out is no longer pending.
@@ -282,6 +295,20 @@ mod tests {
         let other = queue.pop_unsent().unwrap();
         assert!(!queue.is_any_unsent(2, 9));
         queue.finish(other);
+    }
+
+    #[tokio::test]
+    async fn a_release_that_is_postponed_is_pending_behind_the_others() {
+        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        queue.push(orphan(&ids));
+        queue.push(orphan(&ids));
+        queue.postpone(queue.pop_unsent().unwrap());
+        for number in [1, 0] {
+            let next = queue.pop_unsent().unwrap();
+            assert_eq!(next.number, number);
+            queue.finish(next);
+        }
+        assert!(queue.is_empty());
     }
 
     #[tokio::test]

@@ -80,13 +80,13 @@ pub(super) fn settle(
     })
 }
 
-/// Renews a lease.
+/// The renewal of a lease.
 pub(super) fn to_renew(renew: &Renew) -> Operation {
     let script = if renew.lease.resource.kind == Kind::Reentrant { &RENEW_OWNED } else { &RENEW };
     Operation::new(script, &renew.lease.resource).lease(renew.lease.id).number(millis(renew.ttl))
 }
 
-/// Releases a lease. When a gap is due, the lock is left free for so long.
+/// The release of a lease. When a gap is due, the lock is left free for so long.
 pub(super) fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
     let script = match (lease.resource.kind, gap) {
         (Kind::Reentrant, _) => &RELEASE_OWNED,

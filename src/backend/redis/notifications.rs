@@ -151,7 +151,8 @@ impl Notifications {
         self.queued.lock().is_empty()
     }
 
-    /// Whether leases wait, and events are handled on another runtime than this one. Unknown if the stream was created outside a runtime.
+    /// Whether leases wait, and events are handled on another runtime than this one. `false` if their stream was created outside a
+    /// runtime, so that this is not known.
     pub(super) fn are_awaited_elsewhere(&self, runtime: Option<Id>) -> bool {
         !self.is_idle() && self.listener.lock().runtime.is_some_and(|awaited_on| Some(awaited_on) != runtime)
     }

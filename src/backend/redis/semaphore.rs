@@ -37,12 +37,12 @@ fn to_acquire(request: &Request, permits: u32, stated: Limit) -> Operation {
         .number(stated.version)
 }
 
-/// Renews a lease.
+/// The renewal of a lease.
 pub(super) fn to_renew(renew: &Renew) -> Operation {
     about(&RENEW_PERMITS, &renew.lease).number(millis(renew.ttl))
 }
 
-/// Releases all permits of a lease but `keep`.
+/// The release of all permits of a lease but `keep`.
 pub(super) fn to_release(lease: &LeaseRef, keep: u32) -> Operation {
     about(&RELEASE_PERMITS, lease).number(keep)
 }

@@ -159,7 +159,11 @@ impl Transport {
             }
             answer = match again {
                 Ok(Again::There) => self.deliver_once(script, &arguments).await,
-                Ok(Again::Asking(link)) => link.eval_asking(script.variant(true), arguments()).await,
+                Ok(Again::Asking(link)) => {
+                    let answer = link.eval_asking(script.variant(true), arguments()).await;
+                    self.resync_after_loss(&answer);
+                    answer
+                }
                 Err(error) => Err(error),
             };
         }
@@ -198,27 +202,34 @@ impl Transport {
         if answer.is_ok() && !Arc::ptr_eq(connection, &self.connection()) {
             return Err(CallError::Lost("another node now serves the slot".to_owned()));
         }
+        self.resync_after_loss(&answer);
+        answer
+    }
+
+    /// If grants may have been lost and the server answers again, makes all waiting requests repeat.
+    fn resync_after_loss(&self, answer: &Result<Value, CallError>) {
         if answer.is_ok()
             && self.missed_grants.load(Ordering::Relaxed)
             && self.missed_grants.swap(false, Ordering::Relaxed)
         {
-            // The server answers again.
             self.notifications.resync();
         }
-        answer
     }
 
     /// Runs a script once, perhaps together with others, waits for its answer for at most `time_limit`, and reads it. If the limit is
-    /// not shorter than the reply timeout, fred's timeouts apply instead, those of the calls before it and its own.
+    /// not shorter than the reply timeout, fred's timeouts apply instead, those of the calls before it and its own. It has its place
+    /// among other calls as soon as this returns.
     pub(super) fn ask<T>(
         self: &Arc<Self>,
         operation: Operation,
         time_limit: Duration,
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> impl Future<Output = Result<T, BackendError>> {
-        let script = operation.script;
-        let call = self.call_within(self.run(operation), time_limit);
-        async move { read(&call.await?).ok_or_else(|| unreadable(script)) }
+        let (script, call) = (operation.script, self.run(operation));
+        async move {
+            let answer = self.call_within(call, time_limit).await?;
+            read(&answer).ok_or_else(|| unreadable(script))
+        }
     }
 
     /// Waits for an answer, as long as `time_limit` and fred's timeout allow.

@@ -233,7 +233,8 @@ impl RedisBackend {
         } else {
             self.revive().await?;
         }
-        Ok(if on_own_thread { &self.renewing } else { &self.commands }.of(resource))
+        let commands = if on_own_thread { &self.renewing } else { &self.commands };
+        Ok(commands.of(resource))
     }
 
     /// Releases in the background what was granted, but does not count.
