@@ -19,8 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
-use super::release::MAX_RELEASES;
-use super::release_queue::{DROPS_WAIT, PendingRelease, ReleaseQueue};
+use super::release_queue::{DROPS_WAIT, MAX_RELEASES, PendingRelease, ReleaseQueue};
 use super::runs::Runs;
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};

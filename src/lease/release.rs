@@ -24,14 +24,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::keeper::Keeper;
 use super::lease::Hold;
-use super::release_queue::{LAST_RELEASES, PendingRelease};
+use super::release_queue::{LAST_RELEASES, MAX_RELEASES, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
 use crate::error::{Error, LossReason};
 
-/// The maximum number of releases in flight, from a run and from the crate's own thread. The store answers them in order anyway;
-/// this bounds memory, and how long renewals wait behind them.
-pub(super) const MAX_RELEASES: usize = 256;
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
 /// How long the crate's own thread repeats an unanswered release before it sends others.

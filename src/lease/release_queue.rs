@@ -16,6 +16,9 @@ use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::hash::HashMap;
 
+/// The maximum number of releases in flight, from a run and from the crate's own thread. The store answers them in order anyway;
+/// this bounds memory, and how long renewals wait behind them.
+pub(super) const MAX_RELEASES: usize = 256;
 /// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
 pub(super) const LAST_RELEASES: Duration = Duration::from_millis(100);
 /// How long all of them wait together.

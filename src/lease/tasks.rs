@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
-use super::release::{GIVE_UP_AFTER, MAX_RELEASES};
-use super::release_queue::{DROPS_WAIT, LAST_RELEASES, PendingRelease};
+use super::release::GIVE_UP_AFTER;
+use super::release_queue::{DROPS_WAIT, LAST_RELEASES, MAX_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
 use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn_cancelable};
