@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -11,8 +12,11 @@ use smallvec::SmallVec;
 use crate::backend::LeaseId;
 use crate::hash::HashMap;
 
-/// The number of a waiter in its queue, in order of arrival.
+/// The number of a waiter, in order of arrival. It is never used again, not even after its queue was removed: a waiter that has been
+/// sent a message may still leave with its number.
 pub(crate) type Number = u64;
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// The waiters and leases of one key on the same terms: these leases are passed on among these waiters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +36,6 @@ impl Group {
 pub(crate) struct Queue<W> {
     /// In the order of their numbers.
     waiting: VecDeque<(Number, W)>,
-    arrivals: Number,
     /// The leases that waiters request themselves, in the order of their requests.
     in_place: Leases,
     /// The leases that the keeper requests, likewise.
@@ -48,7 +51,7 @@ type Leases = SmallVec<[LeaseId; 1]>;
 impl<W> Queue<W> {
     fn new(limit: Option<u32>) -> Self {
         let (in_place, asked, held) = Default::default();
-        Self { waiting: VecDeque::new(), arrivals: 0, in_place, asked, held, limit }
+        Self { waiting: VecDeque::new(), in_place, asked, held, limit }
     }
 
     /// Adds a waiter and returns its number. `None` if it states a limit other than the queue's; then it is not added.
@@ -56,8 +59,7 @@ impl<W> Queue<W> {
         if limit != self.limit {
             return None;
         }
-        let number = self.arrivals;
-        self.arrivals += 1;
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         self.waiting.push_back((number, waiter));
         Some(number)
     }
@@ -225,6 +227,24 @@ mod tests {
         assert_eq!(queue.wanted(), 1);
         queue.ask_in_place(lease);
         assert!(queue.hold(lease) && queue.leave_first(number).is_some());
+    }
+
+    #[test]
+    fn a_waiter_that_leaves_late_removes_no_waiter_of_the_next_queue() {
+        let queues = Queues::default();
+        let group = Group::new("lock:a".into(), 1);
+        let with_queue = |change: fn(&mut Queue<_>) -> Number| with_queue(&queues, &group, None, change);
+        let first = with_queue(|queue| {
+            let number = waits(queue, "a");
+            assert_eq!(queue.next(), Some("a"), "it was sent a message");
+            number
+        });
+        assert!(queues.lock().is_empty());
+        let second = with_queue(|queue| waits(queue, "b"));
+        let mut queues = queues.lock();
+        let queue = queues.get_mut(&group).expect("somebody waits");
+        assert!(!queue.leave(first) && queue.leave_first(first).is_none());
+        assert!(queue.leave(second));
     }
 
     #[test]

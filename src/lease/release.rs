@@ -226,14 +226,19 @@ impl Keeper {
                 // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => return None,
                 Err(error) => {
-                    tracing::warn!(key = &*key, %error, "release given up; the lease ends when it expires");
-                    // `shutdown` closes the backend, and has already reported what was not confirmed by then.
-                    if !matches!(error, BackendError::Closed) {
-                        self.given_up.fetch_add(1, Ordering::Relaxed);
-                    }
+                    self.give_up_release(pending, &error);
                     return None;
                 }
             }
+        }
+    }
+
+    fn give_up_release(&self, pending: &PendingRelease, error: &BackendError) {
+        let key = &*pending.lease.resource.key;
+        tracing::warn!(key, %error, "release given up; the lease ends when it expires");
+        // `shutdown` closes the backend, and has already reported what was not confirmed by then.
+        if !matches!(error, BackendError::Closed) {
+            self.given_up.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -298,6 +303,10 @@ impl Keeper {
             Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
             Ok(Some(_)) => self.releases.leave(pending),
             Ok(None) => self.finish(pending),
+            Err(late) if pending.give_up.is_some_and(|end| end <= Instant::now()) => {
+                self.give_up_release(&pending, &BackendError::Unanswered { source: late.into() });
+                self.finish(pending);
+            }
             // Others may be for a server that answers.
             Err(_) => self.releases.postpone(pending),
         }

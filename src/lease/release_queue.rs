@@ -16,7 +16,7 @@ use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::hash::HashMap;
 
-/// The maximum number of releases in flight, from a run and from the crate's own thread. The store answers them in order anyway;
+/// The maximum number of releases in flight, each from a run and from the crate's own thread. The store answers them in order anyway;
 /// this bounds memory, and how long renewals wait behind them.
 pub(super) const MAX_RELEASES: usize = 256;
 /// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
@@ -61,7 +61,7 @@ pub(super) struct PendingRelease {
     pub(super) repeated: bool,
     /// How long the store keeps the lease without a renewal, if that is known.
     pub(super) ttl: Duration,
-    /// When it is given up if it is not answered; set when it is first sent.
+    /// When it is given up if it is not answered; set when it is first sent from the queue.
     pub(super) give_up: Option<Instant>,
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
     /// the store executes the release.
@@ -140,8 +140,10 @@ impl ReleaseQueue {
 
     /// Leaves a release to a task on a runtime of the application.
     pub(super) fn leave(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
+        // It was answered: a repetition has its own time.
+        let left = PendingRelease { give_up: None, ..ScopeGuard::into_inner(pending) };
         let mut queue = self.queue.lock();
-        queue.unsettled.push_back(ScopeGuard::into_inner(pending));
+        queue.unsettled.push_back(left);
         let queued = Arc::clone(&queue.queued);
         drop(queue);
         queued.notify_one();
@@ -271,7 +273,9 @@ mod tests {
         assert!(!queue.is_any_late(0) && queue.is_any_late(queue.next_number()));
         let mut sent = pin!(queue.sent());
         assert!(poll!(&mut sent).is_pending());
-        queue.leave(queue.pop_unsent().unwrap());
+        let mut answered = queue.pop_unsent().unwrap();
+        answered.give_up = Some(Instant::now());
+        queue.leave(answered);
         assert!(poll!(&mut sent).is_ready());
         assert!(!queue.is_any_late(queue.next_number()) && !queue.is_empty());
         assert!(queue.pop_unsent().is_none());
@@ -279,6 +283,7 @@ mod tests {
         assert!(queue.is_any_late(queue.next_number()));
         let left = queue.pop().unwrap();
         assert_eq!(left.number, 0, "before those that were queued later");
+        assert!(left.give_up.is_none(), "its repetition is given up later");
         queue.finish(left);
         queue.finish(queue.pop().unwrap());
         assert!(queue.is_empty());
@@ -305,10 +310,12 @@ mod tests {
         let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
         queue.push(orphan(&ids));
         queue.push(orphan(&ids));
-        queue.postpone(queue.pop_unsent().unwrap());
+        let mut first = queue.pop_unsent().unwrap();
+        first.give_up = Some(Instant::now());
+        queue.postpone(first);
         for number in [1, 0] {
             let next = queue.pop_unsent().unwrap();
-            assert_eq!(next.number, number);
+            assert_eq!((next.number, next.give_up.is_some()), (number, number == 0));
             queue.finish(next);
         }
         assert!(queue.is_empty());

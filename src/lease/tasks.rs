@@ -159,7 +159,7 @@ impl Keeper {
     }
 
     /// The client is abandoned, and the runtime of its run makes no progress: ends the run, which keeps the client alive, and sends the
-    /// pending releases. Those that are not confirmed by then are given up with the client.
+    /// pending releases, for a minute at most.
     async fn end_without_runtime(&self, number: u64) {
         if self.runs.end(number) {
             let all_sent = async {

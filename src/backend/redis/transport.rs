@@ -217,8 +217,8 @@ impl Transport {
     }
 
     /// Runs a script once, perhaps together with others, waits for its answer for at most `time_limit`, and reads it. If the limit is
-    /// not shorter than the reply timeout, fred's timeouts apply instead, those of the calls before it and its own. It has its place
-    /// among other calls as soon as this returns.
+    /// not shorter than the reply timeout, fred's timeouts apply instead, those of the calls before it and its own. It is queued,
+    /// or counted as in flight, as soon as this returns.
     pub(super) fn ask<T>(
         self: &Arc<Self>,
         operation: Operation,
