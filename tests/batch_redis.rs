@@ -5,12 +5,13 @@
 mod locks;
 mod support;
 
-use std::future::{Future, ready};
+use std::future::{Future, poll_fn, ready};
 use std::mem;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
+use std::thread;
 
 use futures::FutureExt;
 use futures::future::{join, join_all};
@@ -21,7 +22,7 @@ use leasehold::{Client, DistMutex, Error, Guard, Inspection, RedisBackend};
 use locks::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
-use tokio::task::yield_now;
+use tokio::task::{consume_budget, yield_now};
 
 use support::{Proxy, Raw, RedisServer, Reply, eventually, options, within};
 
@@ -217,6 +218,39 @@ async fn a_lock_that_is_granted_several_times_in_one_call_gets_a_greater_token_e
     }
     assert_eq!(shared, 2, "nearly every operation had a call of its own");
     assert_eq!(raw.keys("*"), [locks::FENCE]);
+}
+
+/// Tokio makes the resources of a task that has done a lot in one poll return `Pending`. The first four operations are sent by the
+/// caller, the fifth by a task, and that must not overtake them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_keep_their_order_although_the_budget_of_their_task_is_used_up() {
+    let Some(server) = RedisServer::start_or_skip("the order of operations") else { return };
+    let (store, mut raw) = (RedisBackend::connect(&server.url()).await.expect("a server"), server.raw());
+    warm_up(&connect(&server.url()).await, &mut raw).await;
+    for _ in 0..20 {
+        let leases = ["lock:a", "lock:b", "lock:c", "lock:d"]
+            .map(|key| LeaseRef::new(store.lease_id(), Resource::new(key, Kind::Mutex)));
+        let requests = leases.clone().map(|lease| Request::new(lease, Claim::Sole, SECOND * 30));
+        let all =
+            join(join_all(requests.iter().map(|request| store.request(request))), store.release(&leases[0]));
+        let (mut all, mut is_first) = (pin!(all), true);
+        let (answers, released) = poll_fn(|context| {
+            if !mem::take(&mut is_first) {
+                return all.as_mut().poll(context);
+            }
+            while consume_budget().now_or_never().is_some() {}
+            let polled = all.as_mut().poll(context);
+            // Meanwhile the task sends the fifth.
+            thread::sleep(ms(20));
+            polled
+        })
+        .await;
+        assert!(answers.iter().all(|answer| matches!(answer, Ok(Answer::Granted(_)))), "{answers:?}");
+        assert_eq!(released.expect("answered"), Released::Held);
+        for lease in &leases[1..] {
+            assert_eq!(store.release(lease).await.expect("answered"), Released::Held);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

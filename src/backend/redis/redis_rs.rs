@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 use tokio::net::UnixStream;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, unconstrained};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -177,8 +177,10 @@ struct RedisRsLink {
 impl RedisRsLink {
     fn send(&self, command: Cmd) -> BoxFuture<'_, Result<Value, CallError>> {
         let mut connection = self.connection.clone();
-        async move { connection.send_packed_command(&command).await.map_err(|error| sort(&error)).and_then(read) }
-            .boxed()
+        let sent = async move {
+            connection.send_packed_command(&command).await.map_err(|error| sort(&error)).and_then(read)
+        };
+        in_order(sent)
     }
 }
 
@@ -201,14 +203,13 @@ impl Link for RedisRsLink {
         arguments: Arguments,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         let mut connection = self.connection.clone();
-        async move {
+        in_order(async move {
             let mut pipeline = redis::pipe();
             pipeline.cmd("ASKING").add_command(call("EVAL", script.source(), &arguments));
             let answers = connection.send_packed_commands(&pipeline, 0, 2).await;
             let answer = answers.map_err(|error| sort(&error))?.pop();
             answer.map_or_else(|| Err(CallError::Lost("no answer to EVAL".to_owned())), read)
-        }
-        .boxed()
+        })
     }
 
     fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>> {
@@ -277,6 +278,12 @@ impl Drop for RedisRsLink {
     fn drop(&mut self) {
         self.abort.abort();
     }
+}
+
+/// Sends when it is polled for the first time, even if its task has used up its budget and the client library's queue is therefore
+/// said to be full: a command that is sent later must not overtake it.
+fn in_order<'a, T>(command: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
+    unconstrained(command).boxed()
 }
 
 /// A call of a script.
