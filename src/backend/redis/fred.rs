@@ -28,7 +28,7 @@ use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, unconstrained};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -144,17 +144,20 @@ struct FredLink {
 }
 
 impl FredLink {
-    /// Waits for an answer as long as the connection exists.
+    /// Sends when it is polled for the first time, even if its task has used up its budget and `select!` would wait for that: a command
+    /// that is sent later must not overtake it. Waits for an answer as long as the connection exists.
     fn call<'a, F: Future<Output = Result<FredValue, FredError>> + Send + 'a>(
         &'a self,
         command: impl FnOnce() -> F + Send + 'a,
     ) -> BoxFuture<'a, Result<Value, CallError>> {
-        in_place(move || async move {
-            tokio::select! {
-                biased;
-                answer = command() => answer.map(read).map_err(sort),
-                () = self.ended.cancelled() => Err(CallError::Lost("the connection was lost".to_owned())),
-            }
+        in_place(move || {
+            unconstrained(async move {
+                tokio::select! {
+                    biased;
+                    answer = command() => answer.map(read).map_err(sort),
+                    () = self.ended.cancelled() => Err(CallError::Lost("the connection was lost".to_owned())),
+                }
+            })
         })
     }
 }
