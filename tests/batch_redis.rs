@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::pin::pin;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::time::Instant;
 
 use futures::FutureExt;
 use futures::future::{join, join_all};
@@ -239,9 +239,12 @@ async fn operations_keep_their_order_although_the_budget_of_their_task_is_used_u
                 return all.as_mut().poll(context);
             }
             while consume_budget().now_or_never().is_some() {}
+            let (before, begin) = (calls(&mut raw), Instant::now());
             let polled = all.as_mut().poll(context);
-            // Meanwhile the task sends the fifth.
-            thread::sleep(ms(20));
+            // This thread does nothing else until something has been sent: by the task, if that overtakes.
+            while calls(&mut raw) == before {
+                assert!(begin.elapsed() < SOON, "nothing was sent");
+            }
             polled
         })
         .await;
