@@ -84,34 +84,39 @@ pub(super) struct Connection {
     route: Arc<dyn Route>,
     pub(super) timeouts: Timeouts,
     status: ConnectionStatus,
-    /// Held while the task in charge, the link and the status change together.
-    changing: Mutex<()>,
-    /// The current link, while there is one.
-    link: watch::Sender<Option<Arc<dyn Link>>>,
-    /// The number of the task that keeps it connected, which is odd; an even number while there is none.
-    task: AtomicU64,
-    /// The runtime of the last task.
-    runtime: Mutex<Option<Id>>,
-    /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
-    suspect: AtomicBool,
-    silence: Mutex<Silence>,
-    /// Why it is currently not connected.
-    failure: Mutex<Option<CallError>>,
     /// Its name at the server, unlike that of any other: a restarted server assigns the same ids again.
     name: String,
-    /// The ids of earlier links that may still be open at the server, also those of a runtime that has ended.
-    earlier: Mutex<Vec<i64>>,
+    /// The current link, while there is one. Changed while `state` is locked, so `state` is not locked while it is borrowed.
+    link: watch::Sender<Option<Arc<dyn Link>>>,
+    /// The number of the task that keeps it connected, which is odd; an even number while there is none. Changed while `state` is
+    /// locked.
+    task: AtomicU64,
+    /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
+    suspect: AtomicBool,
+    state: Mutex<State>,
 }
 
-/// How long the server has been silent.
+/// What is known about a connection.
 #[derive(Debug, Default)]
-struct Silence {
-    /// Since when nothing has been answered on the current link.
-    since: Option<Instant>,
-    /// When the current link was opened: earlier calls say nothing about it.
+struct State {
+    /// The runtime of the last task.
+    runtime: Option<Id>,
+    /// Why it is currently not connected.
+    failure: Option<CallError>,
+    /// When the current link was opened: earlier calls say nothing about it. `None` if it is being replaced.
     opened: Option<Instant>,
-    /// Whether that has been reported.
-    is_reported: bool,
+    /// Since when nothing has been answered on the current link.
+    silent_since: Option<Instant>,
+    is_silence_reported: bool,
+    /// The ids of earlier links that may still be open at the server, also those of a runtime that has ended.
+    earlier: Vec<i64>,
+}
+
+impl State {
+    /// Nothing has been sent on the link that was opened then.
+    fn set_opened(&mut self, opened: Option<Instant>) {
+        (self.opened, self.silent_since, self.is_silence_reported) = (opened, None, false);
+    }
 }
 
 impl Connection {
@@ -122,15 +127,11 @@ impl Connection {
             route,
             timeouts: settings.timeouts,
             status: settings.statuses.connection(),
-            changing: Mutex::default(),
+            name: format!("leasehold-{}", Uuid::new_v4().simple()),
             link: watch::Sender::default(),
             task: AtomicU64::new(0),
-            runtime: Mutex::default(),
             suspect: AtomicBool::new(false),
-            silence: Mutex::default(),
-            failure: Mutex::default(),
-            name: format!("leasehold-{}", Uuid::new_v4().simple()),
-            earlier: Mutex::default(),
+            state: Mutex::default(),
         })
     }
 
@@ -173,11 +174,11 @@ impl Connection {
     ) -> (u64, JoinHandle<()>) {
         self.abandon();
         let number = {
-            let _changing = self.changing.lock();
+            let mut state = self.state.lock();
+            state.runtime = Some(runtime.id());
             // Odd, even if another one was started at this moment.
             let number = (self.task.load(Ordering::Acquire) + 1) | 1;
             self.task.store(number, Ordering::Release);
-            *self.runtime.lock() = Some(runtime.id());
             number
         };
         // Dropped with the task, perhaps because its runtime ends.
@@ -191,7 +192,7 @@ impl Connection {
 
     /// The task with this number is over, or must no longer be relied on.
     fn give_up(&self, number: u64) {
-        let changing = self.changing.lock();
+        let state = self.state.lock();
         if !self.is_in_charge(number) {
             return;
         }
@@ -199,7 +200,7 @@ impl Connection {
         self.task.store(number + 1, Ordering::Release);
         let lost = self.link.send_replace(None);
         self.status.remove();
-        drop(changing);
+        drop(state);
         if let Some(link) = lost {
             link.abort();
         }
@@ -226,7 +227,7 @@ impl Connection {
     /// that may not be driven, so the connection becomes suspect.
     pub(super) fn suspect_if_given_up<'a>(&'a self) -> ScopeGuard<&'a Self, impl FnOnce(&'a Self)> {
         guard(self, |connection: &'a Self| {
-            if !background::is_current() && *connection.runtime.lock() != here() {
+            if !background::is_current() && connection.state.lock().runtime != here() {
                 connection.suspect.store(true, Ordering::Relaxed);
             }
         })
@@ -264,16 +265,15 @@ impl Connection {
         }
         let (mut links, given_up) = (self.links(), self.suspect_if_given_up());
         let decided = links.wait_for(|link| link.is_some() || self.has_ended());
-        let decided = timeout(self.timeouts.reply, decided).await;
-        ScopeGuard::into_inner(given_up);
-        match decided {
-            Ok(Ok(link)) => link.clone().ok_or_else(|| self.not_connected()),
-            Ok(Err(_)) => Err(self.not_connected()),
+        let link = match timeout(self.timeouts.reply, decided).await {
+            Ok(decided) => decided.ok().and_then(|link| link.clone()),
             Err(_) => {
                 self.suspect.store(true, Ordering::Relaxed);
-                Err(self.not_connected())
+                None
             }
-        }
+        };
+        ScopeGuard::into_inner(given_up);
+        link.ok_or_else(|| self.not_connected())
     }
 
     /// Where it leads to.
@@ -286,15 +286,15 @@ impl Connection {
         if self.is_connected() {
             return None;
         }
-        match &*self.failure.lock() {
+        match &self.state.lock().failure {
             Some(CallError::Answer(text)) => Some(text.clone()),
             _ => None,
         }
     }
 
     pub(super) fn not_connected(&self) -> CallError {
-        let failure = self.failure.lock();
-        let why = failure.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        let state = self.state.lock();
+        let why = state.failure.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         CallError::NotSent(format!("not connected{why}"))
     }
 
@@ -319,24 +319,24 @@ impl Connection {
         if is_late {
             self.suspect.store(true, Ordering::Relaxed);
         }
-        let mut silence = self.silence.lock();
+        let mut state = self.state.lock();
         if !is_late {
-            silence.since = None;
-            if mem::take(&mut silence.is_reported) {
+            state.silent_since = None;
+            if mem::take(&mut state.is_silence_reported) {
                 self.status.change(Status::Connected);
             }
             if matches!(answer, Err(error) if error.answers("READONLY") || error.answers("NOAUTH")) {
-                drop(silence);
+                drop(state);
                 self.replace_link();
             }
-        } else if silence.opened.is_some_and(|opened| opened <= sent) {
-            let since = *silence.since.get_or_insert(sent);
-            if since.elapsed() >= self.timeouts.reply && !mem::replace(&mut silence.is_reported, true) {
+        } else if state.opened.is_some_and(|opened| opened <= sent) {
+            let since = *state.silent_since.get_or_insert(sent);
+            if since.elapsed() >= self.timeouts.reply && !mem::replace(&mut state.is_silence_reported, true) {
                 self.status.change(Status::Silent { since: since.into_std() });
             }
             if since.elapsed() >= self.timeouts.reply * SILENT_TIMEOUTS {
-                *silence = Silence::default();
-                drop(silence);
+                state.set_opened(None);
+                drop(state);
                 tracing::debug!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
                 self.replace_link();
             }
@@ -374,7 +374,7 @@ impl Connection {
                         () = self.route.until_replaced(&server) => link.abort(),
                     }
                     if closed.is_cancelled() {
-                        self.link.send_replace(None);
+                        self.remove_link(number);
                         return link.close().await;
                     }
                     tracing::debug!("the connection was lost, connecting again");
@@ -400,26 +400,34 @@ impl Connection {
 
     /// It is connected over this link. `false` if the task is no longer in charge.
     fn opened(&self, number: u64, link: &Arc<dyn Link>, server: &Server) -> bool {
-        let _changing = self.changing.lock();
+        let mut state = self.state.lock();
         if !self.is_in_charge(number) {
             return false;
         }
-        *self.silence.lock() = Silence { opened: Some(Instant::now()), ..Silence::default() };
-        *self.failure.lock() = None;
+        state.set_opened(Some(Instant::now()));
+        state.failure = None;
         self.link.send_replace(Some(Arc::clone(link)));
         self.status.connected(server);
         true
     }
 
+    /// Nothing more is sent on the link of this task.
+    fn remove_link(&self, number: u64) {
+        let _state = self.state.lock();
+        if self.is_in_charge(number) {
+            self.link.send_replace(None);
+        }
+    }
+
     /// It is not connected, for this reason, unless the task is no longer in charge.
     fn failed(&self, number: u64, server: &str, reason: CallError) {
-        let _changing = self.changing.lock();
+        let mut state = self.state.lock();
         if !self.is_in_charge(number) {
             return;
         }
         self.status.disconnected(server, reason.to_string());
         // First, for those that are notified that there is no link.
-        *self.failure.lock() = Some(reason);
+        state.failure = Some(reason);
         self.link.send_if_modified(|link| link.take().is_some());
     }
 
@@ -434,10 +442,9 @@ impl Connection {
                 // safeguard.
                 Err(error) if is_refusal(&error) => {
                     tracing::debug!(%error, "could not have the server close lost connections");
-                    let mut earlier = self.earlier.lock();
+                    let earlier = &mut self.state.lock().earlier;
                     // All but the newest.
-                    let before = earlier.len().saturating_sub(1);
-                    earlier.drain(..before);
+                    earlier.drain(..earlier.len().saturating_sub(1));
                     Ok(())
                 }
                 closed => closed,
@@ -455,9 +462,13 @@ impl Connection {
         let (set_name, get_id) = (["CLIENT", "SETNAME", &self.name], ["CLIENT", "ID"]);
         let (_, id) = try_join(command(link, &set_name), command(link, &get_id)).await?;
         let now = id.as_i64();
-        let earlier = self.earlier.lock().clone();
-        // If this fails, it is closed with them the next time.
-        self.earlier.lock().extend(now);
+        let earlier = {
+            let mut state = self.state.lock();
+            let earlier = state.earlier.clone();
+            // If this fails, it is closed with them the next time.
+            state.earlier.extend(now);
+            earlier
+        };
         for id in earlier.iter().filter(|id| Some(**id) != now) {
             let id = &id.to_string();
             let found = command(link, &["CLIENT", "LIST", "ID", id]).await?;
@@ -467,7 +478,7 @@ impl Connection {
                 tracing::debug!("the previous connection was still open on the server and has been closed");
             }
         }
-        self.earlier.lock().retain(|id| Some(*id) == now || !earlier.contains(id));
+        self.state.lock().earlier.retain(|id| Some(*id) == now || !earlier.contains(id));
         Ok(())
     }
 }
