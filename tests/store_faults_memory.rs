@@ -17,7 +17,7 @@ use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, options, within};
 use tokio::runtime::Builder;
 use tokio::sync::{Notify, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 const NAME: &str = "machine:42";
 const TTL: Duration = Duration::from_secs(3);
@@ -91,8 +91,55 @@ impl Intercept for FaultyStore {
     }
 }
 
+/// A store of which a part does not answer releases at the moment.
+#[derive(Debug, Default)]
+struct PartlySilent(AtomicBool);
+
+const SILENT: &str = "silent";
+
+impl Intercept for Arc<PartlySilent> {
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
+        async move {
+            if lease.resource.key.contains(SILENT) && self.0.load(Ordering::Relaxed) {
+                return Err(BackendError::Unanswered { source: "as the test wants it".into() });
+            }
+            store.release(lease).await
+        }
+        .boxed()
+    }
+}
+
 fn mutex(client: &Client) -> DistMutex {
     client.mutex_with(NAME, options().ttl(TTL)).expect("valid")
+}
+
+/// More than are sent at a time. None of the leases ends on its own while this test runs.
+#[tokio::test(start_paused = true)]
+async fn releases_that_are_not_answered_delay_others_for_a_few_seconds() {
+    let (store, faults) = (MemoryBackend::new(), Arc::new(PartlySilent::default()));
+    let client = Client::with_backend(Intercepted::new(&store, Arc::clone(&faults)));
+    let lock = async |client: &Client, name: &str| {
+        let mutex = client.mutex_with(name, options().ttl(SECOND * 120)).expect("valid");
+        within(SECOND * 30, mutex.lock()).await.expect("free")
+    };
+    let mut guards = Vec::new();
+    for n in 0..600 {
+        guards.push(lock(&client, &format!("{SILENT}:{n}")).await);
+    }
+    let last = lock(&client, NAME).await;
+    faults.0.store(true, Ordering::Relaxed);
+    drop(guards);
+    drop(last);
+    let other = Client::with_backend(Arc::new(store.peer()));
+    let begin = Instant::now();
+    drop(lock(&other, NAME).await);
+    assert!(begin.elapsed() >= SECOND * 4, "all releases were sent at the same time");
+    assert!(begin.elapsed() <= SECOND * 12, "after {:?}", begin.elapsed());
+    faults.0.store(false, Ordering::Relaxed);
+    for n in 0..600 {
+        drop(lock(&other, &format!("{SILENT}:{n}")).await);
+    }
+    client.shutdown().await.expect("all releases were confirmed");
 }
 
 #[tokio::test(start_paused = true)]

@@ -31,7 +31,7 @@ use crate::error::{Error, LossReason};
 
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long the crate's own thread repeats an unanswered release before it sends others.
+/// How long an unanswered release is repeated before others are sent, which may be for a server that answers.
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
@@ -183,14 +183,17 @@ impl Keeper {
         mut pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>,
     ) {
         let next = mem::take(&mut pending.next);
-        if next.is_empty() {
-            self.send_until_confirmed(&mut pending).await;
+        let sent = if next.is_empty() {
+            self.send_until_confirmed(&mut pending).await
         } else {
             next.iter().for_each(|lease| lease.start_asking());
             let asked = join_all(next.into_iter().map(|lease| self.ask(lease)));
-            join(asked, self.send_until_confirmed(&mut pending)).await;
+            join(asked, self.send_until_confirmed(&mut pending)).await.1
+        };
+        match sent {
+            Ok(_) => self.finish(pending),
+            Err(_) => self.releases.postpone(pending),
         }
-        self.finish(pending);
     }
 
     /// A release is no longer pending.
@@ -200,11 +203,14 @@ impl Keeper {
     }
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
-    /// flight, and be granted later. `None` if it is given up.
-    async fn send_until_confirmed(&self, pending: &mut PendingRelease) -> Option<Released> {
+    /// flight, and be granted later. `None` if it is given up. Fails if it was not answered and others wait to be sent.
+    async fn send_until_confirmed(
+        &self,
+        pending: &mut PendingRelease,
+    ) -> Result<Option<Released>, BackendError> {
         let key = Arc::clone(&pending.lease.resource.key);
-        let lasts = pending.ttl.max(GIVE_UP_AFTER);
-        let give_up = *pending.give_up.get_or_insert_with(|| Instant::now() + lasts);
+        let (begin, lasts) = (Instant::now(), pending.ttl.max(GIVE_UP_AFTER));
+        let give_up = *pending.give_up.get_or_insert(begin + lasts);
         loop {
             // Kept if this is dropped with its runtime.
             let repeated = mem::replace(&mut pending.repeated, true);
@@ -217,17 +223,20 @@ impl Keeper {
             match answer {
                 Ok(released) => {
                     tracing::debug!(key = &*key, ?released, "released in the background");
-                    return Some(released);
+                    return Ok(Some(released));
                 }
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
                     tracing::debug!(key = &*key, %error, "release not answered, sending it again");
+                    if begin.elapsed() >= ATTEMPT && self.releases.pending() > 0 {
+                        return Err(error);
+                    }
                     sleep(RETRY).await;
                 }
                 // Something else is stored under the key, so nothing of this lease is.
-                Err(BackendError::WrongType { .. }) => return None,
+                Err(BackendError::WrongType { .. }) => return Ok(None),
                 Err(error) => {
                     self.give_up_release(pending, &error);
-                    return None;
+                    return Ok(None);
                 }
             }
         }
@@ -296,18 +305,18 @@ impl Keeper {
     ) {
         // These are requested by a run.
         self.ask_again(mem::take(&mut pending.next));
-        let answer = timeout(ATTEMPT, self.send_until_confirmed(&mut pending)).await;
+        let sent = timeout(ATTEMPT, self.send_until_confirmed(&mut pending)).await;
+        let sent = sent.unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }));
         let lease = self.lease(pending.lease.id);
         let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
-        match answer {
+        match sent {
             Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
             Ok(Some(_)) => self.releases.leave(pending),
             Ok(None) => self.finish(pending),
-            Err(late) if pending.give_up.is_some_and(|end| end <= Instant::now()) => {
-                self.give_up_release(&pending, &BackendError::Unanswered { source: late.into() });
+            Err(error) if pending.give_up.is_some_and(|end| end <= Instant::now()) => {
+                self.give_up_release(&pending, &error);
                 self.finish(pending);
             }
-            // Others may be for a server that answers.
             Err(_) => self.releases.postpone(pending),
         }
     }
