@@ -31,7 +31,8 @@ use crate::error::{Error, LossReason};
 
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long an unanswered release is repeated before others are sent, which may be for a server that answers.
+/// How long an unanswered release is repeated before others are sent, which may be for a server that answers. In the keeper's tasks
+/// the attempt that is under way then is the last one.
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
@@ -203,7 +204,8 @@ impl Keeper {
     }
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
-    /// flight, and be granted later. `None` if it is given up. Fails if it was not answered and others wait to be sent.
+    /// flight, and be granted later. `None` if it is given up. Fails if it was not answered for `ATTEMPT` and others wait
+    /// to be sent.
     async fn send_until_confirmed(
         &self,
         pending: &mut PendingRelease,
@@ -227,7 +229,7 @@ impl Keeper {
                 }
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
                     tracing::debug!(key = &*key, %error, "release not answered, sending it again");
-                    if begin.elapsed() >= ATTEMPT && self.releases.pending() > 0 {
+                    if begin.elapsed() >= ATTEMPT && self.releases.is_any_waiting() {
                         return Err(error);
                     }
                     sleep(RETRY).await;

@@ -177,7 +177,13 @@ impl ReleaseQueue {
         self.queue.lock().unfinished.is_empty()
     }
 
-    /// How many are queued and not in flight.
+    /// Whether a task of the keeper could send another one.
+    pub(super) fn is_any_waiting(&self) -> bool {
+        let queue = self.queue.lock();
+        !queue.pending.is_empty() || !queue.unsettled.is_empty()
+    }
+
+    /// How many are queued for the first time, or again, and not in flight.
     pub(super) fn pending(&self) -> usize {
         self.queue.lock().pending.len()
     }
@@ -278,14 +284,16 @@ mod tests {
         queue.leave(answered);
         assert!(poll!(&mut sent).is_ready());
         assert!(!queue.is_any_late(queue.next_number()) && !queue.is_empty());
-        assert!(queue.pop_unsent().is_none());
+        assert!(queue.pop_unsent().is_none() && queue.is_any_waiting());
         queue.push(orphan(&ids));
         assert!(queue.is_any_late(queue.next_number()));
         let left = queue.pop().unwrap();
         assert_eq!(left.number, 0, "before those that were queued later");
         assert!(left.give_up.is_none(), "its repetition is given up later");
         queue.finish(left);
-        queue.finish(queue.pop().unwrap());
+        let last = queue.pop().unwrap();
+        assert!(!queue.is_any_waiting());
+        queue.finish(last);
         assert!(queue.is_empty());
     }
 

@@ -103,7 +103,8 @@ struct State {
     runtime: Option<Id>,
     /// Why it is currently not connected.
     failure: Option<CallError>,
-    /// When the current link was opened: earlier calls say nothing about it. `None` if it is being replaced.
+    /// When the current link was opened: earlier calls say nothing about it. `None` while there is none, or it is
+    /// being replaced.
     opened: Option<Instant>,
     /// Since when nothing has been answered on the current link.
     silent_since: Option<Instant>,
@@ -192,10 +193,11 @@ impl Connection {
 
     /// The task with this number is over, or must no longer be relied on.
     fn give_up(&self, number: u64) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         if !self.is_in_charge(number) {
             return;
         }
+        state.set_opened(None);
         // First, for those that are notified that there is no link.
         self.task.store(number + 1, Ordering::Release);
         let lost = self.link.send_replace(None);
@@ -413,8 +415,9 @@ impl Connection {
 
     /// Nothing more is sent on the link of this task.
     fn remove_link(&self, number: u64) {
-        let _state = self.state.lock();
+        let mut state = self.state.lock();
         if self.is_in_charge(number) {
+            state.set_opened(None);
             self.link.send_replace(None);
         }
     }
@@ -427,6 +430,7 @@ impl Connection {
         }
         self.status.disconnected(server, reason.to_string());
         // First, for those that are notified that there is no link.
+        state.set_opened(None);
         state.failure = Some(reason);
         self.link.send_if_modified(|link| link.take().is_some());
     }
@@ -498,8 +502,15 @@ fn is_refusal(error: &CallError) -> bool {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use futures::future::BoxFuture;
+    use futures::FutureExt;
+    use futures::future::{BoxFuture, pending, ready};
+    use futures::stream::{BoxStream, StreamExt, pending as no_messages};
+    use tokio::time::advance;
 
+    use super::super::link::Message;
+    use super::super::route::ToServer;
+    use super::super::script::Script;
+    use super::super::value::Arguments;
     use super::*;
 
     /// Never opens a link.
@@ -525,6 +536,71 @@ pub(super) mod tests {
             timeouts: Timeouts { connect: timeout, reply: timeout },
             statuses: Statuses::new("a store".to_owned()),
         }
+    }
+
+    /// Is never answered.
+    #[derive(Debug, Default)]
+    struct Silent(CancellationToken);
+
+    type Reply<'a> = BoxFuture<'a, Result<Value, CallError>>;
+
+    impl Link for Silent {
+        fn evalsha(&self, _: &'static Script, _: Arguments) -> Reply<'_> {
+            pending().boxed()
+        }
+
+        fn eval(&self, _: &'static Script, _: Arguments) -> Reply<'_> {
+            pending().boxed()
+        }
+
+        fn eval_asking(&self, _: &'static Script, _: Arguments) -> Reply<'_> {
+            pending().boxed()
+        }
+
+        fn command(&self, _: Vec<String>) -> Reply<'_> {
+            pending().boxed()
+        }
+
+        fn subscribe<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), CallError>> {
+            pending().boxed()
+        }
+
+        fn messages(&self) -> BoxStream<'static, Message> {
+            no_messages().boxed()
+        }
+
+        fn ended(&self) -> &CancellationToken {
+            &self.0
+        }
+
+        fn close(&self) -> BoxFuture<'_, ()> {
+            ready(()).boxed()
+        }
+
+        fn abort(&self) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_found_no_link_is_no_silence_of_the_server() {
+        let settings = unused_settings();
+        let server = Server::Tcp { host: "localhost".to_owned(), port: 7000 };
+        let connection = Connection::new(&settings, Arc::new(ToServer(server.clone())));
+        let link: Arc<dyn Link> = Arc::new(Silent::default());
+        let late_call = async || {
+            let sent = Instant::now();
+            advance(settings.timeouts.reply).await;
+            connection.record_answer(&Err(CallError::Timeout("in this test".to_owned())), sent);
+            settings.statuses.state().status
+        };
+        connection.task.store(1, Ordering::Release);
+        assert!(connection.opened(1, &link, &server));
+        assert!(matches!(late_call().await, Status::Silent { .. }));
+        assert!(connection.opened(1, &link, &server));
+        connection.failed(1, "localhost:7000", CallError::Lost("in this test".to_owned()));
+        let Status::Disconnected { since } = settings.statuses.state().status else {
+            panic!("the link is gone")
+        };
+        assert_eq!(late_call().await, Status::Disconnected { since });
     }
 
     #[test]
