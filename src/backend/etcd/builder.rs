@@ -1,19 +1,13 @@
-//! The settings of a client, and connecting.
+//! Making a client: its settings, and connecting.
 
-use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::settings::{Login, Settings};
 use super::{EtcdBackend, EtcdStore, url};
-use crate::backend::tls::{Tls, TlsOptions};
+use crate::backend::tls::TlsOptions;
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
-
-const TIMEOUT: Duration = Duration::from_secs(2);
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
-/// What all keys begin with.
-const PREFIX: &str = "leasehold/";
 
 /// Makes an [`EtcdBackend`]: see [`EtcdBackend::builder`].
 ///
@@ -25,51 +19,17 @@ const PREFIX: &str = "leasehold/";
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct EtcdBuilder {
-    pub(super) settings: Settings,
-}
-
-/// The options of a client.
-#[derive(Clone)]
-pub(super) struct Settings {
-    /// Members of one cluster, each `host:port`.
-    pub(super) endpoints: Vec<String>,
-    pub(super) login: Option<Login>,
-    pub(super) prefix: String,
-    pub(super) connect_timeout: Duration,
-    pub(super) reply_timeout: Duration,
-    pub(super) is_encrypted: bool,
-    pub(super) tls_options: Option<TlsOptions>,
-    /// Set if it is encrypted.
-    pub(super) tls: Option<Tls>,
-    /// Without credentials.
-    pub(super) address: String,
-}
-
-#[derive(Clone)]
-pub(super) struct Login {
-    pub(super) user: String,
-    pub(super) password: String,
+    settings: Settings,
 }
 
 impl EtcdBuilder {
     /// With the members, the user and the options of a URL.
     pub(super) fn from_url(url: &str) -> Result<Self, Error> {
-        url::parse(url)
+        Ok(Self { settings: url::parse(url)? })
     }
 
     pub(super) fn new(endpoints: Vec<String>) -> Self {
-        let settings = Settings {
-            endpoints,
-            login: None,
-            prefix: PREFIX.to_owned(),
-            connect_timeout: TIMEOUT,
-            reply_timeout: TIMEOUT,
-            is_encrypted: false,
-            tls_options: None,
-            tls: None,
-            address: String::new(),
-        };
-        Self { settings }
+        Self { settings: Settings::new(endpoints) }
     }
 
     /// The user to log in as, for a cluster with authentication.
@@ -150,45 +110,25 @@ impl EtcdBuilder {
     }
 }
 
-impl Settings {
-    /// Checks them, and reads the certificates.
-    fn complete(mut self) -> Result<Self, Error> {
-        for (argument, timeout) in
-            [("connect_timeout", self.connect_timeout), ("reply_timeout", self.reply_timeout)]
-        {
-            if !TIMEOUTS.contains(&timeout) {
-                let reason =
-                    format!("{timeout:?} is not between {:?} and {:?}", TIMEOUTS.start(), TIMEOUTS.end());
-                return Err(Error::invalid(argument, reason));
-            }
-        }
-        if self.endpoints.is_empty() {
-            return Err(Error::invalid("endpoints", "no member is given"));
-        }
-        if let Some(endpoint) = self.endpoints.iter().find(|endpoint| !url::is_endpoint(endpoint)) {
-            return Err(Error::invalid("endpoints", format!("`{endpoint}` is not of the form `host:port`")));
-        }
-        if self.prefix.is_empty() {
-            return Err(Error::invalid("prefix", "it is empty"));
-        }
-        let scheme = if self.is_encrypted { "etcds" } else { "etcd" };
-        self.address = format!("{scheme}://{}", self.endpoints.join(","));
-        if self.is_encrypted {
-            let options = self.tls_options.take().unwrap_or_default();
-            self.tls = Some(Tls::for_http2(&options, &self.address)?);
-        }
-        Ok(self)
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("endpoints", &self.endpoints)
-            .field("prefix", &self.prefix)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("reply_timeout", &self.reply_timeout)
-            .field("is_encrypted", &self.is_encrypted)
-            .finish_non_exhaustive()
+    #[test]
+    fn settings_out_of_bounds_are_refused() {
+        for url in ["etcd://h?connect_timeout=0ms", "etcd://h?reply_timeout=3601s", "etcd://h?prefix="] {
+            let error = EtcdBuilder::from_url(url).unwrap().connect_lazy().unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{url}: {error:?}");
+        }
+        for endpoints in [vec![], vec!["h".to_owned()], vec!["http://h:1".to_owned()]] {
+            let error = EtcdBuilder::new(endpoints).connect_lazy().unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "endpoints", .. }), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_shown_without_credentials() {
+        let builder = EtcdBuilder::from_url("etcd://u:hunter2@h").unwrap().credentials("u", "hunter2");
+        assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
     }
 }

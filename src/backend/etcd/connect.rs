@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower_service::Service;
 
-use super::builder::Settings;
 use super::failure;
+use super::settings::Settings;
 use crate::backend::records::Failure;
 use crate::backend::tls::explain;
 

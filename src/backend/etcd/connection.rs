@@ -16,7 +16,6 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::builder::Settings;
 use super::connect::connect;
 use super::failure;
 use super::keep_alive::KeepAlive;
@@ -25,6 +24,7 @@ use super::proto::{
     LeaseKeepAliveResponse, LeaseRequest, LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
     StatusResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
+use super::settings::Settings;
 use crate::backend::records::Failure;
 
 /// Long queues are read in one piece.

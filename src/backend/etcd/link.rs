@@ -7,8 +7,8 @@ use tokio::sync::SetOnce;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::builder::Settings;
 use super::connection::Connection;
+use super::settings::Settings;
 use crate::backend::records::{Failure, Remedy};
 
 /// The pause between attempts to connect: it grows from the first of these to the second.

@@ -2,7 +2,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `builder` | public: making a client |
+//! | `url`, `settings` | parsing URLs; what can be set, and its bounds |
 //! | `proto` | the messages of etcd's API |
 //! | `connect`, `connection`, `link` | opening a connection; calls and streams on it; failover among members |
 //! | `keep_alive` | the stream on which all leases are kept alive |
@@ -33,6 +34,7 @@ mod link;
 mod mail;
 mod mailbox;
 mod proto;
+mod settings;
 mod shared;
 mod sweep;
 mod transaction;
@@ -57,8 +59,8 @@ use super::ledger_backend::{LedgerBackend, LedgerStore};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
-use builder::Settings;
 use mailbox::Mailbox;
+use settings::Settings;
 use shared::Shared;
 
 pub use builder::EtcdBuilder;

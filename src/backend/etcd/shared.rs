@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::builder::Settings;
 use super::keys::Keys;
 use super::leases::{EtcdLease, Leases};
 use super::link::Link;
+use super::settings::Settings;
 use super::view::View;
 use crate::backend::LeaseId;
 use crate::backend::records::{Health, Schedule};
