@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::Stream;
+use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::try_join_all;
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -20,9 +21,9 @@ use super::connect::connect;
 use super::failure;
 use super::keep_alive::KeepAlive;
 use super::proto::{
-    AuthenticateRequest, AuthenticateResponse, Ignored, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseKeepAliveResponse, LeaseRequest, LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
-    StatusResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, Ignored, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest,
+    LeaseTimeToLiveResponse, RangeRequest, RangeResponse, StatusResponse, TxnRequest, TxnResponse,
+    WatchRequest, WatchResponse,
 };
 use super::settings::Settings;
 use crate::backend::records::Failure;
@@ -38,7 +39,7 @@ pub(super) struct Connection {
     reply_timeout: Duration,
     has_failed: AtomicBool,
     broken: CancellationToken,
-    pub(super) keep_alive: KeepAlive,
+    keep_alive: KeepAlive,
 }
 
 impl Connection {
@@ -115,7 +116,8 @@ impl Connection {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
-        let answers = try_join_all(self.keep_alive.ask(self, leases));
+        let open = |requests| drop(tokio::spawn(Arc::clone(self).carry_keep_alive(requests)));
+        let answers = try_join_all(self.keep_alive.ask(leases, open));
         let answers = async { answers.await.map_err(|_| Failure::unavailable("the connection was lost")) };
         self.within(answers).await.map_err(|failure| Failure { is_certain: true, ..failure })
     }
@@ -138,11 +140,25 @@ impl Connection {
 
     // Streams
 
-    pub(super) async fn keep_alive_stream(
-        &self,
-        requests: impl Stream<Item = LeaseRequest> + Send + 'static,
-    ) -> Result<Streaming<LeaseKeepAliveResponse>, Failure> {
-        self.stream("/etcdserverpb.Lease/LeaseKeepAlive", requests).await
+    /// Carries the stream of renewals until it ends, or the connection is not used any more.
+    async fn carry_keep_alive(self: Arc<Self>, requests: UnboundedReceiver<LeaseRequest>) {
+        let answers = async {
+            let mut answers = self.stream("/etcdserverpb.Lease/LeaseKeepAlive", requests).await?;
+            while let Some(answer) = self.next(&mut answers).await? {
+                self.keep_alive.answer(answer)?;
+            }
+            Ok::<_, Failure>(())
+        };
+        tokio::select! {
+            ended = answers => {
+                if let Err(failure) = ended {
+                    tracing::debug!(%failure, "the stream of renewals has ended");
+                }
+                self.give_up();
+            }
+            () = self.broken() => {}
+        }
+        self.keep_alive.end();
     }
 
     pub(super) async fn watch_stream(

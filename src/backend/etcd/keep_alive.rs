@@ -1,17 +1,16 @@
-//! The stream on which all leases of a client are kept alive. A renewal is a message on it, and costs the server no commit.
+//! What is asked and answered on the stream on which all leases of a client are kept alive. A renewal is a message on it, and costs the
+//! server no commit.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::connection::Connection;
 use super::proto::{LeaseKeepAliveResponse, LeaseRequest};
 use crate::backend::records::Failure;
 
-/// The stream of a connection, which is opened when it is first needed.
+/// The renewals of a connection. The stream for them is opened when it is first needed.
 #[derive(Default)]
 pub(super) struct KeepAlive(Mutex<Requests>);
 
@@ -24,12 +23,17 @@ struct Requests {
 }
 
 impl KeepAlive {
-    /// Keeps leases alive. The result for each says whether there is such a lease.
-    pub(super) fn ask(&self, connection: &Arc<Connection>, leases: &[i64]) -> Vec<oneshot::Receiver<bool>> {
+    /// Keeps leases alive. The result for each says whether there is such a lease. The first call opens the stream: `open` is given what
+    /// is to be sent on it.
+    pub(super) fn ask(
+        &self,
+        leases: &[i64],
+        open: impl FnOnce(UnboundedReceiver<LeaseRequest>),
+    ) -> Vec<oneshot::Receiver<bool>> {
         let mut requests = self.0.lock();
         let send = requests.send.get_or_insert_with(|| {
             let (send, sent) = unbounded();
-            tokio::spawn(drive(Arc::clone(connection), sent));
+            open(sent);
             send
         });
         let send = send.clone();
@@ -46,7 +50,8 @@ impl KeepAlive {
         leases.iter().map(ask).collect()
     }
 
-    fn answer(&self, answer: LeaseKeepAliveResponse) -> Result<(), Failure> {
+    /// Passes the next answer on to the call that waits for it.
+    pub(super) fn answer(&self, answer: LeaseKeepAliveResponse) -> Result<(), Failure> {
         match self.0.lock().unanswered.pop_front() {
             Some((lease, sender)) if lease == answer.id => {
                 // An error means that nobody waits for it any more.
@@ -58,30 +63,9 @@ impl KeepAlive {
     }
 
     /// Fails all calls that still wait.
-    fn end(&self) {
+    pub(super) fn end(&self) {
         let mut requests = self.0.lock();
         requests.has_ended = true;
         requests.unanswered.clear();
     }
-}
-
-/// Carries the stream of a connection until either ends.
-async fn drive(connection: Arc<Connection>, requests: UnboundedReceiver<LeaseRequest>) {
-    let answers = async {
-        let mut answers = connection.keep_alive_stream(requests).await?;
-        while let Some(answer) = connection.next(&mut answers).await? {
-            connection.keep_alive.answer(answer)?;
-        }
-        Ok::<_, Failure>(())
-    };
-    tokio::select! {
-        ended = answers => {
-            if let Err(failure) = ended {
-                tracing::debug!(%failure, "the stream of renewals has ended");
-            }
-            connection.give_up();
-        }
-        () = connection.broken() => {}
-    }
-    connection.keep_alive.end();
 }

@@ -6,7 +6,7 @@
 //! | `url`, `settings` | parsing URLs; what can be set, and its bounds |
 //! | `proto` | the messages of etcd's API |
 //! | `connect`, `connection`, `link` | opening a connection; calls and streams on it; failover among members |
-//! | `keep_alive` | the stream on which all leases are kept alive |
+//! | `keep_alive` | what is asked and answered on the stream on which all leases are kept alive |
 //! | `leases` | the etcd leases of a client |
 //! | `keys`, `value` | the keys; a hold or a place as it is stored |
 //! | `view` | what is known of a resource |
