@@ -9,9 +9,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::calls::{Calls, Stop};
 use super::changes::Changes;
 use super::connection::Connection;
-use super::exchange::{Exchange, Stop};
+use super::exchange::Exchange;
 use super::shared::Shared;
 use super::sweep;
 use super::transaction::{look_at, ranges, revision_of};
@@ -129,9 +130,8 @@ fn must_read(shared: &Shared, batch: &KeyBatch<View>, view: &View) -> bool {
 
 /// Carries out one batch. Returns whether the server has answered.
 async fn change(shared: &Shared, connection: &Arc<Connection>, mut batch: KeyBatch<View>) -> bool {
-    let joined = BTreeSet::new();
-    let keys = shared.keys.of(&batch.key);
-    let carried_out = Exchange { shared, connection, keys, batch: &mut batch, joined }.carry_out().await;
+    let calls = Calls::new(shared, connection, &batch.key);
+    let carried_out = Exchange::new(calls, &mut batch).carry_out().await;
     let (failure, phase) = match carried_out {
         Ok(()) => {
             shared.schedule.finish(batch, Done::Finished);

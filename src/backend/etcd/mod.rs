@@ -11,7 +11,8 @@
 //! | `keys`, `value` | the keys; a hold or a place as it is stored |
 //! | `view` | what is known of a resource |
 //! | `changes` | what has to be stored for what was asked for |
-//! | `exchange`, `write`, `transaction` | storing it |
+//! | `exchange`, `write` | storing it, again if others came first; the transactions of one attempt |
+//! | `calls`, `transaction` | calls about one resource, with the etcd leases that they need; what transactions consist of |
 //! | `driver`, `shared` | carrying out everything that a client is asked for; what its tasks share |
 //! | `mail`, `mailbox` | messages from other clients |
 //! | `sweep` | records that nobody has used for a day |
@@ -20,6 +21,7 @@
 //! The connection runs on the crate's own thread, so leases are kept regardless of what the application's runtimes do.
 
 mod builder;
+mod calls;
 mod changes;
 mod check;
 mod connect;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use prost::Message;
 use uuid::Uuid;
 
+use super::calls::{Calls, Stop, is_lease_missing};
 use super::changes::Changes;
-use super::exchange::{Exchange, Stop, is_lease_missing};
 use super::leases::{EtcdLease, Taken};
 use super::mail::Mail;
 use super::proto::{RangeResponse, RequestOp, TxnRequest, TxnResponse};
@@ -52,7 +52,7 @@ impl Step {
     }
 }
 
-impl Exchange<'_> {
+impl Calls<'_> {
     /// Stores changes, in as many transactions as they take: all but the first are grants, unless there are very many.
     pub(super) async fn write(
         &self,
