@@ -2,7 +2,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `builder`, `url` | public: making a client; parsing URLs |
+//! | `settings` | the settings of a client |
 //! | `schema` | the tables, their version, and whether they can be used |
 //! | `tls`, `session` | connecting; a session of the server, its settings and checks |
 //! | `statement` | the statements |
@@ -26,6 +27,7 @@ mod named_locks;
 mod record;
 mod schema;
 mod session;
+mod settings;
 mod statement;
 mod sweep;
 mod tls;
@@ -51,12 +53,13 @@ use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
-use builder::Settings;
 use session::Session;
+use settings::Settings;
 use watcher::Watcher;
 
-pub use builder::{MysqlBuilder, MysqlPush};
+pub use builder::MysqlBuilder;
 pub use schema::SCHEMA;
+pub use settings::MysqlPush;
 
 /// Leases in a table of a MySQL or MariaDB database.
 ///

@@ -8,8 +8,8 @@ use mysql_async::prelude::{FromValue, Queryable};
 use mysql_async::{Conn, Row};
 use tokio::time::timeout;
 
-use super::builder::Settings;
 use super::record::Written;
+use super::settings::Settings;
 use super::statement::IDLE;
 use super::watch::Watch;
 use super::{exchange, schema, sweep, tls};
@@ -58,7 +58,7 @@ impl Session {
     async fn connect(settings: &Settings) -> Result<Self, Failure> {
         let connected = Conn::new(settings.opts.clone()).await;
         Ok(Self {
-            connection: connected.map_err(|error| tls::explained(settings, error.into()))?,
+            connection: connected.map_err(|error| tls::explained(&settings.opts, error.into()))?,
             reply_timeout: settings.reply_timeout,
             used: Instant::now(),
             watch: Arc::clone(&settings.watch),

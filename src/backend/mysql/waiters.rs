@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::builder::Settings;
 use super::named_locks;
 use super::session::{Session, value};
+use super::settings::Settings;
 use super::watch::{Wait, Waited};
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;

@@ -12,9 +12,9 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::builder::Settings;
 use super::record::Stored;
 use super::session::{Answer, Session, value};
+use super::settings::Settings;
 use super::view::View;
 use super::waiters::Waiters;
 use super::watch::{Todo, Watch};
