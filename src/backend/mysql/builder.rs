@@ -1,7 +1,7 @@
 //! Making a client: its settings, and connecting.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::{Opts, OptsBuilder, Pool};
@@ -153,9 +153,8 @@ impl MysqlBuilder {
         let settings = self.settings;
         settings.check()?;
         let mut settings = settings.with_tls()?;
-        // What is waited for belongs to one client, and so do its workers.
+        // What is waited for belongs to one client.
         settings.watch = Arc::new(Watch::new(settings.max_waiters()));
-        settings.workers = OnceLock::new();
         let address = settings.address.clone();
         let store = MysqlStore::start(Arc::new(settings)).map_err(|source| {
             let source = BackendError::NotSent { source: source.into() };

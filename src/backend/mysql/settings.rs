@@ -1,15 +1,13 @@
 //! The settings of a client: their defaults and bounds.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::Opts;
 
-use super::session::Session;
 use super::tls;
 use super::watch::Watch;
-use crate::backend::records::{ConnectionLimits, Workers};
 use crate::backend::tls::{TlsOptions, invalid};
 use crate::error::Error;
 
@@ -49,8 +47,6 @@ pub(super) struct Settings {
     pub(super) is_tls_of_url: bool,
     /// What this client waits for.
     pub(super) watch: Arc<Watch>,
-    /// Set once there are any.
-    pub(super) workers: OnceLock<Weak<Workers<Session>>>,
 }
 
 impl Settings {
@@ -67,7 +63,6 @@ impl Settings {
             tls_options: None,
             is_tls_of_url: false,
             watch: Arc::new(Watch::new(0)),
-            workers: OnceLock::new(),
         }
     }
 
@@ -117,21 +112,6 @@ impl Settings {
     }
 }
 
-impl ConnectionLimits for Settings {
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn timeouts(&self) -> (Duration, Duration) {
-        (self.connect_timeout, self.reply_timeout)
-    }
-
-    fn max_workers(&self) -> usize {
-        // One looks.
-        self.max_connections - 1 - self.max_waiters()
-    }
-}
-
 /// `mysql://host:port/database`
 fn address(opts: &Opts) -> String {
     let database = opts.db_name().map(|name| format!("/{name}")).unwrap_or_default();
@@ -154,7 +134,6 @@ impl fmt::Debug for Settings {
             tls_options: _,
             is_tls_of_url: _,
             watch: _,
-            workers: _,
         } = self;
         f.debug_struct("Settings")
             .field("address", address)

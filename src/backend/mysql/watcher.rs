@@ -18,7 +18,7 @@ use super::settings::Settings;
 use super::view::View;
 use super::waiters::Waiters;
 use super::watch::{Todo, Watch};
-use super::{check, named_locks, statement};
+use super::{check, connect, named_locks, statement};
 use crate::backend::records::{Failure, Health, Purpose};
 use crate::backend::{Event, LeaseId};
 
@@ -111,7 +111,7 @@ impl Watcher {
     }
 
     async fn connect(&self) -> Result<Session, Failure> {
-        let mut session = Session::open(&self.settings).await?;
+        let mut session = connect::open(&self.settings).await?;
         if !std::mem::replace(&mut self.started.lock().is_looked_at, true) {
             check::warn(&mut session, &self.settings.address).await?;
         }
