@@ -1,27 +1,20 @@
-//! The settings of a client, and connecting.
+//! Making a client: its settings, and connecting.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::{Opts, OptsBuilder, Pool};
 use tokio::time::timeout;
 
-use super::session::Session;
+use super::settings::{MysqlPush, Settings, TIMEOUT};
 use super::watch::Watch;
-use super::{MysqlBackend, MysqlStore, tls};
-use crate::backend::records::{ConnectionLimits, Failure, Workers};
-use crate::backend::tls::{TlsOptions, invalid};
+use super::{MysqlBackend, MysqlStore};
+use crate::backend::records::Failure;
+use crate::backend::tls::TlsOptions;
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
 
-const TIMEOUT: Duration = Duration::from_secs(2);
-const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
-const CONNECTIONS: usize = 5;
-/// One to look, one for changes.
-const MIN_CONNECTIONS: usize = 2;
-const MAX_CONNECTIONS: usize = 64;
 /// How large a record may be, unless the configuration says so.
 const MAX_PACKET: usize = 16 * 1024 * 1024;
 
@@ -40,38 +33,6 @@ pub struct MysqlBuilder {
     pub(super) settings: Settings,
 }
 
-/// How a waiting client is notified that it is next.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MysqlPush {
-    /// By named locks (`GET_LOCK`): a waiting client uses one connection for each key that it waits for, as far as
-    /// [`max_connections`](MysqlBuilder::max_connections) allows. For other keys, and for semaphores, it polls.
-    #[default]
-    GetLock,
-    /// It polls, with one query for all keys that it waits for: every 10 ms if it is next, down to once every 100 ms if it is not.
-    Off,
-}
-
-/// The settings of a client.
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) opts: Opts,
-    /// Without credentials.
-    pub(super) address: String,
-    pub(super) connect_timeout: Duration,
-    pub(super) reply_timeout: Duration,
-    pub(super) max_connections: usize,
-    pub(super) create: bool,
-    pub(super) push: MysqlPush,
-    tls_options: Option<TlsOptions>,
-    /// Whether TLS was asked for in a URL, which says no more about it.
-    is_tls_of_url: bool,
-    /// What this client waits for.
-    pub(super) watch: Arc<Watch>,
-    /// Set once there are any.
-    pub(super) workers: OnceLock<Weak<Workers<Session>>>,
-}
-
 impl MysqlBuilder {
     pub(super) fn new(opts: Opts) -> Self {
         let max_packet = opts.max_allowed_packet().unwrap_or(MAX_PACKET);
@@ -88,20 +49,7 @@ impl MysqlBuilder {
             .wait_timeout(Some(0))
             .connect_attributes(attributes)
             .into();
-        let settings = Settings {
-            address: address(&opts),
-            opts,
-            connect_timeout: TIMEOUT,
-            reply_timeout: TIMEOUT,
-            max_connections: CONNECTIONS,
-            create: true,
-            push: MysqlPush::default(),
-            tls_options: None,
-            is_tls_of_url: false,
-            watch: Arc::new(Watch::new(0)),
-            workers: OnceLock::new(),
-        };
-        Self { settings }
+        Self { settings: Settings::new(opts) }
     }
 
     pub(super) async fn of_pool(pool: &Pool) -> Result<Self, Error> {
@@ -205,109 +153,13 @@ impl MysqlBuilder {
         let settings = self.settings;
         settings.check()?;
         let mut settings = settings.with_tls()?;
-        // What is waited for belongs to one client, and so do its workers.
+        // What is waited for belongs to one client.
         settings.watch = Arc::new(Watch::new(settings.max_waiters()));
-        settings.workers = OnceLock::new();
         let address = settings.address.clone();
         let store = MysqlStore::start(Arc::new(settings)).map_err(|source| {
             let source = BackendError::NotSent { source: source.into() };
             Error::from_backend(source, "connect", None, &address)
         })?;
         Ok(LedgerBackend::on(store))
-    }
-}
-
-impl Settings {
-    fn check(&self) -> Result<(), Error> {
-        for (argument, timeout) in
-            [("connect_timeout", self.connect_timeout), ("reply_timeout", self.reply_timeout)]
-        {
-            if !TIMEOUTS.contains(&timeout) {
-                let reason =
-                    format!("{timeout:?} is not between {:?} and {:?}", TIMEOUTS.start(), TIMEOUTS.end());
-                return Err(Error::invalid(argument, reason));
-            }
-        }
-        let least = MIN_CONNECTIONS + usize::from(self.push == MysqlPush::GetLock);
-        if !(least..=MAX_CONNECTIONS).contains(&self.max_connections) {
-            let reason = format!("{} is not between {least} and {MAX_CONNECTIONS}", self.max_connections);
-            return Err(Error::invalid("max_connections", reason));
-        }
-        if self.opts.db_name().is_none_or(str::is_empty) {
-            return Err(Error::invalid("database", "no database is given"));
-        }
-        Ok(())
-    }
-
-    fn with_tls(mut self) -> Result<Self, Error> {
-        if self.opts.ssl_opts().is_none() {
-            return match self.tls_options {
-                None => Ok(self),
-                Some(_) => Err(invalid("the URL does not enable TLS: add `require_ssl=true`")),
-            };
-        }
-        if self.is_tls_of_url || self.tls_options.is_some() {
-            let options = self.tls_options.take().unwrap_or_default();
-            self.opts = tls::with_tls(self.opts, &options, &self.address)?;
-        }
-        Ok(self)
-    }
-
-    /// How many connections wait for named locks at most.
-    pub(super) const fn max_waiters(&self) -> usize {
-        match self.push {
-            MysqlPush::GetLock => (self.max_connections - 1) / 2,
-            MysqlPush::Off => 0,
-        }
-    }
-}
-
-impl ConnectionLimits for Settings {
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn timeouts(&self) -> (Duration, Duration) {
-        (self.connect_timeout, self.reply_timeout)
-    }
-
-    fn max_workers(&self) -> usize {
-        // One looks.
-        self.max_connections - 1 - self.max_waiters()
-    }
-}
-
-/// `mysql://host:port/database`
-fn address(opts: &Opts) -> String {
-    let database = opts.db_name().map(|name| format!("/{name}")).unwrap_or_default();
-    match opts.socket() {
-        Some(socket) => format!("mysql://{socket}{database}"),
-        None => format!("mysql://{}:{}{database}", opts.ip_or_hostname(), opts.tcp_port()),
-    }
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            opts: _,
-            address,
-            connect_timeout,
-            reply_timeout,
-            max_connections,
-            create,
-            push,
-            tls_options: _,
-            is_tls_of_url: _,
-            watch: _,
-            workers: _,
-        } = self;
-        f.debug_struct("Settings")
-            .field("address", address)
-            .field("connect_timeout", connect_timeout)
-            .field("reply_timeout", reply_timeout)
-            .field("max_connections", max_connections)
-            .field("create", create)
-            .field("push", push)
-            .finish_non_exhaustive()
     }
 }

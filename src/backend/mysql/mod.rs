@@ -2,11 +2,14 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `builder`, `url` | public: making a client; parsing URLs |
+//! | `settings` | the settings of a client |
 //! | `schema` | the tables, their version, and whether they can be used |
-//! | `tls`, `session` | connecting; a session of the server, its settings and checks |
+//! | `session`, `tls` | a session of the server; TLS |
+//! | `connect` | opening a session, its settings and checks |
 //! | `statement` | the statements |
 //! | `exchange`, `record` | changing records, optimistically, and in turns if they are contended; a record as it is read, changed and written |
+//! | `worker` | a connection for changes |
 //! | `view` | what a record is for one client |
 //! | `watch`, `named_locks` | what a client waits for; the named locks that others wait for |
 //! | `watcher`, `waiters` | the connection that looks at records and holds named locks; those that wait for named locks |
@@ -20,12 +23,14 @@
 
 mod builder;
 mod check;
+mod connect;
 mod exchange;
 mod failure;
 mod named_locks;
 mod record;
 mod schema;
 mod session;
+mod settings;
 mod statement;
 mod sweep;
 mod tls;
@@ -34,10 +39,11 @@ mod view;
 mod waiters;
 mod watch;
 mod watcher;
+mod worker;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use futures::StreamExt;
 use futures::future::join;
@@ -51,12 +57,13 @@ use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
-use builder::Settings;
-use session::Session;
+use settings::Settings;
 use watcher::Watcher;
+use worker::{Worker, WorkerSettings};
 
-pub use builder::{MysqlBuilder, MysqlPush};
+pub use builder::MysqlBuilder;
 pub use schema::SCHEMA;
+pub use settings::MysqlPush;
 
 /// Leases in a table of a MySQL or MariaDB database.
 ///
@@ -69,7 +76,7 @@ pub struct MysqlStore {
     capabilities: Capabilities,
     settings: Arc<Settings>,
     health: Arc<Health>,
-    workers: Arc<Workers<Session>>,
+    workers: Arc<Workers<Worker>>,
     watcher: Arc<Watcher>,
     runtime: Handle,
 }
@@ -122,14 +129,14 @@ impl MysqlStore {
     fn start(settings: Arc<Settings>) -> io::Result<Self> {
         let runtime = background::handle()?;
         let health = Arc::new(Health::new(settings.address.clone()));
-        let workers = Workers::new(Arc::clone(&settings), Arc::clone(&health), runtime.clone());
-        let watcher = Watcher::new(Arc::clone(&settings), Arc::clone(&health));
+        let workers = Arc::new_cyclic(|workers| {
+            let settings = WorkerSettings { settings: Arc::clone(&settings), workers: Weak::clone(workers) };
+            Workers::new(Arc::new(settings), Arc::clone(&health), runtime.clone())
+        });
+        let watcher = Arc::new(Watcher::new(Arc::clone(&settings), Arc::clone(&health)));
         let mut capabilities = Capabilities::new(settings.address.clone());
         // The whole queue is in the record.
         capabilities.constant_work = false;
-        let (workers, watcher) = (Arc::new(workers), Arc::new(watcher));
-        // They are this client's first.
-        drop(settings.workers.set(Arc::downgrade(&workers)));
         Ok(Self { capabilities, settings, health, workers, watcher, runtime })
     }
 
@@ -184,7 +191,7 @@ impl LedgerStore for MysqlStore {
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {
         let settings = Arc::clone(&self.settings);
         let looked = self.runtime.spawn(async move {
-            let mut session = Session::open(&settings).await?;
+            let mut session = connect::open(&settings).await?;
             check::findings(&mut session).await
         });
         let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;

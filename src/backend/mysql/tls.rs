@@ -2,14 +2,13 @@
 
 use mysql_async::Opts;
 
-use super::builder::Settings;
 use crate::backend::records::Failure;
 use crate::backend::tls::{Tls, TlsOptions, explain};
 use crate::error::Error;
 
 /// A failure to connect, with what it means.
-pub(super) fn explained(settings: &Settings, failure: Failure) -> Failure {
-    if settings.opts.ssl_opts().is_none() {
+pub(super) fn explained(opts: &Opts, failure: Failure) -> Failure {
+    if opts.ssl_opts().is_none() {
         return failure;
     }
     Failure { why: explain(failure.why), ..failure }

@@ -9,10 +9,10 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::builder::Settings;
-use super::named_locks;
 use super::session::{Session, value};
+use super::settings::Settings;
 use super::watch::{Wait, Waited};
+use super::{connect, named_locks};
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;
 
@@ -96,7 +96,7 @@ impl Waiters {
     async fn wait(&self, session: &mut Option<Session>, lease: LeaseId) -> Result<Waited, Failure> {
         let session = match session {
             Some(session) => session,
-            None => session.insert(Session::open(&self.settings).await?),
+            None => session.insert(connect::open(&self.settings).await?),
         };
         let limit = session.reply_timeout() + Duration::from_secs(WAIT);
         let mut answers = session.run_within(&[named_locks::wait(lease, WAIT)], limit).await?;

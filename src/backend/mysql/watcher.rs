@@ -12,13 +12,13 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::builder::Settings;
 use super::record::Stored;
 use super::session::{Answer, Session, value};
+use super::settings::Settings;
 use super::view::View;
 use super::waiters::Waiters;
 use super::watch::{Todo, Watch};
-use super::{check, named_locks, statement};
+use super::{check, connect, named_locks, statement};
 use crate::backend::records::{Failure, Health, Purpose};
 use crate::backend::{Event, LeaseId};
 
@@ -111,7 +111,7 @@ impl Watcher {
     }
 
     async fn connect(&self) -> Result<Session, Failure> {
-        let mut session = Session::open(&self.settings).await?;
+        let mut session = connect::open(&self.settings).await?;
         if !std::mem::replace(&mut self.started.lock().is_looked_at, true) {
             check::warn(&mut session, &self.settings.address).await?;
         }
