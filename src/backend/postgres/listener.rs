@@ -14,10 +14,10 @@ use tokio_postgres::Notification;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::builder::Settings;
 use super::check;
 use super::record::channel;
 use super::session::{Listening, Session};
+use super::settings::Settings;
 use super::text::unescape;
 use crate::backend::Event;
 use crate::backend::records::{Failure, Health, Purpose};

@@ -2,7 +2,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `builder`, `url` | public: what an application sets; parsing URLs |
+//! | `settings` | the settings of a client, their defaults and bounds |
 //! | `schema` | the tables, their version, and whether they can be used |
 //! | `tls`, `session` | connecting; a session of the server, its settings and checks |
 //! | `pooler` | whether there is a pooler in between that would lose notifications |
@@ -27,6 +28,7 @@ mod pooler;
 mod record;
 mod schema;
 mod session;
+mod settings;
 mod statement;
 mod sweep;
 mod text;
@@ -49,9 +51,9 @@ use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
-use builder::Settings;
 use listener::Listener;
 use session::Session;
+use settings::Settings;
 
 pub use builder::PostgresBuilder;
 pub use schema::SCHEMA;

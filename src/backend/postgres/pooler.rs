@@ -5,9 +5,9 @@ use futures::StreamExt;
 use futures::future::{join, ready};
 use uuid::Uuid;
 
-use super::builder::Settings;
 use super::failure::POOLER;
 use super::session::{Listening, Session};
+use super::settings::Settings;
 use crate::backend::records::Failure;
 
 const SESSION: &str = "SELECT pg_backend_pid()";

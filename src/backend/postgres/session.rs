@@ -14,11 +14,11 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::builder::Settings;
 use super::exchange::{change_contended, change_uncontended};
 use super::pooler::{self, Pair};
 use super::record::Written;
 use super::schema;
+use super::settings::Settings;
 use super::statement::{Prepared, Sql};
 use super::sweep;
 use super::tls;

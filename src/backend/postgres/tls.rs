@@ -13,8 +13,8 @@ use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream}
 use tokio_postgres::{Client, NoTls, Notification};
 use tokio_util::sync::DropGuard;
 
-use super::builder::Settings;
 use super::session::drive;
+use super::settings::Settings;
 use crate::backend::records::Failure;
 use crate::backend::tls::{Stream, Tls, explain};
 
