@@ -1,6 +1,5 @@
 //! What an application sets, and connecting.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::Config;
@@ -102,12 +101,10 @@ impl PostgresBuilder {
     /// [`Error::InvalidArgument`] if a setting is out of bounds, or no host is given; [`Error::Unsupported`] if TLS is required, and this
     /// build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<PostgresBackend, Error> {
-        // The result of the pooler check belongs to one client.
-        let settings = Settings { pooler_check: Arc::default(), ..self.settings };
-        settings.check()?;
-        let settings = settings.with_tls()?;
+        self.settings.check()?;
+        let settings = self.settings.with_tls()?;
         let address = settings.address.clone();
-        let store = PostgresStore::start(Arc::new(settings)).map_err(|source| {
+        let store = PostgresStore::start(settings).map_err(|source| {
             let source = BackendError::NotSent { source: source.into() };
             Error::from_backend(source, "connect", None, &address)
         })?;

@@ -1,4 +1,4 @@
-//! A session of the server: opening it, its settings, its statements.
+//! A session of the server: connecting, its settings and checks, its statements.
 
 use std::time::Duration;
 
@@ -6,23 +6,17 @@ use futures::TryStreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::future::{ready, select};
 use futures::stream::poll_fn as stream_of;
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::exchange::{change_contended, change_uncontended};
-use super::pooler::{self, Pair};
-use super::record::Written;
 use super::schema;
 use super::settings::Settings;
 use super::statement::{Prepared, Sql};
-use super::sweep;
 use super::tls;
-use crate::backend::records::{Connection, Failure, Outcome, Round};
+use crate::backend::records::Failure;
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
 const ROW_LOCK: Duration = Duration::from_millis(500);
@@ -55,59 +49,7 @@ pub(super) struct Listening {
     pub(super) heard: UnboundedReceiver<Notification>,
 }
 
-/// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
-#[derive(Debug, Default)]
-pub(super) struct PoolerCheck {
-    has_no_pooler: OnceCell<()>,
-    listening: Mutex<Option<Listening>>,
-    other: Mutex<Option<Session>>,
-}
-
-impl PoolerCheck {
-    /// Makes sure that there is no pooler in between that loses notifications.
-    async fn test(&self, settings: &Settings) -> Result<(), Failure> {
-        let test = async {
-            let Pair { listening, other } = pooler::test(settings).await?;
-            *self.listening.lock() = Some(listening);
-            *self.other.lock() = Some(other);
-            Ok(())
-        };
-        self.has_no_pooler.get_or_try_init(|| test).await.map(|_| ())
-    }
-}
-
 impl Session {
-    /// Opens a session and makes sure that it can be used.
-    pub(super) async fn open(settings: &Settings) -> Result<Self, Failure> {
-        in_time(settings, async {
-            settings.pooler_check.test(settings).await?;
-            let unused = settings.pooler_check.other.lock().take().filter(|unused| !unused.is_closed());
-            let session = match unused {
-                Some(session) => session,
-                None => Self::connect(settings).await?,
-            };
-            session.set_up(settings).await?;
-            Ok(session)
-        })
-        .await
-    }
-
-    /// The same, to hear notifications on it.
-    pub(super) async fn open_listening(settings: &Settings) -> Result<Listening, Failure> {
-        in_time(settings, async {
-            settings.pooler_check.test(settings).await?;
-            let unused =
-                settings.pooler_check.listening.lock().take().filter(|unused| !unused.session.is_closed());
-            let listening = match unused {
-                Some(listening) => listening,
-                None => Self::connect_listening(settings).await?,
-            };
-            listening.session.set_up(settings).await?;
-            Ok(listening)
-        })
-        .await
-    }
-
     /// A connection without settings and checks.
     pub(super) async fn connect(settings: &Settings) -> Result<Self, Failure> {
         Self::connect_and_tell(settings, None).await
@@ -133,7 +75,7 @@ impl Session {
     }
 
     /// Makes its settings, and makes sure that the server and its tables can be used.
-    async fn set_up(&self, settings: &Settings) -> Result<(), Failure> {
+    pub(super) async fn set_up(&self, settings: &Settings) -> Result<(), Failure> {
         let query = format!("{}; {SERVER}, {}", session_settings(settings), schema::EXIST);
         let found = schema::row(&self.client, &query).await?;
         let [Some(version), Some(is_read_only), Some(encoding), Some(exist)] = &found[..] else {
@@ -203,42 +145,6 @@ impl Session {
     pub(super) fn is_closed(&self) -> bool {
         self.client.is_closed()
     }
-}
-
-impl Connection for Session {
-    type Settings = Settings;
-    type Written = Written;
-
-    const SWEEP_INTERVAL: Duration = sweep::INTERVAL;
-
-    async fn open(settings: &Settings) -> Result<Self, Failure> {
-        Self::open(settings).await
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-
-    async fn carry_out(&mut self, round: Round<Written>) -> Outcome<Written> {
-        match round {
-            Round::Uncontended(batches) => change_uncontended(self, batches).await,
-            Round::Contended(batch) => change_contended(self, batch).await,
-        }
-    }
-
-    async fn sweep(&mut self) -> Result<(), Failure> {
-        sweep::sweep(self).await
-    }
-}
-
-/// What connecting returns, within the time limit for it.
-async fn in_time<T>(
-    settings: &Settings,
-    connecting: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
-    let limit = settings.connect_timeout;
-    let connected = timeout(limit, connecting).await;
-    connected.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
 }
 
 fn session_settings(settings: &Settings) -> String {

@@ -1,14 +1,11 @@
 //! The settings of a client.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
-use super::session::PoolerCheck;
-use crate::backend::records::ConnectionLimits;
 use crate::backend::tls::{Tls, TlsOptions, invalid};
 use crate::error::Error;
 
@@ -31,7 +28,6 @@ pub(super) struct Settings {
     pub(super) tls_options: Option<TlsOptions>,
     /// Set if it is required.
     pub(super) tls: Option<Tls>,
-    pub(super) pooler_check: Arc<PoolerCheck>,
 }
 
 impl Settings {
@@ -54,7 +50,6 @@ impl Settings {
             create: true,
             tls_options: None,
             tls: None,
-            pooler_check: Arc::default(),
         }
     }
 
@@ -93,21 +88,6 @@ impl Settings {
     }
 }
 
-impl ConnectionLimits for Settings {
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn timeouts(&self) -> (Duration, Duration) {
-        (self.connect_timeout, self.reply_timeout)
-    }
-
-    fn max_workers(&self) -> usize {
-        // One is for notifications.
-        self.max_connections - 1
-    }
-}
-
 /// `postgres://host:port,host:port/database`
 fn address(config: &Config) -> String {
     let ports = config.get_ports();
@@ -138,7 +118,6 @@ impl fmt::Debug for Settings {
             create,
             tls_options: _,
             tls: _,
-            pooler_check: _,
         } = self;
         f.debug_struct("Settings")
             .field("address", address)
