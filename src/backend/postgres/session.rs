@@ -9,14 +9,15 @@ use futures::stream::poll_fn as stream_of;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Notification, Row};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::schema;
 use super::settings::Settings;
 use super::statement::{Prepared, Sql};
-use super::tls;
+use super::tls::Encrypting;
 use crate::backend::records::Failure;
+use crate::backend::tls::explain;
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
 const ROW_LOCK: Duration = Duration::from_millis(500);
@@ -65,7 +66,7 @@ impl Session {
         settings: &Settings,
         hear: Option<UnboundedSender<Notification>>,
     ) -> Result<Self, Failure> {
-        let (client, connection) = tls::connect(settings, hear).await?;
+        let (client, connection) = connect(settings, hear).await?;
         Ok(Self {
             client,
             prepared: Prepared::default(),
@@ -157,8 +158,23 @@ fn session_settings(settings: &Settings) -> String {
     )
 }
 
+/// Opens a connection, which a task of the current runtime carries until the guard is dropped.
+async fn connect(
+    settings: &Settings,
+    heard: Option<UnboundedSender<Notification>>,
+) -> Result<(Client, DropGuard), Failure> {
+    let Some(tls) = &settings.tls else {
+        let (client, connection) = settings.config.connect(NoTls).await?;
+        return Ok((client, drive(connection, heard)));
+    };
+    let connected = settings.config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
+    let (client, connection) =
+        connected.map_err(|failure| Failure { why: explain(failure.why), ..failure })?;
+    Ok((client, drive(connection, heard)))
+}
+
 /// Runs a connection in a task of the current runtime until the guard is dropped.
-pub(super) fn drive<S, T>(
+fn drive<S, T>(
     mut connection: tokio_postgres::Connection<S, T>,
     heard: Option<UnboundedSender<Notification>>,
 ) -> DropGuard
