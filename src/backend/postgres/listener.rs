@@ -14,8 +14,8 @@ use tokio_postgres::Notification;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::builder::Settings;
 use super::check;
+use super::connector::Connector;
 use super::record::channel;
 use super::session::{Listening, Session};
 use super::text::unescape;
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// The connection for notifications. It is opened with the first stream of events, and again whenever it is lost.
 pub(super) struct Listener {
-    settings: Arc<Settings>,
+    connector: Arc<Connector>,
     health: Arc<Health>,
     inbox: Mutex<Inbox>,
     closing: CancellationToken,
@@ -49,9 +49,9 @@ struct Inbox {
 }
 
 impl Listener {
-    pub(super) fn new(settings: Arc<Settings>, health: Arc<Health>) -> Self {
+    pub(super) fn new(connector: Arc<Connector>, health: Arc<Health>) -> Self {
         let (inbox, closing) = Default::default();
-        Self { settings, health, inbox, closing, attempt: watch::Sender::new(None) }
+        Self { connector, health, inbox, closing, attempt: watch::Sender::new(None) }
     }
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
@@ -108,9 +108,9 @@ impl Listener {
     }
 
     async fn connect(&self) -> Result<Connection, Failure> {
-        let Listening { session, heard } = Session::open_listening(&self.settings).await?;
+        let Listening { session, heard } = self.connector.open_listening().await?;
         if !std::mem::replace(&mut self.inbox.lock().is_looked_at, true) {
-            session.within(check::warn(&session, &self.settings.address)).await?;
+            session.within(check::warn(&session, &self.connector.settings.address)).await?;
         }
         let (wish, wishes) = unbounded();
         self.inbox.lock().wish = Some(wish);
@@ -158,11 +158,11 @@ impl Listener {
         match unescape(notification.payload()).parse() {
             // These events name no lease, so any user could forge them. No client of this crate sends them.
             Ok(event @ (Event::Changed(_) | Event::Resync)) => {
-                tracing::debug!(store = %self.settings.address, ?event, "a notification that is not for this client");
+                tracing::debug!(store = %self.connector.settings.address, ?event, "a notification that is not for this client");
             }
             Ok(event) => self.send(event),
             Err(error) => {
-                tracing::debug!(store = %self.settings.address, %error, "a notification that is not for this client");
+                tracing::debug!(store = %self.connector.settings.address, %error, "a notification that is not for this client");
             }
         }
     }

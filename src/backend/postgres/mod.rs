@@ -2,14 +2,17 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `builder`, `url` | public: settings; parsing URLs |
+//! | `builder`, `url` | public: what an application sets; parsing URLs |
+//! | `settings` | the settings of a client, their defaults and bounds |
 //! | `schema` | the tables, their version, and whether they can be used |
-//! | `tls`, `session` | connecting; a session of the server, its settings and checks |
+//! | `session`, `tls` | a session of the server: connecting, with TLS or without, its settings and checks |
 //! | `pooler` | whether there is a pooler in between that would lose notifications |
+//! | `connector` | opening sessions that can be used |
 //! | `statement` | the statements |
 //! | `exchange`, `record` | changing records, optimistically or under a lock; a record as it is read, changed and written |
 //! | `listener` | the connection for notifications |
 //! | `sweep` | records that nobody has used for a day |
+//! | `worker` | what each connection for changes does: opening, changing, sweeping |
 //! | `check` | what the server's user should know about it |
 //! | `failure` | errors of PostgreSQL in words, and what follows from them |
 //! | `text` | text that PostgreSQL can store |
@@ -20,6 +23,7 @@
 
 mod builder;
 mod check;
+mod connector;
 mod exchange;
 mod failure;
 mod listener;
@@ -27,11 +31,13 @@ mod pooler;
 mod record;
 mod schema;
 mod session;
+mod settings;
 mod statement;
 mod sweep;
 mod text;
 mod tls;
 mod url;
+mod worker;
 
 use std::fmt;
 use std::io;
@@ -49,9 +55,10 @@ use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
-use builder::Settings;
+use connector::Connector;
 use listener::Listener;
 use session::Session;
+use settings::Settings;
 
 pub use builder::PostgresBuilder;
 pub use schema::SCHEMA;
@@ -65,7 +72,7 @@ pub type PostgresBackend = LedgerBackend<PostgresStore>;
 /// The table of a [`PostgresBackend`].
 pub struct PostgresStore {
     capabilities: Capabilities,
-    settings: Arc<Settings>,
+    connector: Arc<Connector>,
     health: Arc<Health>,
     workers: Arc<Workers<Session>>,
     listener: Arc<Listener>,
@@ -103,16 +110,17 @@ impl LedgerBackend<PostgresStore> {
 
 impl PostgresStore {
     /// Prepares everything; the connections are opened when they are needed.
-    fn start(settings: Arc<Settings>) -> io::Result<Self> {
+    fn start(settings: Settings) -> io::Result<Self> {
         let runtime = background::handle()?;
         let health = Arc::new(Health::new(settings.address.clone()));
-        let workers = Workers::new(Arc::clone(&settings), Arc::clone(&health), runtime.clone());
-        let listener = Listener::new(Arc::clone(&settings), Arc::clone(&health));
         let mut capabilities = Capabilities::new(settings.address.clone());
         // The whole queue is in the record.
         capabilities.constant_work = false;
+        let connector = Arc::new(Connector::new(settings));
+        let workers = Workers::new(Arc::clone(&connector), Arc::clone(&health), runtime.clone());
+        let listener = Listener::new(Arc::clone(&connector), Arc::clone(&health));
         let (workers, listener) = (Arc::new(workers), Arc::new(listener));
-        Ok(Self { capabilities, settings, health, workers, listener, runtime })
+        Ok(Self { capabilities, connector, health, workers, listener, runtime })
     }
 
     /// Returns when both connections have been opened.
@@ -164,9 +172,9 @@ impl LedgerStore for PostgresStore {
     }
 
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {
-        let settings = Arc::clone(&self.settings);
+        let connector = Arc::clone(&self.connector);
         let looked = self.runtime.spawn(async move {
-            let session = Session::open(&settings).await?;
+            let session = connector.open().await?;
             session.within(check::findings(&session)).await
         });
         let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;
@@ -196,6 +204,8 @@ impl Drop for PostgresStore {
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore").field("address", &self.settings.address).finish_non_exhaustive()
+        f.debug_struct("PostgresStore")
+            .field("address", &self.connector.settings.address)
+            .finish_non_exhaustive()
     }
 }

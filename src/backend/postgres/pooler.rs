@@ -3,28 +3,54 @@
 
 use futures::StreamExt;
 use futures::future::{join, ready};
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
-use super::builder::Settings;
 use super::failure::POOLER;
 use super::session::{Listening, Session};
+use super::settings::Settings;
 use crate::backend::records::Failure;
 
 const SESSION: &str = "SELECT pg_backend_pid()";
 
-/// Two sessions of which each has a connection of its own.
-#[derive(Debug)]
-pub(super) struct Pair {
-    pub(super) listening: Listening,
-    pub(super) other: Session,
+/// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
+#[derive(Default)]
+pub(super) struct PoolerCheck {
+    has_no_pooler: OnceCell<()>,
+    listening: Mutex<Option<Listening>>,
+    other: Mutex<Option<Session>>,
 }
 
-/// One connection listens, another one notifies it.
+impl PoolerCheck {
+    /// Makes sure that there is no pooler in between that loses notifications.
+    pub(super) async fn test(&self, settings: &Settings) -> Result<(), Failure> {
+        let test = async {
+            let (listening, other) = test(settings).await?;
+            *self.listening.lock() = Some(listening);
+            *self.other.lock() = Some(other);
+            Ok(())
+        };
+        self.has_no_pooler.get_or_try_init(|| test).await.map(|_| ())
+    }
+
+    /// The session that has listened, unless it has been used or closed.
+    pub(super) fn unused_listening(&self) -> Option<Listening> {
+        self.listening.lock().take().filter(|unused| !unused.session.is_closed())
+    }
+
+    /// The other session, unless it has been used or closed.
+    pub(super) fn unused(&self) -> Option<Session> {
+        self.other.lock().take().filter(|unused| !unused.is_closed())
+    }
+}
+
+/// One connection listens, another one notifies it. Both are returned; each has a session of its own.
 ///
 /// # Errors
 ///
 /// Refused, if two connections were seen to share a session, or one to have several, or if the notification does not arrive.
-pub(super) async fn test(settings: &Settings) -> Result<Pair, Failure> {
+async fn test(settings: &Settings) -> Result<(Listening, Session), Failure> {
     let (listening, other) = join(Session::connect_listening(settings), Session::connect(settings)).await;
     let (mut listening, other) = (listening?, other?);
     let listener = &listening.session;
@@ -49,5 +75,5 @@ pub(super) async fn test(settings: &Settings) -> Result<Pair, Failure> {
             return Err(Failure::refused(POOLER));
         }
     }
-    Ok(Pair { listening, other })
+    Ok((listening, other))
 }

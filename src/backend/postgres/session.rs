@@ -1,4 +1,4 @@
-//! A session of the server: opening it, its settings, its statements.
+//! A session of the server: connecting, its settings and checks, its statements.
 
 use std::time::Duration;
 
@@ -6,23 +6,18 @@ use futures::TryStreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::future::{ready, select};
 use futures::stream::poll_fn as stream_of;
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Notification, Row};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::builder::Settings;
-use super::exchange::{change_contended, change_uncontended};
-use super::pooler::{self, Pair};
-use super::record::Written;
 use super::schema;
+use super::settings::Settings;
 use super::statement::{Prepared, Sql};
-use super::sweep;
-use super::tls;
-use crate::backend::records::{Connection, Failure, Outcome, Round};
+use super::tls::Encrypting;
+use crate::backend::records::Failure;
+use crate::backend::tls::explain;
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
 const ROW_LOCK: Duration = Duration::from_millis(500);
@@ -55,59 +50,7 @@ pub(super) struct Listening {
     pub(super) heard: UnboundedReceiver<Notification>,
 }
 
-/// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
-#[derive(Debug, Default)]
-pub(super) struct PoolerCheck {
-    has_no_pooler: OnceCell<()>,
-    listening: Mutex<Option<Listening>>,
-    other: Mutex<Option<Session>>,
-}
-
-impl PoolerCheck {
-    /// Makes sure that there is no pooler in between that loses notifications.
-    async fn test(&self, settings: &Settings) -> Result<(), Failure> {
-        let test = async {
-            let Pair { listening, other } = pooler::test(settings).await?;
-            *self.listening.lock() = Some(listening);
-            *self.other.lock() = Some(other);
-            Ok(())
-        };
-        self.has_no_pooler.get_or_try_init(|| test).await.map(|_| ())
-    }
-}
-
 impl Session {
-    /// Opens a session and makes sure that it can be used.
-    pub(super) async fn open(settings: &Settings) -> Result<Self, Failure> {
-        in_time(settings, async {
-            settings.pooler_check.test(settings).await?;
-            let unused = settings.pooler_check.other.lock().take().filter(|unused| !unused.is_closed());
-            let session = match unused {
-                Some(session) => session,
-                None => Self::connect(settings).await?,
-            };
-            session.set_up(settings).await?;
-            Ok(session)
-        })
-        .await
-    }
-
-    /// The same, to hear notifications on it.
-    pub(super) async fn open_listening(settings: &Settings) -> Result<Listening, Failure> {
-        in_time(settings, async {
-            settings.pooler_check.test(settings).await?;
-            let unused =
-                settings.pooler_check.listening.lock().take().filter(|unused| !unused.session.is_closed());
-            let listening = match unused {
-                Some(listening) => listening,
-                None => Self::connect_listening(settings).await?,
-            };
-            listening.session.set_up(settings).await?;
-            Ok(listening)
-        })
-        .await
-    }
-
     /// A connection without settings and checks.
     pub(super) async fn connect(settings: &Settings) -> Result<Self, Failure> {
         Self::connect_and_tell(settings, None).await
@@ -123,7 +66,7 @@ impl Session {
         settings: &Settings,
         hear: Option<UnboundedSender<Notification>>,
     ) -> Result<Self, Failure> {
-        let (client, connection) = tls::connect(settings, hear).await?;
+        let (client, connection) = connect(settings, hear).await?;
         Ok(Self {
             client,
             prepared: Prepared::default(),
@@ -133,7 +76,7 @@ impl Session {
     }
 
     /// Makes its settings, and makes sure that the server and its tables can be used.
-    async fn set_up(&self, settings: &Settings) -> Result<(), Failure> {
+    pub(super) async fn set_up(&self, settings: &Settings) -> Result<(), Failure> {
         let query = format!("{}; {SERVER}, {}", session_settings(settings), schema::EXIST);
         let found = schema::row(&self.client, &query).await?;
         let [Some(version), Some(is_read_only), Some(encoding), Some(exist)] = &found[..] else {
@@ -205,42 +148,6 @@ impl Session {
     }
 }
 
-impl Connection for Session {
-    type Settings = Settings;
-    type Written = Written;
-
-    const SWEEP_INTERVAL: Duration = sweep::INTERVAL;
-
-    async fn open(settings: &Settings) -> Result<Self, Failure> {
-        Self::open(settings).await
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-
-    async fn carry_out(&mut self, round: Round<Written>) -> Outcome<Written> {
-        match round {
-            Round::Uncontended(batches) => change_uncontended(self, batches).await,
-            Round::Contended(batch) => change_contended(self, batch).await,
-        }
-    }
-
-    async fn sweep(&mut self) -> Result<(), Failure> {
-        sweep::sweep(self).await
-    }
-}
-
-/// What connecting returns, within the time limit for it.
-async fn in_time<T>(
-    settings: &Settings,
-    connecting: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
-    let limit = settings.connect_timeout;
-    let connected = timeout(limit, connecting).await;
-    connected.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
-}
-
 fn session_settings(settings: &Settings) -> String {
     let statement = settings.reply_timeout.as_millis();
     let (lock, idle) = (LOCK_WAIT.as_millis(), ROW_LOCK.as_millis());
@@ -251,8 +158,23 @@ fn session_settings(settings: &Settings) -> String {
     )
 }
 
+/// Opens a connection, which a task of the current runtime carries until the guard is dropped.
+async fn connect(
+    settings: &Settings,
+    heard: Option<UnboundedSender<Notification>>,
+) -> Result<(Client, DropGuard), Failure> {
+    let Some(tls) = &settings.tls else {
+        let (client, connection) = settings.config.connect(NoTls).await?;
+        return Ok((client, drive(connection, heard)));
+    };
+    let connected = settings.config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
+    let (client, connection) =
+        connected.map_err(|failure| Failure { why: explain(failure.why), ..failure })?;
+    Ok((client, drive(connection, heard)))
+}
+
 /// Runs a connection in a task of the current runtime until the guard is dropped.
-pub(super) fn drive<S, T>(
+fn drive<S, T>(
     mut connection: tokio_postgres::Connection<S, T>,
     heard: Option<UnboundedSender<Notification>>,
 ) -> DropGuard

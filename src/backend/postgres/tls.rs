@@ -1,4 +1,4 @@
-//! Connecting, with TLS or without.
+//! TLS for connections of `tokio_postgres`.
 
 use std::convert::Infallible;
 use std::io;
@@ -6,39 +6,18 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::FutureExt;
-use futures::channel::mpsc::UnboundedSender;
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
-use tokio_postgres::{Client, NoTls, Notification};
-use tokio_util::sync::DropGuard;
 
-use super::builder::Settings;
-use super::session::drive;
-use crate::backend::records::Failure;
-use crate::backend::tls::{Stream, Tls, explain};
-
-/// Opens a connection, which a task of the current runtime carries until the guard is dropped.
-pub(super) async fn connect(
-    settings: &Settings,
-    heard: Option<UnboundedSender<Notification>>,
-) -> Result<(Client, DropGuard), Failure> {
-    let Some(tls) = &settings.tls else {
-        let (client, connection) = settings.config.connect(NoTls).await?;
-        return Ok((client, drive(connection, heard)));
-    };
-    let connected = settings.config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
-    let (client, connection) =
-        connected.map_err(|failure| Failure { why: explain(failure.why), ..failure })?;
-    Ok((client, drive(connection, heard)))
-}
+use crate::backend::tls::{Stream, Tls};
 
 /// Does the handshake with any host.
 #[derive(Clone, Debug)]
-struct Encrypting(Tls);
+pub(super) struct Encrypting(pub(super) Tls);
 
 /// Does the handshake with this host.
-struct EncryptingTo(Tls, String);
+pub(super) struct EncryptingTo(Tls, String);
 
 impl<S> MakeTlsConnect<S> for Encrypting
 where
@@ -67,7 +46,7 @@ where
 }
 
 /// An encrypted connection. Logins are not bound to its certificate, which is verified anyway.
-struct Encrypted<S>(Stream<S>);
+pub(super) struct Encrypted<S>(Stream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
     fn channel_binding(&self) -> ChannelBinding {
