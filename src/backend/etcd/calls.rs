@@ -15,7 +15,7 @@ use super::view::View;
 use crate::backend::records::{Failure, Remedy};
 use crate::backend::{BackendError, LeaseId};
 
-/// Why a work was not finished.
+/// Why a piece of work was not finished.
 pub(super) enum Stop {
     /// What is stored cannot be read.
     Unreadable(BackendError),

@@ -15,9 +15,9 @@ type Outcome = records::Outcome<Written>;
 /// One round of changes.
 pub(super) struct Exchange<'a> {
     pub(super) session: &'a mut Session,
-    /// Told what is read and written.
+    /// Notified of what is read and written.
     pub(super) watch: &'a Watch,
-    /// Where changes are that are requested meanwhile.
+    /// The changes that are requested in the meantime.
     pub(super) schedule: Option<&'a Schedule<Written>>,
 }
 

@@ -33,7 +33,7 @@ impl Connector {
         .await
     }
 
-    /// The same, to hear notifications on it.
+    /// The same, to receive notifications on it.
     pub(super) async fn open_listening(&self) -> Result<Listening, Failure> {
         let Self { settings, pooler_check } = self;
         in_time(settings, async {
