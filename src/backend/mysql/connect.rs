@@ -26,7 +26,7 @@ pub(super) async fn open(settings: &Settings) -> Result<Session, Failure> {
     connected.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
 }
 
-/// Makes its settings, and makes sure that the server and its tables can be used.
+/// Makes the settings of a session, and makes sure that the server and its tables can be used.
 async fn set_up(session: &mut Session, settings: &Settings) -> Result<(), Failure> {
     let statements = [
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),

@@ -1,4 +1,4 @@
-//! A session of the server: its statements, each with a time limit, and what they return.
+//! A session of the server: connecting, statements, and what they return.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::backend::records::Failure;
 /// A connection that was not used for that long is tried before something is written: it may have been closed meanwhile.
 const PROBE_AFTER: Duration = Duration::from_millis(500);
 
-/// A connection to the server. Everything on it has a time limit.
+/// A connection to the server. The caller sets a time limit for `connect` and `run`.
 pub(super) struct Session {
     connection: Conn,
     reply_timeout: Duration,
