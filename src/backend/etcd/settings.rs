@@ -1,14 +1,12 @@
 //! The settings of a client.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::backend::records::{TIMEOUT, check_timeouts};
 use crate::backend::tls::{Tls, TlsOptions};
 use crate::error::Error;
 
-const TIMEOUT: Duration = Duration::from_secs(2);
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 /// What all keys begin with.
 const PREFIX: &str = "leasehold/";
 
@@ -53,15 +51,7 @@ impl Settings {
 
     /// Checks them, and reads the certificates.
     pub(super) fn complete(mut self) -> Result<Self, Error> {
-        for (argument, timeout) in
-            [("connect_timeout", self.connect_timeout), ("reply_timeout", self.reply_timeout)]
-        {
-            if !TIMEOUTS.contains(&timeout) {
-                let reason =
-                    format!("{timeout:?} is not between {:?} and {:?}", TIMEOUTS.start(), TIMEOUTS.end());
-                return Err(Error::invalid(argument, reason));
-            }
-        }
+        check_timeouts(self.connect_timeout, self.reply_timeout)?;
         if self.endpoints.is_empty() {
             return Err(Error::invalid("endpoints", "no member is given"));
         }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use mysql_async::{Opts, OptsBuilder, Pool};
 use tokio::time::timeout;
 
-use super::settings::{MysqlPush, Settings, TIMEOUT};
+use super::settings::{MysqlPush, Settings};
 use super::watch::Watch;
 use super::{MysqlBackend, MysqlStore};
-use crate::backend::records::Failure;
+use crate::backend::records::{Failure, TIMEOUT};
 use crate::backend::tls::TlsOptions;
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;

@@ -8,12 +8,10 @@ use mysql_async::Opts;
 
 use super::tls;
 use super::watch::Watch;
+use crate::backend::records::{TIMEOUT, check_timeouts};
 use crate::backend::tls::{TlsOptions, invalid};
 use crate::error::Error;
 
-/// How long connecting and replies may take, unless something else is set.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 const CONNECTIONS: usize = 5;
 /// One to look, one for changes.
 const MIN_CONNECTIONS: usize = 2;
@@ -68,15 +66,7 @@ impl Settings {
 
     /// Makes sure that they are within their bounds.
     pub(super) fn check(&self) -> Result<(), Error> {
-        for (argument, timeout) in
-            [("connect_timeout", self.connect_timeout), ("reply_timeout", self.reply_timeout)]
-        {
-            if !TIMEOUTS.contains(&timeout) {
-                let reason =
-                    format!("{timeout:?} is not between {:?} and {:?}", TIMEOUTS.start(), TIMEOUTS.end());
-                return Err(Error::invalid(argument, reason));
-            }
-        }
+        check_timeouts(self.connect_timeout, self.reply_timeout)?;
         let least = MIN_CONNECTIONS + usize::from(self.push == MysqlPush::GetLock);
         if !(least..=MAX_CONNECTIONS).contains(&self.max_connections) {
             let reason = format!("{} is not between {least} and {MAX_CONNECTIONS}", self.max_connections);

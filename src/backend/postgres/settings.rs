@@ -6,11 +6,10 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
+use crate::backend::records::{TIMEOUT, check_timeouts};
 use crate::backend::tls::{Tls, TlsOptions, invalid};
 use crate::error::Error;
 
-const TIMEOUT: Duration = Duration::from_secs(2);
-const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 const CONNECTIONS: usize = 5;
 const MIN_CONNECTIONS: usize = 2;
 const MAX_CONNECTIONS: usize = 64;
@@ -55,15 +54,7 @@ impl Settings {
 
     /// Refuses what is out of bounds.
     pub(super) fn check(&self) -> Result<(), Error> {
-        for (argument, timeout) in
-            [("connect_timeout", self.connect_timeout), ("reply_timeout", self.reply_timeout)]
-        {
-            if !TIMEOUTS.contains(&timeout) {
-                let reason =
-                    format!("{timeout:?} is not between {:?} and {:?}", TIMEOUTS.start(), TIMEOUTS.end());
-                return Err(Error::invalid(argument, reason));
-            }
-        }
+        check_timeouts(self.connect_timeout, self.reply_timeout)?;
         if !(MIN_CONNECTIONS..=MAX_CONNECTIONS).contains(&self.max_connections) {
             let reason =
                 format!("{} is not between {MIN_CONNECTIONS} and {MAX_CONNECTIONS}", self.max_connections);

@@ -7,6 +7,7 @@
 //! | `workers` | connections, each with a task that carries it out |
 //! | `outcome`, `failure` | what became of it; why it failed, and what follows from that |
 //! | `health` | how the server can be reached |
+//! | `timeouts` | how long connecting and replies may take |
 
 #![cfg_attr(
     not(feature = "all-stores"),
@@ -18,6 +19,7 @@ mod health;
 mod job;
 mod outcome;
 mod schedule;
+mod timeouts;
 mod workers;
 
 pub(super) use failure::{Failure, Remedy};
@@ -25,4 +27,5 @@ pub(super) use health::{Health, Purpose};
 pub(super) use job::Task;
 pub(super) use outcome::{Outcome, Phase, failed};
 pub(super) use schedule::{Cached, Done, KeyBatch, Round, Schedule};
+pub(super) use timeouts::{TIMEOUT, check_timeout, check_timeouts};
 pub(super) use workers::{Connection, ConnectionLimits, Workers};

@@ -8,14 +8,13 @@ use std::time::Duration;
 use super::clock;
 use super::op::Access;
 use super::{ZookeeperBackend, ZookeeperStore};
+use crate::backend::records::{TIMEOUT, check_timeout, check_timeouts};
 use crate::backend::tls::{Tls, TlsOptions};
 use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
 
 const PORT: u16 = 2181;
 const ROOT: &str = "/leasehold";
-const TIMEOUT: Duration = Duration::from_secs(2);
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 const SESSION: Duration = Duration::from_secs(40);
 const SESSIONS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
@@ -191,9 +190,8 @@ impl Settings {
         let ZookeeperBuilder {
             session_timeout, connect_timeout, reply_timeout, create, clock_lifetime, ..
         } = builder;
-        check("session_timeout", session_timeout, &SESSIONS)?;
-        check("connect_timeout", connect_timeout, &TIMEOUTS)?;
-        check("reply_timeout", reply_timeout, &TIMEOUTS)?;
+        check_timeout("session_timeout", session_timeout, &SESSIONS)?;
+        check_timeouts(connect_timeout, reply_timeout)?;
         let servers: Vec<_> =
             builder.servers.iter().map(|text| Server::parse(text)).collect::<Result<_, _>>()?;
         if servers.is_empty() {
@@ -224,14 +222,6 @@ impl Settings {
     pub(super) const fn access(&self) -> Access {
         if self.credentials.is_some() { Access::Creator } else { Access::Anyone }
     }
-}
-
-fn check(argument: &'static str, timeout: Duration, bounds: &RangeInclusive<Duration>) -> Result<(), Error> {
-    if bounds.contains(&timeout) {
-        return Ok(());
-    }
-    let reason = format!("{timeout:?} is not between {:?} and {:?}", bounds.start(), bounds.end());
-    Err(Error::invalid(argument, reason))
 }
 
 /// The path, without a slash at the end.
