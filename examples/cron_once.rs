@@ -144,7 +144,7 @@ fn proof(args: &Args, outcome: &Outcome) -> String {
     };
     let took_over = outcome.took_over.unwrap_or_default();
     format!(
-        "in tick {} the leader was {lost}; {took_over:.0?} later another one started it again\n\
+        "in tick {} the leader was {lost}; {took_over:.0?} later another scheduler started that tick again\n\
          cron_once: OK: {schedulers} schedulers, clocks up to {skew} ms off, ran {ticks} ticks, each exactly once",
         args.fatal()
     )

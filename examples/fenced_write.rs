@@ -10,7 +10,7 @@
 //!
 //! The first command needs nothing installed: the writers are threads with their own runtimes, and the lock is in
 //! memory. The first writer's thread is blocked for longer than its lease, so nothing on its runtime runs in the
-//! meantime. With the URL of a server the lock is in Redis, the writers are processes, and the first one is stopped
+//! meantime. With the URL of a store the lock is there, the writers are processes, and the first one is stopped
 //! (SIGSTOP) until the other one has finished, and then continued (SIGCONT); this needs a Unix system. The storage is
 //! a service of the process that you start. Nothing depends on timing: each step waits for the one before it.
 //!

@@ -11,7 +11,7 @@
 //! | lost by | how | in memory | with another URL |
 //! |---|---|---|---|
 //! | force | another client calls `force_release` | the same | the same |
-//! | max_hold | its options allow the holder two thirds of a lease | the same | the same |
+//! | max_hold | `max_hold` is two thirds of the TTL | the same | the same |
 //! | data_loss | the store loses the lock | `MemoryBackend::flush` | the key or row is deleted; left out on etcd and ZooKeeper |
 //! | no_answer | the store stops answering | a backend that does not answer | a connection that swallows everything |
 //! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from the crate's own thread |

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The first command needs nothing installed: the workers are tasks, and the lock is in memory. With any other URL
-//! the workers are processes, and the lock is in Redis, in PostgreSQL, or in a file, which needs nothing installed
-//! either. They reach the record, which is kept by the process that you start, over loopback. `--crash` kills one of
+//! the workers are processes, and the lock is in that store (a file needs nothing installed either).
+//! They reach the record, which is kept by the process that you start, over loopback. `--crash` kills one of
 //! the processes (SIGKILL) while it holds the lock; the others continue within one lease.
 //!
 //! The output is a table of two runs, first without the lock and then with it, followed by the line

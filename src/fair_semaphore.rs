@@ -81,6 +81,10 @@ impl FairSemaphore {
     ///
     /// As for [`CountingSemaphore::acquire`](crate::CountingSemaphore::acquire).
     ///
+    /// # Panics
+    ///
+    /// As for [`CountingSemaphore::acquire`](crate::CountingSemaphore::acquire).
+    ///
     /// # Cancel safety
     ///
     /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
@@ -93,6 +97,10 @@ impl FairSemaphore {
     /// them are free.
     ///
     /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Panics
     ///
     /// As for [`acquire`](Self::acquire).
     ///
@@ -111,6 +119,10 @@ impl FairSemaphore {
     ///
     /// As for [`CountingSemaphore::try_acquire`](crate::CountingSemaphore::try_acquire).
     ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
+    ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
@@ -123,6 +135,10 @@ impl FairSemaphore {
     /// # Errors
     ///
     /// As for [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
@@ -137,6 +153,10 @@ impl FairSemaphore {
     ///
     /// As for [`CountingSemaphore::acquire_timeout`](crate::CountingSemaphore::acquire_timeout).
     ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
+    ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
@@ -149,6 +169,10 @@ impl FairSemaphore {
     /// # Errors
     ///
     /// As for [`acquire_timeout`](Self::acquire_timeout).
+    ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///

@@ -46,7 +46,7 @@ use crate::lease::{Engine, Hold};
 /// [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false.
 ///
 /// If the store does not answer, or the maximum hold time is over, this happens before the store grants the resource to
-/// another client, provided that both clocks run at the same speed within 0.1%. A process that is not running cannot be
+/// another client, provided that the clocks of this machine and of the store run at the same speed within 0.1%. A process that is not running cannot be
 /// notified; to cover that case, let the resource check the [`token`](Self::token). Code that only blocks its thread
 /// does not lose a lease, except on the memory store, because leases are renewed from the crate's own thread; but `lost` and
 /// `protect` notice nothing until they are polled again.
@@ -191,7 +191,7 @@ impl Guard {
     }
 
     /// Releases the guard and waits until the store has confirmed it. `Ok` means that the lease was held until the end,
-    /// and that the next waiter, if any, now holds what was released. While other guards share the lease of a lock,
+    /// and that what was released is free, or already granted to the next waiter. While other guards share the lease of a lock,
     /// nothing becomes free and nothing is sent. If another task of this client is waiting for the same mutex, or for a
     /// permit that can be passed on, it receives the lease without asking the store; `Ok` then means that the lease was
     /// held until the end according to this client's clock.
@@ -205,7 +205,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// When it is polled outside a tokio runtime. The guard is then released as if it had been dropped.
+    /// When it is polled outside a tokio runtime, or in one without timers. The guard is then released as if it had been dropped.
     ///
     /// # Cancel safety
     ///

@@ -77,7 +77,7 @@ impl DistMutex {
     ///
     /// # Panics
     ///
-    /// When it is polled outside a tokio runtime.
+    /// When it is polled outside a tokio runtime, or in one without timers.
     ///
     /// # Cancel safety
     ///
@@ -96,6 +96,10 @@ impl DistMutex {
     /// * [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to fail.
     /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
     ///
+    /// # Panics
+    ///
+    /// As for [`lock`](Self::lock).
+    ///
     /// # Cancel safety
     ///
     /// As for [`lock`](Self::lock).
@@ -103,8 +107,8 @@ impl DistMutex {
         self.primitive.try_acquire(&Claim::Sole).await
     }
 
-    /// Locks the mutex, waiting for at most `timeout`. A first answer of the store is awaited for at least 100 ms, however
-    /// short the timeout.
+    /// Locks the mutex, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a first answer
+    /// from the store.
     ///
     /// # Errors
     ///
@@ -112,6 +116,10 @@ impl DistMutex {
     /// * [`Error::StoreUnavailable`] if the store was not answering when the time was up. The call takes up to half a second longer to
     ///   find out whether it answers.
     /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
+    ///
+    /// # Panics
+    ///
+    /// As for [`lock`](Self::lock).
     ///
     /// # Cancel safety
     ///

@@ -50,7 +50,8 @@ impl MutexOptions {
     }
 
     /// How long the store keeps the lock without hearing from its holder, which is the maximum time that a dead holder
-    /// blocks others. From 100 ms to 24 h; fractions of a millisecond are truncated.
+    /// blocks others. From 100 ms to 24 h; fractions of a millisecond are truncated. A store may require more, or round it up: on
+    /// etcd, the TTL is at least 2 s, in whole seconds.
     ///
     /// Default: 30 s.
     pub const fn ttl(mut self, ttl: Duration) -> Self {
@@ -58,8 +59,8 @@ impl MutexOptions {
         self
     }
 
-    /// The time from one confirmed renewal to the next. A renewal may be sent up to 1% early (100 ms at most), so that it can be batched
-    /// with those of other leases of the client. The period must be greater than zero and less than the TTL. If it is more than
+    /// How long after its last confirmation (the grant or a renewal) a lease is renewed. A renewal may be sent up to 1% early (100 ms
+    /// at most), so that it can be batched with those of other leases of the client. The period must be greater than zero and less than the TTL. If it is more than
     /// half of the TTL, a single lost renewal costs the lease. A period that would leave no time for a renewal at all
     /// is reduced to nine tenths of the time for which the lease is trusted.
     ///
@@ -140,7 +141,7 @@ impl SemaphoreOptions {
 
     /// How long the store keeps permits without hearing from their holder, which is the maximum time that a dead holder
     /// blocks them. From 100 ms to 24 h; fractions of a millisecond are truncated. A store
-    /// may require more or round it up: on etcd it is at least 2 s, and whole seconds.
+    /// may require more, or round it up: on etcd, the TTL is at least 2 s, in whole seconds.
     ///
     /// Default: 30 s.
     pub const fn ttl(mut self, ttl: Duration) -> Self {
@@ -242,7 +243,7 @@ impl HoldOptions {
         }
         let renewal_period = self.renewal_period.unwrap_or(ttl / 3);
         if renewal_period.is_zero() || renewal_period >= ttl {
-            let why = format!("{renewal_period:?} is not between zero and the TTL of {ttl:?}");
+            let why = format!("{renewal_period:?} is not greater than zero and less than the TTL of {ttl:?}");
             return Err(Error::invalid("renewal period", why));
         }
         if let Some(hold) = self.max_hold.filter(|hold| *hold < MIN_HOLD) {

@@ -115,6 +115,10 @@ impl ReentrantLock {
     ///
     /// As for [`DistMutex::lock`](crate::DistMutex::lock).
     ///
+    /// # Panics
+    ///
+    /// As for [`DistMutex::lock`](crate::DistMutex::lock).
+    ///
     /// # Cancel safety
     ///
     /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue,
@@ -132,6 +136,10 @@ impl ReentrantLock {
     ///
     /// As for [`DistMutex::try_lock`](crate::DistMutex::try_lock).
     ///
+    /// # Panics
+    ///
+    /// As for [`lock`](Self::lock).
+    ///
     /// # Cancel safety
     ///
     /// As for [`lock`](Self::lock).
@@ -147,6 +155,10 @@ impl ReentrantLock {
     /// # Errors
     ///
     /// As for [`DistMutex::lock_timeout`](crate::DistMutex::lock_timeout).
+    ///
+    /// # Panics
+    ///
+    /// As for [`lock`](Self::lock).
     ///
     /// # Cancel safety
     ///

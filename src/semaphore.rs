@@ -104,7 +104,7 @@ impl CountingSemaphore {
     ///
     /// # Panics
     ///
-    /// When it is polled outside a tokio runtime.
+    /// When it is polled outside a tokio runtime, or in one without timers.
     ///
     /// # Cancel safety
     ///
@@ -117,6 +117,10 @@ impl CountingSemaphore {
     /// Acquires `permits` permits together, under one guard, waiting as long as necessary until all of them are free.
     ///
     /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Panics
     ///
     /// As for [`acquire`](Self::acquire).
     ///
@@ -136,6 +140,10 @@ impl CountingSemaphore {
     /// [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to fail; otherwise as for
     /// [`acquire`](Self::acquire).
     ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
+    ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
@@ -148,6 +156,10 @@ impl CountingSemaphore {
     /// # Errors
     ///
     /// As for [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
@@ -164,6 +176,10 @@ impl CountingSemaphore {
     /// was not answering when the time was up; otherwise as for [`acquire`](Self::acquire). The call takes up to half a second longer
     /// to find out whether the store answers.
     ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
+    ///
     /// # Cancel safety
     ///
     /// As for [`acquire`](Self::acquire).
@@ -176,6 +192,10 @@ impl CountingSemaphore {
     /// # Errors
     ///
     /// As for [`acquire_timeout`](Self::acquire_timeout).
+    ///
+    /// # Panics
+    ///
+    /// As for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///

@@ -41,7 +41,7 @@ mod zookeeper;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
-/// How many kinds may be checked at the same time: only a store without memory loss can be checked in that way, and only one with
+/// How many kinds may be checked at the same time: only a store that does not lose its data can be checked in that way, and only one with
 /// long leases needs it.
 fn kinds_at_once(store: &impl Harness) -> usize {
     if store.ttl().as_secs() > 0 { KINDS.len() } else { 1 }

@@ -16,9 +16,9 @@ async fn refused(url: &str) -> String {
 
 #[tokio::test]
 async fn urls() {
-    let schemes = "invalid url: its scheme is not one of `memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, \
-                   `redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, the same with \
-                   `valkey` instead of `redis`, `redlock://` and `redlocks://`";
+    let schemes = "invalid url: its scheme is not one of `memory:`, `sqlite:`, `postgres://`, `postgresql://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, `redlock://`, `redlocks://`, \
+                   `redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, and the same with \
+                   `valkey` instead of `redis`";
     let encode = |character, code| {
         format!(
             "invalid url: it has a misplaced `{character}`: percent-encode it as `{code}` if it belongs to the user name or the \

@@ -381,7 +381,7 @@ async fn nothing_is_missed_while_the_connection_is_lost_even_if_the_store_is_com
             server.ctl(&["compact", &server.revision().to_string()]);
         }
         let begun = Instant::now();
-        wire.let_go();
+        wire.resume();
         granted(waiter).await.release().await.expect("held");
         assert!(begun.elapsed() < SECOND * 2, "{is_compacted}: {:?}", begun.elapsed());
     }

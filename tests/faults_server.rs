@@ -536,7 +536,7 @@ async fn every_waiter_is_served_although_the_subscription_lags() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nonsense_on_the_wake_channel_changes_nothing() {
+async fn nonsense_on_the_channel_changes_nothing() {
     let Some(fixture) = Fixture::set_up("nonsense").await else { return };
     let mut raw = fixture.server.raw();
     let guard = mutex(&fixture.one, LONG).lock().await.expect("free");

@@ -225,7 +225,7 @@ async fn lock_timeout_times_out_naming_the_lock_and_leaves_no_waiter() -> Outcom
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_timeout_no_time_takes_a_free_lock_and_times_out_on_a_held_one() -> Outcome {
+async fn lock_timeout_of_zero_takes_a_free_lock_and_times_out_on_a_held_one() -> Outcome {
     let store = MemoryBackend::new();
     let _guard = mutex_of(&store).lock_timeout(Duration::ZERO).await?;
     assert!(matches!(mutex_of(&store).lock_timeout(Duration::ZERO).await, Err(Error::TimedOut { .. })));
@@ -233,7 +233,7 @@ async fn lock_timeout_no_time_takes_a_free_lock_and_times_out_on_a_held_one() ->
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
+async fn lock_timeout_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
     let store = MemoryBackend::new();
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     let guard = mutex.lock().await?;
@@ -394,7 +394,7 @@ async fn requests_cancelled_on_many_threads_leave_nothing_behind() -> Outcome {
 // Keeping the lease
 
 #[tokio::test(start_paused = true)]
-async fn the_watchdog_keeps_a_lease_for_ten_times_its_duration() -> Outcome {
+async fn renewal_keeps_a_lease_for_ten_times_its_duration() -> Outcome {
     let store = MemoryBackend::new();
     let guard = lease_of(&client_of(&store), SECOND).lock().await?;
     let other = mutex_of(&store);

@@ -580,14 +580,14 @@ async fn waiters_wait_in_the_server_and_are_granted_at_once() {
     let (one, other) = (server.client().await, server.client().await);
     let (held, waiter, lease) = waited_for(&server, &one, &other).await;
     assert!(holder_of_named_lock(&server, &lease).await.is_some());
-    // Nothing but the looks in between: on its own it looks once in 100 ms.
+    // Only a few polls in between: the client polls every 100 ms by itself.
     let before = server.counted("Com_select").await;
     sleep(SECOND).await;
-    let looks = server.counted("Com_select").await - before;
-    assert!(looks < 20, "{looks} queries in a second");
+    let polls = server.counted("Com_select").await - before;
+    assert!(polls < 20, "{polls} queries in a second");
     assert!(hand_over(held, waiter).await < SECOND);
     eventually(SOON, || async { holder_of_named_lock(&server, &lease).await.is_none() }).await;
-    // Some are faster than a look can be that nobody has called for, even on a slow machine.
+    // Some hand-overs are faster than polling could be, even on a slow machine.
     let mut fastest = SECOND;
     for _ in 0..10 {
         let (held, waiter, _) = waited_for(&server, &one, &other).await;
@@ -596,7 +596,7 @@ async fn waiters_wait_in_the_server_and_are_granted_at_once() {
     assert!(fastest < ms(20), "{fastest:?}");
 }
 
-/// By the time it looks, at the latest.
+/// The waiter is granted at its next poll, at the latest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forced_release_grants_soon_and_notifies_the_holder_at_its_renewal() {
     let Some(server) = MysqlServer::start_or_skip("forced releases") else { return };
@@ -642,7 +642,7 @@ async fn another_program_that_takes_a_named_lock_only_delays_a_hand_over() {
     assert!(hand_over(held, waiter).await < SECOND);
 }
 
-/// All that it waits for, with one query.
+/// One query polls for all locks that the client waits for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_polls_makes_as_many_queries_for_many_locks_as_for_one() {
     let Some(server) = MysqlServer::start_or_skip("polling") else { return };

@@ -375,7 +375,7 @@ impl Queue {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kill {
     BeforeItsTurn,
-    /// It is the holder when it dies, without having run since.
+    /// The worker is paused while it waits, is granted the lock, and is killed without running again.
     InItsTurn,
 }
 

@@ -1,5 +1,5 @@
-//! A Redlock keeps every point of the contract, as far as it claims to. In a program of its own: each client of it is one of five servers,
-//! and what else runs at the same time must leave time for that.
+//! A Redlock keeps every point of the contract, as far as it claims to. In a program of its own: each client here is
+//! connected to five servers, and tests that run at the same time would slow it down too much.
 #![cfg(all(feature = "_redis", feature = "conformance"))]
 
 #[macro_use]

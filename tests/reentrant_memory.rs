@@ -1290,7 +1290,7 @@ async fn lock_timeout_waits_no_longer_than_its_limit_for_a_release_of_its_own() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_timeout_a_time_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
+async fn lock_timeout_beyond_the_clock_waits_as_long_as_it_takes() -> Outcome {
     let store = MemoryBackend::new();
     let (one, two) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&one, OWNER).lock()).await?;

@@ -176,7 +176,7 @@ async fn queue_up_on_command<S: Semaphore>(orders: Orders) {
     let (semaphore, mut raw) = (S::strict(&orders.client, &orders.name, orders.limit, options), orders.raw());
     say("ready");
     loop {
-        // It blocks one of two threads. The other is enough for the requests.
+        // BLPOP blocks one of the two worker threads; the other is enough for the requests.
         if raw.send(&["BLPOP", "queue up", "9"]) == Reply::nil() {
             continue;
         }
@@ -224,7 +224,7 @@ async fn try_on_command<S: Semaphore>(orders: Orders) {
 }
 
 impl Orders {
-    /// Under which its orders come. Its number of permits tells it from the others.
+    /// The list from which the worker takes its orders, named by its number of permits, which differs from worker to worker.
     fn name_of_list(&self) -> String {
         todo(self.permits)
     }
@@ -457,7 +457,7 @@ async fn order_holds_among_the_rest_when_a_fifth_of_fifty_waiters_die_or_give_up
     assert_grow(&tokens);
     assert_eq!(doomed.unread(), None, "the dead never held");
     until_waiting(one, 0).await;
-    // Each request forgets two of those that died while they were parked.
+    // The next requests prune the places of the dead waiters that were set aside.
     for _ in 0..2 {
         taken(one, 1).await.release().await.expect("held to the end");
     }

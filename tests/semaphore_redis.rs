@@ -401,7 +401,7 @@ async fn a_request_dropped_after_any_poll_while_it_waits_leaves_its_place<S: Sem
     let [one, other] = site.clients().await.map(|client| S::of(&client, 3));
     let guard = taken(&other, 2).await;
     for polls in 0..MANY {
-        // The last polls come with a wake-up that never comes: then it waits in line.
+        // The last polls come with a wake-up that never comes: then it waits in the queue.
         let waiting = timeout(ms(50), polled(one.acquire_many(2), polls)).await;
         assert!(!matches!(waiting, Ok(Some(_))), "one is missing");
         until_waiting(&other, 0).await;
@@ -608,7 +608,7 @@ async fn an_unreadable_state_is_rebuilt_and_admits_no_extra_holder<S: Semaphore>
         give_back(held).await;
         let mut served = Vec::new();
         for waiter in waiters {
-            // Nobody knows the limit until somebody declares it: the waiters, when they repeat their requests.
+            // Nobody knows the limit until somebody states it: the waiters, when they repeat their requests.
             drop(one.try_acquire().await);
             served.push(granted(waiter).await);
         }
@@ -695,7 +695,7 @@ async fn dead_waiters_that_no_hand_over_reaches_are_removed_by_later_requests<S:
         let id = format!("0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.{n}");
         let ticket = 1_000_000_000_000_000 + n;
         raw.send(&["HSET", &beside::<S>("waiters"), &id, &format!("{ticket} 1000 1000000001000 3")]);
-        // Those who want all permits are queued behind the others; where there is only one queue, they have been parked.
+        // Those who want all permits are queued behind the others; where there is only one queue, they have been set aside.
         let score = if S::KIND == Kind::Counting { "3" } else { "-1000000001000" };
         raw.send(&["ZADD", &beside::<S>("queue"), score, &format!("{ticket} {id}")]);
     }
@@ -891,9 +891,9 @@ async fn a_waiter_that_cannot_be_reached_is_passed_over_and_keeps_its_place<S: S
     assert_eq!(holds(&wired.near).await, [1]);
     wired.proxy.refuse(false);
     // Its place is scored by minus a time while nobody listens for it.
-    let (queue, parked) =
+    let (queue, set_aside) =
         (beside::<S>("queue"), |raw: &mut Raw, queue: &str| raw.send(&["ZCOUNT", queue, "-inf", "(0"]).int());
-    eventually(SOON * 2, || ready(listeners(&mut raw) == 2 && parked(&mut raw, &queue) == 0)).await;
+    eventually(SOON * 2, || ready(listeners(&mut raw) == 2 && set_aside(&mut raw, &queue) == 0)).await;
     passes.release().await.expect("held to the end");
     let head = granted(head).await;
     assert_eq!(queued_permits(&wired.near).await, [2], "it was there before");
@@ -1018,7 +1018,7 @@ async fn a_request_that_was_never_answered_succeeds_whatever_has_become_of_the_l
 ) {
     let wired = Wired::<S>::set(&site, 5, LONG).await;
     for limit in [7, 3] {
-        // New, so that it declares the old limit when it asks again.
+        // New, so that it states the old limit when it asks again.
         let far = S::of(&wired.far_client, wired.near.inspect().await.expect("inspected").limit.unwrap_or(5));
         let cut = wired.lose_next_reply();
         let request = tokio::spawn(async move { far.acquire_many(2).await });

@@ -252,7 +252,7 @@ async fn a_file_that_another_program_keeps_locked_is_named_and_nobody_loses_a_le
     within(SOON, waiter).await.expect("no panic").expect("granted").release().await.expect("held");
 }
 
-/// The watchdog and the waiter go on trying.
+/// Renewals and the waiter's request are repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_cannot_be_renewed_is_lost_when_it_ends_and_waiters_continue() {
     let file = SqliteFile::new();

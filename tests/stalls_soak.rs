@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep, timeout};
 const PROCESSES: usize = 4;
 const TASKS: usize = 4;
 const OWNERS: [&str; 2] = ["a", "b"];
-/// After a fault, for every waiter to be served: the longest lease, a second, and a little.
+/// How long to wait after a fault until every waiter must have been served: the longest lease, a second, and a little.
 const CALM: Duration = Duration::from_millis(3_300);
 /// How long after the end of its time a worker waits for requests that are still open.
 const AFTERWARDS: Duration = Duration::from_secs(10);
@@ -87,7 +87,7 @@ fn stalled_worker() {
     });
 }
 
-/// The requests of a process, those that are not answered by the task that asked.
+/// The requests of a process: the open ones, and those that are over.
 #[derive(Default)]
 struct Log {
     open: HashMap<String, Record>,
@@ -180,7 +180,7 @@ impl User {
 
     async fn hold(&mut self, guard: Guard, record: &mut Record) {
         let section = match self.random.within(0..40) {
-            // Sometimes for longer than a lease: it is to be renewed, or told.
+            // Sometimes for longer than a lease: it must be renewed, or its loss reported.
             0 => self.primitive.lease() + self.primitive.lease() / 4,
             _ => self.random.millis(0..8),
         };
@@ -192,7 +192,7 @@ impl User {
             None
         };
         if let Some(nested) = &nested {
-            // In this order: what is held at the end was held when the other was looked at.
+            // In this order: if `guard` is held at the second check, it was also held at the first.
             let held = nested.is_held() && guard.is_held();
             record.nested = if held { nested.token().get() } else { 0 };
         }
@@ -248,7 +248,7 @@ async fn disturb(random: &mut Random, server: &RedisServer, proxies: &[Proxy], l
         3 => {
             proxy.hold(direction);
             sleep(duration).await;
-            // The commands first: what is told comes late.
+            // The connection for commands first, so that messages arrive late.
             proxy.resume_traffic(Traffic::Commands);
             sleep(Duration::from_millis(20)).await;
             proxy.resume();

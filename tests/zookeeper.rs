@@ -195,7 +195,7 @@ async fn a_lease_that_is_longer_than_a_session_survives_it() {
     proxy.hold();
     within(SOON, brief.lost()).await;
     sleep(SECOND).await;
-    proxy.let_go();
+    proxy.resume();
     client.ping(SOON).await.expect("whole");
     assert!(held.is_held());
     assert!(mutex(&direct).try_lock().await.expect("it answers").is_none(), "held");

@@ -9,7 +9,7 @@ use crate::error::Error;
 
 /// The schemes of Redis, for the error that lists them.
 pub(super) const REDIS_SCHEMES: &str = "`redis://`, `rediss://`, `redis+unix://`, `redis-sentinel://`, \
-     `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, the same with `valkey` instead of `redis`";
+     `rediss-sentinel://`, `redis-cluster://`, `rediss-cluster://`, and the same with `valkey` instead of `redis`";
 
 /// A kind of store, whether or not this build has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl Store {
             _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => Ok(Self::Redis),
             _ => {
                 let known = format!(
-                    "`memory:`, `sqlite:`, `postgres://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, {REDIS_SCHEMES}, `redlock://` and `redlocks://`"
+                    "`memory:`, `sqlite:`, `postgres://`, `postgresql://`, `mysql://`, `mariadb://`, `etcd://`, `etcds://`, `zookeeper://`, `redlock://`, `redlocks://`, {REDIS_SCHEMES}"
                 );
                 Err(Error::invalid("url", format!("its scheme is not one of {known}")))
             }

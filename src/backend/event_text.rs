@@ -7,7 +7,7 @@ use super::types::*;
 use super::{BackendError, LeaseId};
 use crate::fence::FencingToken;
 
-/// A compact text of one line, unless the key has several. [`FromStr`] reads it.
+/// A compact text on one line, unless the key contains line breaks. [`FromStr`] reads it.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

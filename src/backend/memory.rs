@@ -25,7 +25,7 @@ use super::types::{Capabilities, Event};
 /// because they follow the clock.
 ///
 /// It uses tokio's clock, which a test may pause. So, unlike with other stores, leases are renewed on the runtime on which the client
-/// was used first, and after the end of that runtime only when the client is used on another one.
+/// was first used. If that runtime ends, they are not renewed until the client is used on another one.
 pub type MemoryBackend = LedgerBackend<MemoryStore>;
 
 /// The records of a [`MemoryBackend`].

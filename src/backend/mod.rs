@@ -11,8 +11,8 @@
 //!
 //! # The contract
 //!
-//! Every point is a function in `conformance` (with the feature of that name), which is run against every backend. Points
-//! that not every store can guarantee apply only as far as the store's [`Capabilities`] claim them.
+//! Every point is checked by one or more functions in `conformance` (with the feature of that name), which are run against
+//! every backend. Points that not every store can guarantee apply only as far as the store's [`Capabilities`] claim them.
 //!
 //! 1. Every acquisition has its own [`LeaseId`], created before anything is sent. Every operation on a lease is
 //!    idempotent per lease id, so it can be repeated when an answer is lost: a repeated request is answered with its

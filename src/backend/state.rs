@@ -72,8 +72,8 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connected => f.write_str("connected"),
-            Self::Silent { since } => write!(f, "silent (for {:?})", since.elapsed()),
-            Self::Disconnected { since } => write!(f, "disconnected (for {:?})", since.elapsed()),
+            Self::Silent { since } => write!(f, "silent (for {:.1?})", since.elapsed()),
+            Self::Disconnected { since } => write!(f, "disconnected (for {:.1?})", since.elapsed()),
             Self::Closed => f.write_str("closed"),
         }
     }

@@ -316,7 +316,7 @@ pub struct Queued {
     /// Which place. The ticket stays the same when the request is repeated, until the place has ended; then there is a
     /// new one.
     pub ticket: Ticket,
-    /// When it is useful to repeat the request, if known: when the holder's lease ends, or when this store should be
+    /// How soon it is useful to repeat the request, if known: when the holder's lease ends, or when this store should be
     /// polled. The client repeats it after a third of the TTL at the latest.
     pub ask_again_in: Option<Duration>,
     /// The limit in force, of a semaphore.
@@ -491,7 +491,7 @@ pub struct Holder {
     /// The fencing token of the grant; `None` for a client of another library. If the lease was passed on within its client, the
     /// token of the current guard is greater by up to 15.
     pub token: Option<FencingToken>,
-    /// When the hold ends unless it is renewed; `None` if it has no expiry.
+    /// How long the hold lasts unless it is renewed; `None` if it has no expiry.
     pub remaining: Option<Duration>,
     /// How many permits are held; 1 for a lock.
     pub permits: u32,

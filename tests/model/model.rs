@@ -377,7 +377,7 @@ mod found {
             .unwrap_or_else(|why| panic!("{}: {why}", type_name::<S>()));
     }
 
-    /// A request of `client` that waits, by the handle that declares the usual limit.
+    /// A request of `client` that waits, by the handle that states the usual limit.
     fn ask(lease: Label, client: usize, permits: u32) -> Step {
         let claim = Permits { permits, handle: 0 };
         Ask(lease, Request { client, site: 0, claim, term: Short, waits: true })

@@ -93,7 +93,7 @@ pub(crate) enum Wanted {
     Sole,
     /// A reentrant lock for this owner.
     Owner(&'static str),
-    /// Permits of a semaphore, with the limit that this handle of the client declares.
+    /// Permits of a semaphore, with the limit that this handle of the client states.
     Permits { permits: u32, handle: usize },
 }
 
@@ -295,7 +295,7 @@ fn of_faults<M: Mix>() -> Vec<Choice> {
     choices
 }
 
-/// Mostly few, at times as many as the limits that handles declare, or more.
+/// Mostly few, at times as many as the limits that handles state, or more.
 fn permits() -> impl Strategy<Value = u32> {
     prop_oneof![6 => Just(1_u32), 4 => Just(2_u32), 3 => Just(3_u32), 1 => 4_u32..7]
 }

@@ -1,4 +1,4 @@
-//! The two stores that are compared, as a side needs them.
+//! The model and the stores that are compared with it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(crate) trait Store {
 
     fn pass(&mut self, time: Duration);
 
-    /// Carries out what needs a runtime, for at most so long.
-    fn run<T>(&mut self, verb: impl Future<Output = T>) -> T;
+    /// Runs a future on the runtime of the store's clients.
+    fn run<T>(&mut self, future: impl Future<Output = T>) -> T;
 
     /// How long to wait for events.
     fn event_timeout(&self) -> Duration;
@@ -63,8 +63,8 @@ impl Store for Memory {
         self.runtime.block_on(advance(time));
     }
 
-    fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
-        self.runtime.block_on(verb)
+    fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
     }
 
     fn event_timeout(&self) -> Duration {
@@ -135,8 +135,8 @@ mod etcd {
             self.server.end_all_leases();
         }
 
-        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
-            self.runtime.block_on(verb)
+        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+            self.runtime.block_on(future)
         }
 
         fn event_timeout(&self) -> Duration {
@@ -197,8 +197,8 @@ mod mysql {
             self.clock.shift(time);
         }
 
-        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
-            self.runtime.block_on(verb)
+        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+            self.runtime.block_on(future)
         }
 
         fn event_timeout(&self) -> Duration {
@@ -263,8 +263,8 @@ mod postgres {
             self.clock.shift(time);
         }
 
-        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
-            self.runtime.block_on(verb)
+        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+            self.runtime.block_on(future)
         }
 
         fn event_timeout(&self) -> Duration {
@@ -330,8 +330,8 @@ mod zookeeper {
             self.clock.shift(time);
         }
 
-        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
-            self.runtime.block_on(verb)
+        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+            self.runtime.block_on(future)
         }
 
         fn event_timeout(&self) -> Duration {
@@ -388,8 +388,8 @@ mod sqlite {
             self.ahead.fetch_add(millis, Ordering::SeqCst);
         }
 
-        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
-            self.runtime.block_on(verb)
+        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+            self.runtime.block_on(future)
         }
 
         fn event_timeout(&self) -> Duration {
@@ -453,8 +453,8 @@ mod redis {
             self.clock.is_followed_by(&mut self.raw);
         }
 
-        fn run<T>(&mut self, verb: impl Future<Output = T>) -> T {
-            self.runtime.block_on(verb)
+        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+            self.runtime.block_on(future)
         }
 
         fn event_timeout(&self) -> Duration {

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Permits of both semaphores.
 pub(crate) const LIMIT: u32 = 2;
-/// How much later than a lease after a fault a waiter may be served.
+/// How much longer than one lease after a fault a waiter may have to wait.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// Microseconds on the clock that all processes of this machine share.

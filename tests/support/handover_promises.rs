@@ -780,7 +780,7 @@ pub(crate) async fn whatever_tasks_do_at_random_nothing_is_left(clients: &[Clien
     nothing_left(clients).await;
 }
 
-/// Every promise as a test: `$arrange` makes `n` clients, or leaves the test out.
+/// Every promise as a test: `$clients` makes `n` clients, or leaves the test out.
 macro_rules! promises {
     ($test:meta, $clients:path, $($name:ident: $n:literal,)*) => {
         $(

@@ -141,7 +141,7 @@ pub(crate) async fn disconnected(raw: &mut Raw) {
     }
 }
 
-/// How many clients listen on their wake channels.
+/// How many clients listen on their channels.
 pub(crate) fn listeners(raw: &mut Raw) -> usize {
     raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).array().len()
 }

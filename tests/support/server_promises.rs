@@ -90,8 +90,8 @@ async fn nothing_went_wrong(load: Load) {
     assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
 }
 
-/// A client connects with its first request. Only, a server in a virtual machine that has just started may take longer for its first answer
-/// than a client waits for any.
+/// A client connects with its first request. But a server in a virtual machine that has just started may take longer for its first answer
+/// than a client waits.
 async fn until_it_answers(client: &Client) {
     let has_answered = || async {
         let answer = client.ping(SOON).await;
@@ -346,7 +346,7 @@ pub(crate) async fn a_network_that_swallows_everything_hangs_nobody<S: Server>()
     eventually(SOON * 2, || async { !doomed.state().status.is_connected() }).await;
     within(SOON, doomed.shutdown()).await.expect("it holds nothing");
     held.release().await.expect("held");
-    wire.let_go();
+    wire.resume();
     granted(waiter).await.release().await.expect("held");
     eventually(SOON, || async { client_of_wire.state().status.is_connected() }).await;
 }

@@ -139,7 +139,7 @@ pub(crate) async fn a_record_that_this_client_has_written_last_is_not_read_again
         eventually(SOON, || async { wire.requests() > before }).await;
         // Longer than it may take to be written.
         sleep(ms(50)).await;
-        wire.let_go();
+        wire.resume();
     })
     .await;
     assert!(matches!(answer, Ok(Answer::Granted(_))), "{answer:?}");

@@ -163,7 +163,7 @@ impl<P: Protocol> Wire<P> {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
-    /// How many that look or wait.
+    /// How many requests poll or wait.
     pub(crate) fn looks(&self) -> usize {
         self.shared.looks.load(Ordering::SeqCst)
     }
@@ -210,7 +210,7 @@ impl<P: Protocol> Wire<P> {
     }
 
     /// Ends the hold; what was sent meanwhile arrives.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn resume(&self) {
         self.shared.is_held.send_replace(false);
     }
 }

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `requests` | 1 idempotency, 2 release, 5 other holders' leases |
 //! | `tokens` | 3 tokens, and two clients that alternate |
-//! | `leases` | 4 from when a lease is counted, 6 renewal, 10 expiry |
+//! | `leases` | 4 from when a lease is measured, 6 renewal, 10 expiry |
 //! | `delayed` | 4 a grant that is reported late |
 //! | `queue` | 4 places and their tickets, 7 dead waiters, 8 order, 9 work |
 //! | `owners` | 11 owners |

@@ -29,7 +29,7 @@ pub(super) struct Site {
     pub(super) _listener: Arc<AbortOnDropHandle<()>>,
 }
 
-/// A grant, and the instant from which its lease is counted.
+/// A grant, and the instant from which its lease is measured.
 pub(super) type Held = (Grant, Instant);
 
 impl Site {

@@ -16,14 +16,16 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
         findings.push(Finding::new(Severity::Warning, text));
     } else if status.db_size > WARN_BYTES {
         let text = format!(
-            "its database has {} MiB, and writing stops at the quota, which is 2 GiB unless it was raised: turn on auto-compaction",
+            "the database has {} MiB, and writing stops at the quota, which is 2 GiB unless it was raised: turn on auto-compaction",
             status.db_size >> 20
         );
         findings.push(Finding::new(Severity::Warning, text));
     }
     if status.version.starts_with("3.4.") {
-        let text =
-            format!("it is etcd {}, and versions before 3.5 have known bugs in leases", status.version);
+        let text = format!(
+            "the cluster runs etcd {}; versions before 3.5 have known bugs in leases",
+            status.version
+        );
         findings.push(Finding::new(Severity::Info, text));
     }
     Ok(findings)

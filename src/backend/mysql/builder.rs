@@ -146,9 +146,8 @@ impl MysqlBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given;
-    /// [`Error::Unsupported`] if TLS is required, and this
-    /// build lacks it.
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given; [`Error::Unsupported`] if TLS is required, and
+    /// this build lacks it; [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<MysqlBackend, Error> {
         let settings = self.settings;
         settings.check()?;

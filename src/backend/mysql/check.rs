@@ -43,7 +43,7 @@ fn finding(name: &str, set: &str) -> Option<Finding> {
         )),
         ("wsrep_on", "ON") => Some(Finding::new(
             Severity::Warning,
-            "it is a node of a Galera cluster: named locks are local to one node, and changes on another node may be seen late. \
+            "the server is a node of a Galera cluster: named locks are local to one node, and changes on another node may be seen late. \
              Have all clients use the same node",
         )),
         _ => None,

@@ -14,7 +14,7 @@
 //! | `{semaphore:N}:holds` | hash | permits and token of each holder | with the last holder (1) |
 //! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
 //! | `{semaphore:N}:state` | string | the limit, the permits in use, and more | two to four TTLs after the last use |
-//! | `{semaphore:}:fence` | string | not less than the last token of any semaphore of this prefix | likewise |
+//! | `{semaphore:}:fence` | string | not less than the last token of any semaphore of this prefix | a day (up to 100 s less) after the last grant |
 //!
 //! (1) Within two TTLs after the last grant or renewal in any case.
 //!

@@ -19,10 +19,10 @@ impl Quorum {
         // The runtime on which nodes were being connected may have ended.
         self.connect_in_background();
         let nodes = self.all().map(|n| {
-            let slot = Arc::clone(&self.nodes[n]);
-            let late = slot.node().is_none();
+            let handle = Arc::clone(&self.nodes[n]);
+            let late = handle.node().is_none();
             let events = async move {
-                let events = slot.ready().await.events();
+                let events = handle.ready().await.events();
                 // Waiters must join the queue of a node that is connected later.
                 stream::iter(late.then_some(Event::Resync)).chain(events)
             };
@@ -38,9 +38,9 @@ impl Quorum {
 
     /// Connects nodes that are not connected yet.
     pub(super) fn connect_in_background(&self) {
-        for slot in &self.nodes {
+        for handle in &self.nodes {
             if !self.closing.is_closed() {
-                slot.connect(self.closing.token());
+                handle.connect(self.closing.token());
             }
         }
     }

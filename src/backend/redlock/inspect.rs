@@ -68,8 +68,8 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
         .into_iter()
         .filter_map(|(id, (places, waiters))| {
             let granted = holds.get(&*id.to_string()).map_or(0, Vec::len);
-            let is_first = (granted + waiters.len() >= majority).then_some(places)?;
-            waiters.into_iter().max_by_key(|waiter| waiter.remaining).map(|waiter| (is_first, waiter.clone()))
+            let rank = (granted + waiters.len() >= majority).then_some(places)?;
+            waiters.into_iter().max_by_key(|waiter| waiter.remaining).map(|waiter| (rank, waiter.clone()))
         })
         .collect();
     waiters.sort_by_key(|(places, _)| *places);

@@ -62,7 +62,7 @@ pub(super) struct Entry {
 pub(super) struct NodeEntry {
     /// Whether a request may have reached the node.
     pub(super) reached: bool,
-    /// Whether one had before the last one.
+    /// Whether an earlier request than the last one may have reached the node.
     reached_before: bool,
     pub(super) granted: bool,
     /// The ticket of its place.
@@ -76,7 +76,7 @@ pub(super) struct NodeEntry {
     revoked: bool,
 }
 
-/// What follows from follow_up of a node.
+/// What follows from an answer or an event of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FollowUp {
     /// Nothing.
@@ -138,7 +138,7 @@ impl Leases {
         again.flatten()
     }
 
-    /// Returns when a majority of the nodes is not about to end a grant of this lease.
+    /// Returns when the answers of a majority count: of nodes that are not about to end a grant of this lease.
     pub(super) async fn until_majority_counts(&self, id: LeaseId) {
         loop {
             let mut withdrawn = pin!(self.withdrawn.notified());

@@ -63,8 +63,8 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 ///
 /// **What it promises.** A request is sent to all nodes at once. It is granted if a majority grants it while there is
 /// time left, and its lease is measured from before the request was sent; the nodes keep it 1% and 2 ms longer than the
-/// client trusts it, because their clocks differ. If no majority grants it, whatever the nodes have granted is
-/// released, including on those that refused or did not answer. A lease is renewed, and released, by a majority; losing
+/// client trusts it, because their clocks differ. If no majority can grant it any more, a request that waits is
+/// queued, and any other is refused: then its lease is released on all nodes, including those that refused it or did not answer. A lease is renewed, and released, by a majority; losing
 /// it on a minority does not end it. In a renewal, nodes that have lost their data or could not be reached before get
 /// the lease again. A node that is slow, or hangs, delays nothing: every decision is made as soon as a majority has
 /// answered.
@@ -85,8 +85,8 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 ///   random time and queue again.
 /// * A request that does not wait may be refused if another one is made at the same moment, even though neither gets
 ///   the lock.
-/// * Holds of one owner of a reentrant lock have the same token as long as the nodes have the same holds. If a client enters while one of
-///   the holds is only on some of the nodes, its token may be greater.
+/// * Holds of one owner of a reentrant lock have the same token as long as the nodes have the same holds. If the owner enters
+///   from another client while a hold is known to only some of the nodes, the new hold's token may be greater.
 /// * Replicas do not help: a node is one server without failover.
 ///
 /// Semaphores are not supported: majorities cannot count permits.
@@ -153,14 +153,15 @@ impl RedlockBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
+    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect). [`Error::StoreUnavailable`] if the
+    /// crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<RedlockBackend, Error> {
         self.build(|node, _| Ok(NodeHandle::with(Arc::new(node.connect_lazy()?))))
     }
 
     fn build(
         self,
-        slot: impl Fn(RedisBuilder, String) -> Result<Arc<NodeHandle>, Error>,
+        handle: impl Fn(RedisBuilder, String) -> Result<Arc<NodeHandle>, Error>,
     ) -> Result<RedlockBackend, Error> {
         if self.node_timeout < MIN_TIMEOUT || self.node_timeout > MAX_TIMEOUT {
             let why = format!("{:?} is not between {MIN_TIMEOUT:?} and {MAX_TIMEOUT:?}", self.node_timeout);
@@ -174,16 +175,16 @@ impl RedlockBuilder {
             return Err(Error::invalid("nodes", why));
         }
         let ids = LeaseIds::new();
-        let mut slots = Vec::new();
+        let mut handles = Vec::new();
         for node in self.nodes {
             let store = node.address();
-            if slots.iter().any(|slot: &Arc<NodeHandle>| slot.store == store) {
+            if handles.iter().any(|handle: &Arc<NodeHandle>| handle.store == store) {
                 // It would have two votes.
                 return Err(Error::invalid("nodes", format!("{store} is listed twice")));
             }
-            slots.push(slot(node.for_client(ids.client()), store)?);
+            handles.push(handle(node.for_client(ids.client()), store)?);
         }
-        Ok(RedlockBackend::of(ids, slots, self.node_timeout))
+        Ok(RedlockBackend::of(ids, handles, self.node_timeout))
     }
 }
 
@@ -218,11 +219,13 @@ impl RedlockBackend {
     }
 
     fn of(ids: LeaseIds, nodes: Vec<Arc<NodeHandle>>, node_timeout: Duration) -> Self {
-        let stores: Vec<_> =
-            nodes.iter().map(|slot| slot.store.split_once("://").map_or(&*slot.store, |it| it.1)).collect();
+        let stores: Vec<_> = nodes
+            .iter()
+            .map(|handle| handle.store.split_once("://").map_or(&*handle.store, |it| it.1))
+            .collect();
         let store = format!("redlock://{}", stores.join(","));
         let own_thread =
-            nodes.iter().all(|slot| slot.node().is_none_or(|node| node.capabilities().own_thread));
+            nodes.iter().all(|handle| handle.node().is_none_or(|node| node.capabilities().own_thread));
         let capabilities = Capabilities {
             kinds: vec![Kind::Mutex, Kind::Reentrant],
             wakes: Wakes::Prompted,
@@ -239,7 +242,7 @@ impl RedlockBackend {
     async fn first_connect(&self) -> Result<(), Error> {
         let quorum = &self.quorum;
         quorum.connect_in_background();
-        let mut tried: FuturesUnordered<_> = quorum.nodes.iter().map(|slot| slot.tried()).collect();
+        let mut tried: FuturesUnordered<_> = quorum.nodes.iter().map(|handle| handle.tried()).collect();
         let (mut connected, mut failed) = (0, 0);
         while connected < quorum.majority() {
             match tried.next().await {
@@ -259,8 +262,8 @@ impl RedlockBackend {
 
     fn not_connected(&self) -> Error {
         let mut failures = Vec::new();
-        for (n, slot) in self.quorum.nodes.iter().enumerate() {
-            match slot.take_failure() {
+        for (n, handle) in self.quorum.nodes.iter().enumerate() {
+            match handle.take_failure() {
                 Some(Error::StoreUnavailable { source, .. } | Error::StoreRefused { source, .. }) => {
                     failures.push((n, source));
                 }

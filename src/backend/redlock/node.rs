@@ -82,32 +82,29 @@ struct Health {
 impl NodeHandle {
     /// For a server that is not connected yet.
     pub(super) fn of(builder: RedisBuilder, store: String) -> Arc<Self> {
-        Arc::new(Self {
-            store,
-            builder: Some(builder),
-            node: OnceLock::new(),
-            status: watch::Sender::new(Status::Connecting),
-            failure: Mutex::default(),
-            connecting: Mutex::default(),
-            health: Health::default(),
-            since: std::time::Instant::now(),
-        })
+        Self::new(store, Some(builder), OnceLock::new(), Status::Connecting)
     }
 
     /// For a node that connects by itself.
     pub(super) fn with(node: Arc<dyn Node>) -> Arc<Self> {
         let store = node.capabilities().store.clone();
-        let status = watch::Sender::new(Status::Connected);
-        let (failure, connecting) = (Mutex::default(), Mutex::default());
-        let health = Health::default();
+        Self::new(store, None, OnceLock::from(node), Status::Connected)
+    }
+
+    fn new(
+        store: String,
+        builder: Option<RedisBuilder>,
+        node: OnceLock<Arc<dyn Node>>,
+        status: Status,
+    ) -> Arc<Self> {
         Arc::new(Self {
             store,
-            builder: None,
-            node: OnceLock::from(node),
-            status,
-            failure,
-            connecting,
-            health,
+            builder,
+            node,
+            status: watch::Sender::new(status),
+            failure: Mutex::default(),
+            connecting: Mutex::default(),
+            health: Health::default(),
             since: std::time::Instant::now(),
         })
     }
@@ -184,9 +181,9 @@ impl NodeHandle {
         if connecting.as_ref().is_some_and(|(runtime, task)| *runtime == here && !task.is_over()) {
             return;
         }
-        let slot = Arc::clone(self);
+        let handle = Arc::clone(self);
         let (_, task) = spawn_cancelable(async move {
-            let connected = slot.connect_with(builder);
+            let connected = handle.connect_with(builder);
             tokio::select! {
                 biased;
                 () = closed.cancelled() => {}

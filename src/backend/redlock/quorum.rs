@@ -192,7 +192,7 @@ impl Quorum {
             );
         }
         self.closing.close();
-        join_all(self.nodes.iter().filter_map(|slot| slot.node()).map(|node| node.close())).await;
+        join_all(self.nodes.iter().filter_map(|handle| handle.node()).map(|node| node.close())).await;
     }
 }
 

@@ -97,7 +97,7 @@ impl Quorum {
     async fn ask(self: &Arc<Self>, request: &Request) -> Result<(Answer, bool), BackendError> {
         let id = request.lease.id;
         let asked = self.leases.begin(request, self.nodes.len(), || for_nodes(request));
-        // However this ends: if the lease is released in the meantime, some of the requests may be sent after that.
+        // However this ends: if the lease is released in the meantime, some of the requests may be sent after the release.
         let asking = guard(self, |quorum| {
             if !quorum.leases.end(id) {
                 quorum.release_everywhere(&asked.lease, asked.ttl);
@@ -302,7 +302,7 @@ impl Quorum {
         self.follow(Some(n), lease, follow_up);
     }
 
-    /// Does what follows from follow_up of a node.
+    /// Does what follows from an answer or an event of a node.
     pub(super) fn follow(self: &Arc<Self>, node: Option<usize>, lease: &LeaseRef, follow_up: FollowUp) {
         match (follow_up, node) {
             (FollowUp::Nothing, _) | (FollowUp::Settle(_) | FollowUp::Orphan, None) => {}
@@ -444,17 +444,9 @@ impl Quorum {
         }
         let majority = self.majority();
         let next = self.leases.with(lease.id, |entry| match entry.granted() {
-            0 => {
+            granted if granted == 0 || granted >= majority || entry.token.is_some() => {
                 entry.resolving = false;
-                Next::Done
-            }
-            _ if entry.token.is_some() => {
-                entry.resolving = false;
-                Next::Done
-            }
-            granted if granted >= majority => {
-                entry.resolving = false;
-                if entry.prompt() { Next::Ask } else { Next::Done }
+                if granted > 0 && entry.prompt() { Next::Ask } else { Next::Done }
             }
             _ if !entry.may_yield() => Next::Later,
             _ => {

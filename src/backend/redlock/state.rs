@@ -14,7 +14,7 @@ impl Quorum {
     /// A majority of connected nodes is enough; otherwise the state of the store is that of the best of the missing
     /// nodes.
     pub(super) fn state(&self) -> StoreState {
-        let nodes: Vec<_> = self.nodes.iter().map(|slot| slot.state()).collect();
+        let nodes: Vec<_> = self.nodes.iter().map(|handle| handle.state()).collect();
         let mut statuses: Vec<_> = nodes.iter().map(|node| node.status).collect();
         statuses.sort_by_key(|status| status.rank());
         let status = statuses.get(self.majority() - 1).copied().unwrap_or(Status::Connected);
@@ -22,11 +22,11 @@ impl Quorum {
     }
 
     pub(super) fn state_changes(self: &Arc<Self>) -> BoxStream<'static, StoreState> {
-        let of_nodes = self.nodes.iter().map(|slot| match slot.node() {
+        let of_nodes = self.nodes.iter().map(|handle| match handle.node() {
             Some(node) => node.state_changes(),
             None => {
-                let slot = Arc::clone(slot);
-                async move { slot.ready().await.state_changes() }.flatten_stream().boxed()
+                let handle = Arc::clone(handle);
+                async move { handle.ready().await.state_changes() }.flatten_stream().boxed()
             }
         });
         let quorum = Arc::downgrade(self);
@@ -40,8 +40,8 @@ impl Quorum {
             .nodes
             .iter()
             .enumerate()
-            .map(|(n, slot)| async move {
-                let answer = match slot.connected() {
+            .map(|(n, handle)| async move {
+                let answer = match handle.connected() {
                     Ok(node) => node.ping().await,
                     Err(error) => Err(error),
                 };
@@ -64,12 +64,12 @@ impl Quorum {
     /// The findings for each node, and which nodes cannot be reached.
     pub(super) async fn check_all(&self) -> Result<Vec<Finding>, BackendError> {
         let mut findings = Vec::new();
-        for slot in &self.nodes {
-            let found = match slot.connected() {
+        for handle in &self.nodes {
+            let found = match handle.connected() {
                 Ok(node) => node.check().await,
                 Err(error) => Err(error),
             };
-            let node = &slot.store;
+            let node = &handle.store;
             match found {
                 Ok(found) => findings.extend(
                     found

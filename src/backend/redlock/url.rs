@@ -16,10 +16,10 @@ pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
         "redlocks" => "rediss",
         _ => return Err(Error::invalid("url", "its scheme is neither `redlock://` nor `redlocks://`")),
     };
-    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, query)| (rest, query));
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     // A password may contain slashes only if they are encoded.
-    let (authority, path) = rest.split_once('/').map_or((rest, ""), |(authority, path)| (authority, path));
-    let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
     let at = if user.is_empty() { "" } else { "@" };
     let slash = if path.is_empty() { "" } else { "/" };
     let mut nodes = Vec::new();

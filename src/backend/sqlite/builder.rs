@@ -145,7 +145,7 @@ impl SqliteBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds.
+    /// [`Error::InvalidArgument`] if a setting is out of bounds. [`Error::StoreUnavailable`] if the client's thread cannot be started.
     pub fn connect_lazy(self) -> Result<SqliteBackend, Error> {
         let within = |argument, value: Duration, limit| {
             if (Duration::from_millis(1)..=limit).contains(&value) {

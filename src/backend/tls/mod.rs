@@ -140,8 +140,7 @@ const CLIENT_REJECTED: &str =
 const CONNECTION_ENDED: &str = "the server closed the connection; perhaps it does not speak TLS, or requires a client certificate (or a different one)";
 const HANDSHAKE_ENDED: &str =
     "the server ended the connection during the handshake; perhaps it does not speak TLS";
-pub(super) const NO_TLS: &str =
-    "the server answers in plain text: use a URL that begins with `redis://` or similar, without TLS";
+pub(super) const NO_TLS: &str = "the server answers in plain text: use a URL without TLS";
 
 /// A text about a connection that was not opened over TLS, with what it means.
 pub(super) fn explain(text: String) -> String {

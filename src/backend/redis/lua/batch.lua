@@ -22,7 +22,7 @@ local key, before, after
 -- Starts with the operation at `next_at`, and ends early if a slow path fails.
 local function carry_out_all(parts, answers, fences)
   local clock, code, seen = clock, parts[next_at], nil
-  local acquire_fast, release_fast, renew, waiting_paths, wait_fast, pass_on_fast, permits_fast, slow_path
+  local acquire_fast, release_fast, renew, waiting_paths, wait_fast, release_waited_fast, permits_fast, slow_path
   while code do
     local own, arg = parts[next_at + 1], next_at + 2
     if code == USE_FENCE then
@@ -46,7 +46,7 @@ local function carry_out_all(parts, answers, fences)
           local queue, id, ttl_ms = before .. key .. after .. ':queue', parts[arg], parts[arg + 1]
           answer = acquire_fast(key, queue, fence, clock, id, ttl_ms)
           if not answer then
-            if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
+            if not wait_fast then wait_fast, release_waited_fast = waiting_paths() end
             answer, seen = wait_fast(seen, key, queue, clock, id, ttl_ms)
           end
         elseif code == RELEASE or code == RELEASE_WITH_GAPS then
@@ -62,8 +62,8 @@ local function carry_out_all(parts, answers, fences)
             local released, value = release_fast(key, fence, id)
             answer = released
             if not released then
-              if not wait_fast then wait_fast, pass_on_fast = waiting_paths() end
-              answer = pass_on_fast(key, value, before .. key .. after .. ':queue', fence, clock, id)
+              if not wait_fast then wait_fast, release_waited_fast = waiting_paths() end
+              answer = release_waited_fast(key, value, before .. key .. after .. ':queue', fence, clock, id)
             end
           end
         elseif code == RENEW then

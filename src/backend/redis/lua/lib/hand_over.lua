@@ -42,7 +42,7 @@ local function hand_over(r, asker)
       local reached = id == asker
       if not reached and request.permits <= r.free and not silent[client] then
         request.token = r.next_token(r, r.clock)
-        local terms = terms_of(request.owner and 'reentrant' or r.terms, r.fence, r.key)
+        local terms = terms_of(request.owner and 'reentrant' or r.message_kind, r.fence, r.key)
         reached = tell(id, grant_message(id, request.token, request.ticket, terms))
       end
       if reached then

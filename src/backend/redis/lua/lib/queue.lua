@@ -16,7 +16,7 @@
 --   fence, clock          as in fence.lua and time.lua
 --   free, limit           how many permits are free, and how many there can be at most
 --   by_size               whether small requests may overtake large ones
---   terms                 the kind, as in messages (grant.lua)
+--   message_kind          the kind, as in messages (grant.lua)
 --   last_ticket           of a semaphore, whose places are not in the order of their tickets
 --   next_token            function(r, clock): a new token, as text
 --   admit                 function(r, id, request): makes a waiter a holder
@@ -38,7 +38,7 @@ local function waiting_for(r, owner)
   return call('HGET', r.waiters, '/' .. owner) or ''
 end
 
--- Removes `id` from the queue; nil if it is not in it. A caller that knows its record passes it.
+-- Removes `id` from the queue and returns its record; nil if it is not queued. A caller that already has the record passes it.
 local function remove(r, id, request)
   request = request or waiter(r, id)
   if not request then return nil end

@@ -1,5 +1,5 @@
--- The fast path of acquire.lua for a request that already waits, while another client holds the lock: alive for another
--- lease. Returns nothing, and changes nothing, in other cases. Waiting requests are repeated together, so this is for
+-- The fast path of acquire.lua for a request that already waits, while another client holds the lock: the waiter counts as
+-- alive for another TTL. Returns nothing, and changes nothing, in other cases. Waiting requests are repeated together, so this is for
 -- batches.
 --
 -- `seen` is the queue used by the previous operation, as long as nothing else may have changed in it.

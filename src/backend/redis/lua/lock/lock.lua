@@ -25,7 +25,7 @@ local function lock_at(key, queue, fence, clock)
   local stem = sub(queue, 1, -6)
   return {
     key = key, queue = queue, waiters = stem .. 'waiters', holds = stem .. 'holds', fence = fence, clock = clock,
-    free = 0, limit = 1, by_size = false, terms = 'mutex', next_token = next_lock_token, admit = hold_lock,
+    free = 0, limit = 1, by_size = false, message_kind = 'mutex', next_token = next_lock_token, admit = hold_lock,
   }
 end
 

@@ -12,9 +12,9 @@ local function wait_fast(seen, lock, queue, clock, id, ttl_ms)
 end
 
 -- The release of a holder that others wait for.
-local function pass_on_fast(lock, value, queue, fence, clock, id)
+local function release_waited_fast(lock, value, queue, fence, clock, id)
   local done, answer = pcall(hand_over_fast, lock, value, queue, sub(queue, 1, -6) .. 'waiters', fence, clock, id)
   return done and answer
 end
 
-return wait_fast, pass_on_fast
+return wait_fast, release_waited_fast

@@ -74,7 +74,7 @@ local function expire_leases(s, id)
   return id and call('HGET', s.holds, id)
 end
 
--- The semaphore is in use: its limit stays in force for a lease after this one, and the keys of its holders are kept.
+-- The semaphore is in use: its limit stays in force for a TTL after this lease, and the keys of its holders are kept.
 local function touch(s, ttl_ms)
   s.lapse = math.max(s.lapse, s.clock.ms + ttl_ms * 2)
   s.kept = s.clock.ms + keep(s.key, s.holds, ttl_ms)
@@ -109,7 +109,7 @@ end
 
 -- Hands over what is free to those waiters that now fit (queue.lua).
 local function hand_over_permits(s, asker)
-  s.terms = s.kind .. '/' .. s.limit .. '/' .. (s.version or '0')
+  s.message_kind = s.kind .. '/' .. s.limit .. '/' .. (s.version or '0')
   s.admit = hold_permits
   return hand_over(s, asker)
 end
