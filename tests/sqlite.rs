@@ -14,12 +14,13 @@ use std::thread;
 use std::time::Duration;
 
 use file::{SmallDisk, SqliteFile};
-use leasehold::backend::{Event, Kind, LeaseIds, LeaseRef, Resource};
+use leasehold::backend::{Event, Kind, LeaseId, LeaseRef, Resource};
 use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, sqlite};
 use support::{Worker, eventually, one_place_each, say, within, worker_args};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
 
 const NAME: &str = "machine:42";
 const SECOND: Duration = Duration::from_secs(1);
@@ -531,7 +532,7 @@ async fn forged_messages_grant_nothing() {
     let pair = Pair::new("").await;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     let place = mutex(&pair.client).inspect().await.expect("it answers").waiters[0].id;
-    let guessed = LeaseRef::new(LeaseIds::new().next(), Resource::named("lock:", NAME, Kind::Mutex));
+    let guessed = LeaseRef::new(LeaseId::next(Uuid::new_v4()), Resource::named("lock:", NAME, Kind::Mutex));
     // Somebody who can read the file knows which lease waits, and still not its place.
     for lease in [guessed.id.to_string(), place.to_string()] {
         for message in [

@@ -69,22 +69,24 @@ fn read_grant(text: &str) -> Option<Event> {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
-    use crate::backend::LeaseIds;
 
     #[test]
     fn every_event_is_read_as_it_was_written() {
-        let (ids, token) = (LeaseIds::new(), FencingToken::new(u64::MAX));
+        let token = FencingToken::new(u64::MAX);
+        let new_id = || LeaseId::next(Uuid::nil());
         let lease =
-            |prefix: &str, name: &str, kind| LeaseRef::new(ids.next(), Resource::named(prefix, name, kind));
+            |prefix: &str, name: &str, kind| LeaseRef::new(new_id(), Resource::named(prefix, name, kind));
         let grant =
             |lease, limit| Event::Granted { lease, ticket: Ticket::new(7), grant: Grant::new(token, limit) };
         for event in [
             grant(lease("lock:", "a b:c\nd é", Kind::Mutex), None),
             grant(lease("", "x", Kind::Reentrant), None),
             grant(lease("a:b:", "x", Kind::Fair), Some(Limit::new(u32::MAX, u64::MAX))),
-            Event::Revoked { lease: ids.next(), token },
-            Event::AskAgain(ids.next()),
+            Event::Revoked { lease: new_id(), token },
+            Event::AskAgain(new_id()),
             Event::Changed("lock: a".into()),
             Event::Resync,
         ] {
@@ -94,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_text_that_is_not_an_event_is_rejected() {
-        let lease = LeaseIds::new().next();
+        let lease = LeaseId::next(Uuid::nil());
         for text in [
             String::new(),
             "x".to_owned(),

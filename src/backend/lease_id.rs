@@ -14,9 +14,18 @@ pub struct LeaseId {
     sequence: u64,
 }
 
+/// The number of the next acquisition of this process.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
 impl LeaseId {
     /// The maximum length of an id's text.
     pub(crate) const MAX_LENGTH: usize = uuid::fmt::Hyphenated::LENGTH + ".18446744073709551615".len();
+
+    /// The id of a new acquisition of this client.
+    #[must_use]
+    pub fn next(client: Uuid) -> Self {
+        Self { client, sequence: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
 
     /// The client that made the acquisition.
     #[must_use]
@@ -24,7 +33,7 @@ impl LeaseId {
         self.client
     }
 
-    /// The acquisition's number within its client.
+    /// The acquisition's number, which no other one of this process has.
     #[must_use]
     pub const fn sequence(&self) -> u64 {
         self.sequence
@@ -67,52 +76,13 @@ impl fmt::Debug for LeaseId {
     }
 }
 
-/// Creates the lease ids of one client.
-#[derive(Debug)]
-pub struct LeaseIds {
-    client: Uuid,
-    next: AtomicU64,
-}
-
-impl LeaseIds {
-    /// A new client with a random (version 4) UUID.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { client: Uuid::new_v4(), next: AtomicU64::new(1) }
-    }
-
-    /// Another source of ids for an existing client. It starts again with the same ids, so only one of the sources may
-    /// be used.
-    #[cfg(feature = "_redis")]
-    pub(crate) const fn of(client: Uuid) -> Self {
-        Self { client, next: AtomicU64::new(1) }
-    }
-
-    /// The client whose ids these are.
-    #[must_use]
-    pub const fn client(&self) -> Uuid {
-        self.client
-    }
-
-    /// The next id.
-    pub fn next(&self) -> LeaseId {
-        LeaseId { client: self.client, sequence: self.next.fetch_add(1, Ordering::Relaxed) }
-    }
-}
-
-impl Default for LeaseIds {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_lease_id_reads_back_and_foreign_values_do_not() {
-        let id = LeaseIds::new().next();
+        let id = LeaseId::next(Uuid::new_v4());
         for sequence in [id.sequence, 0, 9, 10, u64::MAX] {
             let id = LeaseId { sequence, ..id };
             assert_eq!(id.to_string(), format!("{}.{sequence}", id.client));

@@ -692,8 +692,9 @@ fn read(text: &str) -> Option<Ledger> {
 mod tests {
     use std::iter::successors;
 
+    use uuid::Uuid;
+
     use super::*;
-    use crate::backend::LeaseIds;
 
     const TTL: Duration = Duration::from_secs(10);
     const SECOND: u64 = 1_000_000;
@@ -701,7 +702,6 @@ mod tests {
     /// A record, the leases of its clients, and the time.
     struct Site {
         ledger: Ledger,
-        ids: LeaseIds,
         resource: Resource,
         limit: Limit,
         now: u64,
@@ -712,7 +712,6 @@ mod tests {
         fn new(kind: Kind, limit: u32) -> Self {
             Self {
                 ledger: Ledger::default(),
-                ids: LeaseIds::new(),
                 resource: Resource::new("key", kind),
                 limit: Limit::stated(limit),
                 now: SECOND,
@@ -729,7 +728,7 @@ mod tests {
         }
 
         fn lease(&self) -> LeaseRef {
-            LeaseRef::new(self.ids.next(), self.resource.clone())
+            LeaseRef::new(LeaseId::next(Uuid::nil()), self.resource.clone())
         }
 
         fn claim(&self, permits: u32) -> Claim {

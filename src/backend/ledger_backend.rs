@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
 use super::types::*;
-use super::{Backend, BackendError, Finding, LeaseId, LeaseIds, NodeState, Status, StoreState};
+use super::{Backend, BackendError, Finding, LeaseId, NodeState, Status, StoreState};
 use crate::closing::Closing;
 
 /// What a database must provide so that [`LedgerBackend`] can use it as a store: atomic changes of one record and, if
@@ -85,7 +85,7 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
 /// A full [`Backend`] on a [`LedgerStore`].
 pub struct LedgerBackend<S> {
     store: S,
-    ids: LeaseIds,
+    client: Uuid,
     capabilities: Capabilities,
     /// The channel for events that result from this client's own changes.
     own: Mutex<Option<UnboundedSender<Event>>>,
@@ -96,14 +96,14 @@ impl<S: LedgerStore> LedgerBackend<S> {
     /// A client of `store`.
     #[must_use]
     pub fn on(store: S) -> Self {
-        let (ids, capabilities) = (LeaseIds::new(), store.capabilities());
-        Self { store, ids, capabilities, own: Mutex::default(), closing: Closing::default() }
+        let (client, capabilities) = (Uuid::new_v4(), store.capabilities());
+        Self { store, client, capabilities, own: Mutex::default(), closing: Closing::default() }
     }
 
     /// The same, as one of several nodes: all of them have the same client.
     #[cfg(all(test, feature = "_redis"))]
     pub(super) fn for_client(store: S, client: Uuid) -> Self {
-        Self { ids: LeaseIds::of(client), ..Self::on(store) }
+        Self { client, ..Self::on(store) }
     }
 
     /// The store.
@@ -117,7 +117,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
         key: &Arc<str>,
         mut change: impl FnMut(&mut Ledger, Stamp, &mut Vec<Event>) -> T + Send + 'static,
     ) -> Result<T, BackendError> {
-        let client = self.ids.client();
+        let client = self.client;
         let transaction = self.transact(slice::from_ref(key), move |_, ledger, stamp| {
             let mut events = Vec::new();
             let outcome = change(ledger, stamp, &mut events);
@@ -211,7 +211,7 @@ fn is_for(event: &Event, client: Uuid) -> bool {
 
 impl<S: LedgerStore> Backend for LedgerBackend<S> {
     fn lease_id(&self) -> LeaseId {
-        self.ids.next()
+        LeaseId::next(self.client)
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
@@ -293,7 +293,7 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     fn events(&self) -> BoxStream<'static, Event> {
         let (sender, events) = unbounded();
         *self.own.lock() = Some(sender);
-        stream::select(events, self.store.wakes(self.ids.client())).boxed()
+        stream::select(events, self.store.wakes(self.client)).boxed()
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -86,7 +86,7 @@ pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuild
 pub use crate::error::{BackendError, BoxError, NodeFailure};
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdBackend, EtcdBuilder};
-pub use lease_id::{LeaseId, LeaseIds};
+pub use lease_id::LeaseId;
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use memory::{MemoryBackend, MemoryStore};

@@ -605,11 +605,11 @@ impl Capabilities {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::LeaseIds;
+    use uuid::Uuid;
 
     #[test]
     fn debug_output_does_not_contain_the_whole_id() {
-        let id = LeaseIds::new().next();
+        let id = LeaseId::next(Uuid::new_v4());
         let tail = &id.client().to_string()[9..];
         assert!(!format!("{id:?}").contains(tail));
         let holder = Holder::new(id.to_string(), None, None);

@@ -210,8 +210,13 @@ pub(crate) fn take_all_waiters<W>(queues: &Queues<W>) -> Vec<W> {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
-    use crate::backend::LeaseIds;
+
+    fn new_id() -> LeaseId {
+        LeaseId::next(Uuid::nil())
+    }
 
     fn lock() -> Queue<&'static str> {
         Queue::new(None)
@@ -249,8 +254,8 @@ mod tests {
 
     #[test]
     fn the_first_waiter_requests_a_lease_and_later_ones_queue_in_order() {
-        let (mut queue, ids) = (lock(), LeaseIds::new());
-        holds(&mut queue, ids.next());
+        let mut queue = lock();
+        holds(&mut queue, new_id());
         for waiter in ["a", "b", "c"] {
             waits(&mut queue, waiter);
         }
@@ -263,14 +268,14 @@ mod tests {
 
     #[test]
     fn when_a_lease_is_returned_another_is_wanted_for_the_waiters() {
-        let (mut queue, ids) = (lock(), LeaseIds::new());
-        let first = ids.next();
+        let mut queue = lock();
+        let first = new_id();
         holds(&mut queue, first);
         waits(&mut queue, "a");
         waits(&mut queue, "b");
         queue.end(first);
         assert_eq!(queue.wanted(), 1);
-        let lease = ids.next();
+        let lease = new_id();
         queue.ask(lease);
         assert_eq!(queue.wanted(), 0);
         assert!(queue.hold(lease));
@@ -280,9 +285,9 @@ mod tests {
 
     #[test]
     fn a_lease_is_given_up_only_with_the_last_waiter() {
-        let (mut queue, ids) = (lock(), LeaseIds::new());
+        let mut queue = lock();
         let first = waits(&mut queue, "first");
-        let lease = ids.next();
+        let lease = new_id();
         queue.ask_in_place(lease);
         let second = waits(&mut queue, "second");
         assert!(queue.leave(first));
@@ -294,10 +299,10 @@ mod tests {
 
     #[test]
     fn a_waiter_that_sends_its_own_request_is_served_before_later_ones() {
-        let (mut queue, ids) = (Queue::new(Some(1)), LeaseIds::new());
-        holds(&mut queue, ids.next());
+        let mut queue = Queue::new(Some(1));
+        holds(&mut queue, new_id());
         let first = waits(&mut queue, "first");
-        queue.ask_in_place(ids.next());
+        queue.ask_in_place(new_id());
         let second = waits(&mut queue, "second");
         assert!(queue.leave_first(second).is_none());
         assert_eq!(queue.next(), Some("first"));
@@ -307,9 +312,9 @@ mod tests {
 
     #[test]
     fn the_keeper_adopts_a_directly_sent_request_once() {
-        let (mut queue, ids) = (lock(), LeaseIds::new());
+        let mut queue = lock();
         waits(&mut queue, "first");
-        let lease = ids.next();
+        let lease = new_id();
         queue.ask_in_place(lease);
         assert_eq!((queue.take_in_place().to_vec(), queue.take_in_place().to_vec()), (vec![lease], vec![]));
         assert!(queue.hold(lease) && queue.take_in_place().is_empty());
@@ -317,14 +322,14 @@ mod tests {
 
     #[test]
     fn for_permits_one_more_lease_is_requested_than_the_limit() {
-        let (mut queue, ids) = (Queue::new(Some(2)), LeaseIds::new());
-        let held = [ids.next(), ids.next()];
+        let mut queue = Queue::new(Some(2));
+        let held = [new_id(), new_id()];
         for lease in held {
             holds(&mut queue, lease);
         }
         waits(&mut queue, "a");
         assert_eq!(queue.wanted(), 1, "its place is in the store's queue");
-        queue.ask_in_place(ids.next());
+        queue.ask_in_place(new_id());
         waits(&mut queue, "b");
         assert_eq!(queue.wanted(), 0);
         queue.follow(4);
@@ -346,9 +351,9 @@ mod tests {
 
     #[test]
     fn a_queue_is_forgotten_when_it_is_over() {
-        let (queues, ids) = (Queues::default(), LeaseIds::new());
+        let queues = Queues::default();
         let group = Group::new("key".into(), 1);
-        let lease = ids.next();
+        let lease = new_id();
         with_queue(&queues, &group, None, |queue| holds(queue, lease));
         assert_eq!(queues.lock().len(), 1);
         with_queue(&queues, &group, None, |queue| queue.end(lease));

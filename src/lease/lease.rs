@@ -963,13 +963,15 @@ impl Hold {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
-    use crate::backend::{Kind, LeaseIds, Queued as Place};
+    use crate::backend::{Kind, Queued as Place};
 
     const TTL: Duration = Duration::from_secs(10);
 
     fn lease() -> Arc<Lease> {
-        let asked = LeaseRef::new(LeaseIds::new().next(), Resource::new("lock:a", Kind::Mutex));
+        let asked = LeaseRef::new(LeaseId::next(Uuid::nil()), Resource::new("lock:a", Kind::Mutex));
         let terms = Settings::new(TTL, TTL / 3, None, false);
         Lease::new(Request::new(asked, Claim::Sole, TTL).waiting(), Arc::new(terms), None)
     }

@@ -253,18 +253,20 @@ mod tests {
     use std::pin::pin;
 
     use futures::poll;
+    use uuid::Uuid;
 
     use super::*;
-    use crate::backend::{Kind, LeaseIds, Resource};
+    use crate::backend::{Kind, LeaseId, Resource};
 
-    fn orphan(ids: &LeaseIds) -> PendingRelease {
-        PendingRelease::orphan(LeaseRef::new(ids.next(), Resource::new("a", Kind::Mutex)))
+    fn orphan() -> PendingRelease {
+        let id = LeaseId::next(Uuid::nil());
+        PendingRelease::orphan(LeaseRef::new(id, Resource::new("a", Kind::Mutex)))
     }
 
     #[tokio::test]
     async fn a_release_that_is_interrupted_is_pending_again() {
-        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
-        queue.push(orphan(&ids));
+        let queue = ReleaseQueue::default();
+        queue.push(orphan());
         drop(queue.pop());
         let mut finished = pin!(queue.finished("a"));
         assert!(poll!(&mut finished).is_pending());
@@ -274,8 +276,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_release_that_is_left_is_sent_again_and_not_late() {
-        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
-        queue.push(orphan(&ids));
+        let queue = ReleaseQueue::default();
+        queue.push(orphan());
         assert!(!queue.is_any_late(0) && queue.is_any_late(queue.next_number()));
         let mut sent = pin!(queue.sent());
         assert!(poll!(&mut sent).is_pending());
@@ -285,7 +287,7 @@ mod tests {
         assert!(poll!(&mut sent).is_ready());
         assert!(!queue.is_any_late(queue.next_number()) && !queue.is_empty());
         assert!(queue.pop_unsent().is_none() && queue.is_any_waiting());
-        queue.push(orphan(&ids));
+        queue.push(orphan());
         assert!(queue.is_any_late(queue.next_number()));
         let left = queue.pop().unwrap();
         assert_eq!(left.number, 0, "before those that were queued later");
@@ -299,9 +301,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_release_is_unsent_unless_as_many_as_possible_are_in_flight() {
-        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
-        queue.push(orphan(&ids));
-        queue.push(orphan(&ids));
+        let queue = ReleaseQueue::default();
+        queue.push(orphan());
+        queue.push(orphan());
         assert!(!queue.is_any_unsent(0, 1) && queue.is_any_unsent(1, 1));
         let in_flight = queue.pop().unwrap();
         assert!(!queue.is_any_unsent(1, 2), "the other one was queued later");
@@ -315,9 +317,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_release_that_is_postponed_is_pending_behind_the_others() {
-        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
-        queue.push(orphan(&ids));
-        queue.push(orphan(&ids));
+        let queue = ReleaseQueue::default();
+        queue.push(orphan());
+        queue.push(orphan());
         let mut first = queue.pop_unsent().unwrap();
         first.give_up = Some(Instant::now());
         queue.postpone(first);
@@ -331,12 +333,12 @@ mod tests {
 
     #[tokio::test]
     async fn later_releases_are_not_waited_for() {
-        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
+        let queue = ReleaseQueue::default();
         queue.finished("a").await;
-        queue.push(orphan(&ids));
+        queue.push(orphan());
         let mut finished = pin!(queue.finished("a"));
         assert!(poll!(&mut finished).is_pending());
-        queue.push(orphan(&ids));
+        queue.push(orphan());
         queue.finish(queue.pop().unwrap());
         assert!(poll!(&mut finished).is_ready());
         assert!(poll!(pin!(queue.drained(|| true))).is_pending());
@@ -344,17 +346,17 @@ mod tests {
 
     #[tokio::test]
     async fn those_queued_before_are_waited_for_whichever_is_done_first() {
-        let (queue, ids) = (ReleaseQueue::default(), LeaseIds::new());
-        queue.push(orphan(&ids));
+        let queue = ReleaseQueue::default();
+        queue.push(orphan());
         let first = queue.pop().unwrap();
         let mut finished = pin!(queue.finished("a"));
         assert!(poll!(&mut finished).is_pending());
-        queue.push(orphan(&ids));
+        queue.push(orphan());
         queue.finish(queue.pop().unwrap());
         assert!(poll!(&mut finished).is_pending(), "the later one was done first");
         queue.finish(first);
         // Another one is queued before the first is looked at.
-        queue.push(orphan(&ids));
+        queue.push(orphan());
         assert!(poll!(&mut finished).is_ready());
     }
 }

@@ -69,15 +69,16 @@ impl Value {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
-    use crate::backend::LeaseIds;
 
     #[test]
     fn what_is_stored_is_read_as_it_was_written() {
         let hold = What::Hold(FencingToken::new(u64::MAX));
         let place = What::Place { tokens: 16, index: 3 };
         for (what, owner) in [(hold, None), (place, Some("a b\nc")), (hold, Some("")), (place, None)] {
-            let lease = LeaseIds::new().next();
+            let lease = LeaseId::next(Uuid::nil());
             let value = Value {
                 lease,
                 kind: Kind::Reentrant,

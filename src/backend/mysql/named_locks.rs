@@ -166,8 +166,13 @@ pub(super) fn wait(lease: LeaseId, seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
-    use crate::backend::LeaseIds;
+
+    fn new_id() -> LeaseId {
+        LeaseId::next(Uuid::nil())
+    }
 
     #[test]
     fn names_fit_the_limit_of_mysql() {
@@ -176,8 +181,8 @@ mod tests {
 
     #[test]
     fn a_short_lease_takes_no_named_lock_and_a_contended_one_does_at_once() {
-        let (ids, now, mut locks) = (LeaseIds::new(), Instant::now(), NamedLocks::new(true));
-        let (brief, wanted) = (ids.next(), ids.next());
+        let (now, mut locks) = (Instant::now(), NamedLocks::new(true));
+        let (brief, wanted) = (new_id(), new_id());
         assert!(locks.want(brief, false, now));
         assert!(locks.want(wanted, true, now));
         assert_eq!(locks.takes(now), [wanted]);
@@ -190,8 +195,8 @@ mod tests {
 
     #[test]
     fn a_named_lock_held_elsewhere_is_retried_and_one_taken_too_late_is_released() {
-        let (ids, now, mut locks) = (LeaseIds::new(), Instant::now(), NamedLocks::new(true));
-        let lease = ids.next();
+        let (now, mut locks) = (Instant::now(), NamedLocks::new(true));
+        let lease = new_id();
         locks.want(lease, true, now);
         assert_eq!(locks.takes(now), [lease]);
         assert!(locks.took(lease, false));
@@ -205,8 +210,8 @@ mod tests {
 
     #[test]
     fn locks_that_ended_with_their_session_are_taken_again() {
-        let (ids, now, mut locks) = (LeaseIds::new(), Instant::now(), NamedLocks::new(true));
-        let leases = [ids.next(), ids.next(), ids.next()];
+        let (now, mut locks) = (Instant::now(), NamedLocks::new(true));
+        let leases = [new_id(), new_id(), new_id()];
         assert!(leases.iter().all(|lease| locks.want(*lease, true, now)));
         assert_eq!(locks.takes(now), leases);
         locks.took(leases[0], true);

@@ -113,42 +113,42 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::backend::{Answer, Claim, Kind, LeaseIds, Request, Resource, Stamp};
+    use crate::backend::{Answer, Claim, Kind, LeaseId, Request, Resource, Stamp};
 
     const TTL: Duration = Duration::from_secs(1);
 
-    fn request(ledger: &mut Ledger, ids: &LeaseIds, claim: Claim, kind: Kind) -> (LeaseRef, Answer) {
-        let lease = LeaseRef::new(ids.next(), Resource::new("key", kind));
+    fn request(ledger: &mut Ledger, client: Uuid, claim: Claim, kind: Kind) -> (LeaseRef, Answer) {
+        let lease = LeaseRef::new(LeaseId::next(client), Resource::new("key", kind));
         let request = Request::new(lease.clone(), claim, TTL).waiting();
         (lease, ledger.request(&request, Stamp::new(1, 1, 1), &mut Vec::new()).unwrap())
     }
 
     #[test]
     fn a_client_waits_for_the_place_ahead_of_it_or_else_for_the_holder() {
-        let (ours, theirs, mut ledger) = (LeaseIds::new(), LeaseIds::new(), Ledger::default());
-        let mut sole = |ids| request(&mut ledger, ids, Claim::Sole, Kind::Mutex).0;
-        let (held, first) = (sole(&theirs), sole(&ours));
-        let view = View::of(&ledger, Some(ours.client()));
+        let (ours, theirs, mut ledger) = (Uuid::new_v4(), Uuid::new_v4(), Ledger::default());
+        let mut sole = |client| request(&mut ledger, client, Claim::Sole, Kind::Mutex).0;
+        let (held, first) = (sole(theirs), sole(ours));
+        let view = View::of(&ledger, Some(ours));
         assert_eq!((view.behind, view.before, view.others_wait), (Some(held.id), 0, false));
         assert_eq!(view.leases().collect::<Vec<_>>(), [first.id]);
-        let view = View::of(&ledger, Some(theirs.client()));
+        let view = View::of(&ledger, Some(theirs));
         assert_eq!((view.behind, view.others_wait), (None, true));
         assert_eq!(view.leases().collect::<Vec<_>>(), [held.id]);
 
-        let third = LeaseIds::new();
-        request(&mut ledger, &third, Claim::Sole, Kind::Mutex);
-        let view = View::of(&ledger, Some(third.client()));
+        let third = Uuid::new_v4();
+        request(&mut ledger, third, Claim::Sole, Kind::Mutex);
+        let view = View::of(&ledger, Some(third));
         assert_eq!((view.behind, view.before), (Some(first.id), 1));
         assert!(View::of(&ledger, None).is_empty());
     }
 
     #[test]
     fn a_waiter_whose_owner_holds_is_admitted() {
-        let (ours, theirs, mut ledger) = (LeaseIds::new(), LeaseIds::new(), Ledger::default());
+        let (ours, theirs, mut ledger) = (Uuid::new_v4(), Uuid::new_v4(), Ledger::default());
         let owner: Arc<str> = "owner".into();
-        request(&mut ledger, &theirs, Claim::Sole, Kind::Mutex);
-        request(&mut ledger, &ours, Claim::Owner(Arc::clone(&owner)), Kind::Reentrant);
-        let view = View::of(&ledger, Some(ours.client()));
+        request(&mut ledger, theirs, Claim::Sole, Kind::Mutex);
+        request(&mut ledger, ours, Claim::Owner(Arc::clone(&owner)), Kind::Reentrant);
+        let view = View::of(&ledger, Some(ours));
         assert!(!view.places[0].is_admitted);
     }
 }

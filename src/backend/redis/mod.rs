@@ -89,7 +89,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::tls::TlsOptions;
-use super::{BackendError, Capabilities, LeaseIds, MAX_TTL, Status, StoreState};
+use super::{BackendError, Capabilities, MAX_TTL, Status, StoreState};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
@@ -113,7 +113,7 @@ pub use credentials::{Credentials, CredentialsProvider};
 /// next call reconnects from its own runtime. There are more in a cluster (for commands and renewals, one to each primary),
 /// with sentinels (one subscription to each), and with [`wait_replicas`](RedisBuilder::wait_replicas) (one to each primary).
 pub struct RedisBackend {
-    ids: LeaseIds,
+    client: Uuid,
     capabilities: Capabilities,
     callers: Arc<CallersConnections>,
     /// The connections for commands, on the caller's runtime.
@@ -160,7 +160,7 @@ pub struct RedisBuilder {
     fail_fast: bool,
     tls: Option<TlsOptions>,
     sentinel_login: Option<Login>,
-    /// The ids of its leases; of its own if it is not one of several nodes.
+    /// The client, if it is one of several nodes.
     client: Option<Uuid>,
 }
 
@@ -319,7 +319,7 @@ impl RedisBuilder {
         self
     }
 
-    /// Leases of this client: those of all nodes of a Redlock have the same ids.
+    /// As one of the nodes of a Redlock, which all have the same client.
     pub(in crate::backend) const fn for_client(mut self, client: Uuid) -> Self {
         self.client = Some(client);
         self
@@ -556,8 +556,8 @@ impl RedisBackend {
     ) -> Result<Self, BackendError> {
         let own = background_handle()?;
         let (closing, statuses) = (Closing::default(), Statuses::new(store.clone()));
-        let ids = settings.client.map_or_else(LeaseIds::new, LeaseIds::of);
-        let notifications = Arc::new(Notifications::new(ids.client(), settings.quota.is_some()));
+        let client = settings.client.unwrap_or_else(Uuid::new_v4);
+        let notifications = Arc::new(Notifications::new(client, settings.quota.is_some()));
         let connections = ConnectionSettings {
             connector: Arc::new(Opening::new(library, settings.target.tls, settings.timeouts)),
             login: settings.target.login.clone(),
@@ -590,6 +590,7 @@ impl RedisBackend {
         let callers = CallersConnections::new(all_commands, subscriber, notified, expected, closing.token());
         drivers.push(own.spawn(Arc::clone(&callers).watch()));
         Ok(Self {
+            client,
             capabilities: Capabilities::new(store),
             callers,
             commands,
@@ -602,7 +603,6 @@ impl RedisBackend {
             timeouts: settings.timeouts,
             fail_fast: settings.fail_fast,
             statuses,
-            ids,
             closing,
         })
     }

@@ -337,7 +337,6 @@ async fn answers(link: &dyn Link, time_limit: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::LeaseIds;
 
     fn granted(lease: LeaseId, kind: Kind, key: &str, limit: Option<Limit>) -> Event {
         let lease = LeaseRef::new(lease, Resource::new(key, kind));
@@ -346,8 +345,8 @@ mod tests {
 
     #[test]
     fn a_grant_message_names_the_place_and_for_permits_the_limit() {
-        let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
+        let lease = LeaseId::next(Uuid::new_v4());
+        let notifications = Notifications::new(lease.client(), false);
         let event = notifications.read(&format!("grant {lease} 42 7 mutex 5 lock:a b"));
         assert_eq!(event, Some(granted(lease, Kind::Mutex, "lock:a b", None)));
         let event = notifications.read(&format!("grant {lease} 42 7 fair/5/17 10 semaphore:a"));
@@ -356,8 +355,8 @@ mod tests {
 
     #[test]
     fn revocations_and_prompts_name_their_lease() {
-        let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
+        let lease = LeaseId::next(Uuid::new_v4());
+        let notifications = Notifications::new(lease.client(), false);
         let event = notifications.read(&format!("revoke {lease} 42 lock:a"));
         assert_eq!(event, Some(Event::Revoked { lease, token: FencingToken::new(42) }));
         assert_eq!(notifications.read(&format!("ask {lease} lock:a")), Some(Event::AskAgain(lease)));
@@ -365,8 +364,8 @@ mod tests {
 
     #[test]
     fn malformed_messages_and_messages_for_others_are_ignored() {
-        let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
+        let lease = LeaseId::next(Uuid::new_v4());
+        let notifications = Notifications::new(lease.client(), false);
         for nonsense in [
             "",
             "grant",
@@ -378,7 +377,7 @@ mod tests {
             &format!("grant {lease} 1 2 mutex k"),
             &format!("grant {lease} 1 2 mutex 2 k"),
             &format!("revoke {lease} x lock:a"),
-            &format!("ask {} lock:a", LeaseIds::new().next()),
+            &format!("ask {} lock:a", LeaseId::next(Uuid::new_v4())),
             "evict a b",
         ] {
             assert_eq!(notifications.read(nonsense), None, "{nonsense}");
@@ -387,8 +386,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_grant_without_a_message_makes_the_subscription_suspect() {
-        let ids = LeaseIds::new();
-        let (notifications, lease) = (Notifications::new(ids.client(), false), ids.next());
+        let lease = LeaseId::next(Uuid::new_v4());
+        let notifications = Notifications::new(lease.client(), false);
         let queued = Answer::Queued(crate::backend::Queued::new(Ticket::new(7), None, None));
         let found = Answer::Granted(Grant::new(FencingToken::new(42), None).lasting(RETRY));
         let suspected = || timeout(Duration::ZERO, notifications.suspect.notified());

@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 2;
 
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
-        self.ids.next()
+        LeaseId::next(self.client)
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {

@@ -36,10 +36,11 @@ use futures::future::BoxFuture;
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use super::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Finding, Inspection, Kind, LeaseId,
-    LeaseIds, LeaseRef, Limit, RedisBuilder, Released, Renew, Request, Resource, StoreState, Wakes,
+    LeaseRef, Limit, RedisBuilder, Released, Renew, Request, Resource, StoreState, Wakes,
 };
 use crate::error::Error;
 pub(in crate::backend) use node::Node;
@@ -174,7 +175,7 @@ impl RedlockBuilder {
             );
             return Err(Error::invalid("nodes", why));
         }
-        let ids = LeaseIds::new();
+        let client = Uuid::new_v4();
         let mut handles = Vec::new();
         for node in self.nodes {
             let store = node.address();
@@ -182,9 +183,9 @@ impl RedlockBuilder {
                 // It would have two votes.
                 return Err(Error::invalid("nodes", format!("{store} is listed twice")));
             }
-            handles.push(handle(node.for_client(ids.client()), store)?);
+            handles.push(handle(node.for_client(client), store)?);
         }
-        Ok(RedlockBackend::of(ids, handles, self.node_timeout))
+        Ok(RedlockBackend::of(client, handles, self.node_timeout))
     }
 }
 
@@ -218,7 +219,7 @@ impl RedlockBackend {
         url::parse(url)
     }
 
-    fn of(ids: LeaseIds, nodes: Vec<Arc<NodeHandle>>, node_timeout: Duration) -> Self {
+    fn of(client: Uuid, nodes: Vec<Arc<NodeHandle>>, node_timeout: Duration) -> Self {
         let stores: Vec<_> = nodes
             .iter()
             .map(|handle| handle.store.split_once("://").map_or(&*handle.store, |it| it.1))
@@ -235,7 +236,7 @@ impl RedlockBackend {
             own_thread,
             ..Capabilities::new(store)
         };
-        Self { quorum: Quorum::new(ids, nodes, node_timeout, capabilities) }
+        Self { quorum: Quorum::new(client, nodes, node_timeout, capabilities) }
     }
 
     /// Connects the nodes in the background, and waits until a majority is connected.
@@ -280,7 +281,7 @@ impl RedlockBackend {
 
 impl Backend for RedlockBackend {
     fn lease_id(&self) -> LeaseId {
-        self.quorum.ids.next()
+        LeaseId::next(self.quorum.client)
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {

@@ -83,11 +83,11 @@ impl Overtaken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::LeaseIds;
+    use uuid::Uuid;
 
     #[test]
     fn what_was_granted_after_its_release_is_released_again() {
-        let (all, ids) = (Overtaken::default(), LeaseIds::new());
+        let all = Overtaken::default();
         // The order in which the answers arrive does not matter.
         for late_first in [true, false] {
             for (held, granted, again) in [
@@ -96,7 +96,7 @@ mod tests {
                 (Released::Taken, false, false),
                 (Released::Queued, true, false),
             ] {
-                let id = ids.next();
+                let id = LeaseId::next(Uuid::nil());
                 all.add(id, 0b110);
                 let told = if late_first {
                     [all.answered(id, 1, granted), all.released(id, 1, held)]
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_grant_of_which_nothing_is_known_is_released() {
-        let (all, id) = (Overtaken::default(), LeaseIds::new().next());
+        let (all, id) = (Overtaken::default(), LeaseId::next(Uuid::nil()));
         assert!(
             all.answered(id, 0, true)
                 && !all.answered(id, 0, false)

@@ -17,7 +17,7 @@ use super::leases::Leases;
 use super::node::{Node, NodeHandle};
 use super::round::Round;
 use super::votes::{majority, no_quorum};
-use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseIds, LeaseRef};
+use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseRef};
 use crate::background;
 use crate::closing::Closing;
 use crate::fence::FencingToken;
@@ -35,7 +35,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The nodes of one client.
 #[derive(Debug)]
 pub(super) struct Quorum {
-    pub(super) ids: LeaseIds,
+    pub(super) client: Uuid,
     pub(super) nodes: Vec<Arc<NodeHandle>>,
     pub(super) node_timeout: Duration,
     pub(super) capabilities: Capabilities,
@@ -55,13 +55,13 @@ pub(super) struct Quorum {
 
 impl Quorum {
     pub(super) fn new(
-        ids: LeaseIds,
+        client: Uuid,
         nodes: Vec<Arc<NodeHandle>>,
         node_timeout: Duration,
         capabilities: Capabilities,
     ) -> Arc<Self> {
         Arc::new(Self {
-            ids,
+            client,
             nodes,
             node_timeout,
             capabilities,

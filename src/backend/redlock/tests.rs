@@ -154,15 +154,15 @@ impl Stores {
     }
 
     fn client(&self) -> TestClient {
-        let ids = LeaseIds::new();
+        let client = Uuid::new_v4();
         let (mut handles, mut hangs) = (Vec::new(), Vec::new());
         for store in &self.0 {
             let (hang, hangs_now) = watch::channel(Hangs::Nothing);
-            let node = LedgerBackend::for_client(store.store().clone(), ids.client());
+            let node = LedgerBackend::for_client(store.store().clone(), client);
             handles.push(NodeHandle::with(Arc::new(Hanging { node, hangs: hangs_now })));
             hangs.push(hang);
         }
-        let backend = RedlockBackend::of(ids, handles, Duration::from_millis(100));
+        let backend = RedlockBackend::of(client, handles, Duration::from_millis(100));
         let (sender, received) = futures::channel::mpsc::unbounded();
         let events = backend.events();
         tokio::spawn(async move {

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tempfile::TempDir;
+use uuid::Uuid;
 
 use super::builder::{Settings, SqliteBuilder};
 use super::health::Health;
@@ -14,7 +15,7 @@ use super::job::Change;
 use super::sweep::{self, INTERVAL};
 use super::worker::Worker;
 use crate::backend::{
-    Answer, BackendError, Claim, Event, Kind, LeaseIds, LeaseRef, Ledger, Released, Renew, Renewal, Request,
+    Answer, BackendError, Claim, Event, Kind, LeaseId, LeaseRef, Ledger, Released, Renew, Renewal, Request,
     Resource, Stamp,
 };
 
@@ -26,7 +27,7 @@ struct Site {
     _directory: TempDir,
     settings: Arc<Settings>,
     now: Arc<Mutex<SystemTime>>,
-    ids: LeaseIds,
+    client: Uuid,
     worker: Worker,
 }
 
@@ -39,7 +40,7 @@ impl Site {
         settings.clock = Arc::new(move || *time.lock());
         let settings = Arc::new(settings);
         let worker = worker_of(&settings);
-        Self { _directory: directory, settings, now, ids: LeaseIds::new(), worker }
+        Self { _directory: directory, settings, now, client: Uuid::new_v4(), worker }
     }
 
     fn pass(&self, time: Duration) {
@@ -65,7 +66,7 @@ impl Site {
     }
 
     fn lock(&mut self, key: &str) -> Result<(LeaseRef, u64), BackendError> {
-        let lease = LeaseRef::new(self.ids.next(), Resource::new(key, Kind::Mutex));
+        let lease = LeaseRef::new(LeaseId::next(self.client), Resource::new(key, Kind::Mutex));
         let request = Request::new(lease.clone(), Claim::Sole, TTL);
         let answer = self.change(&lease.resource.key, move |ledger, stamp, events| {
             ledger.request(&request, stamp, events)
@@ -186,7 +187,7 @@ fn addresses_of_clients_that_died_are_removed() {
     site.lock("a").unwrap();
     let database = site.worker.database.as_ref().unwrap();
     let now = site.settings.now();
-    let (dead, alive) = (LeaseIds::new().client(), LeaseIds::new().client());
+    let (dead, alive) = (Uuid::new_v4(), Uuid::new_v4());
     database.set_port(dead, 1, now).unwrap();
     site.pass(DAY + INTERVAL);
     let database = site.worker.database.as_ref().unwrap();

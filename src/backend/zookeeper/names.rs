@@ -129,11 +129,13 @@ const fn letter(kind: Kind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
-    use crate::backend::{Claim, LeaseIds, Limit};
+    use crate::backend::{Claim, Limit};
 
     fn request(resource: Resource, claim: Claim) -> Request {
-        let lease = LeaseRef::new(LeaseIds::new().next(), resource);
+        let lease = LeaseRef::new(LeaseId::next(Uuid::nil()), resource);
         Request { tokens: 16, ..Request::new(lease, claim, Duration::from_millis(1500)).waiting() }
     }
 
