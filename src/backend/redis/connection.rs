@@ -82,7 +82,6 @@ fn in_plain_words(error: CallError) -> CallError {
 pub(super) struct Connection {
     settings: ConnectionSettings,
     route: Arc<dyn Route>,
-    pub(super) timeouts: Timeouts,
     status: ConnectionStatus,
     /// Its name at the server, unlike that of any other: a restarted server assigns the same ids again.
     name: String,
@@ -126,7 +125,6 @@ impl Connection {
         Arc::new(Self {
             settings: settings.clone(),
             route,
-            timeouts: settings.timeouts,
             status: settings.statuses.connection(),
             name: format!("leasehold-{}", Uuid::new_v4().simple()),
             link: watch::Sender::default(),
@@ -134,6 +132,10 @@ impl Connection {
             suspect: AtomicBool::new(false),
             state: Mutex::default(),
         })
+    }
+
+    pub(super) const fn timeouts(&self) -> Timeouts {
+        self.settings.timeouts
     }
 
     /// Connects. The returned task keeps it connected until `closed`, then closes it and ends.
@@ -149,7 +151,7 @@ impl Connection {
             self.give_up(number);
             task.abort();
         });
-        match timeout(self.timeouts.connect, connected).await {
+        match timeout(self.timeouts().connect, connected).await {
             Ok(Ok(Ok(()))) => Ok(ScopeGuard::into_inner(given_up)),
             Ok(Ok(Err(error @ CallError::Answer(_)))) => Err(BackendError::Refused { source: error.into() }),
             Ok(Ok(Err(error @ CallError::Timeout(_)))) => {
@@ -267,7 +269,7 @@ impl Connection {
         }
         let (mut links, given_up) = (self.links(), self.suspect_if_given_up());
         let decided = links.wait_for(|link| link.is_some() || self.has_ended());
-        let link = match timeout(self.timeouts.reply, decided).await {
+        let link = match timeout(self.timeouts().reply, decided).await {
             Ok(decided) => decided.ok().and_then(|link| link.clone()),
             Err(_) => {
                 self.suspect.store(true, Ordering::Relaxed);
@@ -333,10 +335,11 @@ impl Connection {
             }
         } else if state.opened.is_some_and(|opened| opened <= sent) {
             let since = *state.silent_since.get_or_insert(sent);
-            if since.elapsed() >= self.timeouts.reply && !mem::replace(&mut state.is_silence_reported, true) {
+            if since.elapsed() >= self.timeouts().reply && !mem::replace(&mut state.is_silence_reported, true)
+            {
                 self.status.change(Status::Silent { since: since.into_std() });
             }
-            if since.elapsed() >= self.timeouts.reply * SILENT_TIMEOUTS {
+            if since.elapsed() >= self.timeouts().reply * SILENT_TIMEOUTS {
                 state.set_opened(None);
                 drop(state);
                 tracing::debug!(silent = ?since.elapsed(), "the server does not answer, reconnecting");
@@ -454,7 +457,7 @@ impl Connection {
                 closed => closed,
             }
         };
-        let prepared = timeout(self.timeouts.connect, prepare).await;
+        let prepared = timeout(self.timeouts().connect, prepare).await;
         if let Err(error) = prepared.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
             link.abort();
             return Err(error);

@@ -14,6 +14,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::fred::bytes_utils::Str;
 use ::fred::clients::Client;
@@ -129,7 +130,8 @@ impl Connector for FredConnector {
                 }
                 drop(on_end);
             });
-            Ok(Arc::new(FredLink { client, timeouts: self.timeouts, ended, abort }) as Arc<dyn Link>)
+            Ok(Arc::new(FredLink { client, reply_timeout: self.timeouts.reply, ended, abort })
+                as Arc<dyn Link>)
         }
         .boxed()
     }
@@ -137,7 +139,7 @@ impl Connector for FredConnector {
 
 struct FredLink {
     client: Client,
-    timeouts: Timeouts,
+    reply_timeout: Duration,
     ended: CancellationToken,
     /// Of the driver.
     abort: AbortHandle,
@@ -225,13 +227,13 @@ impl Link for FredLink {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         async move {
-            match timeout(self.timeouts.reply, self.client.quit()).await {
+            match timeout(self.reply_timeout, self.client.quit()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "connection closed without QUIT"),
                 Err(_) => tracing::debug!("connection closed without an answer to QUIT"),
             }
             // QUIT has been sent; the connection is closed when its driver has ended.
-            if timeout(self.timeouts.reply, self.ended.cancelled()).await.is_err() {
+            if timeout(self.reply_timeout, self.ended.cancelled()).await.is_err() {
                 self.abort.abort();
             }
         }

@@ -105,7 +105,7 @@ pub(super) fn force(
     transport: &Arc<Transport>,
     resource: &Resource,
 ) -> impl Future<Output = Result<bool, BackendError>> {
-    transport.ask(Operation::new(&FORCE, resource), transport.timeouts.reply, |answer| {
+    transport.ask(Operation::new(&FORCE, resource), transport.reply_timeout, |answer| {
         match answer.as_i64()? {
             RELEASED => Some(true),
             NOT_HELD => Some(false),
@@ -121,8 +121,7 @@ pub(super) fn inspect(
     detail: Detail,
 ) -> impl Future<Output = Result<Inspection, BackendError>> {
     let operation = Operation::new(&INSPECT, resource).word(wanted(detail));
-    transport
-        .ask(operation, transport.timeouts.reply, move |answer| read_inspection(answer.as_list(), detail))
+    transport.ask(operation, transport.reply_timeout, move |answer| read_inspection(answer.as_list(), detail))
 }
 
 fn read_answer(answer: &Value) -> Option<Answer> {

@@ -126,7 +126,9 @@ pub struct RedisBackend {
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
     replicas: Option<Arc<Replicas>>,
-    timeouts: Timeouts,
+    connect_timeout: Duration,
+    /// How long a call is repeated while the server does not answer.
+    repeat_for: Duration,
     fail_fast: bool,
     statuses: Arc<Statuses>,
     closing: Closing,
@@ -136,6 +138,8 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// How long a server that has not answered may take to accept another connection.
 const PROBE: Duration = Duration::from_millis(100);
+/// For how many reply timeouts a call is repeated while the server does not answer.
+const ATTEMPTS: u32 = 2;
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Makes a [`RedisBackend`]: see [`RedisBackend::builder`].
@@ -559,7 +563,7 @@ impl RedisBackend {
         let client = settings.client.unwrap_or_else(Uuid::new_v4);
         let notifications = Arc::new(Notifications::new(client, settings.quota.is_some()));
         let connections = ConnectionSettings {
-            connector: Arc::new(Opening::new(library, settings.target.tls, settings.timeouts)),
+            connector: Arc::new(Opening::new(library, settings.target.tls, settings.timeouts.connect)),
             login: settings.target.login.clone(),
             timeouts: settings.timeouts,
             statuses: Arc::clone(&statuses),
@@ -600,7 +604,8 @@ impl RedisBackend {
             poll_interval: settings.poll_interval,
             repair: settings.repair,
             replicas,
-            timeouts: settings.timeouts,
+            connect_timeout: settings.timeouts.connect,
+            repeat_for: settings.timeouts.reply * ATTEMPTS,
             fail_fast: settings.fail_fast,
             statuses,
             closing,
@@ -655,7 +660,7 @@ impl RedisBackend {
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
         drivers.extend(self.renewing.take_drivers());
         // That of a runtime that is not driven does not end.
-        let Ok(all) = timeout(self.timeouts.connect, join_all(drivers)).await else {
+        let Ok(all) = timeout(self.connect_timeout, join_all(drivers)).await else {
             tracing::warn!("the connections were not closed in time");
             return;
         };

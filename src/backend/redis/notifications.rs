@@ -232,7 +232,7 @@ impl Notifications {
         let links = subscriber.links();
         let link = subscriber.link().await?;
         self.listen_to(Arc::clone(&link));
-        self.subscribe_on(&*link, subscriber.timeouts.connect).await.map_err(not_permitted)?;
+        self.subscribe_on(&*link, subscriber.timeouts().connect).await.map_err(not_permitted)?;
         if let Some(publisher) = publisher {
             prove(publisher, &self.channel).await?;
         }
@@ -260,7 +260,7 @@ impl Notifications {
             };
             let Some(link) = link else { continue };
             if !subscribed.is_some_and(|subscribed| Arc::ptr_eq(&subscribed, &link)) {
-                self.subscribe_again(&link, subscriber.timeouts.connect).await;
+                self.subscribe_again(&link, subscriber.timeouts().connect).await;
             }
             while !link.ended().is_cancelled() {
                 tokio::select! {
@@ -268,7 +268,7 @@ impl Notifications {
                     () = sleep(HEARTBEAT) => {}
                     () = self.suspect.notified() => {}
                 }
-                if !self.is_idle() && !answers(&*link, subscriber.timeouts.reply).await {
+                if !self.is_idle() && !answers(&*link, subscriber.timeouts().reply).await {
                     tracing::debug!("the subscription does not answer, reconnecting");
                     link.abort();
                 }

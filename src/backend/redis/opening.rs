@@ -16,7 +16,6 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::connection::Timeouts;
 use super::credentials::Credentials;
 use super::link::{CallError, Connector, Link};
 use super::target::{Login, Server};
@@ -30,14 +29,14 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 pub(super) struct Opening {
     library: Arc<dyn Connector>,
     tls: bool,
-    timeouts: Timeouts,
+    connect_timeout: Duration,
     /// Whether a link was ever opened: if so, the servers are of the kind that is expected.
     succeeded: AtomicBool,
 }
 
 impl Opening {
-    pub(super) fn new(library: Arc<dyn Connector>, tls: bool, timeouts: Timeouts) -> Self {
-        Self { library, tls, timeouts, succeeded: AtomicBool::default() }
+    pub(super) fn new(library: Arc<dyn Connector>, tls: bool, connect_timeout: Duration) -> Self {
+        Self { library, tls, connect_timeout, succeeded: AtomicBool::default() }
     }
 
     async fn open_explained(&self, server: &Server, login: &Login) -> Result<Arc<dyn Link>, CallError> {
@@ -64,7 +63,7 @@ impl Opening {
     /// Opens a link in a task: if this future is dropped, the task continues, and the link is closed when it is
     /// dropped.
     fn start(&self, server: &Server, login: &Login) -> JoinHandle<Result<Arc<dyn Link>, CallError>> {
-        let (library, limit) = (Arc::clone(&self.library), self.timeouts.connect * 3 / 4);
+        let (library, limit) = (Arc::clone(&self.library), self.connect_timeout * 3 / 4);
         let (server, login) = (server.clone(), login.clone());
         tokio::spawn(async move {
             let login = login.provided(limit).await?;

@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -117,8 +118,8 @@ impl RedisRsConnector {
             driver.await;
             drop(on_end);
         });
-        let (timeouts, abort) = (self.timeouts, driver.abort_handle());
-        Ok(Arc::new(RedisRsLink { connection, messages, timeouts, ended, abort }))
+        let (reply_timeout, abort) = (self.timeouts.reply, driver.abort_handle());
+        Ok(Arc::new(RedisRsLink { connection, messages, reply_timeout, ended, abort }))
     }
 }
 
@@ -168,7 +169,7 @@ async fn connected<S>(
 struct RedisRsLink {
     connection: MultiplexedConnection,
     messages: broadcast::Sender<PushInfo>,
-    timeouts: Timeouts,
+    reply_timeout: Duration,
     ended: CancellationToken,
     /// Of the driver.
     abort: AbortHandle,
@@ -254,7 +255,7 @@ impl Link for RedisRsLink {
             if let Err(error) = self.command(vec!["QUIT".to_owned()]).await {
                 tracing::debug!(%error, "connection closed without QUIT");
             }
-            if timeout(self.timeouts.reply, self.ended.cancelled()).await.is_err() {
+            if timeout(self.reply_timeout, self.ended.cancelled()).await.is_err() {
                 self.abort.abort();
             }
         }

@@ -57,7 +57,7 @@ pub(super) fn set_limit(
     let operation = Operation::new(&RESIZE, resource).word(resource.kind.as_str());
     let operation = operation.number(permits).number(millis(ttl));
     transport
-        .ask(operation, transport.timeouts.reply, move |version| Some(Limit::new(permits, version.as_u64()?)))
+        .ask(operation, transport.reply_timeout, move |version| Some(Limit::new(permits, version.as_u64()?)))
 }
 
 /// Inspects, once.
@@ -67,7 +67,7 @@ pub(super) fn inspect(
     detail: Detail,
 ) -> impl Future<Output = Result<Inspection, BackendError>> {
     let operation = Operation::new(&INSPECT_PERMITS, resource).word(wanted(detail));
-    transport.ask(operation, transport.timeouts.reply, |answer| read_inspection(answer.as_list()))
+    transport.ask(operation, transport.reply_timeout, |answer| read_inspection(answer.as_list()))
 }
 
 /// A script, and the kind of semaphore and a lease as its first arguments.

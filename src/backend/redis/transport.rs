@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use scopeguard::ScopeGuard;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connection::{Connection, Timeouts};
+use super::connection::Connection;
 use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::operation::Operation;
@@ -85,7 +85,7 @@ pub(super) fn is_unknown_script(answer: &Result<Value, CallError>) -> bool {
 #[derive(Debug)]
 pub(super) struct Transport {
     destination: Arc<dyn Destination>,
-    pub(super) timeouts: Timeouts,
+    pub(super) reply_timeout: Duration,
     pub(super) notifications: Arc<Notifications>,
 
     // For `batch`.
@@ -99,18 +99,18 @@ pub(super) struct Transport {
 impl Transport {
     /// All calls to one server.
     pub(super) fn new(connection: Arc<Connection>, notifications: Arc<Notifications>) -> Arc<Self> {
-        let timeouts = connection.timeouts;
-        Self::at(Arc::new(connection), timeouts, notifications)
+        let reply_timeout = connection.timeouts().reply;
+        Self::at(Arc::new(connection), reply_timeout, notifications)
     }
 
     pub(super) fn at(
         destination: Arc<dyn Destination>,
-        timeouts: Timeouts,
+        reply_timeout: Duration,
         notifications: Arc<Notifications>,
     ) -> Arc<Self> {
         Arc::new(Self {
             destination,
-            timeouts,
+            reply_timeout,
             notifications,
             states: Mutex::default(),
             sending: Mutex::default(),
@@ -142,7 +142,7 @@ impl Transport {
         script: &'static Script,
         arguments: impl Fn() -> Arguments + Send + Sync,
     ) -> Result<Value, CallError> {
-        let deadline = Instant::now() + self.timeouts.reply;
+        let deadline = Instant::now() + self.reply_timeout;
         let mut answer = self.deliver_once(script, &arguments).await;
         let mut redirections = 0;
         while let Err(CallError::Answer(text)) = &answer {
@@ -238,7 +238,7 @@ impl Transport {
         call: impl Future<Output = Result<Value, CallError>>,
         time_limit: Duration,
     ) -> Result<Value, BackendError> {
-        if time_limit >= self.timeouts.reply {
+        if time_limit >= self.reply_timeout {
             // fred's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
             return call.await.map_err(BackendError::from);
         }
@@ -252,7 +252,7 @@ impl Transport {
 
     /// How long one command for a lease with the TTL `term` may take.
     pub(super) fn answer_timeout(&self, term: Duration) -> Duration {
-        self.timeouts.reply.min(term / 3)
+        self.reply_timeout.min(term / 3)
     }
 }
 
@@ -333,7 +333,7 @@ mod tests {
         let slot =
             Arc::new(Slot { connection: Mutex::new(Arc::clone(&first)), unanswered: AtomicUsize::new(0) });
         let notifications = Arc::new(Notifications::new(Uuid::new_v4(), false));
-        let transport = Transport::at(Arc::<Slot>::clone(&slot), settings.timeouts, notifications);
+        let transport = Transport::at(Arc::<Slot>::clone(&slot), settings.timeouts.reply, notifications);
         let received = |connection| transport.received(connection, Instant::now(), Ok(Value::Nil));
         assert_eq!(received(&first).expect("served there"), Value::Nil);
         *slot.connection.lock() = Arc::clone(&second);

@@ -17,9 +17,6 @@ use crate::backend::{
 };
 use crate::background;
 
-/// For how many reply timeouts a call is repeated while the server does not answer.
-const ATTEMPTS: u32 = 2;
-
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
         LeaseId::next(self.client)
@@ -81,7 +78,7 @@ impl Backend for RedisBackend {
             // Not repeated once it may have been executed.
             let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
             let force = || async { lock::force(&self.ready(resource).await?, resource).await };
-            Ok(until_answered(self.time_limit(), not_sent, force).await?.0)
+            Ok(until_answered(self.repeat_for, not_sent, force).await?.0)
         }
         .boxed()
     }
@@ -95,7 +92,7 @@ impl Backend for RedisBackend {
         async move {
             let resize =
                 || async { semaphore::set_limit(&self.ready(resource).await?, resource, permits, ttl).await };
-            Ok(until_answered(self.time_limit(), BackendError::is_transient, resize).await?.0)
+            Ok(until_answered(self.repeat_for, BackendError::is_transient, resize).await?.0)
         }
         .boxed()
     }
@@ -114,7 +111,7 @@ impl Backend for RedisBackend {
                     lock::inspect(&transport, resource, detail).await
                 }
             };
-            Ok(until_answered(self.time_limit(), BackendError::is_transient, inspect).await?.0)
+            Ok(until_answered(self.repeat_for, BackendError::is_transient, inspect).await?.0)
         }
         .boxed()
     }
@@ -178,18 +175,13 @@ impl RedisBackend {
         Ok(transport)
     }
 
-    /// How long a call is repeated while the server does not answer.
-    fn time_limit(&self) -> Duration {
-        self.timeouts.reply * ATTEMPTS
-    }
-
     /// Releases all permits but `keep`, repeatedly until the server answers or the time limit has passed.
     async fn release_until_answered(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
         let release = || async {
             let transport = self.transport_of_releases(&lease.resource).await?;
             release(&transport, lease, keep, self.gap()).await
         };
-        let released = until_answered(self.time_limit(), BackendError::is_transient, release).await?;
+        let released = until_answered(self.repeat_for, BackendError::is_transient, release).await?;
         Ok(found(released))
     }
 
@@ -240,7 +232,7 @@ impl RedisBackend {
     /// Releases in the background what was granted, but does not count.
     fn release_in_background(&self, lease: &LeaseRef) {
         let (transport, lease) = (self.commands.of(&lease.resource), lease.clone());
-        let (gap, time_limit) = (self.gap(), self.time_limit());
+        let (gap, time_limit) = (self.gap(), self.repeat_for);
         tokio::spawn(async move {
             let release = || release(&transport, &lease, 0, gap);
             if let Err(error) = until_answered(time_limit, BackendError::is_transient, release).await {
@@ -277,5 +269,5 @@ async fn release(
         (false, 0) => lock::to_release(lease, gap),
         (false, _) => return Ok(Released::Held),
     };
-    transport.ask(operation, transport.timeouts.reply, read_released).await
+    transport.ask(operation, transport.reply_timeout, read_released).await
 }

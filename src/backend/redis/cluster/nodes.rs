@@ -18,7 +18,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::slots::{Map, Slots, address};
 use crate::backend::BackendError;
-use crate::backend::redis::connection::{Connection, Timeouts};
+use crate::backend::redis::connection::Connection;
 use crate::backend::redis::link::{CallError, Link};
 use crate::backend::redis::route::Route;
 use crate::backend::redis::target::Server;
@@ -51,8 +51,8 @@ impl Nodes {
         Arc::new(Self { slots, closed, open: Mutex::new(open) })
     }
 
-    pub(in super::super) fn timeouts(&self) -> Timeouts {
-        self.slots.connections.timeouts
+    pub(in super::super) fn reply_timeout(&self) -> Duration {
+        self.slots.connections.timeouts.reply
     }
 
     /// Connects to all primaries, and waits until that is done.
@@ -162,7 +162,7 @@ impl Nodes {
                 }
             }
         };
-        match timeout(self.timeouts().reply, found).await {
+        match timeout(self.reply_timeout(), found).await {
             Ok(link) => link,
             Err(_) => Err(self.serving(slot).not_connected()),
         }

@@ -28,9 +28,9 @@ impl SlotTransports {
 
     pub(in super::super) fn of(&self, slot: u16) -> Arc<Transport> {
         let new = || {
-            let timeouts = self.nodes.timeouts();
+            let reply_timeout = self.nodes.reply_timeout();
             let destination = AtSlot { slot, nodes: Arc::clone(&self.nodes) };
-            Transport::at(Arc::new(destination), timeouts, Arc::clone(&self.notifications))
+            Transport::at(Arc::new(destination), reply_timeout, Arc::clone(&self.notifications))
         };
         Arc::clone(self.transports.lock().entry(slot).or_insert_with(new))
     }
