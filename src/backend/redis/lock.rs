@@ -73,11 +73,7 @@ pub(super) fn settle(
     token: FencingToken,
 ) -> impl Future<Output = Result<bool, BackendError>> {
     let operation = Operation::new(&SETTLE, &lease.resource).lease(lease.id).number(token.get());
-    transport.ask(operation, transport.answer_timeout(MAX_TTL), |answer| match answer.as_i64()? {
-        SETTLED => Some(true),
-        NOT_HELD => Some(false),
-        _ => None,
-    })
+    transport.ask(operation, transport.answer_timeout(MAX_TTL), |answer| read_was_held(answer, SETTLED))
 }
 
 /// The renewal of a lease.
@@ -105,13 +101,8 @@ pub(super) fn force(
     transport: &Arc<Transport>,
     resource: &Resource,
 ) -> impl Future<Output = Result<bool, BackendError>> {
-    transport.ask(Operation::new(&FORCE, resource), transport.reply_timeout, |answer| {
-        match answer.as_i64()? {
-            RELEASED => Some(true),
-            NOT_HELD => Some(false),
-            _ => None,
-        }
-    })
+    let operation = Operation::new(&FORCE, resource);
+    transport.ask(operation, transport.reply_timeout, |answer| read_was_held(answer, RELEASED))
 }
 
 /// Inspects, once.
@@ -122,6 +113,14 @@ pub(super) fn inspect(
 ) -> impl Future<Output = Result<Inspection, BackendError>> {
     let operation = Operation::new(&INSPECT, resource).word(wanted(detail));
     transport.ask(operation, transport.reply_timeout, move |answer| read_inspection(answer.as_list(), detail))
+}
+
+/// Whether the lock was held; then the script has answered with `done`.
+fn read_was_held(answer: &Value, done: i64) -> Option<bool> {
+    match answer.as_i64()? {
+        NOT_HELD => Some(false),
+        number => (number == done).then_some(true),
+    }
 }
 
 fn read_answer(answer: &Value) -> Option<Answer> {
