@@ -93,11 +93,19 @@ impl PendingRelease {
 
 impl ReleaseQueue {
     pub(super) fn push(&self, mut pending: PendingRelease) {
+        self.add(|queue| {
+            pending.number = queue.next_number;
+            queue.next_number += 1;
+            let key = Arc::clone(&pending.lease.resource.key);
+            queue.unfinished.entry(key).or_default().push(pending.number);
+            queue.pending.push_back(pending);
+        });
+    }
+
+    /// Adds a release that is to be sent, and notifies the task that sends them.
+    fn add(&self, add: impl FnOnce(&mut Queue)) {
         let mut queue = self.queue.lock();
-        pending.number = queue.next_number;
-        queue.next_number += 1;
-        queue.unfinished.entry(Arc::clone(&pending.lease.resource.key)).or_default().push(pending.number);
-        queue.pending.push_back(pending);
+        add(&mut queue);
         let queued = Arc::clone(&queue.queued);
         drop(queue);
         queued.notify_one();
@@ -129,34 +137,21 @@ impl ReleaseQueue {
         &self,
         pending: PendingRelease,
     ) -> ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send> {
-        guard(pending, |interrupted| {
-            let mut queue = self.queue.lock();
-            queue.pending.push_front(interrupted);
-            let queued = Arc::clone(&queue.queued);
-            drop(queue);
-            queued.notify_one();
-        })
+        guard(pending, |interrupted| self.add(|queue| queue.pending.push_front(interrupted)))
     }
 
     /// Leaves a release to a task on a runtime of the application.
     pub(super) fn leave(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
         // It was answered: a repetition has its own time.
         let left = PendingRelease { give_up: None, ..ScopeGuard::into_inner(pending) };
-        let mut queue = self.queue.lock();
-        queue.unsettled.push_back(left);
-        let queued = Arc::clone(&queue.queued);
-        drop(queue);
-        queued.notify_one();
+        self.add(|queue| queue.unsettled.push_back(left));
         self.finished.notify_waiters();
     }
 
     /// A release that was taken out is pending again, behind all others.
     pub(super) fn postpone(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
-        let mut queue = self.queue.lock();
-        queue.pending.push_back(ScopeGuard::into_inner(pending));
-        let queued = Arc::clone(&queue.queued);
-        drop(queue);
-        queued.notify_one();
+        let postponed = ScopeGuard::into_inner(pending);
+        self.add(|queue| queue.pending.push_back(postponed));
     }
 
     /// A release that was taken out is no longer pending.
