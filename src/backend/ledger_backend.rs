@@ -124,7 +124,8 @@ impl<S: LedgerStore> LedgerBackend<S> {
             if events.is_empty() {
                 return ((outcome, events), Vec::new());
             }
-            let (own, others) = events.into_iter().partition(|event| is_for(event, client));
+            let is_own = |event: &Event| event.lease().is_some_and(|lease| lease.client() == client);
+            let (own, others) = events.into_iter().partition(is_own);
             ((outcome, own), others)
         });
         let Some((outcome, own)) = transaction.await?.pop() else {
@@ -198,14 +199,6 @@ fn answered(renewals: &[OfKey], answer: Result<Vec<(usize, Renewal)>, BackendErr
             let all = renewals.iter().flat_map(|(_, of_key)| of_key);
             all.map(|(n, _)| (*n, Err(error.duplicate()))).collect()
         }
-    }
-}
-
-fn is_for(event: &Event, client: Uuid) -> bool {
-    match event {
-        Event::Granted { lease, .. } => lease.id.client() == client,
-        Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client() == client,
-        Event::Changed(_) | Event::Resync => false,
     }
 }
 

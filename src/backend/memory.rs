@@ -139,11 +139,7 @@ impl Records {
 
     fn send(&mut self, events: Vec<Event>) {
         for event in events {
-            let client = match &event {
-                Event::Granted { lease, .. } => lease.id.client(),
-                Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client(),
-                Event::Changed(_) | Event::Resync => continue,
-            };
+            let Some(client) = event.lease().map(|lease| lease.client()) else { continue };
             let gone =
                 self.listeners.get(&client).is_some_and(|sender| sender.unbounded_send(event).is_err());
             if gone {

@@ -365,6 +365,18 @@ pub enum Event {
     Resync,
 }
 
+impl Event {
+    /// The lease that it names, if it names one.
+    #[must_use]
+    pub const fn lease(&self) -> Option<LeaseId> {
+        match self {
+            Self::Granted { lease, .. } => Some(lease.id),
+            Self::Revoked { lease, .. } | Self::AskAgain(lease) => Some(*lease),
+            Self::Changed(_) | Self::Resync => None,
+        }
+    }
+}
+
 /// A request to renew a lease.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -604,9 +616,9 @@ impl Capabilities {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use uuid::Uuid;
 
+    use super::*;
     #[test]
     fn debug_output_does_not_contain_the_whole_id() {
         let id = LeaseId::next(Uuid::new_v4());

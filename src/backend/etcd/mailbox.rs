@@ -179,11 +179,7 @@ impl Mailbox {
             return;
         };
         // Any user with write access to this prefix can put anything there.
-        let is_ours = |event: &Event| match event {
-            Event::Granted { lease, .. } => lease.id.client() == client,
-            Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client() == client,
-            Event::Changed(_) | Event::Resync => false,
-        };
+        let is_ours = |event: &Event| event.lease().is_some_and(|lease| lease.client() == client);
         let events: Vec<_> = events.into_iter().filter(is_ours).collect();
         let granted: Option<&Arc<str>> = events.iter().find_map(|event| match event {
             Event::Granted { lease, .. } => Some(&lease.resource.key),

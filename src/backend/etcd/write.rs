@@ -157,7 +157,7 @@ impl Calls<'_> {
         let Transaction { view, events, .. } = transaction;
         let mut messages = BTreeMap::<Uuid, (Mail, i64)>::new();
         for event in *events {
-            let Some(lease) = lease_of(event) else { continue };
+            let Some(lease) = event.lease() else { continue };
             let Some(stored) = view.entries.get(&lease) else { continue };
             let (mail, etcd_lease) = messages.entry(lease.client()).or_default();
             mail.events.push(event.to_string());
@@ -266,12 +266,4 @@ fn events_with(steps: &[Step], events: Vec<Event>, is_first: bool) -> (Vec<Event
         _ => is_first,
     };
     events.into_iter().partition(is_now)
-}
-
-fn lease_of(event: &Event) -> Option<LeaseId> {
-    match event {
-        Event::Granted { lease, .. } => Some(lease.id),
-        Event::Revoked { lease, .. } | Event::AskAgain(lease) => Some(*lease),
-        Event::Changed(_) | Event::Resync => None,
-    }
 }

@@ -170,11 +170,7 @@ impl Listener {
     fn send(&self, event: Event) {
         let inbox = self.inbox.lock();
         // Any user of the database can send notifications, so those that do not name a lease of this client are ignored.
-        let is_ours = match &event {
-            Event::Granted { lease, .. } => Some(lease.id.client()) == inbox.client,
-            Event::Revoked { lease, .. } | Event::AskAgain(lease) => Some(lease.client()) == inbox.client,
-            Event::Changed(_) | Event::Resync => true,
-        };
+        let is_ours = event.lease().is_none_or(|lease| Some(lease.client()) == inbox.client);
         if let Some(sender) = inbox.sender.as_ref().filter(|_| is_ours) {
             // An error means that the stream has been dropped: no one is listening.
             drop(sender.unbounded_send(event));

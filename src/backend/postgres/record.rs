@@ -118,12 +118,7 @@ impl Cached for Written {
 
 /// The channel of the client that an event is for, and the event.
 fn addressed(event: &Event) -> Option<(String, String)> {
-    let client = match event {
-        Event::Granted { lease, .. } => lease.id.client(),
-        Event::Revoked { lease, .. } | Event::AskAgain(lease) => lease.client(),
-        Event::Changed(_) | Event::Resync => return None,
-    };
-    Some((channel(client), escape(&event.to_string()).into_owned()))
+    Some((channel(event.lease()?.client()), escape(&event.to_string()).into_owned()))
 }
 
 /// Where a client listens.

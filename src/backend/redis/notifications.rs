@@ -165,14 +165,8 @@ impl Notifications {
     }
 
     fn read(&self, message: &str) -> Option<Event> {
-        let event = read(message).filter(|event| {
-            let of = match event {
-                Event::Granted { lease, .. } => lease.id,
-                Event::Revoked { lease, .. } | Event::AskAgain(lease) => *lease,
-                _ => return true,
-            };
-            of.client() == self.client
-        });
+        let is_ours = |lease: LeaseId| lease.client() == self.client;
+        let event = read(message).filter(|event| event.lease().is_none_or(is_ours));
         match &event {
             Some(Event::Granted { lease, .. }) => {
                 self.forget(lease.id);

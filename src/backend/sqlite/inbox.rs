@@ -66,13 +66,11 @@ impl Inbox {
 
     /// `None` for the event of another client.
     fn accept(&self, event: Event) -> Option<Event> {
-        if let Some(lease) = lease_of(&event) {
-            if self.client.get() != Some(&lease.client()) {
-                return None;
-            }
-            if let Event::Granted { lease, .. } = &event {
-                self.forget(&lease.resource.key, lease.id);
-            }
+        if event.lease().is_some_and(|lease| self.client.get() != Some(&lease.client())) {
+            return None;
+        }
+        if let Event::Granted { lease, .. } = &event {
+            self.forget(&lease.resource.key, lease.id);
         }
         Some(event)
     }
@@ -137,15 +135,6 @@ pub(super) fn here(client: Uuid) -> Option<Arc<Inbox>> {
     HERE.lock().get(&client).and_then(Weak::upgrade)
 }
 
-/// The lease that an event names.
-pub(super) fn lease_of(event: &Event) -> Option<LeaseId> {
-    match event {
-        Event::Granted { lease, .. } => Some(lease.id),
-        Event::Revoked { lease, .. } | Event::AskAgain(lease) => Some(*lease),
-        Event::Changed(_) | Event::Resync => None,
-    }
-}
-
 /// The events that arrive as datagrams, once this is polled on a runtime that can carry sockets. Where there is none, the client polls.
 fn datagrams(inbox: Weak<Inbox>) -> BoxStream<'static, Event> {
     let socket = async move {
@@ -172,7 +161,7 @@ async fn next(inbox: &Weak<Inbox>, socket: &tokio::net::UdpSocket) -> Option<Eve
         let length = socket.recv(&mut buffer).await.ok()?;
         let event = std::str::from_utf8(&buffer[..length]).ok().and_then(|text| text.parse::<Event>().ok());
         // An event without a lease says nothing about its sender.
-        let event = event.filter(|event| lease_of(event).is_some());
+        let event = event.filter(|event| event.lease().is_some());
         if let Some(event) = event.and_then(|event| inbox.upgrade()?.accept(event)) {
             return Some(event);
         }

@@ -13,7 +13,7 @@ use super::builder::Settings;
 use super::database::Database;
 use super::failure::Failure;
 use super::health::Health;
-use super::inbox::{Inbox, here, lease_of};
+use super::inbox::{Inbox, here};
 use super::job::Job;
 use super::sweep::{self, INTERVAL, PAUSE};
 use super::transaction::{Stored, Transaction};
@@ -213,7 +213,7 @@ impl Worker {
     }
 
     fn send(&mut self, event: Event) {
-        let Some(client) = lease_of(&event).map(|lease| lease.client()) else { return };
+        let Some(client) = event.lease().map(|lease| lease.client()) else { return };
         if let Some(inbox) = here(client) {
             inbox.send(event);
         } else if let (Some(port), Some(socket)) = (self.port_of(client), &self.socket)

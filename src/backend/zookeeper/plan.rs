@@ -93,12 +93,8 @@ impl Changed {
         // This client's own were known before.
         let is_told = |lease: LeaseId| Some(lease.client()) == client || view.is_prompted(lease);
         events.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
-        let is_own = |event: &Event| match event {
-            Event::Granted { lease, .. } => Some(lease.id.client()) == client,
-            Event::AskAgain(lease) => Some(lease.client()) == client,
-            _ => false,
-        };
-        let own = events.iter().filter(|event| is_own(event)).cloned().collect();
+        let is_own = |event: &&Event| event.lease().is_some_and(|lease| Some(lease.client()) == client);
+        let own = events.iter().filter(is_own).cloned().collect();
         Self { own, ..Self::with_events(ledger, events) }
     }
 
