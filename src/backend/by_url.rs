@@ -1,8 +1,6 @@
 //! Which store a URL names.
 
 use std::sync::Arc;
-#[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
-use std::time::Duration;
 
 use super::{Backend, MemoryBackend};
 use crate::error::Error;
@@ -120,31 +118,6 @@ impl Store {
         let reason = format!("this build lacks the feature `{}`", self.feature());
         Error::Unsupported { store: scheme, reason }
     }
-}
-
-// What the URLs of several stores have in common: `?option=value&...`
-
-/// The options in a query, each with its value.
-#[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
-pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
-    let options = query.split('&').filter(|option| !option.is_empty());
-    options.map(|option| option.split_once('=').unwrap_or((option, "")))
-}
-
-/// Whole milliseconds or seconds, with their unit, as the value of the option `name`.
-#[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
-pub(super) fn duration(name: &str, value: &str) -> Result<Duration, Error> {
-    let duration = match value.strip_suffix("ms") {
-        Some(millis) => millis.parse().ok().map(Duration::from_millis),
-        None => value.strip_suffix('s').and_then(|secs| secs.parse().ok()).map(Duration::from_secs),
-    };
-    duration.ok_or_else(|| Error::invalid("url", format!("`{name}` is not a time such as `50ms` or `2s`")))
-}
-
-/// The error for an option that is not one of those `known`.
-#[cfg(any(feature = "_redis", feature = "etcd", feature = "sqlite", feature = "zookeeper"))]
-pub(super) fn unknown_option(name: &str, known: &str) -> Error {
-    Error::invalid("url", format!("unknown option `{name}`; the known ones are {known}"))
 }
 
 #[cfg(test)]

@@ -78,6 +78,8 @@ mod state;
 #[cfg(any(feature = "_records", feature = "_redis"))]
 mod tls;
 mod types;
+#[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
+mod url_parts;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

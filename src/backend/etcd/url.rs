@@ -3,7 +3,7 @@
 use percent_encoding::percent_decode_str;
 
 use super::settings::{Login, Settings, is_endpoint};
-use crate::backend::by_url::{duration, options, unknown_option};
+use crate::backend::url_parts::{duration, invalid, options, unknown_option};
 use crate::error::Error;
 
 const PORT: u16 = 2379;
@@ -72,10 +72,6 @@ fn set(settings: &mut Settings, name: &str, value: &str) -> Result<(), Error> {
         _ => return Err(unknown_option(name, OPTIONS)),
     }
     Ok(())
-}
-
-fn invalid(reason: &str) -> Error {
-    Error::invalid("url", reason)
 }
 
 #[cfg(test)]

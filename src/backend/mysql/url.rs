@@ -3,7 +3,7 @@
 use mysql_async::{Opts, UrlError};
 
 use super::{MysqlBuilder, MysqlPush};
-use crate::backend::by_url::{duration, options};
+use crate::backend::url_parts::{boolean, duration, invalid, number, options, unknown_option};
 use crate::error::Error;
 
 /// Those of this crate, and those of `mysql_async` that make sense here.
@@ -16,12 +16,12 @@ const SHAPE: &str = "it is not of the form `mysql://[user[:password]@]host[:port
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<MysqlBuilder, Error> {
     let Some(rest) = url.strip_prefix("mysql://").or_else(|| url.strip_prefix("mariadb://")) else {
-        return Err(Error::invalid("url", "it does not begin with `mysql://` or `mariadb://`"));
+        return Err(invalid("it does not begin with `mysql://` or `mariadb://`"));
     };
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (ours, theirs): (Vec<_>, Vec<_>) = options(query).partition(|(name, _)| is_ours(name));
     if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
-        return Err(unknown(name));
+        return Err(unknown_option(name, OPTIONS));
     }
     check_place(place)?;
     let theirs: Vec<_> = theirs.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -33,7 +33,7 @@ pub(super) fn parse(url: &str) -> Result<MysqlBuilder, Error> {
             }
             _ => SHAPE.to_owned(),
         };
-        Error::invalid("url", why)
+        invalid(why)
     })?;
     ours.into_iter().try_fold(MysqlBuilder::of_url(opts), |builder, (name, value)| set(builder, name, value))
 }
@@ -47,38 +47,26 @@ fn check_place(place: &str) -> Result<(), Error> {
     let (server, database) = place.split_once('/').unwrap_or((place, ""));
     let host = server.rsplit_once('@').map_or(server, |(_, host)| host);
     if host.is_empty() {
-        return Err(Error::invalid("url", "it names no host"));
+        return Err(invalid("it names no host"));
     }
     if database.contains(['@', '/', ':']) || place.contains('#') {
-        return Err(Error::invalid("url", SHAPE));
+        return Err(invalid(SHAPE));
     }
     if database.is_empty() {
-        return Err(Error::invalid("url", "it names no database: `mysql://host/database`"));
+        return Err(invalid("it names no database: `mysql://host/database`"));
     }
     Ok(())
-}
-
-/// What looks like an option and is none may be a part of a password.
-fn unknown(name: &str) -> Error {
-    let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-    let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
-    Error::invalid("url", format!("{named}; the known ones are {OPTIONS}"))
 }
 
 fn set(builder: MysqlBuilder, name: &str, value: &str) -> Result<MysqlBuilder, Error> {
     Ok(match (name, value) {
         ("connect_timeout", _) => builder.connect_timeout(duration(name, value)?),
         ("reply_timeout", _) => builder.reply_timeout(duration(name, value)?),
-        ("max_connections", _) => {
-            let not_a_number = |_| Error::invalid("url", "`max_connections` is not a number");
-            builder.max_connections(value.parse().map_err(not_a_number)?)
-        }
+        ("max_connections", _) => builder.max_connections(number(name, value)?),
         ("push", "get_lock") => builder.push(MysqlPush::GetLock),
         ("push", "off") => builder.push(MysqlPush::Off),
-        ("push", _) => return Err(Error::invalid("url", "`push` is neither `get_lock` nor `off`")),
-        ("create", "true") => builder.create(true),
-        ("create", "false") => builder.create(false),
-        _ => return Err(Error::invalid("url", "`create` is neither `true` nor `false`")),
+        ("push", _) => return Err(invalid("`push` is neither `get_lock` nor `off`")),
+        _ => builder.create(boolean(name, value)?),
     })
 }
 

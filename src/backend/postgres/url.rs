@@ -3,7 +3,7 @@
 use tokio_postgres::Config;
 
 use super::PostgresBuilder;
-use crate::backend::by_url::{duration, options};
+use crate::backend::url_parts::{boolean, duration, invalid, number, options, unknown_option};
 use crate::error::Error;
 
 /// Those of this crate, and those of `tokio_postgres` that make sense here.
@@ -14,12 +14,12 @@ const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `c
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-        return Err(Error::invalid("url", "it does not begin with `postgres://` or `postgresql://`"));
+        return Err(invalid("it does not begin with `postgres://` or `postgresql://`"));
     }
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let (ours, theirs): (Vec<_>, Vec<_>) = options(query).partition(|(name, _)| is_ours(name));
     if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
-        return Err(unknown(name));
+        return Err(unknown_option(name, OPTIONS));
     }
     // Certificates are always verified.
     let verified = |value| if matches!(value, "verify-ca" | "verify-full") { "require" } else { value };
@@ -33,10 +33,10 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
         let error: tokio_postgres::Error = error;
         let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         let why = if why.starts_with("invalid value for option") { why } else { SHAPE.to_owned() };
-        Error::invalid("url", why)
+        invalid(why)
     })?;
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-        return Err(Error::invalid("url", "it names no host"));
+        return Err(invalid("it names no host"));
     }
     ours.into_iter()
         .try_fold(PostgresBuilder::new(config), |builder, (name, value)| set(builder, name, value))
@@ -49,13 +49,6 @@ fn is_ours(name: &str) -> bool {
     ["connect_timeout", "reply_timeout", "max_connections", "create"].contains(&name)
 }
 
-/// What looks like an option and is none may be a part of a password.
-fn unknown(name: &str) -> Error {
-    let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-    let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
-    Error::invalid("url", format!("{named}; the known ones are {OPTIONS}"))
-}
-
 fn set(builder: PostgresBuilder, name: &str, value: &str) -> Result<PostgresBuilder, Error> {
     Ok(match (name, value) {
         // Whole seconds, as others write it.
@@ -64,13 +57,8 @@ fn set(builder: PostgresBuilder, name: &str, value: &str) -> Result<PostgresBuil
         }
         ("connect_timeout", _) => builder.connect_timeout(duration(name, value)?),
         ("reply_timeout", _) => builder.reply_timeout(duration(name, value)?),
-        ("max_connections", _) => {
-            let not_a_number = |_| Error::invalid("url", "`max_connections` is not a number");
-            builder.max_connections(value.parse().map_err(not_a_number)?)
-        }
-        ("create", "true") => builder.create(true),
-        ("create", "false") => builder.create(false),
-        _ => return Err(Error::invalid("url", "`create` is neither `true` nor `false`")),
+        ("max_connections", _) => builder.max_connections(number(name, value)?),
+        _ => builder.create(boolean(name, value)?),
     })
 }
 

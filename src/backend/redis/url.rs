@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
-use percent_encoding::percent_decode_str;
-
 use super::target::{Login, Server, Target, Topology};
 use crate::backend::by_url::REDIS_SCHEMES;
+use crate::backend::url_parts::{decode, invalid};
 use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
@@ -172,20 +171,11 @@ fn database(path: Option<&str>) -> Result<Option<u8>, Error> {
     }
 }
 
-fn decode(text: &str) -> Result<String, Error> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(String::from).map_err(|_| invalid("a percent-encoded part of it is not UTF-8"))
-}
-
 fn not_encoded(character: char, code: &str) -> Error {
     invalid(format!(
         "it has a misplaced `{character}`: percent-encode it as `{code}` if it belongs to the user name or the \
          password"
     ))
-}
-
-fn invalid(reason: impl Into<String>) -> Error {
-    Error::invalid("url", reason)
 }
 
 #[cfg(test)]

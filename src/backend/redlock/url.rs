@@ -2,19 +2,19 @@
 
 use super::RedlockBuilder;
 use crate::backend::RedisBackend;
-use crate::backend::by_url::{duration, options, unknown_option};
+use crate::backend::url_parts::{duration, invalid, options, unknown_option};
 use crate::error::Error;
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
     let Some((scheme, rest)) = url.split_once("://") else {
-        return Err(Error::invalid("url", "it does not begin with `redlock://`"));
+        return Err(invalid("it does not begin with `redlock://`"));
     };
     // What `redlocks` needs is left to the nodes: their scheme is the TLS one.
     let node_scheme = match scheme {
         "redlock" => "redis",
         "redlocks" => "rediss",
-        _ => return Err(Error::invalid("url", "its scheme is neither `redlock://` nor `redlocks://`")),
+        _ => return Err(invalid("its scheme is neither `redlock://` nor `redlocks://`")),
     };
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     // A password may contain slashes only if they are encoded.
@@ -25,7 +25,7 @@ pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
     let mut nodes = Vec::new();
     for host in hosts.split(',') {
         if host.is_empty() {
-            return Err(Error::invalid("url", "it names no host, or has an extra comma"));
+            return Err(invalid("it names no host, or has an extra comma"));
         }
         nodes.push(RedisBackend::builder(&format!("{node_scheme}://{user}{at}{host}{slash}{path}"))?);
     }

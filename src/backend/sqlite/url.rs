@@ -1,20 +1,15 @@
 //! `sqlite:PATH[?option=value&...]`
 
-use percent_encoding::percent_decode_str;
-
 use super::{SqliteBuilder, Synchronous};
-use crate::backend::by_url::{duration, options, unknown_option};
+use crate::backend::url_parts::{boolean, decode, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
 pub(super) fn parse(url: &str) -> Result<SqliteBuilder, Error> {
     let Some(rest) = url.strip_prefix("sqlite:") else {
-        return Err(Error::invalid("url", "it does not begin with `sqlite:`"));
+        return Err(invalid("it does not begin with `sqlite:`"));
     };
     if rest.contains('#') {
-        return Err(Error::invalid(
-            "url",
-            "it has a `#`: percent-encode it as `%23` if it belongs to the path",
-        ));
+        return Err(invalid("it has a `#`: percent-encode it as `%23` if it belongs to the path"));
     }
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     let mut builder = SqliteBuilder::new(path_of(path)?.into());
@@ -31,22 +26,21 @@ fn path_of(text: &str) -> Result<String, Error> {
         Some(_) => {
             let reason =
                 "a host follows `sqlite://`: write `sqlite:PATH`, or `sqlite:///PATH` for an absolute path";
-            return Err(Error::invalid("url", reason));
+            return Err(invalid(reason));
         }
         None => text,
     };
     if text.is_empty() {
-        return Err(Error::invalid("url", "it names no file: `sqlite:PATH`"));
+        return Err(invalid("it names no file: `sqlite:PATH`"));
     }
     if text == ":memory:" {
-        return Err(Error::invalid("url", "the URL of the store in memory is `memory:`"));
+        return Err(invalid("the URL of the store in memory is `memory:`"));
     }
-    let path = percent_decode_str(text).decode_utf8();
-    let path = path.map_err(|_| Error::invalid("url", "a percent-encoded part of it is not UTF-8"))?;
+    let path = decode(text)?;
     if path.contains('\0') {
-        return Err(Error::invalid("url", "a path cannot contain a zero byte"));
+        return Err(invalid("a path cannot contain a zero byte"));
     }
-    Ok(path.into_owned())
+    Ok(path)
 }
 
 fn set(builder: SqliteBuilder, name: &str, value: &str) -> Result<SqliteBuilder, Error> {
@@ -54,13 +48,11 @@ fn set(builder: SqliteBuilder, name: &str, value: &str) -> Result<SqliteBuilder,
         ("synchronous", "normal") => builder.synchronous(Synchronous::Normal),
         ("synchronous", "full") => builder.synchronous(Synchronous::Full),
         ("synchronous", _) => {
-            return Err(Error::invalid("url", "`synchronous` is neither `normal` nor `full`"));
+            return Err(invalid("`synchronous` is neither `normal` nor `full`"));
         }
         ("busy_timeout", _) => builder.busy_timeout(duration(name, value)?),
         ("poll_interval", _) => builder.poll_interval(duration(name, value)?),
-        ("create", "true") => builder.create(true),
-        ("create", "false") => builder.create(false),
-        ("create", _) => return Err(Error::invalid("url", "`create` is neither `true` nor `false`")),
+        ("create", _) => builder.create(boolean(name, value)?),
         _ => {
             let known = "`synchronous`, `busy_timeout`, `poll_interval`, `create`";
             return Err(unknown_option(name, known));

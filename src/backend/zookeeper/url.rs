@@ -1,10 +1,8 @@
 //! `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`
 
-use percent_encoding::percent_decode_str;
-
 use super::ZookeeperBuilder;
 use crate::backend::TlsOptions;
-use crate::backend::by_url::{duration, options, unknown_option};
+use crate::backend::url_parts::{boolean, decode, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
 const OPTIONS: &str = "`session_timeout`, `connect_timeout`, `reply_timeout`, `create` and `tls`";
@@ -61,24 +59,6 @@ fn set(builder: ZookeeperBuilder, name: &str, value: &str) -> Result<ZookeeperBu
         "tls" => builder,
         _ => return Err(unknown_option(name, OPTIONS)),
     })
-}
-
-fn boolean(name: &str, value: &str) -> Result<bool, Error> {
-    match value {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(invalid(format!("`{name}` is neither `true` nor `false`"))),
-    }
-}
-
-fn decode(text: &str) -> Result<String, Error> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    let decoded = decoded.map_err(|_| invalid("a percent-encoded part of it is not UTF-8"))?;
-    Ok(decoded.into_owned())
-}
-
-fn invalid(reason: impl Into<String>) -> Error {
-    Error::invalid("url", reason)
 }
 
 fn not_encoded(character: char, encoded: &str) -> Error {
