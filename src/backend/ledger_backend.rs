@@ -179,6 +179,22 @@ impl<S: LedgerStore> LedgerBackend<S> {
     }
 }
 
+/// For the builders of this crate's stores.
+#[cfg(any(feature = "_records", feature = "sqlite"))]
+impl<S: LedgerStore> LedgerBackend<S> {
+    /// A client of a store that was to be started, or why it was not.
+    pub(super) fn started(store: std::io::Result<S>, address: &str) -> Result<Self, crate::Error> {
+        store.map(Self::on).map_err(|error| {
+            let error = BackendError::NotSent { source: error.into() };
+            crate::Error::from_backend(error, "connect", None, address)
+        })
+    }
+
+    pub(super) fn connect_error(&self, error: BackendError) -> crate::Error {
+        crate::Error::from_backend(error, "connect", None, &self.capabilities.store)
+    }
+}
+
 /// Renewals of the leases of one key, each with its index.
 type OfKey = (Arc<str>, Vec<(usize, Renew)>);
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::settings::{Login, Settings};
 use super::{EtcdBackend, EtcdStore, url};
+use crate::backend::LedgerBackend;
 use crate::backend::tls::TlsOptions;
-use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
 
 /// Makes an [`EtcdBackend`]: see [`EtcdBackend::builder`].
@@ -88,8 +88,7 @@ impl EtcdBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<EtcdBackend, Error> {
         let backend = self.connect_lazy()?;
-        let failed = |error| Error::from_backend(error, "connect", None, &backend.capabilities().store);
-        backend.store().connected().await.map_err(failed)?;
+        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
         Ok(backend)
     }
 
@@ -102,11 +101,7 @@ impl EtcdBuilder {
     pub fn connect_lazy(self) -> Result<EtcdBackend, Error> {
         let settings = self.settings.complete()?;
         let address = settings.address.clone();
-        let store = EtcdStore::start(Arc::new(settings)).map_err(|source| {
-            let source = BackendError::NotSent { source: source.into() };
-            Error::from_backend(source, "connect", None, &address)
-        })?;
-        Ok(LedgerBackend::on(store))
+        LedgerBackend::started(EtcdStore::start(Arc::new(settings)), &address)
     }
 }
 

@@ -10,9 +10,9 @@ use tokio::time::timeout;
 use super::settings::{MysqlPush, Settings};
 use super::watch::Watch;
 use super::{MysqlBackend, MysqlStore};
+use crate::backend::LedgerBackend;
 use crate::backend::records::{Failure, TIMEOUT};
 use crate::backend::tls::TlsOptions;
-use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
 
 /// How large a record may be, unless the configuration says so.
@@ -135,10 +135,7 @@ impl MysqlBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<MysqlBackend, Error> {
         let backend = self.connect_lazy()?;
-        let store = backend.store();
-        let address = &backend.capabilities().store;
-        let failed = |error| Error::from_backend(error, "connect", None, address);
-        store.connected().await.map_err(failed)?;
+        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
         Ok(backend)
     }
 
@@ -155,10 +152,6 @@ impl MysqlBuilder {
         // What is waited for belongs to one client.
         settings.watch = Arc::new(Watch::new(settings.max_waiters()));
         let address = settings.address.clone();
-        let store = MysqlStore::start(Arc::new(settings)).map_err(|source| {
-            let source = BackendError::NotSent { source: source.into() };
-            Error::from_backend(source, "connect", None, &address)
-        })?;
-        Ok(LedgerBackend::on(store))
+        LedgerBackend::started(MysqlStore::start(Arc::new(settings)), &address)
     }
 }

@@ -6,8 +6,8 @@ use tokio_postgres::Config;
 
 use super::settings::Settings;
 use super::{PostgresBackend, PostgresStore};
+use crate::backend::LedgerBackend;
 use crate::backend::tls::TlsOptions;
-use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
 
 /// Makes a [`PostgresBackend`]: see [`PostgresBackend::builder`].
@@ -87,10 +87,7 @@ impl PostgresBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<PostgresBackend, Error> {
         let backend = self.connect_lazy()?;
-        let store = backend.store();
-        let address = &backend.capabilities().store;
-        let failed = |error| Error::from_backend(error, "connect", None, address);
-        store.connected().await.map_err(failed)?;
+        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
         Ok(backend)
     }
 
@@ -104,10 +101,6 @@ impl PostgresBuilder {
         self.settings.check()?;
         let settings = self.settings.with_tls()?;
         let address = settings.address.clone();
-        let store = PostgresStore::start(settings).map_err(|source| {
-            let source = BackendError::NotSent { source: source.into() };
-            Error::from_backend(source, "connect", None, &address)
-        })?;
-        Ok(LedgerBackend::on(store))
+        LedgerBackend::started(PostgresStore::start(settings), &address)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{SqliteBackend, SqliteStore, file};
-use crate::backend::{Backend, BackendError, LedgerBackend, LedgerStore};
+use crate::backend::{Backend, LedgerBackend, LedgerStore};
 use crate::error::Error;
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -133,8 +133,7 @@ impl SqliteBuilder {
     pub async fn connect(self) -> Result<SqliteBackend, Error> {
         let backend = self.connect_lazy()?;
         let store = backend.store();
-        let failed = |error| Error::from_backend(error, "connect", None, &store.capabilities.store);
-        store.ping().await.map_err(failed)?;
+        store.ping().await.map_err(|error| backend.connect_error(error))?;
         for finding in file::findings(&store.settings.path) {
             tracing::warn!(store = %backend.capabilities().store, "{finding}");
         }
@@ -156,11 +155,7 @@ impl SqliteBuilder {
         within("busy_timeout", self.settings.busy_timeout, MAX_BUSY_TIMEOUT)?;
         within("poll_interval", self.settings.poll_interval, MAX_POLL_INTERVAL)?;
         let address = self.settings.address();
-        let store = SqliteStore::start(self.settings).map_err(|source| {
-            let source = BackendError::NotSent { source: source.into() };
-            Error::from_backend(source, "connect", None, &address)
-        })?;
-        Ok(LedgerBackend::on(store))
+        LedgerBackend::started(SqliteStore::start(self.settings), &address)
     }
 }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::clock;
 use super::op::Access;
 use super::{ZookeeperBackend, ZookeeperStore};
+use crate::backend::LedgerBackend;
 use crate::backend::records::{TIMEOUT, check_timeout, check_timeouts};
 use crate::backend::tls::{Tls, TlsOptions};
-use crate::backend::{Backend, BackendError, LedgerBackend};
 use crate::error::Error;
 
 const PORT: u16 = 2181;
@@ -162,9 +162,7 @@ impl ZookeeperBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<ZookeeperBackend, Error> {
         let backend = self.connect_lazy()?;
-        let address = &backend.capabilities().store;
-        let failed = |error| Error::from_backend(error, "connect", None, address);
-        backend.store().connected().await.map_err(failed)?;
+        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
         Ok(backend)
     }
 
@@ -177,11 +175,7 @@ impl ZookeeperBuilder {
     pub fn connect_lazy(self) -> Result<ZookeeperBackend, Error> {
         let settings = Settings::of(self)?;
         let address = settings.address.clone();
-        let store = ZookeeperStore::new(Arc::new(settings)).map_err(|source| {
-            let source = BackendError::NotSent { source: source.into() };
-            Error::from_backend(source, "connect", None, &address)
-        })?;
-        Ok(LedgerBackend::on(store))
+        LedgerBackend::started(ZookeeperStore::new(Arc::new(settings)), &address)
     }
 }
 
