@@ -152,11 +152,8 @@ impl LedgerStore for EtcdStore {
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
-        let answered = self.shared.schedule.submit(keys, change);
-        async {
-            let Some(answered) = answered else { return Err(BackendError::Closed) };
-            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
-        }
+        // A task waits for that.
+        self.shared.schedule.transact(keys, change, || ())
     }
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {

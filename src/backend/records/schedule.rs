@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::job::{Answered, Change, Job, Task};
+use super::job::{Change, Job, Task};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// How many keys are changed by one statement at most.
@@ -123,17 +123,28 @@ impl<R> Default for State<R> {
 }
 
 impl<R: Cached> Schedule<R> {
-    /// Adds a change of the records of these keys. `None` if it is closed.
-    pub(in crate::backend) fn submit<T: Send + 'static>(
+    /// Has the records of these keys changed: see [`LedgerStore::transact`](crate::backend::LedgerStore::transact). Calls `start` when
+    /// there is something to do.
+    pub(in crate::backend) fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
-    ) -> Option<Answered<T>> {
+        start: impl FnOnce(),
+    ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         let (job, answered) = Change::new(keys.len(), change);
         let job: Arc<dyn Job> = Arc::new(job);
         let tasks = keys.iter().enumerate();
         let tasks = tasks.map(|(index, key)| (Arc::clone(key), Task { job: Arc::clone(&job), index }));
-        self.add(tasks).then_some(answered)
+        let is_added = self.add(tasks);
+        if is_added {
+            start();
+        }
+        async move {
+            if !is_added {
+                return Err(BackendError::Closed);
+            }
+            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
+        }
     }
 
     /// Adds a task for each of the keys, in one step. `false` if it is closed.

@@ -81,20 +81,13 @@ impl<C: Connection> Workers<C> {
         Self { settings, health, schedule, runtime, count, ended }
     }
 
-    /// Has the records of these keys changed: see [`LedgerStore::transact`](crate::backend::LedgerStore::transact).
+    /// See [`Schedule::transact`].
     pub(in crate::backend) fn transact<T: Send + 'static>(
         self: &Arc<Self>,
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
-        let answered = self.schedule.submit(keys, change);
-        if answered.is_some() {
-            self.ensure_worker();
-        }
-        async {
-            let Some(answered) = answered else { return Err(BackendError::Closed) };
-            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
-        }
+        self.schedule.transact(keys, change, || self.ensure_worker())
     }
 
     /// Makes sure that a connection starts on pending changes soon.

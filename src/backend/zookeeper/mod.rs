@@ -182,14 +182,7 @@ impl LedgerStore for ZookeeperStore {
         keys: &[Arc<str>],
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
-        let answered = self.shared.schedule.submit(keys, change);
-        if answered.is_some() {
-            self.start();
-        }
-        async {
-            let Some(answered) = answered else { return Err(BackendError::Closed) };
-            answered.await.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
-        }
+        self.shared.schedule.transact(keys, change, || self.start())
     }
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
