@@ -1,10 +1,8 @@
 //! Errors of etcd and of the way to it in words, and what follows from them.
 
-use std::error::Error as _;
-
 use tonic::{Code, Status};
 
-use crate::backend::records::{Failure, Remedy};
+use crate::backend::records::{Failure, Remedy, with_causes};
 
 /// A lease that a transaction attaches a key to has ended. Nothing was stored.
 pub(super) const NO_LEASE: &str = "requested lease not found";
@@ -45,16 +43,7 @@ pub(super) fn of_reading(status: &Status) -> Failure {
 
 /// Why a connection could not be opened.
 pub(super) fn connecting(error: &tonic::transport::Error) -> String {
-    let mut text = String::new();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            let colon = if text.is_empty() { "" } else { ": " };
-            text.push_str(&format!("{colon}{said}"));
-        }
-        cause = error.source();
-    }
+    let text = with_causes(String::new(), error);
     if text.is_empty() { error.to_string() } else { text }
 }
 
@@ -65,14 +54,7 @@ fn said(status: &Status) -> String {
             ": the alarm NOSPACE is on; compact and defragment the store or raise its quota, then `etcdctl alarm disarm`",
         );
     }
-    let mut cause = status.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text.push_str(&format!(": {said}"));
-        }
-        cause = error.source();
-    }
+    let text = with_causes(text, status);
     if text.is_empty() { format!("{:?}", status.code()) } else { text }
 }
 

@@ -1,11 +1,9 @@
 //! Errors of PostgreSQL in words, and what follows from them.
 
-use std::error::Error as _;
-
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-use crate::backend::records::{Failure, Remedy};
+use crate::backend::records::{Failure, Remedy, with_causes};
 
 /// What a pooler in transaction mode does to a client.
 pub(super) const POOLER: &str = "a pooler (such as PgBouncer in transaction mode) spreads its statements over several sessions, \
@@ -15,7 +13,11 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error.as_db_error() {
             Some(said) => said_by_server(said),
-            None => Self { remedy: Remedy::Reconnect, is_certain: false, ..Self::unavailable(chain(&error)) },
+            None => {
+                // None of the causes contains a password.
+                let why = with_causes(error.to_string(), &error);
+                Self { remedy: Remedy::Reconnect, is_certain: false, ..Self::unavailable(why) }
+            }
         }
     }
 }
@@ -48,18 +50,4 @@ fn said_by_server(said: &DbError) -> Failure {
         _ if code.code().starts_with("08") => failure(Remedy::Reconnect, true),
         _ => failure(Remedy::Fix, false),
     }
-}
-
-/// The error and its causes. None of them contains a password.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text.push_str(&format!(": {said}"));
-        }
-        cause = error.source();
-    }
-    text
 }

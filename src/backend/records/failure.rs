@@ -1,5 +1,6 @@
 //! Why a server could not carry something out, and what follows from it.
 
+use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
@@ -61,6 +62,20 @@ impl Failure {
         }
         BackendError::Unanswered { source: self.why.clone().into() }
     }
+}
+
+/// Adds the causes of an error to a text, except those that it contains already.
+pub(in crate::backend) fn with_causes(mut text: String, error: &dyn Error) -> String {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(&format!("{colon}{said}"));
+        }
+        cause = error.source();
+    }
+    text
 }
 
 impl fmt::Display for Failure {

@@ -22,7 +22,7 @@ mod schedule;
 mod timeouts;
 mod workers;
 
-pub(super) use failure::{Failure, Remedy};
+pub(super) use failure::{Failure, Remedy, with_causes};
 pub(super) use health::{Health, Purpose};
 pub(super) use job::Task;
 pub(super) use outcome::{Outcome, Phase, failed};
