@@ -17,7 +17,7 @@ use super::leases::Leases;
 use super::node::{Node, NodeHandle};
 use super::round::Round;
 use super::votes::{majority, no_quorum};
-use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseRef};
+use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseRef, Released};
 use crate::background;
 use crate::closing::Closing;
 use crate::fence::FencingToken;
@@ -29,7 +29,7 @@ const MAX_AHEAD: u64 = 5_000_000;
 /// The most time that a node has for a renewal or a release, unless the timeout for nodes is longer.
 const MOST: Duration = Duration::from_secs(2);
 /// The pauses between releases that were not confirmed.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The nodes of one client.
@@ -155,26 +155,37 @@ impl Quorum {
     pub(super) fn release_later(self: &Arc<Self>, node: usize, lease: LeaseRef, ttl: Duration) {
         let (quorum, end) = (Arc::clone(self), Instant::now() + ttl);
         self.spawn(async move {
-            let mut pause = FIRST_PAUSE;
             quorum.leases.until_released(lease.id).await;
-            while Instant::now() < end && !quorum.is_shut_down() {
-                let released = match quorum.nodes[node].connected() {
-                    Ok(node) => node.release(&lease).await,
-                    // It will not be connected any more.
-                    Err(_) if quorum.closing.is_closed() => return,
-                    Err(error) => Err(error),
-                };
-                match released {
-                    Ok(released) if quorum.leases.overtaken.released(lease.id, node, released) => {}
-                    Ok(_) | Err(BackendError::Closed) => return,
-                    Err(error) => {
-                        tracing::debug!(node = %quorum.nodes[node].store, %error, "not released yet");
-                    }
-                }
-                sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
+            let is_done = |released| !quorum.leases.overtaken.released(lease.id, node, released);
+            quorum.release_until(node, &lease, end, is_done).await;
         });
+    }
+
+    /// Releases a lease on one node, again and again until `is_done` accepts the answer, until `end`, by when it has expired on the
+    /// node, or until this is closed.
+    pub(super) async fn release_until(
+        &self,
+        node: usize,
+        lease: &LeaseRef,
+        end: Instant,
+        is_done: impl Fn(Released) -> bool,
+    ) {
+        let mut pause = FIRST_PAUSE;
+        while Instant::now() < end && !self.is_shut_down() {
+            let released = match self.nodes[node].connected() {
+                Ok(node) => node.release(lease).await,
+                // It will not be connected any more.
+                Err(_) if self.closing.is_closed() => return,
+                Err(error) => Err(error),
+            };
+            match released {
+                Ok(released) if !is_done(released) => {}
+                Ok(_) | Err(BackendError::Closed) => return,
+                Err(error) => tracing::debug!(node = %self.nodes[node].store, %error, "not released yet"),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
     }
 
     /// Whether [`close`](Self::close) no longer waits for releases. A client that is only dropped leaves nothing behind.

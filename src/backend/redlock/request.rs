@@ -374,23 +374,7 @@ impl Quorum {
 
     /// Ends what a node has granted, until it confirms that. If the request waits, it goes to the end of the queue.
     async fn end_grant(self: &Arc<Self>, n: usize, request: &Request, waits: bool) {
-        let end = Instant::now() + request.ttl;
-        let mut pause = Duration::from_millis(5);
-        loop {
-            let released = match self.nodes[n].connected() {
-                Ok(node) => node.release(&request.lease).await.map(drop),
-                // It will not be connected any more.
-                Err(_) if self.closing.is_closed() => break,
-                Err(error) => Err(error),
-            };
-            match released {
-                Ok(()) => break,
-                // It has expired.
-                Err(_) if Instant::now() >= end || self.is_shut_down() => break,
-                Err(_) => sleep(pause).await,
-            }
-            pause = (pause * 2).min(Duration::from_secs(1));
-        }
+        self.release_until(n, &request.lease, Instant::now() + request.ttl, |_| true).await;
         let again = self.leases.withdrawn(request.lease.id, n).filter(|_| waits);
         let (Some(request), Ok(node)) = (again, self.nodes[n].connected()) else { return };
         let answer = node.request_from(&request, self.propose()).await;
