@@ -74,29 +74,3 @@ where
         drop(self.answer.send(stored.and(self.outcome)));
     }
 }
-
-/// No change: whether there could be one.
-pub(super) struct Nothing {
-    answer: Answer<()>,
-}
-
-impl Nothing {
-    pub(super) fn new() -> (Self, Answered<()>) {
-        let (answer, answered) = oneshot::channel();
-        (Self { answer }, answered)
-    }
-}
-
-impl Job for Nothing {
-    fn records(&self) -> usize {
-        0
-    }
-
-    fn run(&mut self, _: &mut Transaction<'_>) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>, stored: Result<(), BackendError>) {
-        drop(self.answer.send(stored));
-    }
-}

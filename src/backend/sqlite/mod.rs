@@ -65,7 +65,7 @@ use crate::error::Error;
 use builder::Settings;
 use health::Health;
 use inbox::Inbox;
-use job::{Answered, Change, Job, Nothing};
+use job::{Answered, Change, Job};
 use worker::{Message, Worker};
 
 pub use builder::{SqliteBuilder, Synchronous};
@@ -173,8 +173,8 @@ impl LedgerStore for SqliteStore {
     }
 
     /// Waits until this client could write.
-    fn ping(&self) -> impl Future<Output = Result<(), BackendError>> + Send {
-        self.ask(Nothing::new())
+    async fn ping(&self) -> Result<(), BackendError> {
+        self.transact(&[], |_, _, _| ((), Vec::new())).await.map(drop)
     }
 
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {
