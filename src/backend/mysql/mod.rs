@@ -129,9 +129,12 @@ impl MysqlStore {
     fn start(settings: Arc<Settings>) -> io::Result<Self> {
         let runtime = background::handle()?;
         let health = Arc::new(Health::new(settings.address.clone()));
+        // One connection looks.
+        let max_workers = settings.max_connections - 1 - settings.max_waiters();
+        let time_limit = settings.connect_timeout + settings.reply_timeout;
         let workers = Arc::new_cyclic(|workers| {
             let settings = WorkerSettings { settings: Arc::clone(&settings), workers: Weak::clone(workers) };
-            Workers::new(Arc::new(settings), Arc::clone(&health), runtime.clone())
+            Workers::new(Arc::new(settings), max_workers, time_limit, Arc::clone(&health), runtime.clone())
         });
         let watcher = Arc::new(Watcher::new(Arc::clone(&settings), Arc::clone(&health)));
         let mut capabilities = Capabilities::new(settings.address.clone());

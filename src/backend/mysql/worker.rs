@@ -9,9 +9,7 @@ use super::session::Session;
 use super::settings::Settings;
 use super::watch::Watch;
 use super::{connect, sweep};
-use crate::backend::records::{
-    Connection, ConnectionLimits, Failure, Outcome, Phase, Round, Workers, failed,
-};
+use crate::backend::records::{Connection, Failure, Outcome, Phase, Round, Workers, failed};
 
 pub(super) struct Worker {
     session: Session,
@@ -61,21 +59,6 @@ impl Connection for Worker {
 
     async fn sweep(&mut self) -> Result<(), Failure> {
         sweep::sweep(&mut self.session).await
-    }
-}
-
-impl ConnectionLimits for WorkerSettings {
-    fn address(&self) -> &str {
-        &self.settings.address
-    }
-
-    fn timeouts(&self) -> (Duration, Duration) {
-        (self.settings.connect_timeout, self.settings.reply_timeout)
-    }
-
-    fn max_workers(&self) -> usize {
-        // One looks.
-        self.settings.max_connections - 1 - self.settings.max_waiters()
     }
 }
 

@@ -116,8 +116,17 @@ impl PostgresStore {
         let mut capabilities = Capabilities::new(settings.address.clone());
         // The whole queue is in the record.
         capabilities.constant_work = false;
+        // One connection is for notifications.
+        let max_workers = settings.max_connections - 1;
+        let time_limit = settings.connect_timeout + settings.reply_timeout;
         let connector = Arc::new(Connector::new(settings));
-        let workers = Workers::new(Arc::clone(&connector), Arc::clone(&health), runtime.clone());
+        let workers = Workers::new(
+            Arc::clone(&connector),
+            max_workers,
+            time_limit,
+            Arc::clone(&health),
+            runtime.clone(),
+        );
         let listener = Listener::new(Arc::clone(&connector), Arc::clone(&health));
         let (workers, listener) = (Arc::new(workers), Arc::new(listener));
         Ok(Self { capabilities, connector, health, workers, listener, runtime })

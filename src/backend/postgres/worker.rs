@@ -7,7 +7,7 @@ use super::exchange::{change_contended, change_uncontended};
 use super::record::Written;
 use super::session::Session;
 use super::sweep;
-use crate::backend::records::{Connection, ConnectionLimits, Failure, Outcome, Round};
+use crate::backend::records::{Connection, Failure, Outcome, Round};
 
 impl Connection for Session {
     type Settings = Connector;
@@ -32,20 +32,5 @@ impl Connection for Session {
 
     async fn sweep(&mut self) -> Result<(), Failure> {
         sweep::sweep(self).await
-    }
-}
-
-impl ConnectionLimits for Connector {
-    fn address(&self) -> &str {
-        &self.settings.address
-    }
-
-    fn timeouts(&self) -> (Duration, Duration) {
-        (self.settings.connect_timeout, self.settings.reply_timeout)
-    }
-
-    fn max_workers(&self) -> usize {
-        // One is for notifications.
-        self.settings.max_connections - 1
     }
 }

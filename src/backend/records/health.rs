@@ -60,6 +60,10 @@ impl Health {
         Self { address, links: Mutex::new(links), state }
     }
 
+    pub(in crate::backend) fn address(&self) -> &str {
+        &self.address
+    }
+
     pub(in crate::backend) fn state(&self) -> StoreState {
         self.state.borrow().clone()
     }

@@ -28,4 +28,4 @@ pub(super) use job::Task;
 pub(super) use outcome::{Outcome, Phase, failed};
 pub(super) use schedule::{Cached, Done, KeyBatch, Round, Schedule};
 pub(super) use timeouts::{TIMEOUT, check_timeout, check_timeouts};
-pub(super) use workers::{Connection, ConnectionLimits, Workers};
+pub(super) use workers::{Connection, Workers};

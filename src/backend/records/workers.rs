@@ -24,7 +24,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// A connection to the server that carries out changes.
 pub(in crate::backend) trait Connection: Sized + Send + Sync + 'static {
     /// What is needed to open one.
-    type Settings: ConnectionLimits;
+    type Settings: Send + Sync + 'static;
     /// A record as it was written.
     type Written: Cached;
 
@@ -44,21 +44,13 @@ pub(in crate::backend) trait Connection: Sized + Send + Sync + 'static {
     fn sweep(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// What limits the connections of a client.
-pub(in crate::backend) trait ConnectionLimits: Send + Sync + 'static {
-    /// The server's address, without credentials.
-    fn address(&self) -> &str;
-
-    /// How long opening a connection takes at most, and a change on it.
-    fn timeouts(&self) -> (Duration, Duration);
-
-    /// How many connections there are for changes at most.
-    fn max_workers(&self) -> usize;
-}
-
 /// The connections of a client for changes.
 pub(in crate::backend) struct Workers<C: Connection> {
     settings: Arc<C::Settings>,
+    /// How many there are at most.
+    max: usize,
+    /// How long opening a connection and a change on it take together at most.
+    time_limit: Duration,
     health: Arc<Health>,
     pub(in crate::backend) schedule: Schedule<C::Written>,
     runtime: Handle,
@@ -76,9 +68,15 @@ struct Count {
 }
 
 impl<C: Connection> Workers<C> {
-    pub(in crate::backend) fn new(settings: Arc<C::Settings>, health: Arc<Health>, runtime: Handle) -> Self {
+    pub(in crate::backend) fn new(
+        settings: Arc<C::Settings>,
+        max: usize,
+        time_limit: Duration,
+        health: Arc<Health>,
+        runtime: Handle,
+    ) -> Self {
         let (schedule, count, ended) = Default::default();
-        Self { settings, health, schedule, runtime, count, ended }
+        Self { settings, max, time_limit, health, schedule, runtime, count, ended }
     }
 
     /// See [`Schedule::transact`].
@@ -93,7 +91,7 @@ impl<C: Connection> Workers<C> {
     /// Makes sure that a connection starts on pending changes soon.
     fn ensure_worker(self: &Arc<Self>) {
         let mut count = self.count.lock();
-        if count.idle > 0 || count.is_starting || count.all >= self.settings.max_workers() {
+        if count.idle > 0 || count.is_starting || count.all >= self.max {
             return;
         }
         count.is_starting = true;
@@ -119,8 +117,6 @@ impl<C: Connection> Workers<C> {
 
     /// Returns when all have ended, after the schedule was closed.
     pub(in crate::backend) async fn ended(&self) {
-        let (connecting, changing) = self.settings.timeouts();
-        let limit = (connecting + changing) * 2;
         let all = async {
             loop {
                 let ended = self.ended.notified();
@@ -131,7 +127,7 @@ impl<C: Connection> Workers<C> {
             }
         };
         // Those that hang end by their own time limits.
-        let _ = timeout(limit, all).await;
+        let _ = timeout(self.time_limit * 2, all).await;
         self.schedule.abandon();
     }
 }
@@ -237,7 +233,7 @@ impl<C: Connection> Worker<C> {
                     self.pause = Some((pause, Instant::now()));
                     health.failed(Purpose::Changes, &failure.why);
                 }
-                tracing::debug!(store = %self.workers.settings.address(), %failure, "changes were not stored");
+                tracing::debug!(store = %health.address(), %failure, "changes were not stored");
             }
         }
     }
@@ -251,7 +247,7 @@ impl<C: Connection> Worker<C> {
         let Some(connection) = open else { return };
         self.next_sweep = now + C::SWEEP_INTERVAL;
         if let Err(failure) = connection.sweep().await {
-            tracing::debug!(store = %self.workers.settings.address(), %failure, "idle records were not removed");
+            tracing::debug!(store = %self.workers.health.address(), %failure, "idle records were not removed");
             if failure.is_broken {
                 self.connection = None;
             }
