@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::keys;
-use super::link::{CallError, Link};
+use super::link::{CallError, Link, Reply};
 use super::msgpack::unpack_list;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
@@ -48,7 +48,7 @@ struct UnderWay<'a> {
     /// The link on which they were sent, or why they were not.
     link: &'a Result<Arc<dyn Link>, CallError>,
     sent: Instant,
-    answer: BoxFuture<'a, Result<Value, CallError>>,
+    answer: Reply<'a>,
 }
 
 impl Transport {
@@ -243,11 +243,7 @@ impl Transport {
 
     /// Sends the text of a script that the server does not know. Operations that were given up in the meantime are left out: their
     /// releases may have been executed by now.
-    fn send_text<'a>(
-        &self,
-        link: &'a dyn Link,
-        operations: &mut Vec<Queued>,
-    ) -> Option<BoxFuture<'a, Result<Value, CallError>>> {
+    fn send_text<'a>(&self, link: &'a dyn Link, operations: &mut Vec<Queued>) -> Option<Reply<'a>> {
         let _sending = self.sending.lock();
         operations.retain(|operation| !operation.is_given_up());
         if operations.is_empty() {

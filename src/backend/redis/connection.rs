@@ -510,7 +510,7 @@ pub(super) mod tests {
     use futures::stream::{BoxStream, StreamExt, pending as no_messages};
     use tokio::time::advance;
 
-    use super::super::link::Message;
+    use super::super::link::{Message, Opened, Reply};
     use super::super::route::ToServer;
     use super::super::script::Script;
     use super::super::value::Arguments;
@@ -521,11 +521,7 @@ pub(super) mod tests {
     struct Unused;
 
     impl Connector for Unused {
-        fn open<'a>(
-            &'a self,
-            _: &'a Server,
-            _: &'a Login,
-        ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+        fn open<'a>(&'a self, _: &'a Server, _: &'a Login) -> Opened<'a> {
             unreachable!()
         }
     }
@@ -544,8 +540,6 @@ pub(super) mod tests {
     /// Is never answered.
     #[derive(Debug, Default)]
     struct Silent(CancellationToken);
-
-    type Reply<'a> = BoxFuture<'a, Result<Value, CallError>>;
 
     impl Link for Silent {
         fn evalsha(&self, _: &'static Script, _: Arguments) -> Reply<'_> {

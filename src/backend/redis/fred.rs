@@ -34,7 +34,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Timeouts;
-use super::link::{CallError, Connector, Link, Message};
+use super::link::{CallError, Connector, Link, Message, Opened, Reply};
 use super::script::Script;
 use super::target::Server;
 use super::target::{Login, Target, Topology};
@@ -113,11 +113,7 @@ impl FredConnector {
 }
 
 impl Connector for FredConnector {
-    fn open<'a>(
-        &'a self,
-        server: &'a Server,
-        login: &'a Login,
-    ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a> {
         async move {
             let client = self.client(server, login);
             let driver = client.init().await.map_err(sort)?;
@@ -151,7 +147,7 @@ impl FredLink {
     fn call<'a, F: Future<Output = Result<FredValue, FredError>> + Send + 'a>(
         &'a self,
         command: impl FnOnce() -> F + Send + 'a,
-    ) -> BoxFuture<'a, Result<Value, CallError>> {
+    ) -> Reply<'a> {
         in_place(move || {
             unconstrained(async move {
                 tokio::select! {
@@ -165,25 +161,17 @@ impl FredLink {
 }
 
 impl Link for FredLink {
-    fn evalsha(
-        &self,
-        script: &'static Script,
-        arguments: Arguments,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn evalsha(&self, script: &'static Script, arguments: Arguments) -> Reply<'_> {
         let (keys, args) = split(arguments);
         self.call(move || self.client.evalsha(text(script.hash()), keys, args))
     }
 
-    fn eval(&self, script: &'static Script, arguments: Arguments) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn eval(&self, script: &'static Script, arguments: Arguments) -> Reply<'_> {
         let (keys, args) = split(arguments);
         self.call(move || self.client.eval(text(script.source()), keys, args))
     }
 
-    fn eval_asking(
-        &self,
-        script: &'static Script,
-        arguments: Arguments,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn eval_asking(&self, script: &'static Script, arguments: Arguments) -> Reply<'_> {
         self.call(move || async move {
             let command = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
             let number = Bytes::from(arguments.keys.len().to_string());
@@ -198,7 +186,7 @@ impl Link for FredLink {
         })
     }
 
-    fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn command(&self, words: Vec<String>) -> Reply<'_> {
         let mut words = words.into_iter();
         let name = words.next().unwrap_or_default();
         let command = CustomCommand::new(name, ClusterHash::FirstKey, false);

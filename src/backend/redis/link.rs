@@ -17,16 +17,17 @@ use super::target::{Login, Server};
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
 
+pub(super) type Opened<'a> = BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
+
 /// Opens connections with one client library.
 pub(super) trait Connector: fmt::Debug + Send + Sync {
     /// Connects, authenticates, selects the database, and switches to RESP3. Fails within the timeout for connecting. The future must
     /// not be dropped before it is done.
-    fn open<'a>(
-        &'a self,
-        server: &'a Server,
-        login: &'a Login,
-    ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
+    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a>;
 }
+
+/// What a server will answer to a command.
+pub(super) type Reply<'a> = BoxFuture<'a, Result<Value, CallError>>;
 
 /// An established connection. Nothing is sent twice.
 ///
@@ -34,24 +35,16 @@ pub(super) trait Connector: fmt::Debug + Send + Sync {
 /// withdraw its command. Each fails after the timeout for replies, and soon after the connection has ended.
 pub(super) trait Link: fmt::Debug + Send + Sync {
     /// Runs a script that the server should know.
-    fn evalsha(
-        &self,
-        script: &'static Script,
-        arguments: Arguments,
-    ) -> BoxFuture<'_, Result<Value, CallError>>;
+    fn evalsha(&self, script: &'static Script, arguments: Arguments) -> Reply<'_>;
 
     /// Runs a script, and sends its text.
-    fn eval(&self, script: &'static Script, arguments: Arguments) -> BoxFuture<'_, Result<Value, CallError>>;
+    fn eval(&self, script: &'static Script, arguments: Arguments) -> Reply<'_>;
 
     /// Sends ASKING and a script with its text, and nothing in between: the node serves a slot that is being moved to it.
-    fn eval_asking(
-        &self,
-        script: &'static Script,
-        arguments: Arguments,
-    ) -> BoxFuture<'_, Result<Value, CallError>>;
+    fn eval_asking(&self, script: &'static Script, arguments: Arguments) -> Reply<'_>;
 
     /// Any other command, by its words.
-    fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>>;
+    fn command(&self, words: Vec<String>) -> Reply<'_>;
 
     /// Subscribes to a channel. The server may not have processed it when this is done, but it has when a later command is answered.
     fn subscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>>;

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, pending};
+use futures::future::pending;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::credentials::Credentials;
-use super::link::{CallError, Connector, Link};
+use super::link::{CallError, Connector, Link, Opened};
 use super::target::{Login, Server};
 use super::tls;
 
@@ -85,11 +85,7 @@ impl Login {
 }
 
 impl Connector for Opening {
-    fn open<'a>(
-        &'a self,
-        server: &'a Server,
-        login: &'a Login,
-    ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a> {
         self.open_explained(server, login).boxed()
     }
 }

@@ -32,7 +32,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Timeouts;
-use super::link::{CallError, Connector, Link, Message};
+use super::link::{CallError, Connector, Link, Message, Opened, Reply};
 use super::script::Script;
 use super::target::Server;
 use super::target::{Login, Target, Topology};
@@ -124,11 +124,7 @@ impl RedisRsConnector {
 }
 
 impl Connector for RedisRsConnector {
-    fn open<'a>(
-        &'a self,
-        server: &'a Server,
-        login: &'a Login,
-    ) -> BoxFuture<'a, Result<Arc<dyn Link>, CallError>> {
+    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a> {
         async move {
             match server {
                 Server::Tcp { host, port } => {
@@ -176,7 +172,7 @@ struct RedisRsLink {
 }
 
 impl RedisRsLink {
-    fn send(&self, command: Cmd) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn send(&self, command: Cmd) -> Reply<'_> {
         let mut connection = self.connection.clone();
         let sent = async move {
             connection.send_packed_command(&command).await.map_err(|error| sort(&error)).and_then(read)
@@ -186,23 +182,15 @@ impl RedisRsLink {
 }
 
 impl Link for RedisRsLink {
-    fn evalsha(
-        &self,
-        script: &'static Script,
-        arguments: Arguments,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn evalsha(&self, script: &'static Script, arguments: Arguments) -> Reply<'_> {
         self.send(call("EVALSHA", script.hash(), &arguments))
     }
 
-    fn eval(&self, script: &'static Script, arguments: Arguments) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn eval(&self, script: &'static Script, arguments: Arguments) -> Reply<'_> {
         self.send(call("EVAL", script.source(), &arguments))
     }
 
-    fn eval_asking(
-        &self,
-        script: &'static Script,
-        arguments: Arguments,
-    ) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn eval_asking(&self, script: &'static Script, arguments: Arguments) -> Reply<'_> {
         let mut connection = self.connection.clone();
         in_order(async move {
             let mut pipeline = redis::pipe();
@@ -213,7 +201,7 @@ impl Link for RedisRsLink {
         })
     }
 
-    fn command(&self, words: Vec<String>) -> BoxFuture<'_, Result<Value, CallError>> {
+    fn command(&self, words: Vec<String>) -> Reply<'_> {
         let mut command = Cmd::new();
         for word in &words {
             command.arg(word);
