@@ -6,7 +6,6 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
@@ -15,7 +14,7 @@ use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
 use super::types::*;
-use super::{Backend, BackendError, Finding, LeaseId, NodeState, Status, StoreState};
+use super::{Backend, BackendError, EventSender, Finding, LeaseId, NodeState, Status, StoreState};
 use crate::closing::Closing;
 
 /// What a database must provide so that [`LedgerBackend`] can use it as a store: atomic changes of one record and, if
@@ -87,8 +86,8 @@ pub struct LedgerBackend<S> {
     store: S,
     client: Uuid,
     capabilities: Capabilities,
-    /// The channel for events that result from this client's own changes.
-    own: Mutex<Option<UnboundedSender<Event>>>,
+    /// For events that result from this client's own changes.
+    own: Mutex<EventSender>,
     closing: Closing,
 }
 
@@ -131,10 +130,9 @@ impl<S: LedgerStore> LedgerBackend<S> {
         let Some((outcome, own)) = transaction.await?.pop() else {
             return Err(BackendError::Unanswered { source: "the store returned no result".into() });
         };
-        if !own.is_empty()
-            && let Some(sender) = &*self.own.lock()
-        {
-            own.into_iter().for_each(|event| drop(sender.unbounded_send(event)));
+        if !own.is_empty() {
+            let events = self.own.lock();
+            own.into_iter().for_each(|event| events.send(event));
         }
         Ok(outcome)
     }
@@ -300,8 +298,7 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        let (sender, events) = unbounded();
-        *self.own.lock() = Some(sender);
+        let events = self.own.lock().open();
         stream::select(events, self.store.wakes(self.client)).boxed()
     }
 

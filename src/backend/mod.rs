@@ -57,6 +57,7 @@ pub(crate) mod by_url;
 pub mod conformance;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+mod event_sender;
 mod event_text;
 mod lease_id;
 mod ledger;
@@ -88,6 +89,7 @@ pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuild
 pub use crate::error::{BackendError, BoxError, NodeFailure};
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdBackend, EtcdBuilder};
+use event_sender::EventSender;
 pub use lease_id::LeaseId;
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
 use prost::Message;
@@ -21,8 +20,8 @@ use super::proto::{
     EventType, Header, KeyValue, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse, WatchWish,
 };
 use super::shared::Shared;
-use crate::backend::Event;
 use crate::backend::records::{Failure, Purpose};
+use crate::backend::{Event, EventSender};
 
 /// The pause between attempts to watch.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -36,7 +35,7 @@ pub(super) struct Mailbox {
 #[derive(Default)]
 struct Inbox {
     is_started: bool,
-    sender: Option<UnboundedSender<Event>>,
+    events: EventSender,
 }
 
 /// Up to where the mailbox has been seen.
@@ -54,9 +53,8 @@ impl Mailbox {
 
     /// The messages from now on to the client of this name, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
-        let (sender, events) = unbounded();
         let mut inbox = self.inbox.lock();
-        inbox.sender = Some(sender);
+        let events = inbox.events.open();
         if !std::mem::replace(&mut inbox.is_started, true) {
             self.shared.leases.set_client(client);
             let mailbox = Arc::clone(self);
@@ -66,7 +64,7 @@ impl Mailbox {
             });
         } else {
             // The previous stream may have received messages that this one did not.
-            self.tell_through(&inbox, Event::Resync);
+            inbox.events.send(Event::Resync);
         }
         drop(inbox);
         events.chain(stream::pending()).boxed()
@@ -196,14 +194,7 @@ impl Mailbox {
     }
 
     fn send(&self, event: Event) {
-        self.tell_through(&self.inbox.lock(), event);
-    }
-
-    fn tell_through(&self, inbox: &Inbox, event: Event) {
-        if let Some(sender) = &inbox.sender {
-            // An error means that the stream has been dropped: no one is listening.
-            drop(sender.unbounded_send(event));
-        }
+        self.inbox.lock().events.send(event);
     }
 }
 

@@ -9,7 +9,6 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
@@ -19,7 +18,7 @@ use uuid::Uuid;
 
 use super::named_locks::NamedLocks;
 use super::view::View;
-use crate::backend::{Event, LeaseId, LeaseRef, Ticket};
+use crate::backend::{Event, EventSender, LeaseId, LeaseRef, Ticket};
 
 /// How often a client checks a record if it is next, and how much less often for every four places ahead of it.
 const POLL: Duration = Duration::from_millis(10);
@@ -49,7 +48,7 @@ pub(super) struct Watch {
 #[derive(Debug)]
 struct State {
     client: Option<Uuid>,
-    sender: Option<UnboundedSender<Event>>,
+    events: EventSender,
     keys: HashMap<Arc<str>, Watched>,
     /// The client's own changes.
     changes: u64,
@@ -132,7 +131,7 @@ impl Watch {
     pub(super) fn new(waiters: usize) -> Self {
         let state = State {
             client: None,
-            sender: None,
+            events: EventSender::default(),
             keys: HashMap::new(),
             changes: 0,
             due: BTreeSet::new(),
@@ -148,10 +147,9 @@ impl Watch {
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
-        let (sender, events) = unbounded();
         let mut state = self.state.lock();
-        (state.sender, state.client) = (Some(sender), Some(client));
-        events.chain(stream::pending()).boxed()
+        state.client = Some(client);
+        state.events.open().chain(stream::pending()).boxed()
     }
 
     pub(super) fn client(&self) -> Option<Uuid> {
@@ -159,7 +157,7 @@ impl Watch {
     }
 
     pub(super) fn send(&self, event: Event) {
-        self.state.lock().send(event);
+        self.state.lock().events.send(event);
     }
 
     /// A record is of this version and looks like this, after a change of this client.
@@ -281,13 +279,6 @@ pub(super) enum Waited {
 }
 
 impl State {
-    fn send(&self, event: Event) {
-        if let Some(sender) = &self.sender {
-            // An error means that the stream has been dropped: no one is listening.
-            drop(sender.unbounded_send(event));
-        }
-    }
-
     /// Updates what is known of a key. Returns whether there may be something to do.
     fn see(&mut self, key: &Arc<str>, version: i64, view: View) -> bool {
         let (known, now) = (self.keys.contains_key(key), Instant::now());
@@ -346,11 +337,11 @@ impl State {
             match (view.grant(*id), view.place(*id), &waiting.lease) {
                 (Some(_), _, _) if !view.is_found(*id) => {}
                 (Some(grant), _, Some(lease)) => {
-                    self.send(Event::Granted { lease: lease.clone(), ticket: waiting.ticket, grant });
+                    self.events.send(Event::Granted { lease: lease.clone(), ticket: waiting.ticket, grant });
                 }
                 (None, Some(place), _) if place.ticket == waiting.ticket && !place.is_admitted => {}
                 (None, Some(_), _) if view.asked(*id).is_some() => {}
-                _ => self.send(Event::AskAgain(*id)),
+                _ => self.events.send(Event::AskAgain(*id)),
             }
         }
     }

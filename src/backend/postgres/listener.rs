@@ -19,8 +19,8 @@ use super::connector::Connector;
 use super::record::channel;
 use super::session::{Listening, Session};
 use super::text::unescape;
-use crate::backend::Event;
 use crate::backend::records::{Failure, Health, Purpose};
+use crate::backend::{Event, EventSender};
 
 /// How often an idle connection is checked.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ struct Inbox {
     /// Whether the server has been checked for findings.
     is_looked_at: bool,
     client: Option<Uuid>,
-    sender: Option<UnboundedSender<Event>>,
+    events: EventSender,
     /// Has the connection listen on the client's channel.
     wish: Option<UnboundedSender<()>>,
 }
@@ -56,9 +56,8 @@ impl Listener {
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
-        let (sender, events) = unbounded();
         let mut inbox = self.inbox.lock();
-        inbox.sender = Some(sender);
+        let events = inbox.events.open();
         if inbox.client.replace(client) != Some(client)
             && let Some(wish) = &inbox.wish
         {
@@ -170,10 +169,8 @@ impl Listener {
     fn send(&self, event: Event) {
         let inbox = self.inbox.lock();
         // Any user of the database can send notifications, so those that do not name a lease of this client are ignored.
-        let is_ours = event.lease().is_none_or(|lease| Some(lease.client()) == inbox.client);
-        if let Some(sender) = inbox.sender.as_ref().filter(|_| is_ours) {
-            // An error means that the stream has been dropped: no one is listening.
-            drop(sender.unbounded_send(event));
+        if event.lease().is_none_or(|lease| Some(lease.client()) == inbox.client) {
+            inbox.events.send(event);
         }
     }
 }

@@ -24,7 +24,9 @@ use super::connection::Connection;
 use super::keys;
 use super::link::{CallError, Link, Message, command};
 use super::runtime::here;
-use crate::backend::{Answer, BackendError, Event, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket};
+use crate::backend::{
+    Answer, BackendError, Event, EventSender, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket,
+};
 use crate::fence::FencingToken;
 use crate::hash::HashSet;
 
@@ -52,7 +54,7 @@ pub(super) struct Notifications {
 #[derive(Default)]
 struct Listener {
     /// For events that come with answers, or originate in this client.
-    sender: Option<UnboundedSender<Event>>,
+    events: EventSender,
     /// For the messages of one link after another.
     links: Option<UnboundedSender<BoxStream<'static, Message>>>,
     /// The link that is subscribed now, or was last.
@@ -75,10 +77,10 @@ impl Notifications {
 
     /// The events from now on. Replaces the stream that was returned before.
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
-        let ((sender, events), (links, linked)) = (unbounded(), unbounded());
+        let (links, linked) = unbounded();
         let mut listener = self.listener.lock();
         listener.runtime = here();
-        listener.sender = Some(sender);
+        let events = listener.events.open();
         if let Some(link) = &listener.link {
             // The receiver exists.
             let _ = links.unbounded_send(link.messages());
@@ -158,10 +160,7 @@ impl Notifications {
     }
 
     fn send(&self, event: Event) {
-        if let Some(sender) = &self.listener.lock().sender {
-            // The receiver is gone once the client is closed.
-            let _ = sender.unbounded_send(event);
-        }
+        self.listener.lock().events.send(event);
     }
 
     fn read(&self, message: &str) -> Option<Event> {

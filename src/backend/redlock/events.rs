@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use futures::channel::mpsc::unbounded;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 
@@ -14,8 +13,7 @@ use crate::backend::Event;
 impl Quorum {
     /// The events for the client from now on.
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
-        let (sender, events) = unbounded();
-        *self.sender.lock() = Some(sender);
+        let events = self.events.lock().open();
         // The runtime on which nodes were being connected may have ended.
         self.connect_in_background();
         let nodes = self.all().map(|n| {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::FutureExt;
-use futures::channel::mpsc::UnboundedSender;
 use futures::future::{join_all, ready};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -17,7 +16,7 @@ use super::leases::Leases;
 use super::node::{Node, NodeHandle};
 use super::round::Round;
 use super::votes::{majority, no_quorum};
-use crate::backend::{BackendError, Capabilities, Event, LeaseId, LeaseRef, Released};
+use crate::backend::{BackendError, Capabilities, Event, EventSender, LeaseId, LeaseRef, Released};
 use crate::background;
 use crate::closing::Closing;
 use crate::fence::FencingToken;
@@ -40,8 +39,8 @@ pub(super) struct Quorum {
     pub(super) node_timeout: Duration,
     pub(super) capabilities: Capabilities,
     pub(super) leases: Leases,
-    /// The channel for events that originate in this client.
-    pub(super) sender: Mutex<Option<UnboundedSender<Event>>>,
+    /// For events that originate in this client.
+    pub(super) events: Mutex<EventSender>,
     /// Work that continues after a decision.
     pub(super) tasks: TaskTracker,
     pub(super) closing: Closing,
@@ -66,7 +65,7 @@ impl Quorum {
             node_timeout,
             capabilities,
             leases: Leases::default(),
-            sender: Mutex::default(),
+            events: Mutex::default(),
             tasks: TaskTracker::new(),
             closing: Closing::default(),
             newest: AtomicU64::new(0),
@@ -131,10 +130,7 @@ impl Quorum {
 
     /// Sends an event to the client.
     pub(super) fn send_event(&self, event: Event) {
-        if let Some(sender) = &*self.sender.lock() {
-            // The receiver is gone once the client is closed.
-            let _ = sender.unbounded_send(event);
-        }
+        self.events.lock().send(event);
     }
 
     /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread.

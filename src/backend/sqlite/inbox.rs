@@ -9,13 +9,12 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, Weak};
 
-use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::backend::{Event, LeaseId, Ledger};
+use crate::backend::{Event, EventSender, LeaseId, Ledger};
 
 /// A grant names a key, of at most a kilobyte.
 const LONGEST: usize = 4096;
@@ -29,7 +28,7 @@ pub(super) struct Inbox {
     /// `None` where there is no loopback interface: this client polls.
     socket: Option<UdpSocket>,
     client: OnceLock<Uuid>,
-    sender: Mutex<Option<UnboundedSender<Event>>>,
+    events: Mutex<EventSender>,
     /// The leases of this client that waited when it last changed or saw the record of their key.
     waiting: Mutex<HashMap<Arc<str>, HashSet<LeaseId>>>,
 }
@@ -38,13 +37,12 @@ impl Inbox {
     pub(super) fn new() -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
         let socket = socket.and_then(|socket| socket.set_nonblocking(true).map(|()| socket)).ok();
-        Self { socket, client: OnceLock::new(), sender: Mutex::default(), waiting: Mutex::default() }
+        Self { socket, client: OnceLock::new(), events: Mutex::default(), waiting: Mutex::default() }
     }
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid) -> BoxStream<'static, Event> {
-        let (sender, events) = unbounded();
-        *self.sender.lock() = Some(sender);
+        let events = self.events.lock().open();
         HERE.lock().insert(*self.client.get_or_init(|| client), Arc::downgrade(self));
         stream::select(events, datagrams(Arc::downgrade(self))).boxed()
     }
@@ -56,11 +54,8 @@ impl Inbox {
 
     /// Passes on an event that concerns this client.
     pub(super) fn send(&self, event: Event) {
-        if let Some(event) = self.accept(event)
-            && let Some(sender) = &*self.sender.lock()
-        {
-            // An error means that the stream has been dropped: no one is listening.
-            drop(sender.unbounded_send(event));
+        if let Some(event) = self.accept(event) {
+            self.events.lock().send(event);
         }
     }
 

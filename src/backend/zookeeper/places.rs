@@ -5,14 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use futures::StreamExt;
-use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::op::Stat;
 use super::view::{Mark, Seen, View};
-use crate::backend::{Event, LeaseId, LeaseRef, Ticket};
+use crate::backend::{Event, EventSender, LeaseId, LeaseRef, Ticket};
 use crate::fence::FencingToken;
 
 #[derive(Default)]
@@ -21,7 +20,7 @@ pub(super) struct Places(Mutex<State>);
 #[derive(Default)]
 struct State {
     client: Option<Uuid>,
-    sender: Option<UnboundedSender<Event>>,
+    events: EventSender,
     own: HashMap<Arc<str>, BTreeMap<LeaseId, Own>>,
     by_path: HashMap<String, (Arc<str>, LeaseId)>,
 }
@@ -43,10 +42,9 @@ struct Own {
 impl Places {
     /// The events from now on, for the client of this name. A later stream replaces an earlier one.
     pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
-        let (sender, events) = unbounded();
         let mut state = self.0.lock();
-        (state.client, state.sender) = (Some(client), Some(sender));
-        events.chain(stream::pending()).boxed()
+        state.client = Some(client);
+        state.events.open().chain(stream::pending()).boxed()
     }
 
     pub(super) fn client(&self) -> Option<Uuid> {
@@ -55,7 +53,7 @@ impl Places {
 
     pub(super) fn send(&self, events: impl Iterator<Item = Event>) {
         let state = self.0.lock();
-        events.for_each(|event| state.send(event));
+        events.for_each(|event| state.events.send(event));
     }
 
     /// Whether none of this client's leases holds or waits.
@@ -172,9 +170,9 @@ impl Places {
             Some(Mark::Granted(grant)) if own.holds.is_none() => {
                 own.holds = Some(grant.token);
                 // When its place would have ended is known to the client.
-                state.send(Event::Granted { lease, ticket, grant });
+                state.events.send(Event::Granted { lease, ticket, grant });
             }
-            Some(Mark::AskAgain(_)) => state.send(Event::AskAgain(lease.id)),
+            Some(Mark::AskAgain(_)) => state.events.send(Event::AskAgain(lease.id)),
             _ => {}
         }
     }
@@ -195,13 +193,6 @@ impl Places {
 }
 
 impl State {
-    fn send(&self, event: Event) {
-        if let Some(sender) = &self.sender {
-            // An error means that the stream has been dropped: no one is listening.
-            drop(sender.unbounded_send(event));
-        }
-    }
-
     fn at(&mut self, path: &str) -> Option<&mut Own> {
         let (key, lease) = self.by_path.get(path)?;
         self.own.get_mut(key)?.get_mut(lease)
@@ -213,7 +204,7 @@ impl State {
         if own.is_leaving {
             return;
         }
-        self.send(match own.holds {
+        self.events.send(match own.holds {
             Some(token) => Event::Revoked { lease: own.lease.id, token },
             None => Event::AskAgain(own.lease.id),
         });
