@@ -14,12 +14,12 @@ thread_local! {
     static IS_CURRENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this is called on that thread.
+/// Whether the caller is on the crate's own thread.
 pub(crate) fn is_current() -> bool {
     IS_CURRENT.get()
 }
 
-/// The runtime of that thread, which is started by the first client and ends with the process.
+/// The runtime of the crate's own thread, which is started by the first client and ends with the process.
 ///
 /// # Errors
 ///

@@ -14,9 +14,9 @@ use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-/// How long a runtime may make no progress before those that are used on another one no longer rely on it.
+/// How long a runtime may make no progress before callers on other runtimes no longer rely on it.
 const STUCK: Duration = Duration::from_millis(500);
-/// How often it is probed whether a runtime makes progress on which something is awaited.
+/// How often a runtime on which something is awaited is probed for progress.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether a runtime other than the current one makes no progress: it is not driven, or all its threads are blocked.

@@ -268,7 +268,7 @@ impl<'a> Waiter<'a> {
         let asked = send(self.keeper, &lease, self.wait);
         let asked = match &mut self.receiver {
             None => self.keeper.closing.unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
-            // Once the client is closed, nothing is left to send a message.
+            // Closing the client drops the sender, which ends the wait.
             Some(receiver) => tokio::select! {
                 biased;
                 asked = asked => asked,
@@ -339,7 +339,7 @@ impl<'a> Waiter<'a> {
             return Ok(Some(ControlFlow::Continue(())));
         }
         let (sender, receiver) = oneshot::channel();
-        let Some(hold) = lease.wait(sender) else { return self.check_open().map(|()| None) };
+        let Some(hold) = lease.set_waiter(sender) else { return self.check_open().map(|()| None) };
         if let Some(hold) = hold {
             self.lease = None;
             return Ok(Some(ControlFlow::Break(Some(self.taken(hold, Instant::now())))));
@@ -374,7 +374,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Nothing was granted in time: because others hold it, or because the store is not answering?
+    /// Nothing was granted in time. Finds out whether others hold the resource or the store is not answering.
     async fn time_is_up(&mut self) -> Result<Option<Hold>, Error> {
         let error = match self.last_answer() {
             Err(error) => Some(error),

@@ -38,8 +38,8 @@ pub(crate) struct Deadline {
 
 /// How much earlier than the store the client regards a lease as ended: 10 ms for timers and scheduling, and a
 /// thousandth of the TTL for clocks that do not run at the same speed.
-pub(crate) fn margin(lease: Duration) -> Duration {
-    Duration::from_millis(10) + lease / 1000
+pub(crate) fn margin(ttl: Duration) -> Duration {
+    Duration::from_millis(10) + ttl / 1000
 }
 
 impl Deadline {

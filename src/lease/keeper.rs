@@ -152,7 +152,7 @@ impl Keeper {
     pub(super) fn watch(&self, queue: &mut Waiters) {
         let in_place = queue.take_in_place();
         if !in_place.is_empty() {
-            self.schedule.file(self.of(&in_place));
+            self.schedule.file(self.known(&in_place));
         }
     }
 
@@ -161,7 +161,7 @@ impl Keeper {
         self.leases.lock().get(&id.sequence()).filter(|lease| lease.id() == id).cloned()
     }
 
-    fn of(&self, leases: &[LeaseId]) -> Vec<Arc<Lease>> {
+    fn known(&self, leases: &[LeaseId]) -> Vec<Arc<Lease>> {
         leases.iter().filter_map(|id| self.lease(*id)).collect()
     }
 
@@ -175,13 +175,13 @@ impl Keeper {
 
     /// When the store last answered a request or a renewal for a group. An error if it did not answer the last one for a lease.
     pub(super) fn last_answer(&self, group: &Group) -> Result<Option<Instant>, BackendError> {
-        let leases = self.queue(group, |queue| self.of(&queue.leases()));
+        let leases = self.queue(group, |queue| self.known(&queue.leases()));
         leases.iter().try_fold(None, |last, lease| Ok(last.max(lease.last_answer()?)))
     }
 
     /// Whether a group waits behind a key that has no expiry.
     pub(super) fn holder_never_expires(&self, group: &Group) -> bool {
-        let leases = self.queue(group, |queue| self.of(&queue.leases()));
+        let leases = self.queue(group, |queue| self.known(&queue.leases()));
         leases.iter().any(|lease| lease.holder_never_expires())
     }
 
@@ -287,7 +287,7 @@ impl Keeper {
     /// A lease was granted, and no waiter has taken it up yet.
     pub(super) fn granted(&self, lease: &Arc<Lease>, now: Instant) {
         let Some(group) = lease.group() else {
-            if let Some(waiter) = lease.waiter() {
+            if let Some(waiter) = lease.take_waiter() {
                 self.hand_to(waiter, lease);
             }
             return;
@@ -299,8 +299,8 @@ impl Keeper {
             self.request(more);
             handed
         });
-        // Its end must be noticed, because others may want it if the waiter that was notified does not take it up. If
-        // it is still filed as waiting, this is soon enough.
+        // The end of the lease must be noticed: others may want it if the notified waiter does not take it up. A lease that
+        // is still filed as waiting is looked at soon enough.
         if !handed || !lease.is_filed() {
             self.file(lease);
         }
@@ -365,7 +365,7 @@ impl Keeper {
 
     /// The request for a lease has failed for good.
     fn failed(&self, lease: &Arc<Lease>, error: &BackendError) {
-        if let Some(waiter) = lease.waiter() {
+        if let Some(waiter) = lease.take_waiter() {
             let _ = waiter.send(Err(error.duplicate()));
         }
         if let Some(group) = lease.group() {
@@ -427,7 +427,7 @@ impl Keeper {
         Some(PendingRelease { next: self.replacements(lease), ..PendingRelease::of(lease) })
     }
 
-    /// Its owner, if it has one, no longer re-enters through it.
+    /// From now on the owner of this lease, if it has one, does not re-enter through it.
     fn forget_owner(&self, lease: &Lease) {
         if lease.owner().is_some() {
             self.owners.forget(lease);
@@ -493,7 +493,7 @@ impl Keeper {
 
     /// Closes the client: no more requests are sent, and every held lease is lost.
     ///
-    /// Requests end first: what the client releases afterwards would otherwise be granted to those of its own.
+    /// Requests are ended first: otherwise, what the client releases afterwards would be granted to its own waiters.
     pub(super) fn close(&self) {
         self.closing.close();
         drop(take_all_waiters(&self.queues));

@@ -50,7 +50,7 @@ struct State {
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
     /// Whether the store may have granted it after its end.
-    granted_since: bool,
+    late_grant: bool,
     /// Whether a request was dropped before it was answered, or its answer was lost.
     request_dropped: bool,
 }
@@ -85,11 +85,11 @@ struct Queued {
     /// The token of a grant that was released by force.
     revoked: Option<FencingToken>,
     /// The error of the last request, if it was not answered.
-    silence: Option<Box<BackendError>>,
+    unanswered: Option<Box<BackendError>>,
     /// Whether the holder's key has no expiry, by the last answer.
     holder_never_expires: bool,
     /// Whether the keeper has it in its schedule and repeats the request.
-    kept: bool,
+    repeated_by_keeper: bool,
     /// Whether a request of the keeper is in flight.
     asking: bool,
     /// Whether the first request, which the waiter sends itself, is in flight.
@@ -194,9 +194,9 @@ impl Lease {
             place: None,
             pushed: None,
             revoked: None,
-            silence: None,
+            unanswered: None,
             holder_never_expires: false,
-            kept: false,
+            repeated_by_keeper: false,
             asking: false,
             in_place: true,
             again: false,
@@ -208,7 +208,7 @@ impl Lease {
             endings: Vec::new(),
             waiter: None,
             filed: None,
-            granted_since: false,
+            late_grant: false,
             request_dropped: false,
         };
         Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
@@ -290,7 +290,7 @@ impl Lease {
         if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
             state.limit = Some(limit);
         }
-        // As good as dropped: the store may execute it at any time.
+        // A request that was not answered counts as dropped: the store may still execute it.
         state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
@@ -304,12 +304,12 @@ impl Lease {
                 // lease.
                 None if !self.request.waits => {
                     let outcome = self.hold(&mut state, grant, sent, now);
-                    self.lose_in(&mut state, LossReason::Expired, None);
+                    self.lose_locked(&mut state, LossReason::Expired, None);
                     outcome
                 }
                 None => {
                     // Its time is over, or nearly: repeat the request when it has ended at the store, too.
-                    (queued.answered_at, queued.silence) = (now, None);
+                    (queued.answered_at, queued.unanswered) = (now, None);
                     queued.ask_at = now + grant.remaining.unwrap_or_default().max(RETRY);
                     Outcome::Queued
                 }
@@ -322,7 +322,7 @@ impl Lease {
                     Some((ticket, grant)) if ticket == place.ticket && self.is_fresh(sent, now) => {
                         return self.hold(&mut state, grant, sent, now);
                     }
-                    // The grant is for this place and comes too late, or for a later place: this answer is out of date.
+                    // The grant for this place came too late, or it is for a later place and this answer is out of date: ask again.
                     Some((ticket, _)) if ticket >= place.ticket => queued.again = true,
                     _ => {}
                 }
@@ -335,7 +335,7 @@ impl Lease {
                 Outcome::Busy
             }
             Err(error) if error.is_transient() && !self.has_waited_too_long(queued.answered_at, now) => {
-                queued.silence = Some(Box::new(error));
+                queued.unanswered = Some(Box::new(error));
                 queued.ask_at = now + RETRY;
                 Outcome::Queued
             }
@@ -377,7 +377,7 @@ impl Lease {
         now.saturating_duration_since(sent) < self.terms.ttl / 2
     }
 
-    /// The instant from which a grant is counted that answers a request sent at `sent`. `None` if it has ended by now.
+    /// The instant from which the lease is measured if this grant answers a request sent at `sent`. `None` if the lease has ended by now.
     fn measured_from(&self, grant: Grant, sent: Instant, now: Instant) -> Option<Instant> {
         // A grant that was made earlier ends `remaining` after the store looked, which was not before `sent`.
         let before = grant.remaining.map_or(Duration::ZERO, |left| self.terms.ttl.saturating_sub(left));
@@ -408,7 +408,7 @@ impl Lease {
             unanswered: None,
         });
         if revoked {
-            self.lose_in(state, LossReason::Revoked, None);
+            self.lose_locked(state, LossReason::Revoked, None);
         }
         Outcome::Granted
     }
@@ -438,7 +438,7 @@ impl Lease {
     /// The keeper sends the request now. If its runtime ends before the answer, the next one sends it again.
     pub(super) fn start_asking(&self) {
         if let Phase::Queued(queued) = &mut self.state.lock().phase {
-            queued.kept = true;
+            queued.repeated_by_keeper = true;
             queued.start_asking();
         }
     }
@@ -449,7 +449,7 @@ impl Lease {
         match &mut self.state.lock().phase {
             Phase::Queued(queued) => {
                 (queued.asking, queued.ask_at, queued.again) = (false, now, true);
-                queued.kept
+                queued.repeated_by_keeper
             }
             Phase::Held(held) => {
                 held.renewing = false;
@@ -468,7 +468,7 @@ impl Lease {
     /// When the store last answered a request or a renewal, if it ever did. An error if it did not answer the last one.
     pub(super) fn last_answer(&self) -> Result<Option<Instant>, BackendError> {
         match &self.state.lock().phase {
-            Phase::Queued(Queued { silence: Some(error), .. }) => Err(error.duplicate()),
+            Phase::Queued(Queued { unanswered: Some(error), .. }) => Err(error.duplicate()),
             Phase::Queued(queued) => Ok(queued.place.map(|_| queued.answered_at)),
             Phase::Held(Held { unanswered: Some(unanswered), .. }) => Err(unanswered.1.duplicate()),
             Phase::Held(held) => Ok(Some(held.deadline.measured_from())),
@@ -478,12 +478,12 @@ impl Lease {
 
     /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime. `None` if it has
     /// ended: nothing would send the waiter a message.
-    pub(super) fn wait(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Option<Hold>> {
+    pub(super) fn set_waiter(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Option<Hold>> {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Released) {
             return None;
         }
-        let hold = self.hand_in(&mut state);
+        let hold = self.hand_locked(&mut state);
         if hold.is_none() {
             state.waiter = Some(waiter);
         }
@@ -491,7 +491,7 @@ impl Lease {
     }
 
     /// Takes the channel to the waiter of a lease without a group.
-    pub(super) fn waiter(&self) -> Option<oneshot::Sender<Message>> {
+    pub(super) fn take_waiter(&self) -> Option<oneshot::Sender<Message>> {
         self.state.lock().waiter.take()
     }
 
@@ -516,7 +516,7 @@ impl Queued {
     }
 
     fn answered(&mut self, ticket: Ticket, sent: Instant, now: Instant) {
-        (self.answered_at, self.silence) = (now, None);
+        (self.answered_at, self.unanswered) = (now, None);
         // Answers to requests that were in flight together may arrive in any order.
         match self.place {
             Some((place, last)) if place > ticket || (place == ticket && last > sent) => {}
@@ -531,10 +531,10 @@ impl Lease {
     /// The current hold, for the waiter that gets it; it may have been lost since it was granted. `None` if another waiter has
     /// it, or there is none.
     pub(super) fn hand(self: &Arc<Self>) -> Option<Hold> {
-        self.hand_in(&mut self.state.lock())
+        self.hand_locked(&mut self.state.lock())
     }
 
-    fn hand_in(self: &Arc<Self>, state: &mut State) -> Option<Hold> {
+    fn hand_locked(self: &Arc<Self>, state: &mut State) -> Option<Hold> {
         let token = match &mut state.phase {
             Phase::Held(held) if !held.handed => {
                 held.handed = true;
@@ -606,7 +606,7 @@ impl Lease {
         now: Instant,
     ) -> Result<Option<u32>, LossReason> {
         let mut state = self.state.lock();
-        if let Some(reason) = self.loss_in(&mut state, token, now) {
+        if let Some(reason) = self.loss_locked(&mut state, token, now) {
             return Err(reason);
         }
         let Phase::Held(held) = &mut state.phase else { return Err(LossReason::Expired) };
@@ -643,7 +643,7 @@ impl Lease {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Held(held) if held.granted == token || token.get() == 0 => {
-                self.lose_in(&mut state, LossReason::Revoked, None);
+                self.lose_locked(&mut state, LossReason::Revoked, None);
                 true
             }
             Phase::Queued(queued) => {
@@ -656,23 +656,23 @@ impl Lease {
 
     /// Ends the lease as lost, if it is held.
     pub(super) fn lose(&self, reason: LossReason) {
-        self.lose_in(&mut self.state.lock(), reason, None);
+        self.lose_locked(&mut self.state.lock(), reason, None);
     }
 
     /// Why the hold of this token is lost, if it is. A passed deadline is noticed here: by the keeper, by a poll of `lost`, or by
     /// any other question to the guard, whichever comes first.
     fn loss(&self, token: FencingToken, now: Instant) -> Option<LossReason> {
-        self.loss_in(&mut self.state.lock(), token, now)
+        self.loss_locked(&mut self.state.lock(), token, now)
     }
 
     /// The store may still count a lease whose deadline has passed as held. It is released after the margin by which
     /// holders are always notified before others are let in.
-    fn loss_in(&self, state: &mut State, token: FencingToken, now: Instant) -> Option<LossReason> {
+    fn loss_locked(&self, state: &mut State, token: FencingToken, now: Instant) -> Option<LossReason> {
         match &state.phase {
             Phase::Lost { token: lost, reason, .. } if *lost == token => Some(*reason),
             Phase::Held(held) if held.token == token && held.deadline.has_passed(now) => {
                 let reason = held.passed();
-                self.lose_in(state, reason, Some(now + margin(self.terms.ttl)));
+                self.lose_locked(state, reason, Some(now + margin(self.terms.ttl)));
                 Some(reason)
             }
             _ => None,
@@ -681,7 +681,7 @@ impl Lease {
 
     /// Ends the lease as lost and notifies everything in this client that waits for that. The keeper releases it at the
     /// store, at once or at `release_at`.
-    fn lose_in(&self, state: &mut State, reason: LossReason, release_at: Option<Instant>) {
+    fn lose_locked(&self, state: &mut State, reason: LossReason, release_at: Option<Instant>) {
         let Phase::Held(held) = &state.phase else { return };
         let token = held.token;
         let is_of_store = matches!(reason, LossReason::StoreRefused | LossReason::StoreUnreachable);
@@ -752,7 +752,7 @@ impl Lease {
         let now_at = match &mut state.phase {
             Phase::Queued(queued) if queued.asking => None,
             Phase::Queued(queued) => {
-                queued.kept = true;
+                queued.repeated_by_keeper = true;
                 Some((List::Waiting, queued.ask_at))
             }
             Phase::Held(held) => Some((List::Held, held.schedule())),
@@ -770,7 +770,7 @@ impl Lease {
     }
 
     /// Whether the keeper has something left to do for it: it is held, or its end has not been noticed yet.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn needs_keeper(&self) -> bool {
         matches!(self.state.lock().phase, Phase::Held(_) | Phase::Lost { release_claimed: false, .. })
     }
 
@@ -789,7 +789,7 @@ impl Lease {
         let mut state = self.state.lock();
         if let Phase::Held(held) = &state.phase {
             let token = held.token;
-            self.loss_in(&mut state, token, now);
+            self.loss_locked(&mut state, token, now);
         }
         match &mut state.phase {
             Phase::Queued(queued) if queued.asking => Step::Forget,
@@ -837,9 +837,9 @@ impl Lease {
             }
             // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
-                self.lose_in(&mut state, LossReason::Missing, None);
+                self.lose_locked(&mut state, LossReason::Missing, None);
             }
-            Ok(Renewal::Lost(reason)) => self.lose_in(&mut state, reason, None),
+            Ok(Renewal::Lost(reason)) => self.lose_locked(&mut state, reason, None),
             Err(error) => {
                 tracing::debug!(name = %self.name(), token = held.token.get(), %error, "renewal not answered");
                 held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
@@ -858,12 +858,12 @@ impl Lease {
     /// Records that the store may have granted the lease after its end.
     pub(super) fn record_late_grant(&self) {
         let mut state = self.state.lock();
-        state.granted_since |= matches!(state.phase, Phase::Released | Phase::Lost { .. });
+        state.late_grant |= matches!(state.phase, Phase::Released | Phase::Lost { .. });
     }
 
-    /// Whether a grant was noted after the end of the lease. Clears the note.
+    /// Whether the store may have granted the lease after its end. Resets that.
     pub(super) fn take_late_grant(&self) -> bool {
-        std::mem::take(&mut self.state.lock().granted_since)
+        std::mem::take(&mut self.state.lock().late_grant)
     }
 
     /// Records that a request was dropped before it was answered: the store may execute it at any time.
@@ -1164,10 +1164,10 @@ mod tests {
         let refused = Err(BackendError::Refused { source: "another limit".into() });
         assert!(matches!(lease.answered(refused, now, now), Outcome::Failed(_)));
         assert!(matches!(lease.answered(queued(7), now, now), Outcome::Over));
-        assert!(lease.wait(oneshot::channel().0).is_none());
+        assert!(lease.set_waiter(oneshot::channel().0).is_none());
         let lease = self::lease();
         lease.answered(queued(7), now, now);
-        assert!(matches!(lease.wait(oneshot::channel().0), Some(None)));
+        assert!(matches!(lease.set_waiter(oneshot::channel().0), Some(None)));
     }
 
     #[test]

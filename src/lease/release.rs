@@ -204,7 +204,7 @@ impl Keeper {
     }
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
-    /// flight, and be granted later. `None` if it is given up. Fails if it was not answered for `ATTEMPT` and others wait
+    /// flight, and be granted later. `None` if it is given up, or if something else is stored under the key. Fails if it was not answered for `ATTEMPT` and others wait
     /// to be sent.
     async fn send_until_confirmed(
         &self,
@@ -253,8 +253,8 @@ impl Keeper {
         }
     }
 
-    /// Sends the releases that are pending from the crate's own thread. Waits for that at most for `time_limit`, because the end of the
-    /// process may come next; not for a store that was too slow before, and not for ever if there are many guards.
+    /// Sends the releases that are pending from the crate's own thread. Waits until they are sent, for at most `time_limit`, because the
+    /// process may end next. Does not wait for a store that was too slow before; all such waits together last `DROPS_WAIT` at most.
     pub(super) fn release_from_own_thread(&self, time_limit: Duration) {
         // Without a thread they stay pending, and are sent by the next runtime that uses the client.
         let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
@@ -266,7 +266,6 @@ impl Keeper {
             keeper.send_pending_releases().await;
             drop(done);
         });
-        // Nothing is ever sent: it ends when the other side is gone, or too late.
         let time_limit =
             if background::is_current() { Duration::ZERO } else { time_limit.min(*self.drops_wait.lock()) };
         if time_limit.is_zero() {
@@ -274,6 +273,7 @@ impl Keeper {
         }
         // Not on tokio's clock, which a test may pause.
         let begin = std::time::Instant::now();
+        // Nothing is ever sent on this channel: the wait ends when the sender is dropped, or at the time limit.
         let is_late = wait.recv_timeout(time_limit) == Err(RecvTimeoutError::Timeout);
         let mut drops_wait = self.drops_wait.lock();
         *drops_wait = if is_late { Duration::ZERO } else { drops_wait.saturating_sub(begin.elapsed()) };
@@ -299,8 +299,9 @@ impl Keeper {
         }
     }
 
-    /// A release that ends no hold is left to a run: a request for the lease may still be on its way, on a connection of another
-    /// runtime. The run sends it after the request, or after that connection is closed.
+    /// A release that ends no hold, or whose lease the store may still grant, is left to a run: a request for the lease may still be on
+    /// its way, on a connection of another runtime. The run sends the release again after that request, or after that connection is
+    /// closed.
     async fn send_from_own_thread(
         &self,
         mut pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>,

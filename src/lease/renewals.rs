@@ -17,30 +17,30 @@ use crate::backend::{Answered, BackendError};
 
 /// No request is sent while this many renewals are in flight, as many as one request takes, so that a burst of renewals
 /// does not hold up other requests at the store. If more of them wait because the store is far away, the limit is one
-/// for every [`WAITING_PER_UNDER_WAY`] that wait, up to [`MAX_UNDER_WAY`]. This limits the number of round trips by
+/// for every [`WAITING_PER_IN_FLIGHT`] that wait, up to [`MAX_IN_FLIGHT`]. This limits the number of round trips by
 /// which a renewal can be late.
-const UNDER_WAY: usize = TOGETHER;
-const MAX_UNDER_WAY: usize = 1024;
-const WAITING_PER_UNDER_WAY: usize = 16;
+const IN_FLIGHT: usize = TOGETHER;
+const MAX_IN_FLIGHT: usize = 1024;
+const WAITING_PER_IN_FLIGHT: usize = 16;
 
-/// Takes out leases to be renewed together, if enough of those `under_way` have been answered.
-pub(super) fn next_together(waiting: &mut VecDeque<Arc<Lease>>, under_way: usize) -> Option<Vec<Arc<Lease>>> {
-    let limit = (waiting.len() / WAITING_PER_UNDER_WAY).clamp(UNDER_WAY, MAX_UNDER_WAY);
+/// Takes out leases to be renewed together, if enough of those `in_flight` have been answered.
+pub(super) fn next_together(waiting: &mut VecDeque<Arc<Lease>>, in_flight: usize) -> Option<Vec<Arc<Lease>>> {
+    let limit = (waiting.len() / WAITING_PER_IN_FLIGHT).clamp(IN_FLIGHT, MAX_IN_FLIGHT);
     let number = waiting.len().min(TOGETHER);
-    (number > 0 && under_way < limit).then(|| waiting.drain(..number).collect())
+    (number > 0 && in_flight < limit).then(|| waiting.drain(..number).collect())
 }
 
 impl Keeper {
-    /// Renews leases, and files them by the answers, each as soon as it is answered. Until then it counts as `under_way`.
+    /// Renews leases, and files them by the answers, each as soon as it is answered. Until then it counts as `in_flight`.
     pub(super) fn renew<'a>(
         &'a self,
         leases: Vec<Arc<Lease>>,
-        under_way: &'a AtomicUsize,
+        in_flight: &'a AtomicUsize,
     ) -> impl Future<Output = ()> + use<'a> {
         // For those that have ended in the meantime, what is due is filed already.
         let requests = leases.into_iter().filter_map(|lease| Some((lease.renewal()?, Some(lease))));
         let (requests, leases): (Vec<_>, Vec<_>) = requests.unzip();
-        under_way.fetch_add(leases.len(), Ordering::Relaxed);
+        in_flight.fetch_add(leases.len(), Ordering::Relaxed);
         let sent = Instant::now();
         let ends = leases.iter().flatten().filter_map(|lease| lease.ends()).max();
         // Also if this is dropped: another run of the keeper's tasks may have taken over.
@@ -49,13 +49,13 @@ impl Keeper {
                 || Err(BackendError::Unanswered { source: "the store did not answer this renewal".into() });
             let left = leases.iter().enumerate().filter(|(_, lease)| lease.is_some());
             let unanswered: Vec<_> = left.map(|(n, _)| (n, unanswered())).collect();
-            self.renewed(&mut leases, unanswered, sent, under_way);
+            self.renewed(&mut leases, unanswered, sent, in_flight);
         });
         async move {
             let answered = async {
                 let mut answers = self.backend.renew(&requests).ready_chunks(TOGETHER);
                 while let Some(answers) = answers.next().await {
-                    self.renewed(&mut leases, answers, sent, under_way);
+                    self.renewed(&mut leases, answers, sent, in_flight);
                 }
             };
             // If the store never answers, the renewals are given up when all these leases have ended: then an error changes nothing.
@@ -69,7 +69,7 @@ impl Keeper {
         leases: &mut [Option<Arc<Lease>>],
         answers: Vec<Answered>,
         sent: Instant,
-        under_way: &AtomicUsize,
+        in_flight: &AtomicUsize,
     ) {
         let now = Instant::now();
         let renewed = answers.into_iter().filter_map(|(n, answer)| {
@@ -78,7 +78,7 @@ impl Keeper {
             Some(lease)
         });
         let renewed: Vec<_> = renewed.collect();
-        under_way.fetch_sub(renewed.len(), Ordering::Relaxed);
+        in_flight.fetch_sub(renewed.len(), Ordering::Relaxed);
         self.schedule.file(renewed);
         // There may be room for others.
         self.schedule.wake(List::Held);

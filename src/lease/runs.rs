@@ -101,7 +101,7 @@ impl Runs {
         self.last.lock().elsewhere()
     }
 
-    /// The same, if nobody has probed for a while whether its runtime makes progress. Whoever gets it does that for all of them.
+    /// The same, if its runtime has not been probed for a while. The caller then probes it on behalf of all callers.
     pub(super) fn to_probe(&self) -> Option<(u64, Handle)> {
         let mut last = self.last.lock();
         let elsewhere = last.elsewhere()?;

@@ -38,7 +38,7 @@ pub(super) struct Schedule {
 #[derive(Debug, Default)]
 struct Due {
     leases: BTreeMap<(Instant, usize), Arc<Lease>>,
-    /// Leases that have just been taken up, and when to file them.
+    /// Leases that have just been taken up; they are filed at `file_recent_at`.
     recent: Vec<Arc<Lease>>,
     prune_recent_at: usize,
     file_recent_at: Option<Instant>,
@@ -157,7 +157,7 @@ impl Due {
 
     fn add_recent(&mut self, lease: Arc<Lease>) {
         if self.recent.len() >= self.prune_recent_at.max(MANY) {
-            self.recent.retain(|lease| lease.is_kept());
+            self.recent.retain(|lease| lease.needs_keeper());
             // The effort per lease is constant, no matter how many are still held.
             self.prune_recent_at = self.recent.len() * 2;
         }

@@ -123,10 +123,11 @@ impl Keeper {
     }
 
     /// Looks after releases once a second, on the crate's own thread: nobody waits for a guard that was dropped, so nobody else would
-    /// notice that its release is not sent. If one has been queued for a second although it could have been sent, those that are
-    /// queued are sent from here: the runtime of the run makes no progress, or a worker of it that is blocked has woken the task that
-    /// sends, which no other worker takes over. If it is the runtime, the run is ended, so that the next call begins one on its own
-    /// runtime; when the client is abandoned, nobody else would end what is on that runtime.
+    /// notice that its release is not sent. If a release has been queued for a second although it could have been sent, the
+    /// queued releases are sent from this thread: either the runtime of the run makes no progress, or one of its workers is blocked
+    /// after waking the task that sends, which no other worker takes over. If the runtime is stuck, the run is ended as well, so that
+    /// the next call begins one on its own runtime; also when the client is abandoned, because nobody else would end what is on that
+    /// runtime.
     pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
         let mut queued_before = 0;
         loop {
@@ -222,15 +223,15 @@ impl Keeper {
     }
 
     async fn renew_held(self: Arc<Self>) {
-        let (under_way, rescheduled) = (AtomicUsize::new(0), self.schedule.rescheduled(List::Held));
+        let (in_flight, rescheduled) = (AtomicUsize::new(0), self.schedule.rescheduled(List::Held));
         let (mut waiting, mut renewals) = (VecDeque::new(), FuturesUnordered::new());
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
             // A store that answers at once must not keep other tasks from running.
             consume_budget().await;
             waiting.extend(self.process_due(List::Held, Instant::now()));
-            while let Some(leases) = next_together(&mut waiting, under_way.load(Ordering::Relaxed)) {
-                renewals.push(self.renew(leases, &under_way));
+            while let Some(leases) = next_together(&mut waiting, in_flight.load(Ordering::Relaxed)) {
+                renewals.push(self.renew(leases, &in_flight));
             }
             set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
             tokio::select! {

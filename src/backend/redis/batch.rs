@@ -42,7 +42,7 @@ use crate::backend::{BackendError, Kind};
 const USUAL_SIZE: usize = 128;
 
 /// Operations that have been sent.
-struct UnderWay<'a> {
+struct InFlight<'a> {
     operations: Vec<Queued>,
     connection: Arc<Connection>,
     /// The link on which they were sent, or why they were not.
@@ -125,7 +125,7 @@ impl Transport {
         runtime: Option<Id>,
         link: &'a Result<Arc<dyn Link>, CallError>,
         answered: usize,
-    ) -> Option<UnderWay<'a>> {
+    ) -> Option<InFlight<'a>> {
         let _sending = self.sending.lock();
         let operations = self.next(runtime, answered)?;
         let (connection, sent) = (self.connection(), Instant::now());
@@ -136,7 +136,7 @@ impl Transport {
             }
             Err(error) => ready(Err(error.clone())).boxed(),
         };
-        Some(UnderWay { operations, connection, link, sent, answer })
+        Some(InFlight { operations, connection, link, sent, answer })
     }
 
     /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations. If there are
@@ -167,7 +167,7 @@ impl Transport {
     async fn receive(
         &self,
         runtime: Option<Id>,
-        UnderWay { mut operations, connection, link, sent, answer }: UnderWay<'_>,
+        InFlight { mut operations, connection, link, sent, answer }: InFlight<'_>,
     ) {
         let mut answer = answer.await;
         if let (true, Ok(link)) = (is_unknown_script(&answer), link) {
@@ -346,7 +346,7 @@ fn tell_all(operations: impl IntoIterator<Item = Queued>, error: &CallError) {
     }
 }
 
-/// Polls a call once, which is when fred queues the command on its connection.
+/// Polls a call once, which is when the library queues the command on its connection.
 fn started<'a, T: Send + 'a>(mut call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
     match (&mut call).now_or_never() {
         Some(output) => ready(output).boxed(),

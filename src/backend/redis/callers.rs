@@ -36,7 +36,7 @@ pub(super) struct CallersConnections {
     /// Whether the servers have been checked and accepted. No request is sent before that.
     accepted: AtomicBool,
     /// Whether message delivery has been verified once.
-    proved: AtomicBool,
+    delivery_verified: AtomicBool,
     /// The runtime on which all of them live.
     runtime: Mutex<Option<Handle>>,
     /// The last attempt to connect.
@@ -87,7 +87,7 @@ impl CallersConnections {
             closed,
             tasks: Mutex::default(),
             accepted: AtomicBool::default(),
-            proved: AtomicBool::default(),
+            delivery_verified: AtomicBool::default(),
             runtime: Mutex::default(),
             attempt: Mutex::default(),
             attempts: AtomicU64::default(),
@@ -112,7 +112,7 @@ impl CallersConnections {
         };
         let subscription = self.notifications.subscribe(&self.subscriber, publisher).await?;
         self.tasks.lock().subscription = Some(subscription);
-        self.proved.store(true, Ordering::Release);
+        self.delivery_verified.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -148,20 +148,20 @@ impl CallersConnections {
         self.accepted.load(Ordering::Acquire)
     }
 
-    /// Whether they have not been opened yet, or were given up, or the runtime on which they lived has ended.
+    /// Whether connections have not been opened yet, or were given up, or the runtime on which they lived has ended.
     pub(super) fn are_missing(&self) -> bool {
-        !self.proved.load(Ordering::Acquire)
+        !self.delivery_verified.load(Ordering::Acquire)
             || self.subscriber.has_ended()
             || self.commands.iter().any(Commands::have_ended)
     }
 
-    /// Whether they can be used as far as is known: they are there, accepted, and each call was answered in time.
+    /// Whether the connections can be used as far as is known: they exist, accepted, and each call was answered in time.
     pub(super) fn are_ready(&self) -> bool {
         let is_unusable = |commands: &Commands| commands.have_ended() || commands.are_suspect();
         self.are_accepted() && !self.subscriber.has_ended() && !self.commands.iter().any(is_unusable)
     }
 
-    /// Makes them ready from the current runtime, in a separate task: a caller that gives up, or is not polled, blocks no
+    /// Makes the connections ready from the current runtime, in a separate task: a caller that gives up, or is not polled, blocks no
     /// other caller, and neither does a runtime that is not driven.
     pub(super) async fn revive(self: &Arc<Self>) -> Result<(), BackendError> {
         if Handle::try_current().is_err() {
@@ -234,17 +234,17 @@ impl CallersConnections {
             tracing::debug!("connecting from this runtime");
             self.keep(commands.revive(self.closed.clone()).await?);
         }
-        let proved = self.proved.load(Ordering::Acquire);
+        let delivery_verified = self.delivery_verified.load(Ordering::Acquire);
         if self.subscriber.has_ended() {
             self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
-            if proved {
+            if delivery_verified {
                 self.tasks.lock().subscription = Some(self.notifications.resubscribe(&self.subscriber));
             }
         }
-        if proved { Ok(()) } else { self.subscribe().await }
+        if delivery_verified { Ok(()) } else { self.subscribe().await }
     }
 
-    /// From here on they live on the current runtime. Those that are still on another one are given up.
+    /// From here on the connections live on the current runtime. Those that are still on another one are given up.
     fn move_here(&self) {
         let (here, mut runtime) = (Handle::current(), self.runtime.lock());
         if runtime.replace(here.clone()).is_none_or(|before| before.id() != here.id()) {
@@ -252,10 +252,10 @@ impl CallersConnections {
         }
     }
 
-    /// Gives them up if the runtime on which they live makes no progress. Returns whether it did that.
+    /// Gives the connections up if the runtime on which they live makes no progress. Returns whether it gave them up.
     pub(super) async fn abandon_if_stuck(&self) -> bool {
         let Some(runtime) = self.runtime.lock().clone() else { return false };
-        // To find out takes a timer.
+        // Finding that out takes a timer.
         if runtime::check().is_err() || !is_stuck(&runtime).await {
             return false;
         }
@@ -276,7 +276,7 @@ impl CallersConnections {
         have_not_moved
     }
 
-    /// Gives up their tasks, which end when their runtime is driven again, or is dropped. Called while `runtime` is locked.
+    /// Gives up the tasks of the connections, which end when their runtime is driven again, or is dropped. Called while `runtime` is locked.
     fn abandon(&self) {
         let tasks = mem::take(&mut *self.tasks.lock());
         tasks.drivers.iter().for_each(JoinHandle::abort);
@@ -284,7 +284,7 @@ impl CallersConnections {
         self.commands.iter().for_each(Commands::abandon);
     }
 
-    /// Watches them from the crate's own thread until they are closed.
+    /// Watches the connections from the crate's own thread until they are closed.
     pub(super) async fn watch(self: Arc<Self>) {
         let both = async { tokio::join!(self.resubscribe(), self.watch_runtimes()) };
         self.closed.run_until_cancelled(both).await;
@@ -336,7 +336,7 @@ impl CallersConnections {
         awaited
     }
 
-    /// Ends an attempt that is in progress. To be called when they are closed.
+    /// Ends an attempt that is in progress. To be called when the connections are closed.
     pub(super) fn end_attempt(&self) {
         let ended = self.attempt.lock().take();
         // When the mutex is free again.

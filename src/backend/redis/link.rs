@@ -1,6 +1,6 @@
 //! One established connection to one server: all that this crate needs from a client library.
 //!
-//! There is one implementation per library (`fred`). A link is never reconnected: when it has ended, the `connection`
+//! There is one implementation per library (`fred`, `redis_rs`). A link is never reconnected: when it has ended, the `connection`
 //! opens another one. So whatever was sent on a link is executed before that link's end, or not at all once the server
 //! has closed it.
 

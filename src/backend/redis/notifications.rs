@@ -227,7 +227,7 @@ impl Notifications {
         self.listen_to(Arc::clone(&link));
         self.subscribe_on(&*link, subscriber.timeouts().connect).await.map_err(not_permitted)?;
         if let Some(publisher) = publisher {
-            prove(publisher, &self.channel).await?;
+            verify_delivery(publisher, &self.channel).await?;
         }
         let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), links, Some(link));
         Ok(AbortOnDropHandle::new(tokio::spawn(stay)))
@@ -303,7 +303,7 @@ impl Notifications {
 }
 
 /// Publishes a message on the client's own channel, and fails if nobody receives it.
-async fn prove(publisher: &Connection, channel: &str) -> Result<(), BackendError> {
+async fn verify_delivery(publisher: &Connection, channel: &str) -> Result<(), BackendError> {
     let receivers = publisher.command(&["PUBLISH", channel, "probe"]).await.map_err(not_permitted)?;
     if receivers.as_i64() == Some(0) {
         return Err(BackendError::Refused { source: NOT_PERMITTED.into() });

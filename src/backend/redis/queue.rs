@@ -36,7 +36,7 @@ pub(super) struct State {
 /// The states of all runtimes on which calls are made.
 pub(super) type States = Vec<(Option<Id>, State)>;
 
-/// That of a runtime.
+/// The state of a runtime.
 #[inline]
 pub(super) fn state_of(states: &mut States, runtime: Option<Id>) -> &mut State {
     // Nearly always there is no other.

@@ -41,19 +41,19 @@ pub(super) struct Replicas {
     /// The rounds of connections that carry nothing else.
     commands: Commands,
     /// By the address of the connection, and for each runtime separately: one that is not driven holds up no other.
-    servers: Mutex<HashMap<(usize, Option<Id>), Server>>,
+    rounds: Mutex<HashMap<(usize, Option<Id>), Rounds>>,
 }
 
 /// The rounds on one connection.
 #[derive(Debug, Default)]
-struct Server {
+struct Rounds {
     /// Held by the round that is in flight.
     turn: Arc<tokio::sync::Mutex<()>>,
     /// The round that has not begun.
     next: Option<Round>,
 }
 
-impl Server {
+impl Rounds {
     /// The next round, if somebody waits for it.
     fn next(&mut self) -> Option<&Round> {
         self.next.take_if(|next| next.strong_count() == Some(1));
@@ -68,7 +68,7 @@ impl Server {
 
 impl Replicas {
     pub(super) fn new(quota: Quota, commands: Commands) -> Arc<Self> {
-        Arc::new(Self { quota, commands, servers: Mutex::default() })
+        Arc::new(Self { quota, commands, rounds: Mutex::default() })
     }
 
     /// Waits until enough replicas have everything that has been granted so far.
@@ -89,27 +89,27 @@ impl Replicas {
 
     fn next_round(self: &Arc<Self>, connection: Arc<Connection>, fence: String) -> Round {
         let key = (Arc::as_ptr(&connection) as usize, here());
-        let mut servers = self.servers.lock();
-        if !servers.contains_key(&key) {
-            servers.retain(|_, server| server.is_busy());
+        let mut all = self.rounds.lock();
+        if !all.contains_key(&key) {
+            all.retain(|_, rounds| rounds.is_busy());
         }
-        let server = servers.entry(key).or_default();
-        if let Some(next) = server.next() {
+        let rounds = all.entry(key).or_default();
+        if let Some(next) = rounds.next() {
             return next.clone();
         }
         // `Weak`, because the round is stored in `self`. Callers that wait for it keep `self` alive.
-        let (replicas, turn) = (Arc::downgrade(self), Arc::clone(&server.turn));
+        let (replicas, turn) = (Arc::downgrade(self), Arc::clone(&rounds.turn));
         let round = async move {
             let _turn = turn.lock_owned().await;
             let Some(replicas) = replicas.upgrade() else {
                 return Err(CallError::NotSent("the client is gone".to_owned()));
             };
-            if let Some(server) = replicas.servers.lock().get_mut(&key) {
-                server.next = None;
+            if let Some(rounds) = replicas.rounds.lock().get_mut(&key) {
+                rounds.next = None;
             }
             replicas.wait(&connection, &fence).await
         };
-        server.next.insert(round.boxed().shared()).clone()
+        rounds.next.insert(round.boxed().shared()).clone()
     }
 
     async fn wait(&self, connection: &Connection, fence: &str) -> Result<u64, CallError> {
@@ -142,13 +142,13 @@ mod tests {
             pending().await
         };
         let next = next.boxed().shared();
-        let mut server = Server { turn, next: Some(next.clone()) };
+        let mut rounds = Rounds { turn, next: Some(next.clone()) };
         assert!(next.clone().now_or_never().is_none());
-        assert!(server.is_busy());
+        assert!(rounds.is_busy());
         drop(next);
-        assert!(server.is_busy(), "a round is in flight");
-        assert!(server.next().is_none());
+        assert!(rounds.is_busy(), "a round is in flight");
+        assert!(rounds.next().is_none());
         drop(in_flight);
-        assert!(!server.is_busy());
+        assert!(!rounds.is_busy());
     }
 }

@@ -30,9 +30,9 @@ pub(super) struct Servers {
 /// Who serves a key.
 #[derive(Debug)]
 enum ServedBy {
-    /// One server serves all of them.
+    /// One server serves all keys.
     Server(Server),
-    /// So does the primary named by sentinels.
+    /// The primary named by sentinels serves all keys.
     Primary(Arc<Sentinels>),
     Cluster(Arc<Slots>),
 }
@@ -56,14 +56,14 @@ impl Servers {
         Self { topology, connections, notifications, closed }
     }
 
-    /// What has to run until `closed`, so that the right servers are known. `sides` are all connections for commands.
-    pub(super) fn stay_up_to_date(&self, sides: &[&Commands]) -> BoxFuture<'static, ()> {
+    /// What has to run until `closed`, so that the right servers are known. `commands` are all connections for commands.
+    pub(super) fn stay_up_to_date(&self, commands: &[&Commands]) -> BoxFuture<'static, ()> {
         let closed = self.closed.clone();
         match &self.topology {
             ServedBy::Primary(sentinels) => Arc::clone(sentinels).listen(closed).boxed(),
             ServedBy::Server(_) => ready(()).boxed(),
             ServedBy::Cluster(slots) => {
-                let nodes = sides.iter().filter_map(|side| match side {
+                let nodes = commands.iter().filter_map(|commands| match commands {
                     Commands::Cluster(nodes, _) => Some(Arc::clone(nodes)),
                     Commands::Server(..) => None,
                 });

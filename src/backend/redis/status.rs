@@ -27,7 +27,7 @@ struct Connections {
     /// The server of each and its state, once something is known.
     by_number: BTreeMap<u64, NodeState>,
     /// Since when the store has been unreachable, if that has been logged.
-    away: Option<Instant>,
+    unreachable_since: Option<Instant>,
     closed: bool,
 }
 
@@ -87,15 +87,15 @@ impl Statuses {
     /// Logs once when the store becomes unreachable, and once when it is back.
     fn trace(&self, connections: &mut Connections, state: &StoreState) {
         let store = &self.store;
-        match (state.status, connections.away) {
+        match (state.status, connections.unreachable_since) {
             (status @ (Status::Silent { since } | Status::Disconnected { since }), None) => {
-                connections.away = Some(since);
+                connections.unreachable_since = Some(since);
                 let node = state.nodes.iter().find(|node| node.status == status);
                 let reason = node.and_then(|node| node.reason.as_deref());
                 tracing::warn!(%store, reason, "the store is {}", kind(status));
             }
             (Status::Connected, Some(since)) => {
-                connections.away = None;
+                connections.unreachable_since = None;
                 tracing::info!(%store, down_for = ?since.elapsed(), "the store is connected again");
             }
             _ => {}

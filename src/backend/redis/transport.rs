@@ -90,7 +90,7 @@ pub(super) struct Transport {
 
     // For `batch`.
     pub(super) states: Mutex<States>,
-    /// Held from when operations are taken out of the queue until they have been passed to fred.
+    /// Held from when operations are taken out of the queue until they have been passed to the client library.
     pub(super) sending: Mutex<()>,
     /// Whether an answer was lost that may have contained grants.
     pub(super) missed_grants: AtomicBool,
@@ -217,8 +217,8 @@ impl Transport {
     }
 
     /// Runs a script once, perhaps together with others, waits for its answer for at most `time_limit`, and reads it. If the limit is
-    /// not shorter than the reply timeout, fred's timeouts apply instead, those of the calls before it and its own. It is queued,
-    /// or counted as in flight, as soon as this returns.
+    /// not shorter than the reply timeout, the client library's timeouts apply instead, those of the calls before this one and its own. The
+    /// operation is queued, or counted as in flight, as soon as this returns.
     pub(super) fn ask<T>(
         self: &Arc<Self>,
         operation: Operation,
@@ -232,14 +232,14 @@ impl Transport {
         }
     }
 
-    /// Waits for an answer, as long as `time_limit` and fred's timeout allow.
+    /// Waits for an answer, as long as `time_limit` and the library's timeout allow.
     pub(super) async fn call_within(
         &self,
         call: impl Future<Output = Result<Value, CallError>>,
         time_limit: Duration,
     ) -> Result<Value, BackendError> {
         if time_limit >= self.reply_timeout {
-            // fred's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
+            // The library's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
             return call.await.map_err(BackendError::from);
         }
         let (connection, sent) = (self.connection(), Instant::now());
@@ -250,9 +250,9 @@ impl Transport {
         answer.map_err(BackendError::from)
     }
 
-    /// How long one command for a lease with the TTL `term` may take.
-    pub(super) fn answer_timeout(&self, term: Duration) -> Duration {
-        self.reply_timeout.min(term / 3)
+    /// How long one command for a lease with this TTL may take.
+    pub(super) fn answer_timeout(&self, ttl: Duration) -> Duration {
+        self.reply_timeout.min(ttl / 3)
     }
 }
 

@@ -168,7 +168,7 @@ impl Nodes {
         }
     }
 
-    /// Perhaps another node serves the slots of one that does not answer.
+    /// Has the list of nodes requested again: perhaps another node serves the slots of one that does not answer.
     pub(super) fn ask_soon(&self) {
         self.slots.ask_soon();
     }
@@ -256,23 +256,23 @@ impl Nodes {
     }
 }
 
-/// Asks again whenever what is known is out of date, or a node cannot be reached, until `closed`. `sides` are all connections.
+/// Asks again whenever what is known is out of date, or a node cannot be reached, until `closed`. `node_sets` are all connections.
 pub(in super::super) async fn stay_up_to_date(
     slots: Arc<Slots>,
-    sides: Vec<Arc<Nodes>>,
+    node_sets: Vec<Arc<Nodes>>,
     closed: CancellationToken,
 ) {
     loop {
-        let lost = select_all(sides.iter().map(|nodes| Box::pin(nodes.until_one_is_lost())));
+        let lost = select_all(node_sets.iter().map(|nodes| Box::pin(nodes.until_one_is_lost())));
         tokio::select! {
             () = closed.cancelled() => return,
             () = slots.another_to_watch() => continue,
             () = slots.until_stale() => {}
             _ = lost => {}
         }
-        if let Some(map) = ask_any(&slots, &sides).await {
+        if let Some(map) = ask_any(&slots, &node_sets).await {
             slots.adopt(map);
-            for nodes in &sides {
+            for nodes in &node_sets {
                 nodes.adopt_map();
             }
         }
@@ -285,8 +285,8 @@ pub(in super::super) async fn stay_up_to_date(
 
 /// Asks all nodes that are connected, of which some may hang, and takes the first answer; if there is none, asks those of the
 /// URL.
-async fn ask_any(slots: &Slots, sides: &[Arc<Nodes>]) -> Option<Map> {
-    let connected = sides.iter().flat_map(|nodes| nodes.connections());
+async fn ask_any(slots: &Slots, node_sets: &[Arc<Nodes>]) -> Option<Map> {
+    let connected = node_sets.iter().flat_map(|nodes| nodes.connections());
     let connected = connected.filter(|(_, connection)| connection.is_connected());
     let mut answers: FuturesUnordered<_> = connected
         .map(|(server, connection)| async move {

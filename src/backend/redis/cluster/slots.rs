@@ -99,7 +99,7 @@ impl Slots {
         !self.nodes.borrow().primaries.is_empty()
     }
 
-    /// One node after another.
+    /// A node to connect to; each attempt gets the next one.
     fn any_node(&self) -> Result<Server, CallError> {
         let map = Arc::clone(&self.nodes.borrow());
         let nodes = if map.primaries.is_empty() { &self.seeds } else { &map.primaries };
