@@ -155,183 +155,70 @@ mod on_memory {
     }
 }
 
-#[cfg(feature = "redis")]
-mod on_redis {
-    use super::*;
-    use crate::stores::Redis;
+/// The tests of a store: how it is started, if it can be, and how sequences are compared.
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite",
+    feature = "zookeeper"
+))]
+macro_rules! agrees_with_the_model {
+    ($module:ident, $start_or_skip:path, $agree:ident) => {
+        mod $module {
+            use super::*;
 
-    #[test]
-    fn locks_agree_with_the_model() {
-        let Some(store) = Redis::start_or_skip("locks like the model's") else { return };
-        agree::<Locks>(store);
-    }
+            #[test]
+            fn locks_agree_with_the_model() {
+                let Some(store) = $start_or_skip("locks like the model's") else { return };
+                $agree::<Locks>(store);
+            }
 
-    #[test]
-    fn counting_semaphores_agree_with_the_model() {
-        let Some(store) = Redis::start_or_skip("counting semaphores like the model's") else { return };
-        agree::<Counting>(store);
-    }
+            #[test]
+            fn counting_semaphores_agree_with_the_model() {
+                let Some(store) = $start_or_skip("counting semaphores like the model's") else { return };
+                $agree::<Counting>(store);
+            }
 
-    #[test]
-    fn fair_semaphores_agree_with_the_model() {
-        let Some(store) = Redis::start_or_skip("fair semaphores like the model's") else { return };
-        agree::<Fair>(store);
-    }
+            #[test]
+            fn fair_semaphores_agree_with_the_model() {
+                let Some(store) = $start_or_skip("fair semaphores like the model's") else { return };
+                $agree::<Fair>(store);
+            }
 
-    #[test]
-    fn all_of_them_agree_with_the_model_in_rough_times() {
-        let Some(store) = Redis::start_or_skip("stores like the model in rough times") else { return };
-        agree::<Rough>(store);
-    }
+            #[test]
+            fn all_of_them_agree_with_the_model_in_rough_times() {
+                let Some(store) = $start_or_skip("stores like the model in rough times") else { return };
+                $agree::<Rough>(store);
+            }
+        }
+    };
 }
 
 /// Only days can pass on it, and then all is over: its clock cannot be set, which counts leases since the server was started.
 #[cfg(feature = "etcd")]
-mod on_etcd {
-    use super::*;
-    use crate::plan::Timeless;
-    use crate::stores::Etcd;
-
-    #[test]
-    fn locks_agree_with_the_model() {
-        let Some(store) = Etcd::start_or_skip("locks like the model's") else { return };
-        agree_on_one_of::<Timeless<Locks>>(4, store);
-    }
-
-    #[test]
-    fn counting_semaphores_agree_with_the_model() {
-        let Some(store) = Etcd::start_or_skip("counting semaphores like the model's") else { return };
-        agree_on_one_of::<Timeless<Counting>>(4, store);
-    }
-
-    #[test]
-    fn fair_semaphores_agree_with_the_model() {
-        let Some(store) = Etcd::start_or_skip("fair semaphores like the model's") else { return };
-        agree_on_one_of::<Timeless<Fair>>(4, store);
-    }
-
-    #[test]
-    fn all_of_them_agree_with_the_model_in_rough_times() {
-        let Some(store) = Etcd::start_or_skip("stores like the model in rough times") else { return };
-        agree_on_one_of::<Timeless<Rough>>(4, store);
-    }
-}
-
-#[cfg(feature = "mysql")]
-mod on_mysql {
-    use super::*;
-    use crate::stores::Mysql;
-
-    #[test]
-    fn locks_agree_with_the_model() {
-        let Some(store) = Mysql::start_or_skip("locks like the model's") else { return };
-        agree::<Locks>(store);
-    }
-
-    #[test]
-    fn counting_semaphores_agree_with_the_model() {
-        let Some(store) = Mysql::start_or_skip("counting semaphores like the model's") else { return };
-        agree::<Counting>(store);
-    }
-
-    #[test]
-    fn fair_semaphores_agree_with_the_model() {
-        let Some(store) = Mysql::start_or_skip("fair semaphores like the model's") else { return };
-        agree::<Fair>(store);
-    }
-
-    #[test]
-    fn all_of_them_agree_with_the_model_in_rough_times() {
-        let Some(store) = Mysql::start_or_skip("stores like the model in rough times") else { return };
-        agree::<Rough>(store);
-    }
-}
-
-#[cfg(feature = "postgres")]
-mod on_postgres {
-    use super::*;
-    use crate::stores::Postgres;
-
-    #[test]
-    fn locks_agree_with_the_model() {
-        let Some(store) = Postgres::start_or_skip("locks like the model's") else { return };
-        agree::<Locks>(store);
-    }
-
-    #[test]
-    fn counting_semaphores_agree_with_the_model() {
-        let Some(store) = Postgres::start_or_skip("counting semaphores like the model's") else { return };
-        agree::<Counting>(store);
-    }
-
-    #[test]
-    fn fair_semaphores_agree_with_the_model() {
-        let Some(store) = Postgres::start_or_skip("fair semaphores like the model's") else { return };
-        agree::<Fair>(store);
-    }
-
-    #[test]
-    fn all_of_them_agree_with_the_model_in_rough_times() {
-        let Some(store) = Postgres::start_or_skip("stores like the model in rough times") else { return };
-        agree::<Rough>(store);
-    }
+fn agree_without_time<M: Mix>(store: impl Store) {
+    agree_on_one_of::<plan::Timeless<M>>(4, store);
 }
 
 #[cfg(feature = "zookeeper")]
-mod on_zookeeper {
-    use super::*;
-    use crate::stores::Zookeeper;
-
-    #[test]
-    fn locks_agree_with_the_model() {
-        let Some(store) = Zookeeper::start_or_skip("locks like the model's") else { return };
-        agree_on_one_of::<Locks>(2, store);
-    }
-
-    #[test]
-    fn counting_semaphores_agree_with_the_model() {
-        let Some(store) = Zookeeper::start_or_skip("counting semaphores like the model's") else { return };
-        agree_on_one_of::<Counting>(2, store);
-    }
-
-    #[test]
-    fn fair_semaphores_agree_with_the_model() {
-        let Some(store) = Zookeeper::start_or_skip("fair semaphores like the model's") else { return };
-        agree_on_one_of::<Fair>(2, store);
-    }
-
-    #[test]
-    fn all_of_them_agree_with_the_model_in_rough_times() {
-        let Some(store) = Zookeeper::start_or_skip("stores like the model in rough times") else { return };
-        agree_on_one_of::<Rough>(2, store);
-    }
+fn agree_on_one_of_two<M: Mix>(store: impl Store) {
+    agree_on_one_of::<M>(2, store);
 }
 
+#[cfg(feature = "etcd")]
+agrees_with_the_model!(on_etcd, stores::Etcd::start_or_skip, agree_without_time);
+#[cfg(feature = "mysql")]
+agrees_with_the_model!(on_mysql, stores::Mysql::start_or_skip, agree);
+#[cfg(feature = "postgres")]
+agrees_with_the_model!(on_postgres, stores::Postgres::start_or_skip, agree);
+#[cfg(feature = "redis")]
+agrees_with_the_model!(on_redis, stores::Redis::start_or_skip, agree);
 #[cfg(feature = "sqlite")]
-mod on_sqlite {
-    use super::*;
-    use crate::stores::Sqlite;
-
-    #[test]
-    fn locks_agree_with_the_model() {
-        agree::<Locks>(Sqlite::new());
-    }
-
-    #[test]
-    fn counting_semaphores_agree_with_the_model() {
-        agree::<Counting>(Sqlite::new());
-    }
-
-    #[test]
-    fn fair_semaphores_agree_with_the_model() {
-        agree::<Fair>(Sqlite::new());
-    }
-
-    #[test]
-    fn all_of_them_agree_with_the_model_in_rough_times() {
-        agree::<Rough>(Sqlite::new());
-    }
-}
+agrees_with_the_model!(on_sqlite, stores::Sqlite::start_or_skip, agree);
+#[cfg(feature = "zookeeper")]
+agrees_with_the_model!(on_zookeeper, stores::Zookeeper::start_or_skip, agree_on_one_of_two);
 
 /// Sequences on which the sides once differed, shrunk.
 #[cfg(any(
@@ -352,26 +239,19 @@ mod found {
 
     fn agree_on<M: Mix>(steps: &[Step]) {
         #[cfg(feature = "mysql")]
-        if let Some(store) = crate::stores::Mysql::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M, _>(store, steps);
-        }
+        agree_on_one::<M, _>(stores::Mysql::start_or_skip, steps);
         #[cfg(feature = "postgres")]
-        if let Some(store) = crate::stores::Postgres::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M, _>(store, steps);
-        }
+        agree_on_one::<M, _>(stores::Postgres::start_or_skip, steps);
         #[cfg(feature = "zookeeper")]
-        if let Some(store) = crate::stores::Zookeeper::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M, _>(store, steps);
-        }
+        agree_on_one::<M, _>(stores::Zookeeper::start_or_skip, steps);
         #[cfg(feature = "sqlite")]
-        agree_on_one::<M, _>(crate::stores::Sqlite::new(), steps);
+        agree_on_one::<M, _>(stores::Sqlite::start_or_skip, steps);
         #[cfg(feature = "redis")]
-        if let Some(store) = crate::stores::Redis::start_or_skip("sequences that went wrong once") {
-            agree_on_one::<M, _>(store, steps);
-        }
+        agree_on_one::<M, _>(stores::Redis::start_or_skip, steps);
     }
 
-    fn agree_on_one<M: Mix, S: Store>(store: S, steps: &[Step]) {
+    fn agree_on_one<M: Mix, S: Store>(start_or_skip: fn(&str) -> Option<S>, steps: &[Step]) {
+        let Some(store) = start_or_skip("sequences that went wrong once") else { return };
         Comparison::new(store)
             .run(M::SITES, steps, || ())
             .unwrap_or_else(|why| panic!("{}: {why}", type_name::<S>()));

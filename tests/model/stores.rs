@@ -20,19 +20,46 @@ pub(crate) trait Store {
 
     fn pass(&mut self, time: Duration);
 
+    /// That of the store's clients.
+    fn runtime(&self) -> &Runtime;
+
     /// Runs a future on the runtime of the store's clients.
-    fn run<T>(&mut self, future: impl Future<Output = T>) -> T;
+    fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+        self.runtime().block_on(future)
+    }
 
     /// How long to wait for events.
-    fn event_timeout(&self) -> Duration;
+    fn event_timeout(&self) -> Duration {
+        Duration::from_secs(5)
+    }
 
     /// Whether it tells a holder at once that its lease was released by force.
     fn pushes_revocations(&self) -> bool {
         true
     }
 
-    /// The keys whose names contain `of`, other than fences.
-    fn leftovers(&mut self, of: &str) -> Vec<String>;
+    /// The keys whose names contain `of`, other than fences. Most stores have only records, which stay for a day and say what inspection
+    /// shows as well.
+    fn leftovers(&mut self, _of: &str) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// How long a server may take. What is slow here is the machine, and nothing is to be given up or sent twice for that.
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
+const SLOW: Duration = Duration::from_secs(30);
+
+/// A thread that serves connections also while nothing is run.
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "zookeeper"))]
+fn server_runtime() -> Runtime {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("the system has room for a runtime")
 }
 
 /// The model: the ledger in memory. Time passes when it is told to.
@@ -63,17 +90,12 @@ impl Store for Memory {
         self.runtime.block_on(advance(time));
     }
 
-    fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
-        self.runtime.block_on(future)
+    fn runtime(&self) -> &Runtime {
+        &self.runtime
     }
 
     fn event_timeout(&self) -> Duration {
         Duration::ZERO
-    }
-
-    /// It has no keys; what it holds and who waits there is seen by inspection.
-    fn leftovers(&mut self, _: &str) -> Vec<String> {
-        Vec::new()
     }
 }
 
@@ -97,9 +119,6 @@ mod etcd {
     use crate::etcd_server::EtcdServer;
     use crate::plan::TWO_DAYS;
 
-    /// How long the server may take.
-    const SLOW: Duration = Duration::from_secs(30);
-
     /// A real server, and the runtime of its clients.
     pub(crate) struct Etcd {
         runtime: Runtime,
@@ -111,14 +130,12 @@ mod etcd {
         #[track_caller]
         pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
             let server = EtcdServer::start_or_skip(left_out)?;
-            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-            Some(Self { runtime: runtime.expect("the system has room for a runtime"), server })
+            Some(Self { runtime: server_runtime(), server })
         }
     }
 
     impl Store for Etcd {
         fn connect(&mut self) -> Client {
-            // What is slow here is the machine, and nothing is to be given up for that.
             let builder =
                 EtcdBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
@@ -135,17 +152,8 @@ mod etcd {
             self.server.end_all_leases();
         }
 
-        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
-            self.runtime.block_on(future)
-        }
-
-        fn event_timeout(&self) -> Duration {
-            Duration::from_secs(5)
-        }
-
-        /// A record stays for a day, and says what inspection shows as well.
-        fn leftovers(&mut self, _: &str) -> Vec<String> {
-            Vec::new()
+        fn runtime(&self) -> &Runtime {
+            &self.runtime
         }
     }
 }
@@ -157,9 +165,6 @@ mod mysql {
     use super::*;
     use crate::mysql_server::MysqlServer;
     use crate::support::Clock;
-
-    /// How long the server may take.
-    const SLOW: Duration = Duration::from_secs(30);
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Mysql {
@@ -175,14 +180,12 @@ mod mysql {
             let clock = Clock::new_or_skip(left_out)?;
             let options = ["--innodb-flush-log-at-trx-commit=0"];
             let server = MysqlServer::start_with_or_skip(left_out, &options, Some(&clock))?;
-            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-            Some(Self { runtime: runtime.expect("the system has room for a runtime"), clock, server })
+            Some(Self { runtime: server_runtime(), clock, server })
         }
     }
 
     impl Store for Mysql {
         fn connect(&mut self) -> Client {
-            // What is slow here is the machine, and nothing is to be given up for that.
             let builder =
                 MysqlBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
@@ -197,22 +200,13 @@ mod mysql {
             self.clock.shift(time);
         }
 
-        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
-            self.runtime.block_on(future)
-        }
-
-        fn event_timeout(&self) -> Duration {
-            Duration::from_secs(5)
+        fn runtime(&self) -> &Runtime {
+            &self.runtime
         }
 
         /// Whoever holds does not look.
         fn pushes_revocations(&self) -> bool {
             false
-        }
-
-        /// A row stays for a day, and says what inspection shows as well.
-        fn leftovers(&mut self, _: &str) -> Vec<String> {
-            Vec::new()
         }
     }
 }
@@ -224,9 +218,6 @@ mod postgres {
     use super::*;
     use crate::server::PostgresServer;
     use crate::support::Clock;
-
-    /// How long the server may take.
-    const SLOW: Duration = Duration::from_secs(30);
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Postgres {
@@ -241,14 +232,12 @@ mod postgres {
         pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
             let clock = Clock::new_or_skip(left_out)?;
             let server = PostgresServer::start_with_or_skip(left_out, &["fsync=off"], Some(&clock))?;
-            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-            Some(Self { runtime: runtime.expect("the system has room for a runtime"), clock, server })
+            Some(Self { runtime: server_runtime(), clock, server })
         }
     }
 
     impl Store for Postgres {
         fn connect(&mut self) -> Client {
-            // What is slow here is the machine, and nothing is to be given up for that.
             let builder =
                 PostgresBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
@@ -263,17 +252,8 @@ mod postgres {
             self.clock.shift(time);
         }
 
-        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
-            self.runtime.block_on(future)
-        }
-
-        fn event_timeout(&self) -> Duration {
-            Duration::from_secs(5)
-        }
-
-        /// A row stays for a day, and says what inspection shows as well.
-        fn leftovers(&mut self, _: &str) -> Vec<String> {
-            Vec::new()
+        fn runtime(&self) -> &Runtime {
+            &self.runtime
         }
     }
 }
@@ -288,9 +268,6 @@ mod zookeeper {
     use super::*;
     use crate::support::Clock;
     use crate::zookeeper_server::ZookeeperServer;
-
-    /// How long the server may take.
-    const SLOW: Duration = Duration::from_secs(30);
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Zookeeper {
@@ -307,8 +284,7 @@ mod zookeeper {
             // No session ends during a sequence, whatever the clock says.
             let settings = ["forceSync=no", "maxSessionTimeout=600000"];
             let server = ZookeeperServer::start_with_or_skip(left_out, &settings, Some(&clock))?;
-            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-            Some(Self { runtime: runtime.expect("the system has room for a runtime"), clock, server })
+            Some(Self { runtime: server_runtime(), clock, server })
         }
     }
 
@@ -316,8 +292,8 @@ mod zookeeper {
         fn connect(&mut self) -> Client {
             let builder =
                 ZookeeperBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
-            // What is slow here is the machine, and nothing is to be given up for that. Its clock is not to be extrapolated.
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW).session_timeout(SLOW * 20);
+            // Its clock is not to be extrapolated.
             let builder = builder.clock_lifetime(Duration::ZERO);
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
@@ -330,17 +306,8 @@ mod zookeeper {
             self.clock.shift(time);
         }
 
-        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
-            self.runtime.block_on(future)
-        }
-
-        fn event_timeout(&self) -> Duration {
-            Duration::from_secs(5)
-        }
-
-        /// A node stays for a day, and says what inspection shows as well.
-        fn leftovers(&mut self, _: &str) -> Vec<String> {
-            Vec::new()
+        fn runtime(&self) -> &Runtime {
+            &self.runtime
         }
     }
 }
@@ -364,10 +331,11 @@ mod sqlite {
     }
 
     impl Sqlite {
-        pub(crate) fn new() -> Self {
+        /// A file of its own, for which nothing can be missing.
+        pub(crate) fn start_or_skip(_: &str) -> Option<Self> {
             let runtime = Builder::new_current_thread().enable_all().build();
             let runtime = runtime.expect("the system has room for a runtime");
-            Self { runtime, ahead: Arc::default(), file: SqliteFile::new() }
+            Some(Self { runtime, ahead: Arc::default(), file: SqliteFile::new() })
         }
     }
 
@@ -388,17 +356,8 @@ mod sqlite {
             self.ahead.fetch_add(millis, Ordering::SeqCst);
         }
 
-        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
-            self.runtime.block_on(future)
-        }
-
-        fn event_timeout(&self) -> Duration {
-            Duration::from_secs(5)
-        }
-
-        /// A row stays for a day, and says what inspection shows as well.
-        fn leftovers(&mut self, _: &str) -> Vec<String> {
-            Vec::new()
+        fn runtime(&self) -> &Runtime {
+            &self.runtime
         }
     }
 }
@@ -409,9 +368,6 @@ mod redis {
 
     use super::*;
     use crate::support::{Clock, Raw, RedisServer, Setup};
-
-    /// How long the server may take.
-    const SLOW: Duration = Duration::from_secs(30);
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Redis {
@@ -437,7 +393,6 @@ mod redis {
 
     impl Store for Redis {
         fn connect(&mut self) -> Client {
-            // What is slow here is the machine, and nothing is to be sent twice for that.
             let builder = RedisBackend::builder(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
@@ -453,12 +408,8 @@ mod redis {
             self.clock.is_followed_by(&mut self.raw);
         }
 
-        fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
-            self.runtime.block_on(future)
-        }
-
-        fn event_timeout(&self) -> Duration {
-            Duration::from_secs(5)
+        fn runtime(&self) -> &Runtime {
+            &self.runtime
         }
 
         fn leftovers(&mut self, of: &str) -> Vec<String> {
