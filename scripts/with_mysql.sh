@@ -3,29 +3,17 @@
 #
 #   scripts/with_mysql.sh cargo run --features mysql --example merge -- --url URL
 set -euo pipefail
+# shellcheck source=scripts/with_server.sh
+source "$(dirname "$0")/with_server.sh"
 
-die() {
-    printf 'scripts/with_mysql.sh: %s\n' "$*" >&2
-    exit 1
-}
-
-[[ $# -gt 0 ]] || die "which command?"
 PATH=$PATH:/usr/sbin:/usr/local/sbin
 server_program=${LEASEHOLD_MYSQL_SERVER:-$(command -v mariadbd || command -v mysqld || true)}
 [[ -x $server_program ]] || die "MariaDB is missing: see scripts/install.sh"
 
-dir=$(mktemp -d)
 # A server removes the temporary files of others that it finds when it starts.
 options=(--no-defaults "--datadir=$dir/data" "--tmpdir=$dir")
 # The server runs as root only if it is told to.
 [[ $EUID -ne 0 ]] || options+=(--user=root)
-
-server=
-stop() {
-    [[ -z $server ]] || { kill -TERM "$server" && wait "$server"; } 2>/dev/null || true
-    rm -rf "$dir"
-}
-trap stop EXIT
 
 statements=("CREATE DATABASE leasehold;" "CREATE USER leasehold@'%' IDENTIFIED BY 'leasehold';" "GRANT ALL ON leasehold.* TO leasehold@'%';")
 make_database() {
@@ -44,20 +32,13 @@ make_database() {
 }
 make_database >"$dir/install.log" 2>&1 || { cat "$dir/install.log" >&2; die "the database cannot be made"; }
 
-for _ in 1 2 3 4 5; do
-    port=$((20000 + RANDOM % 10000))
-    "$server_program" "${options[@]}" --port="$port" --bind-address=127.0.0.1 --skip-name-resolve --skip-log-bin \
-        --socket="$dir/socket" --pid-file="$dir/pid" 2>"$dir/log" &
-    server=$!
-    # Another program may have the port: then it ends.
-    while kill -0 "$server" 2>/dev/null; do
-        if grep -qs "ready for connections" "$dir/log"; then
-            url="mysql://leasehold:leasehold@127.0.0.1:$port/leasehold"
-            "${@//URL/$url}"
-            exit
-        fi
-        sleep 0.1
-    done
-done
-cat "$dir/log" >&2
-die "the server does not start"
+start() {
+    exec "$server_program" "${options[@]}" --port="$port" --bind-address=127.0.0.1 --skip-name-resolve --skip-log-bin \
+        --socket="$dir/socket" --pid-file="$dir/pid"
+}
+
+is_ready() {
+    grep -qs "ready for connections" "$dir/log"
+}
+
+serve "mysql://leasehold:leasehold@127.0.0.1:PORT/leasehold" "$@"
