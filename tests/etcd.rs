@@ -22,7 +22,8 @@ use leasehold::backend::{
 use leasehold::{Client, DistMutex, Error, EtcdBackend, MutexOptions, SemaphoreOptions};
 use server::{EtcdCluster, EtcdServer, PASSWORD, USER, url_of};
 use server_promises::{
-    Server, a_hand_over_takes_fewer_requests_than, assert_says, hold_many, is_process_of_its_own, renew_all,
+    Server, a_hand_over_takes_fewer_requests_than, assert_refused, hold_many, is_process_of_its_own,
+    renew_all,
 };
 use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
 use support::wire::Fault;
@@ -39,12 +40,6 @@ server_promises!(EtcdServer, grants_and_forced_releases_are_pushed_to_other_clie
 
 /// The shortest lease.
 const BRIEF: Duration = Duration::from_secs(2);
-
-#[track_caller]
-fn assert_refused(error: &Error, why: &str) {
-    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
-    assert_says(error, why);
-}
 
 /// Has the server ask for a user who may use what begins with `leasehold/`.
 fn enable_authentication(server: &EtcdServer) {
@@ -132,7 +127,7 @@ async fn a_server_that_is_not_etcd_is_reported() {
 async fn tls_that_this_build_lacks_is_refused() {
     let error = Client::connect("etcds://127.0.0.1:1").await.map(drop).expect_err("there is no TLS");
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-    assert_says(&error, "TLS needs the feature `rustls` or `native-tls`");
+    server_promises::assert_says(&error, "TLS needs the feature `rustls` or `native-tls`");
 }
 
 #[tokio::test]

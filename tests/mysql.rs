@@ -20,11 +20,13 @@ use std::time::Duration;
 use leasehold::backend::{
     Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Request, Resource, Severity,
 };
-use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, MysqlBackend, MysqlPush, mysql};
+use leasehold::{Client, Error, Guard, MutexOptions, MysqlBackend, MysqlPush, mysql};
 use mysql_async::prelude::Queryable;
 use mysql_async::{OptsBuilder, Pool, PoolConstraints, PoolOpts};
 use server::{MysqlServer, PASSWORD, USER};
-use server_promises::{Server, assert_says, assert_unavailable, is_process_of_its_own};
+use server_promises::{
+    Server, assert_refused, assert_unavailable, is_process_of_its_own, nothing_went_wrong,
+};
 use sql_promises::SqlServer;
 use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
 use support::wire::Fault;
@@ -40,6 +42,10 @@ sql_promises!(MysqlServer);
 impl SqlServer for MysqlServer {
     type Store = MysqlBackend;
 
+    const KEY: &str = "k";
+    const TWO_CONNECTIONS: &str = "max_connections=2&push=off";
+    const REJECTED: &str = "no room (error 1114)";
+
     async fn store(&self) -> MysqlBackend {
         self.backend().await
     }
@@ -53,20 +59,33 @@ impl SqlServer for MysqlServer {
     async fn change(&self, statement: &str) {
         self.execute(statement).await;
     }
+
+    async fn number(&self, query: &str) -> i64 {
+        self.number(query).await
+    }
+
+    async fn sessions(&self) -> i64 {
+        self.number("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'").await
+    }
+
+    async fn end_sessions(&self) {
+        kill(self, "CONNECTION").await;
+    }
+
+    async fn reject_records_that_are_bad(&self) {
+        for event in ["INSERT", "UPDATE"] {
+            let mut root = self.session("root", "").await;
+            let trigger = format!(
+                "CREATE TRIGGER fail_{event} BEFORE {event} ON leasehold FOR EACH ROW \
+                 IF NEW.k LIKE '%bad%' THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'no room'; END IF"
+            );
+            root.query_drop(trigger).await.expect("it may");
+        }
+    }
 }
 
-#[track_caller]
-fn assert_refused(error: &Error, why: &str) {
-    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
-    assert_says(error, why);
-}
-
-/// How many sessions the clients of this crate have.
-async fn sessions(server: &MysqlServer) -> i64 {
-    server.number("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'").await
-}
-
-/// Ends all of them, or only what they are executing. Those that have ended by themselves meanwhile need not be ended.
+/// Ends all sessions of this crate's clients, or only what they are executing. Those that have ended by themselves meanwhile need not be
+/// ended.
 async fn kill(server: &MysqlServer, what: &str) {
     let list = "SELECT GROUP_CONCAT(ID) FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'";
     let ids = server.execute(list).await.unwrap_or_default();
@@ -144,8 +163,8 @@ async fn tls_that_this_build_lacks_is_refused() {
     let error = Client::connect(&url).await.map(drop).expect_err("there is no TLS");
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
     // Without any TLS, or with that of the system.
-    assert_says(&error, "TLS");
-    assert_says(&error, "the feature `rustls`");
+    server_promises::assert_says(&error, "TLS");
+    server_promises::assert_says(&error, "the feature `rustls`");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -167,7 +186,7 @@ async fn a_read_only_server_is_reported_and_used_again_when_writable() {
 async fn too_many_connections_are_reported_and_one_fewer_is_enough() {
     let Some(server) = MysqlServer::start_or_skip("too many connections") else { return };
     server.client().await.shutdown().await.expect("closed");
-    eventually(SOON, || async { sessions(&server).await == 0 }).await;
+    eventually(SOON, || async { server.sessions().await == 0 }).await;
     server.execute("ALTER USER leasehold WITH MAX_USER_CONNECTIONS 1").await;
     assert_unavailable(&refused(&server.url()).await, "max_user_connections");
     // None is left to wait for named locks.
@@ -251,35 +270,6 @@ async fn revoked_permissions_are_reported_and_restored_ones_are_used() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_other() {
-    let Some(server) = MysqlServer::start_or_skip("creating the tables") else { return };
-    let url = server.url();
-    let clients = (0..8).map(|_| {
-        tokio::spawn({
-            let url = url.clone();
-            async move { Client::connect(&url).await }
-        })
-    });
-    for client in futures::future::join_all(clients).await {
-        client.expect("no panic").expect("connected").shutdown().await.expect("closed");
-    }
-    assert_eq!(server.number("SELECT COUNT(*) FROM leasehold_meta").await, 3);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_dropped_in_use_are_created_again_and_holders_are_notified() {
-    let Some(server) = MysqlServer::start_or_skip("dropped tables") else { return };
-    let (one, other) = (server.client().await, server.client().await);
-    let held = brief_mutex(&one).lock().await.expect("free");
-    let waiter = waiter(&brief_mutex(&other));
-    until_waiting(&brief_mutex(&one), 1).await;
-    server.execute("DROP TABLE leasehold, leasehold_meta").await;
-    let next = granted(waiter).await;
-    within(SOON, held.lost()).await;
-    assert!(next.token() > held.token());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_is_deleted_is_lost_to_its_holder_and_its_tokens_do_not_come_back() {
     let Some(server) = MysqlServer::start_or_skip("deleted rows") else { return };
     let (one, other) = (server.client().await, server.client().await);
@@ -334,31 +324,6 @@ async fn what_an_operator_should_know_is_found() {
 
 // Connections
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_needs_two_connections_and_leaves_none() {
-    let Some(server) = MysqlServer::start_or_skip("connections") else { return };
-    // On a machine that is slow enough to hold it up it would open more.
-    let url = format!("{}?max_connections=2&push=off", server.url());
-    let client = Client::connect(&url).await.expect("it answers");
-    let mut guards = Vec::new();
-    for n in 0..10 {
-        guards.push(client.mutex(&format!("{n}")).expect("valid").lock().await.expect("free"));
-    }
-    assert_eq!(sessions(&server).await, 2);
-    drop(guards);
-    client.shutdown().await.expect("released");
-    eventually(SOON, || async { sessions(&server).await == 0 }).await;
-    let held = "SELECT COUNT(*) FROM leasehold WHERE doc LIKE CONCAT('%', CHAR(10), 'h %')";
-    assert_eq!(server.number(held).await, 0);
-}
-
-#[tokio::test]
-async fn a_client_that_is_dropped_closes_its_connections() {
-    let Some(server) = MysqlServer::start_or_skip("dropped clients") else { return };
-    drop(server.client().await);
-    eventually(SOON, || async { sessions(&server).await == 0 }).await;
-}
-
 // Sessions
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -378,20 +343,6 @@ async fn a_client_whose_sessions_are_killed_reconnects_and_catches_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killing_sessions_all_the_time_loses_no_lock() {
-    let Some(server) = MysqlServer::start_or_skip("ended sessions under load") else { return };
-    let load = Load::start(&server.url(), 16).await;
-    for _ in 0..10 {
-        load.go_on_for(30).await;
-        kill(&server, "CONNECTION").await;
-    }
-    load.go_on_for(100).await;
-    let report = load.stop().await;
-    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
-    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_queries_are_repeated_and_lose_no_lock() {
     let Some(server) = MysqlServer::start_or_skip("killed queries") else { return };
     let load = Load::start(&server.url(), 16).await;
@@ -400,9 +351,7 @@ async fn killed_queries_are_repeated_and_lose_no_lock() {
         kill(&server, "QUERY").await;
     }
     load.go_on_for(100).await;
-    let report = load.stop().await;
-    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
-    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
+    nothing_went_wrong(load).await;
 }
 
 /// Fails the first writes of a record, as if others had been in the way.
@@ -442,32 +391,6 @@ async fn a_transaction_that_is_a_deadlock_or_waits_for_too_long_is_repeated() {
         fail_writes(&server, code, 1_000_000).await;
         let error = mutex.try_lock().await.map(drop).expect_err("it goes on");
         assert_unavailable(&error, &format!("as a test (error {})", code.1));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rejected_change_is_reported_and_affects_no_other_lock() {
-    let Some(server) = MysqlServer::start_or_skip("rejected statements") else { return };
-    let client = server.client().await;
-    mutex(&client).lock().await.expect("free").release().await.expect("held");
-    for event in ["INSERT", "UPDATE"] {
-        let mut root = server.session("root", "").await;
-        let trigger = format!(
-            "CREATE TRIGGER fail_{event} BEFORE {event} ON leasehold FOR EACH ROW \
-             IF NEW.k LIKE '%bad%' THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'no room'; END IF"
-        );
-        root.query_drop(trigger).await.expect("it may");
-    }
-    let names = ["one", "bad", "two", "three"].map(|name| client.mutex(name).expect("valid"));
-    let answers = futures::future::join_all(names.iter().map(DistMutex::try_lock)).await;
-    for (name, answer) in ["one", "bad", "two", "three"].into_iter().zip(answers) {
-        match answer {
-            Ok(guard) => assert!(guard.is_some() && name != "bad", "{name}"),
-            Err(error) => {
-                assert_eq!(name, "bad", "{error}");
-                assert_refused(&error, "no room (error 1114)");
-            }
-        }
     }
 }
 
@@ -674,34 +597,6 @@ async fn a_client_that_polls_makes_as_many_queries_for_many_locks_as_for_one() {
 }
 
 // Records
-
-#[tokio::test]
-async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
-    let Some(server) = MysqlServer::start_or_skip("idle records") else { return };
-    let client = server.client().await;
-    let token = mutex(&client).lock().await.expect("free").token();
-    let _kept = client.mutex("kept").expect("valid").lock().await.expect("free");
-    eventually(SOON, || async { server.number("SELECT COUNT(*) FROM leasehold").await == 2 }).await;
-    let free = client.mutex(NAME).expect("valid");
-    eventually(SOON, || async { free.inspect().await.is_ok_and(|seen| seen.holders.is_empty()) }).await;
-    // Of a clock that was ahead by a year, and as if nobody had used them for more than a day.
-    let year = 365 * 24 * 60 * 60 * 1_000_000_u64;
-    let (last, ahead) = (token.get(), token.get() + year);
-    server
-        .execute(&format!(
-            "UPDATE leasehold SET doc = replace(doc, '{}', '{}') WHERE k = 'lock:{NAME}'; UPDATE leasehold SET version = 1; \
-             UPDATE leasehold_meta SET value = 0 WHERE name = 'swept'",
-            last / 1_000_000,
-            ahead / 1_000_000
-        ))
-        .await;
-    // Another client sweeps when it has nothing else to do.
-    let other = server.client().await;
-    eventually(SOON, || async { server.number("SELECT COUNT(*) FROM leasehold").await == 1 }).await;
-    assert_eq!(server.execute("SELECT k FROM leasehold").await.as_deref(), Some("lock:kept"));
-    let next = mutex(&other).lock().await.expect("free").token();
-    assert!(next.get() >= ahead - 1_000_000, "{next} follows {ahead}");
-}
 
 /// How many requests the clients make for each of some hand-overs: to change the record and for named locks, and to look and to wait,
 /// besides those that are made after some time.

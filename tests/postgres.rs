@@ -20,15 +20,15 @@ use futures::StreamExt;
 use leasehold::backend::{
     Answer, Backend, BackendError, Claim, Detail, Event, Kind, LeaseRef, Request, Resource, Severity,
 };
-use leasehold::{Client, DistMutex, Error, PostgresBackend, postgres};
+use leasehold::{Client, PostgresBackend, postgres};
 use server::{PASSWORD, Pooler, PostgresServer, USER};
 use server_promises::{
-    Server, a_hand_over_takes_fewer_requests_than, assert_says, assert_unavailable, is_process_of_its_own,
+    Server, a_hand_over_takes_fewer_requests_than, assert_refused, assert_unavailable, is_process_of_its_own,
 };
 use sql_promises::SqlServer;
-use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
+use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
 use support::wire::Fault;
-use support::{Load, eventually, within};
+use support::{eventually, within};
 use tokio::time::{Instant, timeout};
 use wire::Wire;
 
@@ -38,6 +38,10 @@ sql_promises!(PostgresServer);
 
 impl SqlServer for PostgresServer {
     type Store = PostgresBackend;
+
+    const KEY: &str = "key";
+    const TWO_CONNECTIONS: &str = "max_connections=2";
+    const REJECTED: &str = "no room (SQLSTATE 53100)";
 
     async fn store(&self) -> PostgresBackend {
         self.backend().await
@@ -51,18 +55,32 @@ impl SqlServer for PostgresServer {
     async fn change(&self, statement: &str) {
         self.execute(statement).await;
     }
+
+    async fn number(&self, query: &str) -> i64 {
+        self.number(query).await
+    }
+
+    async fn sessions(&self) -> i64 {
+        self.number("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'").await
+    }
+
+    async fn end_sessions(&self) {
+        self.execute(TERMINATE).await;
+    }
+
+    async fn reject_records_that_are_bad(&self) {
+        self.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF NEW.key LIKE '%bad%' THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF; RETURN NEW; END $$; \
+             CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON leasehold FOR EACH ROW EXECUTE FUNCTION fail()",
+        )
+        .await;
+    }
 }
 
-#[track_caller]
-fn assert_refused(error: &Error, why: &str) {
-    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
-    assert_says(error, why);
-}
-
-/// How many sessions the clients of this crate have.
-async fn sessions(server: &PostgresServer) -> i64 {
-    server.number("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'").await
-}
+/// Ends all sessions of this crate's clients, and counts them.
+const TERMINATE: &str =
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'";
 
 // Connecting
 
@@ -91,8 +109,8 @@ async fn tls_that_this_build_lacks_is_refused() {
     for mode in ["require", "verify-ca", "verify-full"] {
         let url = format!("postgres://u:{PASSWORD}@127.0.0.1/db?sslmode={mode}");
         let error = Client::connect(&url).await.map(drop).expect_err("there is no TLS");
-        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-        assert_says(&error, "TLS needs the feature `rustls` or `native-tls`");
+        assert!(matches!(error, leasehold::Error::Unsupported { .. }), "{error:?}");
+        server_promises::assert_says(&error, "TLS needs the feature `rustls` or `native-tls`");
     }
 }
 
@@ -167,35 +185,6 @@ async fn revoked_permissions_are_reported_and_restored_ones_are_used() {
     other.release().await.expect("held");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_other() {
-    let Some(server) = PostgresServer::start_or_skip("creating the tables") else { return };
-    let url = server.url();
-    let clients = (0..8).map(|_| {
-        tokio::spawn({
-            let url = url.clone();
-            async move { Client::connect(&url).await }
-        })
-    });
-    for client in futures::future::join_all(clients).await {
-        client.expect("no panic").expect("connected").shutdown().await.expect("closed");
-    }
-    assert_eq!(server.number("SELECT count(*) FROM leasehold_meta").await, 3);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_dropped_in_use_are_created_again_and_holders_are_notified() {
-    let Some(server) = PostgresServer::start_or_skip("dropped tables") else { return };
-    let (one, other) = (server.client().await, server.client().await);
-    let held = brief_mutex(&one).lock().await.expect("free");
-    let waiter = waiter(&brief_mutex(&other));
-    until_waiting(&brief_mutex(&one), 1).await;
-    server.execute("DROP TABLE leasehold, leasehold_meta").await;
-    let next = granted(waiter).await;
-    within(SOON, held.lost()).await;
-    assert!(next.token() > held.token());
-}
-
 #[tokio::test]
 async fn what_an_operator_should_know_is_found() {
     let settings = ["fsync=off", "synchronous_commit=off"];
@@ -215,31 +204,6 @@ async fn what_an_operator_should_know_is_found() {
 }
 
 // Connections
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_needs_two_connections_and_leaves_none() {
-    let Some(server) = PostgresServer::start_or_skip("connections") else { return };
-    // On a machine that is slow enough to hold it up it would open more.
-    let url = format!("{}?max_connections=2", server.url());
-    let client = Client::connect(&url).await.expect("it answers");
-    let mut guards = Vec::new();
-    for n in 0..10 {
-        guards.push(client.mutex(&format!("{n}")).expect("valid").lock().await.expect("free"));
-    }
-    assert_eq!(sessions(&server).await, 2);
-    drop(guards);
-    client.shutdown().await.expect("released");
-    eventually(SOON, || async { sessions(&server).await == 0 }).await;
-    let held = "SELECT count(*) FROM leasehold WHERE doc LIKE '%' || chr(10) || 'h %'";
-    assert_eq!(server.number(held).await, 0);
-}
-
-#[tokio::test]
-async fn a_client_that_is_dropped_closes_its_connections() {
-    let Some(server) = PostgresServer::start_or_skip("dropped clients") else { return };
-    drop(server.client().await);
-    eventually(SOON, || async { sessions(&server).await == 0 }).await;
-}
 
 #[tokio::test]
 async fn a_pooler_in_transaction_mode_is_refused() {
@@ -279,9 +243,6 @@ async fn a_pooler_in_session_mode_will_do() {
 
 // Sessions
 
-const TERMINATE: &str =
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'";
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_whose_sessions_are_killed_reconnects_and_catches_up() {
     let Some(server) = PostgresServer::start_or_skip("ended sessions") else { return };
@@ -296,20 +257,6 @@ async fn a_client_whose_sessions_are_killed_reconnects_and_catches_up() {
     let next = granted(waiter).await;
     assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
     next.release().await.expect("held");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killing_sessions_all_the_time_loses_no_lock() {
-    let Some(server) = PostgresServer::start_or_skip("ended sessions under load") else { return };
-    let load = Load::start(&server.url(), 16).await;
-    for _ in 0..10 {
-        load.go_on_for(30).await;
-        server.execute(TERMINATE).await;
-    }
-    load.go_on_for(100).await;
-    let report = load.stop().await;
-    assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
-    assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
 }
 
 /// Fails the first writes of a record, as if others had been in the way.
@@ -332,31 +279,6 @@ async fn a_transaction_that_cannot_be_serialized_or_is_a_deadlock_is_repeated() 
         let guard = mutex(&client).try_lock().await.expect("it is repeated").expect("free");
         guard.release().await.expect("held");
         assert_eq!(server.number("SELECT last_value FROM attempts").await, 5, "{code}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rejected_change_is_reported_and_affects_no_other_lock() {
-    let Some(server) = PostgresServer::start_or_skip("rejected statements") else { return };
-    let client = server.client().await;
-    mutex(&client).lock().await.expect("free").release().await.expect("held");
-    server
-        .execute(
-            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-             IF NEW.key LIKE '%bad%' THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF; RETURN NEW; END $$; \
-             CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON leasehold FOR EACH ROW EXECUTE FUNCTION fail()",
-        )
-        .await;
-    let names = ["one", "bad", "two", "three"].map(|name| client.mutex(name).expect("valid"));
-    let answers = futures::future::join_all(names.iter().map(DistMutex::try_lock)).await;
-    for (name, answer) in ["one", "bad", "two", "three"].into_iter().zip(answers) {
-        match answer {
-            Ok(guard) => assert!(guard.is_some() && name != "bad", "{name}"),
-            Err(error) => {
-                assert_eq!(name, "bad", "{error}");
-                assert_refused(&error, "no room (SQLSTATE 53100)");
-            }
-        }
     }
 }
 
@@ -468,34 +390,6 @@ async fn forged_notifications_grant_nothing() {
 }
 
 // Records
-
-#[tokio::test]
-async fn idle_records_are_removed_and_tokens_stay_above_theirs() {
-    let Some(server) = PostgresServer::start_or_skip("idle records") else { return };
-    let client = server.client().await;
-    let token = mutex(&client).lock().await.expect("free").token();
-    let _kept = client.mutex("kept").expect("valid").lock().await.expect("free");
-    eventually(SOON, || async { server.number("SELECT count(*) FROM leasehold").await == 2 }).await;
-    let free = client.mutex(NAME).expect("valid");
-    eventually(SOON, || async { free.inspect().await.is_ok_and(|seen| seen.holders.is_empty()) }).await;
-    // As if nobody had used them for more than a day, and of a clock that was ahead by a year.
-    let year = 365 * 24 * 60 * 60 * 1_000_000_u64;
-    let (last, ahead) = (token.get(), token.get() + year);
-    server
-        .execute(&format!(
-            "UPDATE leasehold SET version = 1; UPDATE leasehold SET doc = replace(doc, '{}', '{}') WHERE key = 'lock:{NAME}'; \
-             UPDATE leasehold_meta SET value = 0 WHERE name = 'swept'",
-            last / 1_000_000,
-            ahead / 1_000_000
-        ))
-        .await;
-    // Another client sweeps when it has nothing else to do.
-    let other = server.client().await;
-    eventually(SOON, || async { server.number("SELECT count(*) FROM leasehold").await == 1 }).await;
-    assert_eq!(server.execute("SELECT key FROM leasehold").await.as_deref(), Some("lock:kept"));
-    let next = mutex(&other).lock().await.expect("free").token();
-    assert!(next.get() >= ahead - 1_000_000, "{next} follows {ahead}");
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {

@@ -17,11 +17,12 @@ use futures::future::join_all;
 use leasehold::backend::{
     Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Request, Resource, Severity,
 };
-use leasehold::{Client, DistMutex, Error, LossReason, MutexOptions, ZookeeperBackend};
+use leasehold::{Client, DistMutex, LossReason, MutexOptions, ZookeeperBackend};
 use proxy::Proxy;
 use server::ZookeeperServer;
 use server_promises::{
-    Server, a_hand_over_takes_fewer_requests_than, assert_says, hold_many, is_process_of_its_own, renew_all,
+    Server, a_hand_over_takes_fewer_requests_than, assert_refused, hold_many, is_process_of_its_own,
+    renew_all,
 };
 use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
 use support::{eventually, within};
@@ -34,12 +35,6 @@ server_promises!(ZookeeperServer, grants_and_forced_releases_are_pushed_to_other
 /// Of that name, in ZooKeeper.
 const NODE: &str = "lock:machine:42";
 const PASSWORD: &str = "hunter2";
-
-#[track_caller]
-fn assert_refused(error: &Error, why: &str) {
-    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
-    assert_says(error, why);
-}
 
 /// The nodes of leases of the usual name.
 fn leases(server: &ZookeeperServer) -> Vec<String> {

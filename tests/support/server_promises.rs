@@ -50,11 +50,11 @@ pub(crate) trait Server: Sized + Send + Sync {
     fn restart(&mut self);
 }
 
-fn url(server: &impl Server) -> String {
+pub(crate) fn url(server: &impl Server) -> String {
     server.url_through(server.port())
 }
 
-async fn client(server: &impl Server) -> Client {
+pub(crate) async fn client(server: &impl Server) -> Client {
     Client::connect(&url(server)).await.expect("it answers")
 }
 
@@ -75,6 +75,13 @@ pub(crate) fn assert_unavailable(error: &Error, why: &str) {
     assert_says(error, why);
 }
 
+/// The server refuses, for this reason.
+#[track_caller]
+pub(crate) fn assert_refused(error: &Error, why: &str) {
+    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    assert_says(error, why);
+}
+
 /// An error names the server, says this, and does not contain the password.
 #[track_caller]
 pub(crate) fn assert_says(error: &Error, words: &str) {
@@ -84,7 +91,7 @@ pub(crate) fn assert_says(error: &Error, words: &str) {
 }
 
 /// What tasks that lock all the time saw: no two held the same lock, no token went back, and what failed was not there.
-async fn nothing_went_wrong(load: Load) {
+pub(crate) async fn nothing_went_wrong(load: Load) {
     let report = load.stop().await;
     assert_eq!((report.overlaps, report.tokens_that_went_back), (0, 0), "{report}");
     assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");

@@ -1,23 +1,32 @@
-//! What a request promises on every store whose record is a row: given up, lost or late, it takes effect once or never, and it takes
-//! few exchanges.
+//! What every store whose record is a row promises: a request that is given up, lost or late takes effect once or never, and takes few
+//! exchanges; nothing is lost by what may happen to tables, sessions and rows.
 
 use std::time::Duration;
 
-use futures::future::join;
+use futures::future::{join, join_all};
 use leasehold::backend::{
     Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Released, Request, Resource,
 };
-
+use leasehold::{Client, DistMutex};
 use tokio::time::sleep;
 
-use crate::server_promises::{Server, hold_many, renew_all};
-use crate::support::eventually;
-use crate::support::faults::{NAME, SECOND, SOON, ms};
+use crate::server_promises::{Server, assert_refused, client, hold_many, nothing_went_wrong, renew_all, url};
+use crate::support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, until_waiting, waiter};
 use crate::support::wire::{Fault, Wire};
+use crate::support::{Load, eventually, within};
 
 /// A database server for one test.
 pub(crate) trait SqlServer: Server {
     type Store: Backend;
+
+    /// The column of the records' keys.
+    const KEY: &str;
+
+    /// In a URL: one connection for changes, and no push.
+    const TWO_CONNECTIONS: &str;
+
+    /// What a client is told about a record that is bad.
+    const REJECTED: &str;
 
     async fn store(&self) -> Self::Store;
 
@@ -26,12 +35,25 @@ pub(crate) trait SqlServer: Server {
 
     /// Has the superuser execute a statement.
     async fn change(&self, statement: &str);
+
+    async fn number(&self, query: &str) -> i64;
+
+    /// How many sessions the clients of this crate have.
+    async fn sessions(&self) -> i64;
+
+    /// Ends all of them.
+    async fn end_sessions(&self);
+
+    /// Lets no record be written whose key contains `bad`.
+    async fn reject_records_that_are_bad(&self);
 }
 
 fn request(store: &impl Backend, name: &str) -> Request {
     let resource = Resource::named("lock:", name, Kind::Mutex);
     Request::new(LeaseRef::new(store.lease_id(), resource), Claim::Sole, SECOND * 30)
 }
+
+// Requests
 
 /// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its way.
 pub(crate) async fn a_request_that_was_released_is_not_granted_when_it_arrives_late<S: SqlServer>() {
@@ -147,6 +169,122 @@ pub(crate) async fn a_record_that_this_client_has_written_last_is_not_read_again
     store.close().await;
 }
 
+// Tables
+
+pub(crate) async fn clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_other<
+    S: SqlServer,
+>() {
+    let Some(server) = S::start_or_skip("creating the tables") else { return };
+    let url = url(&server);
+    let clients = (0..8).map(|_| {
+        tokio::spawn({
+            let url = url.clone();
+            async move { Client::connect(&url).await }
+        })
+    });
+    for client in join_all(clients).await {
+        client.expect("no panic").expect("connected").shutdown().await.expect("closed");
+    }
+    assert_eq!(server.number("SELECT COUNT(*) FROM leasehold_meta").await, 3);
+}
+
+pub(crate) async fn tables_dropped_in_use_are_created_again_and_holders_are_notified<S: SqlServer>() {
+    let Some(server) = S::start_or_skip("dropped tables") else { return };
+    let (one, other) = (client(&server).await, client(&server).await);
+    let held = brief_mutex(&one).lock().await.expect("free");
+    let waiter = waiter(&brief_mutex(&other));
+    until_waiting(&brief_mutex(&one), 1).await;
+    server.change("DROP TABLE leasehold, leasehold_meta").await;
+    let next = granted(waiter).await;
+    within(SOON, held.lost()).await;
+    assert!(next.token() > held.token());
+}
+
+// Sessions
+
+pub(crate) async fn a_client_needs_two_connections_and_leaves_none<S: SqlServer>() {
+    let Some(server) = S::start_or_skip("connections") else { return };
+    // On a machine that is slow enough to hold it up it would open more.
+    let client =
+        Client::connect(&format!("{}?{}", url(&server), S::TWO_CONNECTIONS)).await.expect("it answers");
+    let mut guards = Vec::new();
+    for n in 0..10 {
+        guards.push(client.mutex(&format!("{n}")).expect("valid").lock().await.expect("free"));
+    }
+    assert_eq!(server.sessions().await, 2);
+    drop(guards);
+    client.shutdown().await.expect("released");
+    eventually(SOON, || async { server.sessions().await == 0 }).await;
+    assert_eq!(server.number("SELECT COUNT(*) FROM leasehold WHERE doc LIKE '%\nh %'").await, 0);
+}
+
+pub(crate) async fn a_client_that_is_dropped_closes_its_connections<S: SqlServer>() {
+    let Some(server) = S::start_or_skip("dropped clients") else { return };
+    drop(client(&server).await);
+    eventually(SOON, || async { server.sessions().await == 0 }).await;
+}
+
+pub(crate) async fn killing_sessions_all_the_time_loses_no_lock<S: SqlServer>() {
+    let Some(server) = S::start_or_skip("ended sessions under load") else { return };
+    let load = Load::start(&url(&server), 16).await;
+    for _ in 0..10 {
+        load.go_on_for(30).await;
+        server.end_sessions().await;
+    }
+    load.go_on_for(100).await;
+    nothing_went_wrong(load).await;
+}
+
+// Rows
+
+pub(crate) async fn a_rejected_change_is_reported_and_affects_no_other_lock<S: SqlServer>() {
+    let Some(server) = S::start_or_skip("rejected statements") else { return };
+    let client = client(&server).await;
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    server.reject_records_that_are_bad().await;
+    let names = ["one", "bad", "two", "three"].map(|name| client.mutex(name).expect("valid"));
+    let answers = join_all(names.iter().map(DistMutex::try_lock)).await;
+    for (name, answer) in ["one", "bad", "two", "three"].into_iter().zip(answers) {
+        match answer {
+            Ok(guard) => assert!(guard.is_some() && name != "bad", "{name}"),
+            Err(error) => {
+                assert_eq!(name, "bad", "{error}");
+                assert_refused(&error, S::REJECTED);
+            }
+        }
+    }
+}
+
+pub(crate) async fn idle_records_are_removed_and_tokens_stay_above_theirs<S: SqlServer>() {
+    let Some(server) = S::start_or_skip("idle records") else { return };
+    let one = client(&server).await;
+    let token = mutex(&one).lock().await.expect("free").token();
+    let _kept = one.mutex("kept").expect("valid").lock().await.expect("free");
+    let records = || async { server.number("SELECT COUNT(*) FROM leasehold").await };
+    eventually(SOON, || async { records().await == 2 }).await;
+    let free = one.mutex(NAME).expect("valid");
+    eventually(SOON, || async { free.inspect().await.is_ok_and(|seen| seen.holders.is_empty()) }).await;
+    // Of a clock that was ahead by a year, and as if nobody had used them for more than a day.
+    let year = 365 * 24 * 60 * 60 * 1_000_000_u64;
+    let (last, ahead) = (token.get(), token.get() + year);
+    server
+        .change(&format!(
+            "UPDATE leasehold SET doc = replace(doc, '{}', '{}') WHERE {} = 'lock:{NAME}'; UPDATE leasehold SET version = 1; \
+             UPDATE leasehold_meta SET value = 0 WHERE name = 'swept'",
+            last / 1_000_000,
+            ahead / 1_000_000,
+            S::KEY
+        ))
+        .await;
+    // Another client sweeps when it has nothing else to do.
+    let other = client(&server).await;
+    eventually(SOON, || async { records().await == 1 }).await;
+    let kept = format!("SELECT COUNT(*) FROM leasehold WHERE {} = 'lock:kept'", S::KEY);
+    assert_eq!(server.number(&kept).await, 1);
+    let next = mutex(&other).lock().await.expect("free").token();
+    assert!(next.get() >= ahead - 1_000_000, "{next} follows {ahead}");
+}
+
 /// All of them, as tests.
 macro_rules! sql_promises {
     ($server:ty) => {
@@ -156,6 +294,13 @@ macro_rules! sql_promises {
             a_request_whose_connection_is_lost_before_it_writes_is_repeated
             renewals_of_many_guards_are_few_transactions
             a_record_that_this_client_has_written_last_is_not_read_again
+            clients_that_create_the_tables_at_the_same_time_do_not_disturb_each_other
+            tables_dropped_in_use_are_created_again_and_holders_are_notified
+            a_client_needs_two_connections_and_leaves_none
+            a_client_that_is_dropped_closes_its_connections
+            killing_sessions_all_the_time_loses_no_lock
+            a_rejected_change_is_reported_and_affects_no_other_lock
+            idle_records_are_removed_and_tokens_stay_above_theirs
         }
     };
     (@ $server:ty: $($name:ident)*) => {
