@@ -4,6 +4,9 @@
 
 #[path = "support/lines.rs"]
 mod lines;
+#[macro_use]
+#[path = "support/outages.rs"]
+mod outages;
 #[path = "support/etcd.rs"]
 mod server;
 mod support;
@@ -13,7 +16,6 @@ use std::time::Duration;
 use leasehold::Client;
 use lines::Lines;
 use server::{EtcdServer, PASSWORD, USER};
-use support::eventually;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -22,21 +24,7 @@ async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back_wi
     let Some(mut server) = EtcdServer::start_or_skip("what is traced about etcd") else { return };
     let lines = Lines::collect(|_| true);
     let client = server.client().await;
-    let mutex = client.mutex("x").expect("valid");
-    for round in 1..=2 {
-        server.kill();
-        mutex.try_lock().await.map(drop).expect_err("it is away");
-        eventually(SOON, || async { !client.state().status.is_connected() }).await;
-        server.restart();
-        // Nothing has to be asked for.
-        eventually(SOON, || async { client.state().status.is_connected() }).await;
-        mutex.lock().await.expect("free").release().await.expect("held");
-        let (gone, back) =
-            (lines.with("the store is disconnected"), lines.with("the store is connected again"));
-        assert_eq!((gone.len(), back.len()), (round, round), "{gone:?} {back:?}");
-        assert!(gone[0].starts_with("WARN") && gone[0].contains(&server.address()), "{gone:?}");
-        assert!(back[0].starts_with("INFO") && back[0].contains(&server.address()), "{back:?}");
-    }
+    outages_are_traced_once!(lines, client, server, SOON);
     client.shutdown().await.expect("released");
     let url = format!("etcd://{USER}:wrong{PASSWORD}@127.0.0.1:{}", server.port());
     Client::connect(&url).await.map(drop).expect_err("there are no users");

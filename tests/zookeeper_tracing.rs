@@ -4,6 +4,9 @@
 
 #[path = "support/lines.rs"]
 mod lines;
+#[macro_use]
+#[path = "support/outages.rs"]
+mod outages;
 #[path = "support/zookeeper.rs"]
 mod server;
 mod support;
@@ -15,7 +18,6 @@ use std::time::Duration;
 use leasehold::Client;
 use lines::Lines;
 use server::ZookeeperServer;
-use support::eventually;
 
 const SOON: Duration = Duration::from_secs(20);
 const PASSWORD: &str = "hunter2";
@@ -26,21 +28,7 @@ async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back_wi
     let lines = Lines::collect(|_| true);
     let url = server.url().replacen("//", &format!("//user:{PASSWORD}@"), 1);
     let client = Client::connect(&url).await.expect("the server accepts clients");
-    let mutex = client.mutex("x").expect("valid");
-    for round in 1..=2 {
-        server.kill();
-        mutex.try_lock().await.map(drop).expect_err("it is away");
-        eventually(SOON, || async { !client.state().status.is_connected() }).await;
-        server.restart();
-        // Nothing has to be asked for.
-        eventually(SOON, || async { client.state().status.is_connected() }).await;
-        mutex.lock().await.expect("free").release().await.expect("held");
-        let (gone, back) =
-            (lines.with("the store is disconnected"), lines.with("the store is connected again"));
-        assert_eq!((gone.len(), back.len()), (round, round), "{gone:?} {back:?}");
-        assert!(gone[0].starts_with("WARN") && gone[0].contains(&server.address()), "{gone:?}");
-        assert!(back[0].starts_with("INFO") && back[0].contains(&server.address()), "{back:?}");
-    }
+    outages_are_traced_once!(lines, client, server, SOON);
     client.shutdown().await.expect("released");
     let url = url.replace(PASSWORD, &format!("wrong{PASSWORD}"));
     Client::connect(&url).await.map(drop).expect_err("another password");
