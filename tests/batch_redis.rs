@@ -381,7 +381,7 @@ async fn forty_at_a_time<F, I>(
     for (suffix, encoding) in [("queue", "skiplist"), ("waiters", "hashtable")] {
         let told = raw.send(&["OBJECT", "ENCODING", &beside(suffix)]);
         assert_eq!(told.text().as_deref(), Some(encoding), "a long queue has an index");
-        assert!(raw.send(&["PTTL", &beside(suffix)]).int() > 0);
+        assert!(raw.pttl(&beside(suffix)) > 0);
     }
     // As the state tells.
     let used = async || inspect().await.expect("inspected").in_use;

@@ -10,10 +10,11 @@ use std::time::Duration;
 use futures::future::join_all;
 use leasehold::{Client, DistMutex, Error, Guard, LossReason};
 use locks::*;
+use support::faults::waiter;
 use support::{Direction, Proxy, RedisServer, eventually, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Long enough that nothing here runs out by itself.
 const LONG: Duration = Duration::from_secs(30);
@@ -44,16 +45,11 @@ impl Fixture {
     }
 }
 
-fn spawn_lock(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
-    let mutex = mutex.clone();
-    tokio::spawn(async move { mutex.lock().await })
-}
-
 /// `n` waiters behind the wire, in this order.
 async fn queue_up(fixture: &Fixture, n: i64) -> Vec<JoinHandle<Result<Guard, Error>>> {
     let mut waiters = Vec::new();
     for n in 1..=n {
-        waiters.push(spawn_lock(&queued_mutex(&fixture.far, LONG)));
+        waiters.push(waiter(&queued_mutex(&fixture.far, LONG)));
         queued(&fixture.server, n).await;
     }
     waiters
@@ -61,14 +57,6 @@ async fn queue_up(fixture: &Fixture, n: i64) -> Vec<JoinHandle<Result<Guard, Err
 
 async fn granted(waiter: JoinHandle<Result<Guard, Error>>, deadline: Duration) -> Guard {
     within(deadline, waiter).await.expect("no panic").expect("granted")
-}
-
-#[track_caller]
-fn assert_unavailable<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
-    assert!(
-        matches!(outcome, Err(Error::StoreUnavailable { .. })),
-        "expected StoreUnavailable, got {outcome:?}"
-    );
 }
 
 // The wire itself
@@ -156,7 +144,7 @@ async fn a_try_lock_whose_grant_was_never_answered_is_adopted() {
 async fn a_release_that_was_never_answered_succeeds_and_touches_no_later_holder() {
     let Some(fixture) = Fixture::set_up("an unanswered release").await else { return };
     let guard = fixture.far(LONG).lock().await.expect("free");
-    let next = spawn_lock(&fixture.near(LONG));
+    let next = waiter(&fixture.near(LONG));
     queued(&fixture.server, 1).await;
     let cut = fixture.proxy.cut_after_next_request(releases);
     let (released, next) = tokio::join!(guard.release(), granted(next, SOON));
@@ -190,10 +178,10 @@ async fn a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_p
     let Some(fixture) = Fixture::set_up("an unanswered place in the queue").await else { return };
     let guard = fixture.near(LONG).lock().await.expect("free");
     let cut = fixture.proxy.cut_after_next_request(asks);
-    let first = spawn_lock(&fixture.far(LONG));
+    let first = waiter(&fixture.far(LONG));
     within(SOON, cut).await.expect("the first answer was lost");
     queued(&fixture.server, 1).await;
-    let second = spawn_lock(&queued_mutex(&fixture.near, LONG));
+    let second = waiter(&queued_mutex(&fixture.near, LONG));
     queued(&fixture.server, 2).await;
     // The connection and the subscription are back: their places can be told of a grant.
     let mut raw = fixture.server.raw();
@@ -215,7 +203,7 @@ async fn a_grant_that_could_not_be_pushed_is_found_when_the_wire_is_back() {
     let lease = 6 * SECOND;
     for cut in [false, true] {
         let guard = fixture.near(lease).lock().await.expect("free");
-        let waiter = spawn_lock(&fixture.far(lease));
+        let waiter = waiter(&fixture.far(lease));
         queued(&fixture.server, 1).await;
         fixture.proxy.hold(Direction::ToClient);
         guard.release().await.expect("held");
@@ -241,7 +229,7 @@ async fn waiters_whose_subscriptions_are_killed_keep_their_places_and_are_served
     let mut waiters = Vec::new();
     for n in 1..=6 {
         let mutex = queued_mutex(if n % 2 == 0 { &fixture.near } else { &fixture.far }, LONG);
-        waiters.push(spawn_lock(&mutex));
+        waiters.push(waiter(&mutex));
         queued(&fixture.server, n).await;
     }
     let queue = raw.send(&["ZRANGE", QUEUE, "0", "-1"]);
@@ -265,7 +253,7 @@ async fn a_release_while_nobody_is_subscribed_wakes_the_waiter_soon_after() {
     let mut raw = fixture.server.raw();
     for _ in 0..10 {
         let guard = fixture.near(LONG).lock().await.expect("free");
-        let waiter = spawn_lock(&fixture.far(LONG));
+        let waiter = waiter(&fixture.far(LONG));
         queued(&fixture.server, 1).await;
         raw.send(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         guard.release().await.expect("held");
@@ -282,7 +270,7 @@ async fn half_a_lease_of_black_hole(direction: Direction) {
     let Some(fixture) = Fixture::set_up("a short black hole").await else { return };
     let lease = 3 * SECOND;
     let guard = fixture.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&queued_mutex(&fixture.far, lease));
+    let waiter = waiter(&queued_mutex(&fixture.far, lease));
     queued(&fixture.server, 1).await;
     let mut raw = fixture.server.raw();
     let holder = raw.get(KEY);
@@ -290,7 +278,7 @@ async fn half_a_lease_of_black_hole(direction: Direction) {
     let renewed = guard.remaining();
     eventually(lease, || std::future::ready(guard.remaining() < renewed - lease / 4)).await;
     fixture.proxy.hold(direction);
-    lasting(lease / 2).await;
+    sleep(lease / 2).await;
     fixture.proxy.resume();
     let lost = timeout(lease, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
@@ -351,7 +339,7 @@ async fn two_leases_of_black_hole(direction: Direction) {
     fixture.proxy.resume();
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     // What the first client still sent does not touch the new holder.
-    let far = spawn_lock(&fixture.far(lease));
+    let far = waiter(&fixture.far(lease));
     queued(&fixture.server, 1).await;
     next.release().await.expect("held to the end");
     granted(far, SOON).await.release().await.expect("held");
@@ -440,7 +428,7 @@ async fn waiters_survive_a_server_that_refuses_connections_for_a_second() {
     let waiters = queue_up(&fixture, 2).await;
     fixture.proxy.refuse(true);
     fixture.proxy.cut();
-    lasting(SECOND).await;
+    sleep(SECOND).await;
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     // Released while nobody can be told.
     guard.release().await.expect("held");
@@ -483,7 +471,7 @@ async fn resetting_every_connection_loses_no_hold_and_no_place() {
     let Some(fixture) = Fixture::set_up("resets").await else { return };
     let lease = LONG;
     let guard = fixture.far(lease).lock().await.expect("free");
-    let waiter = spawn_lock(&queued_mutex(&fixture.far, lease));
+    let waiter = waiter(&queued_mutex(&fixture.far, lease));
     queued(&fixture.server, 1).await;
     for _ in 0..10 {
         let accepted = fixture.proxy.accepted();
@@ -503,7 +491,7 @@ async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_ne
     // The server must know the script, or it is the refusal whose reply is lost.
     fixture.near(LONG).force_release().await.expect("nobody holds");
     let first = fixture.near(LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&queued_mutex(&fixture.near, LONG));
+    let waiter = waiter(&queued_mutex(&fixture.near, LONG));
     queued(&fixture.server, 1).await;
     let cut = fixture.proxy.cut_after_next_request(releases_by_force);
     let forced = fixture.far(LONG).force_release().await;

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use leasehold::{Client, DistMutex, Error, Guard, LeaseEnd, LossReason};
 use locks::*;
+use support::faults::waiter;
 use support::{Raw, RedisServer, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Long enough that nothing here runs out by itself.
 const LONG: Duration = Duration::from_secs(30);
@@ -41,11 +42,6 @@ impl Fixture {
     fn clients(&self) -> [&Client; 2] {
         [&self.one, &self.other]
     }
-}
-
-fn spawn_lock(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
-    let mutex = mutex.clone();
-    tokio::spawn(async move { mutex.lock().await })
 }
 
 async fn granted(waiter: JoinHandle<Result<Guard, Error>>, deadline: Duration) -> Guard {
@@ -137,10 +133,10 @@ async fn a_server_that_hangs_for_half_a_ttl_loses_nothing() {
     let Some(fixture) = Fixture::set_up("a short hang").await else { return };
     let lease = 3 * SECOND;
     let guard = mutex(&fixture.one, lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&fixture.other, lease));
+    let waiter = waiter(&mutex(&fixture.other, lease));
     queued(&fixture.server, 1).await;
     fixture.server.pause();
-    lasting(lease / 2).await;
+    sleep(lease / 2).await;
     fixture.server.resume();
     let lost = timeout(lease, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
@@ -155,7 +151,7 @@ async fn a_server_that_hangs_for_two_leases_delays_no_loss_and_serves_the_waiter
     let Some(fixture) = Fixture::set_up("a long hang").await else { return };
     let lease = 2 * SECOND;
     let guard = mutex(&fixture.one, lease).lock().await.expect("free");
-    let waiters = [spawn_lock(&mutex(&fixture.other, lease)), spawn_lock(&queued_mutex(&fixture.one, lease))];
+    let waiters = [waiter(&mutex(&fixture.other, lease)), waiter(&queued_mutex(&fixture.one, lease))];
     queued(&fixture.server, 2).await;
     fixture.server.pause();
     let start = Instant::now();
@@ -193,7 +189,7 @@ async fn after_a_restart_without_persistence_the_holder_is_notified_and_waiters_
     let guard = mutex(&fixture.one, lease).lock().await.expect("free");
     let mut waiters = Vec::new();
     for client in [&fixture.one, &fixture.other, &fixture.other] {
-        waiters.push(spawn_lock(&queued_mutex(client, lease)));
+        waiters.push(waiter(&queued_mutex(client, lease)));
     }
     queued(&fixture.server, 3).await;
     fixture.server.restart();
@@ -281,10 +277,10 @@ async fn calls_whose_time_limit_is_reached_say_so_if_the_server_does_not_answer(
 async fn waiters_outlast_a_server_outage() {
     let Some(mut fixture) = Fixture::set_up("a dead server").await else { return };
     let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&fixture.other, LONG));
+    let waiter = waiter(&mutex(&fixture.other, LONG));
     queued(&fixture.server, 1).await;
     fixture.server.kill();
-    lasting(SECOND).await;
+    sleep(SECOND).await;
     assert!(!waiter.is_finished() && guard.is_held(), "its lease still lasts");
     fixture.server.restart();
     granted(waiter, 2 * SOON).await.release().await.expect("held");
@@ -299,7 +295,7 @@ async fn a_restart_with_persistence_within_the_ttl_loses_nothing() {
     };
     let lease = 6 * SECOND;
     let guard = mutex(&fixture.one, lease).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&fixture.other, lease));
+    let waiter = waiter(&mutex(&fixture.other, lease));
     queued(&fixture.server, 1).await;
     let holder = fixture.server.raw().get(KEY);
     for _ in 0..2 {
@@ -331,7 +327,7 @@ async fn restarts_under_load_are_survived_and_tokens_grow() {
         let guard = within(LONG, mutex(&client, LONG).lock()).await.expect("granted");
         assert!(guard.token().get() > last);
         last = guard.token().get();
-        let waiting = spawn_lock(&mutex(&fixture.one, LONG));
+        let waiting = waiter(&mutex(&fixture.one, LONG));
         queued(&fixture.server, 1).await;
         fixture.server.restart();
         let next = granted(waiting, 2 * SOON).await;
@@ -541,7 +537,7 @@ async fn nonsense_on_the_channel_changes_nothing() {
     let mut raw = fixture.server.raw();
     let guard = mutex(&fixture.one, LONG).lock().await.expect("free");
     let elsewhere = named(&fixture.other, "elsewhere", LONG).lock().await.expect("free");
-    let waiter = spawn_lock(&mutex(&fixture.other, LONG));
+    let waiting = waiter(&mutex(&fixture.other, LONG));
     queued(&fixture.server, 1).await;
     let holder = raw.get(KEY).expect("held");
     let channels = raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).words();
@@ -579,16 +575,16 @@ async fn nonsense_on_the_channel_changes_nothing() {
     // When this push arrives, the clients have handled all messages before it, and released leases that nobody wanted.
     for client in fixture.clients() {
         let probe = named(client, "probe", LONG).lock().await.expect("free");
-        let next = spawn_lock(&queued_named(client, "probe", LONG));
+        let next = waiter(&queued_named(client, "probe", LONG));
         eventually(SOON, || std::future::ready(raw.send(&["ZCARD", "{lock:probe}:queue"]).int() == 1)).await;
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");
     }
     assert_eq!(raw.get(KEY), value, "nobody's lock was released");
-    assert!(guard.is_held() && elsewhere.is_held() && !waiter.is_finished());
+    assert!(guard.is_held() && elsewhere.is_held() && !waiting.is_finished());
     assert_eq!(raw.send(&["ZCARD", QUEUE]).int(), 1);
     guard.release().await.expect("held to the end");
-    let guard = granted(waiter, SOON).await;
+    let guard = granted(waiting, SOON).await;
     assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()), "the real token");
     guard.release().await.expect("held to the end");
     elsewhere.release().await.expect("held to the end");
@@ -609,7 +605,7 @@ async fn a_forged_grant_of_a_held_lease_releases_nothing() {
     // What a client gives back goes the way of its requests: a later request is answered after it.
     for client in fixture.clients() {
         let probe = named(client, "probe", LONG).lock().await.expect("free");
-        let next = spawn_lock(&queued_named(client, "probe", LONG));
+        let next = waiter(&queued_named(client, "probe", LONG));
         eventually(SOON, || std::future::ready(raw.send(&["ZCARD", "{lock:probe}:queue"]).int() == 1)).await;
         probe.release().await.expect("held");
         granted(next, SOON).await.release().await.expect("held");
@@ -627,7 +623,7 @@ async fn a_release_answered_after_the_end_of_the_lease_reports_the_loss() {
     server.pause();
     let release = tokio::spawn(guard.release());
     // Longer than one reply is waited for, so that the release is sent twice.
-    lasting(ms(2300)).await;
+    sleep(ms(2300)).await;
     server.resume();
     let released = within(SOON, release).await.expect("no panic");
     assert!(matches!(released, Err(Error::Lost { .. })), "{released:?}");
@@ -649,9 +645,9 @@ async fn short_stalls_under_many_leases_lose_neither_the_connection_nor_a_lease(
     let before = connections(&mut raw);
     for _ in 0..3 {
         server.pause();
-        lasting(ms(900)).await;
+        sleep(ms(900)).await;
         server.resume();
-        lasting(ms(900)).await;
+        sleep(ms(900)).await;
     }
     assert_eq!(connections(&mut raw), before, "a connection was replaced");
     for guard in guards {

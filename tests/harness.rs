@@ -427,7 +427,7 @@ fn keys_expire_by_a_servers_clock() {
     assert_eq!(raw.keys("*"), ["long", "short"]);
     clock.shift(120 * SECOND);
     assert_eq!((raw.get("short"), raw.get("long").as_deref()), (None, Some("1")));
-    let left = raw.send(&["PTTL", "long"]).int();
+    let left = raw.pttl("long");
     assert!((30_000..=60_000).contains(&left), "{left} ms left");
 }
 

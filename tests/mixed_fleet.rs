@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, RedisBackend, SemaphoreOptions};
 use locks::*;
-use support::{Proxy, Raw, RedisServer, Reply, eventually, one_place_each, options, within};
+use support::{Proxy, Raw, RedisServer, eventually, one_place_each, options, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -23,9 +23,6 @@ const GAP: Duration = ms(75);
 const PERIOD_US: u64 = 600_000;
 /// How long a waiter without the option may take to check on its own: longer than any test waits.
 const LONG: Duration = Duration::from_secs(60);
-
-const BARE_RELEASE: &str =
-    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 async fn polling(url: &str, interval: Duration) -> Client {
     let backend = RedisBackend::builder(url).expect("valid").poll_interval(interval).connect();
@@ -49,19 +46,13 @@ async fn granted(waiter: JoinHandle<(Guard, Instant)>) -> (Guard, Instant) {
     within(SOON, waiter).await.expect("no panic")
 }
 
-fn now_us(raw: &mut Raw) -> u64 {
-    let time = raw.send(&["TIME"]).words();
-    let part = |i: usize| time[i].parse::<u64>().expect("a number");
-    part(0) * 1_000_000 + part(1)
-}
-
 fn is_free(raw: &mut Raw) -> bool {
     raw.get(KEY).is_none()
 }
 
 /// Waits until the period of that instant, in us, is over.
 async fn period_after(raw: &mut Raw, us: u64) {
-    while now_us(raw) / PERIOD_US == us / PERIOD_US {
+    while raw.now_us() / PERIOD_US == us / PERIOD_US {
         sleep(ms(5)).await;
     }
 }
@@ -96,12 +87,12 @@ impl Bare {
     }
 
     fn try_lock(&mut self) -> bool {
-        self.raw.send(&["SET", KEY, &self.value, "NX", "PX", "30000"]) == Reply::ok()
+        bare_lock(&mut self.raw, &self.value, SECOND * 30)
     }
 
     fn unlock(&mut self) {
-        let deleted = self.raw.send(&["EVAL", BARE_RELEASE, "1", KEY, &self.value]).int();
-        assert_eq!(deleted, 1, "somebody else took the lock of {}", self.value);
+        let is_released = bare_release(&mut self.raw, &self.value);
+        assert!(is_released, "somebody else took the lock of {}", self.value);
     }
 }
 
@@ -136,7 +127,7 @@ async fn a_release_within_the_period_of_the_grant_hands_over_at_once() {
     let (one, two, mut raw) = (mixed(&server).await, mixed(&server).await, server.raw());
     // On a busy machine one attempt may take until the next period.
     for _ in 0..20 {
-        let begun = now_us(&mut raw);
+        let begun = raw.now_us();
         period_after(&mut raw, begun).await;
         let guard = lock_of(&one).lock().await.expect("free");
         let granted_in = guard.token().get() / PERIOD_US;
@@ -144,7 +135,7 @@ async fn a_release_within_the_period_of_the_grant_hands_over_at_once() {
         queued(&server, 1).await;
         guard.release().await.expect("held");
         let value = raw.get(KEY);
-        let released_in = now_us(&mut raw) / PERIOD_US;
+        let released_in = raw.now_us() / PERIOD_US;
         let (next, _) = granted(waiting).await;
         if released_in == granted_in {
             assert!(value.is_some(), "no gap was due");
@@ -498,7 +489,7 @@ async fn a_semaphore_is_not_polled() {
     eventually(SOON, || std::future::ready(raw.send(&["EXISTS", "{semaphore:service}:queue"]).int() == 1))
         .await;
     raw.send(&["CONFIG", "RESETSTAT"]);
-    lasting(ms(200)).await;
+    sleep(ms(200)).await;
     assert_eq!(raw.info_commandstats().get("evalsha"), None);
     permit.release().await.expect("held");
     within(SOON, waiting).await.expect("no panic").release().await.expect("held");

@@ -22,7 +22,7 @@ use leasehold::{
     MemoryBackend, MutexOptions, Protected,
 };
 use support::intercept::{Intercept, Intercepted, Reply};
-use support::{begun, eventually, local_handover, one_place_each, options, within};
+use support::{assert_pending, begun, eventually, local_handover, one_place_each, options, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::yield_now;
@@ -80,15 +80,6 @@ fn assert_lost(outcome: &Outcome, expected: LossReason) {
 #[track_caller]
 fn assert_closed<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
     assert!(matches!(outcome, Err(Error::Closed { .. })), "expected Closed, got {outcome:?}");
-}
-
-/// The future does not complete, whatever the background does meanwhile.
-async fn assert_pending<F: Future>(duration: Duration, future: F)
-where
-    F::Output: std::fmt::Debug,
-{
-    let output = timeout(duration, future).await;
-    assert!(output.is_err(), "expected to stay pending, got {output:?}");
 }
 
 fn runtime() -> Runtime {

@@ -2,9 +2,10 @@
 //! clients represent several processes; what another library or an operator would do is sent by hand.
 #![cfg(feature = "_redis")]
 
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
-use std::collections::BTreeMap;
 use std::future::{Future, pending, ready};
 use std::net::TcpListener;
 use std::path::Path;
@@ -19,27 +20,19 @@ use leasehold::{
     Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend,
     RedisBuilder,
 };
-use support::{Raw, RedisServer, Reply, Setup, eventually, local_handover, one_place_each, options, within};
+use locks::{
+    BARE_HOLDER, Counter, FENCE, KEY, NAME, QUEUE, SECOND, SOON, all_commands, bare_lock, bare_release, ms,
+    scripts_called,
+};
+use support::{
+    Raw, RedisServer, Reply, Setup, assert_pending, eventually, local_handover, one_place_each, options,
+    within,
+};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
-const NAME: &str = "machine:42";
-const LOCK: &str = "lock:machine:42";
-const QUEUE: &str = "{lock:machine:42}:queue";
-const FENCE: &str = "{lock:}:fence";
-
-const SECOND: Duration = Duration::from_secs(1);
-/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can
-/// meet it just because a request is repeated.
-const SOON: Duration = Duration::from_secs(5);
 const DAY_MS: i64 = 86_400_000;
 
-/// How redis-py's `Lock` releases.
-const BARE_RELEASE: &str = "
-    local token = redis.call('get', KEYS[1])
-    if not token or token ~= ARGV[1] then return 0 end
-    redis.call('del', KEYS[1])
-    return 1";
 /// How redis-py's `Lock` sets its remaining time anew.
 const BARE_EXTEND: &str = "
     local token = redis.call('get', KEYS[1])
@@ -47,12 +40,6 @@ const BARE_EXTEND: &str = "
     if redis.call('pttl', KEYS[1]) < 0 then return 0 end
     redis.call('pexpire', KEYS[1], ARGV[2])
     return 1";
-/// What redis-py puts under the key: `uuid1().hex`.
-const BARE_HOLDER: &str = "0bd7ff6ea7e311f0a9dd0242ac120002";
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
 
 async fn connect(server: &RedisServer) -> Client {
     Client::connect(&server.url()).await.expect("the server accepts clients")
@@ -111,15 +98,6 @@ async fn holder_id(mutex: &DistMutex) -> Option<String> {
     mutex.inspect().await.expect("inspected").holder().map(|holder| holder.id.clone())
 }
 
-/// The future does not complete, whatever happens meanwhile.
-async fn assert_pending<F: Future>(duration: Duration, future: F)
-where
-    F::Output: std::fmt::Debug,
-{
-    let output = timeout(duration, future).await;
-    assert!(output.is_err(), "expected to stay pending, got {output:?}");
-}
-
 #[track_caller]
 fn assert_lost<T: std::fmt::Debug>(outcome: Result<T, Error>, expected: LossReason) {
     let Err(Error::Lost { name, reason, .. }) = &outcome else { panic!("expected a loss, got {outcome:?}") };
@@ -142,42 +120,12 @@ fn refusal<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
 
 // The store by hand
 
-/// The bare recipe: `SET key value NX PX ms`.
-fn bare_lock(raw: &mut Raw, value: &str, expiry: Duration) -> bool {
-    raw.send(&["SET", LOCK, value, "NX", "PX", &expiry.as_millis().to_string()]) == Reply::ok()
-}
-
-fn bare_release(raw: &mut Raw, value: &str) -> bool {
-    raw.send(&["EVAL", BARE_RELEASE, "1", LOCK, value]).int() == 1
-}
-
 fn bare_extend(raw: &mut Raw, value: &str, expiry: Duration) -> bool {
-    raw.send(&["EVAL", BARE_EXTEND, "1", LOCK, value, &expiry.as_millis().to_string()]).int() == 1
-}
-
-fn pttl(raw: &mut Raw, key: &str) -> i64 {
-    raw.send(&["PTTL", key]).int()
-}
-
-fn now_us(raw: &mut Raw) -> u64 {
-    let time = raw.send(&["TIME"]).array();
-    let part = |i: usize| time[i].text().and_then(|text| text.parse::<u64>().ok()).expect("a number");
-    part(0) * 1_000_000 + part(1)
+    raw.send(&["EVAL", BARE_EXTEND, "1", KEY, value, &expiry.as_millis().to_string()]).int() == 1
 }
 
 fn connections(raw: &mut Raw) -> usize {
     raw.send(&["CLIENT", "LIST"]).text().expect("text").lines().count()
-}
-
-/// The client commands that carried scripts, among all those counted.
-fn scripts_called(calls: &BTreeMap<String, u64>) -> u64 {
-    ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
-}
-
-/// Everything the server did, apart from this count.
-fn all_commands(calls: &BTreeMap<String, u64>) -> u64 {
-    let counting = ["info", "config", "config|resetstat"];
-    calls.iter().filter(|(command, _)| !counting.contains(&command.as_str())).map(|(_, n)| n).sum()
 }
 
 /// The lease id in what stands under a lock's key.
@@ -189,30 +137,8 @@ fn lease_in(value: &str) -> String {
 fn assert_only_fences(raw: &mut Raw) {
     for key in raw.keys("*") {
         assert!(key.starts_with('{') && key.ends_with(":fence"), "left behind: {key}");
-        let rest = pttl(raw, &key);
+        let rest = raw.pttl(&key);
         assert!(0 < rest && rest <= DAY_MS, "{key} has {rest} ms left");
-    }
-}
-
-/// A number in the store that nothing protects but the lock.
-#[derive(Debug)]
-struct Counter(Mutex<Raw>);
-
-impl Counter {
-    fn new(server: &RedisServer) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(server.raw())))
-    }
-
-    fn read(&self) -> u64 {
-        self.raw().get("counter").map_or(0, |text| text.parse().expect("a number"))
-    }
-
-    fn write(&self, value: u64) {
-        assert_eq!(self.raw().send(&["SET", "counter", &value.to_string()]), Reply::ok());
-    }
-
-    fn raw(&self) -> std::sync::MutexGuard<'_, Raw> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -313,7 +239,7 @@ async fn try_lock_does_not_overtake_a_waiter_even_if_the_lock_is_free() {
     waiting(&mutex_of(&one), 1).await;
     assert!(mutex_of(&three).try_lock().await.expect("answered").is_none());
     // Free, and nobody has told the waiter: it would ask in ten seconds.
-    server.raw().send(&["DEL", LOCK]);
+    server.raw().send(&["DEL", KEY]);
     assert!(mutex_of(&three).try_lock().await.expect("answered").is_none());
     let second = granted(waiter).await;
     assert!(second.token() > first.token());
@@ -343,15 +269,15 @@ async fn a_lock_held_by_ours_excludes_the_bare_recipe() {
     let (client, mut raw) = (connect(&server).await, server.raw());
     let mutex = mutex_with(&client, options().ttl(SECOND * 20));
     let guard = mutex.lock().await.expect("free");
-    let id = raw.get(LOCK).expect("a string");
+    let id = raw.get(KEY).expect("a string");
     assert_eq!(id, format!("{} {}", lease_in(&id), guard.token()));
     assert!(LeaseId::parse(&lease_in(&id)).is_some(), "{id}");
-    assert!((1..=20_000).contains(&pttl(&mut raw, LOCK)));
+    assert!((1..=20_000).contains(&raw.pttl(KEY)));
     assert!(!bare_lock(&mut raw, BARE_HOLDER, SECOND));
     assert!(!bare_release(&mut raw, BARE_HOLDER));
     assert!(!bare_extend(&mut raw, BARE_HOLDER, SECOND * 90));
-    assert_eq!(raw.get(LOCK), Some(id));
-    assert!(pttl(&mut raw, LOCK) <= 20_000);
+    assert_eq!(raw.get(KEY), Some(id));
+    assert!(raw.pttl(KEY) <= 20_000);
     guard.release().await.expect("held to the end");
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND));
 }
@@ -378,7 +304,7 @@ async fn a_bare_lock_that_is_extended_is_waited_for() {
     waiting(&mutex_of(&client), 1).await;
     assert!(bare_extend(&mut raw, BARE_HOLDER, SECOND * 60), "the test was too slow to extend in time");
     assert_timed_out(within(SOON, impatient).await.expect("no panic"));
-    assert_eq!(raw.get(LOCK).as_deref(), Some(BARE_HOLDER));
+    assert_eq!(raw.get(KEY).as_deref(), Some(BARE_HOLDER));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -408,14 +334,14 @@ async fn a_poll_interval_notices_a_bare_release_soon() {
 async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     let Some(server) = RedisServer::start_or_skip("keys without expiry") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
-    assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
+    assert_eq!(raw.send(&["SET", KEY, BARE_HOLDER]), Reply::ok());
     let short = options().ttl(ms(300));
     let plain = mutex_with(&client, short.clone());
     let error = plain.lock_timeout(ms(700)).await.expect_err("it is never free");
     assert!(error.to_string().contains("its key has no expiry"), "{error}");
     assert!(matches!(error, Error::TimedOut { holder_never_expires: true, .. }), "{error:?}");
     assert!(plain.try_lock().await.expect("answered").is_none());
-    assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
+    assert_eq!((raw.get(KEY).as_deref(), raw.pttl(KEY)), (Some(BARE_HOLDER), -1));
     let holder = plain.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.remaining), (BARE_HOLDER, None));
 
@@ -423,7 +349,7 @@ async fn a_key_without_expiry_is_never_taken_unless_repair_is_on() {
     let repairing = mutex_with(&client, short);
     let begun = Instant::now();
     assert!(repairing.try_lock().await.expect("answered").is_none());
-    let rest = pttl(&mut raw, LOCK);
+    let rest = raw.pttl(KEY);
     assert!(rest == -2 || (1..=1000).contains(&rest), "{rest} ms left");
     let _guard = within(SOON, repairing.lock()).await.expect("granted");
     assert!(begun.elapsed() >= ms(995), "the expiry counts from the first request that met the key");
@@ -436,7 +362,7 @@ async fn releasing_a_lost_lease_reports_the_loss_and_does_not_affect_the_next_ho
     let Some(server) = RedisServer::start_or_skip("later holders") else { return };
     let [one, two] = connect_many(&server).await;
     let first = mutex_of(&one).lock().await.expect("free");
-    server.raw().send(&["DEL", LOCK]);
+    server.raw().send(&["DEL", KEY]);
     let second = mutex_of(&two).try_lock().await.expect("answered").expect("free");
     let id = holder_id(&mutex_of(&two)).await;
     assert_lost(first.release().await, LossReason::Taken);
@@ -469,12 +395,12 @@ async fn dropping_a_guard_that_does_not_know_of_its_loss_leaves_the_later_holder
     let Some(server) = RedisServer::start_or_skip("later holders") else { return };
     let [one, two] = connect_many(&server).await;
     let first = mutex_of(&one).lock().await.expect("free");
-    server.raw().send(&["DEL", LOCK]);
+    server.raw().send(&["DEL", KEY]);
     let second = mutex_of(&two).try_lock().await.expect("answered").expect("free");
     assert!(first.is_held(), "nobody has told it");
     drop(first);
     one.shutdown().await.expect("drained");
-    assert_eq!(holder_id(&mutex_of(&two)).await, server.raw().get(LOCK).map(|value| lease_in(&value)));
+    assert_eq!(holder_id(&mutex_of(&two)).await, server.raw().get(KEY).map(|value| lease_in(&value)));
     second.release().await.expect("held to the end");
 }
 
@@ -498,7 +424,7 @@ async fn lost_reports_a_release() {
     // A release that finds another holder tells of a loss.
     let guard = mutex.lock().await.expect("free");
     let lost = guard.lost();
-    server.raw().send(&["SET", LOCK, BARE_HOLDER]);
+    server.raw().send(&["SET", KEY, BARE_HOLDER]);
     assert_lost(guard.release().await, LossReason::Taken);
     assert_eq!(within(SOON, lost).await, LossReason::Taken);
 }
@@ -512,7 +438,7 @@ async fn a_deleted_key_is_a_loss_and_other_names_are_unharmed() {
     let other = client.mutex_with("machine:43", options).expect("valid").lock().await.expect("free");
     let mut lost = pin!(guard.lost());
     assert_pending(ms(200), &mut lost).await;
-    server.raw().send(&["DEL", LOCK]);
+    server.raw().send(&["DEL", KEY]);
     assert_eq!(within(SOON, lost).await, LossReason::Missing);
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), Duration::ZERO);
@@ -526,11 +452,11 @@ async fn a_replaced_value_is_a_loss_and_is_left_alone() {
     let Some(server) = RedisServer::start_or_skip("replaced keys") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     let guard = attentive(&client).lock().await.expect("free");
-    assert_eq!(raw.send(&["SET", LOCK, BARE_HOLDER]), Reply::ok());
+    assert_eq!(raw.send(&["SET", KEY, BARE_HOLDER]), Reply::ok());
     assert_eq!(within(SOON, guard.lost()).await, LossReason::Taken);
     drop(guard);
     client.shutdown().await.expect("drained");
-    assert_eq!((raw.get(LOCK).as_deref(), pttl(&mut raw, LOCK)), (Some(BARE_HOLDER), -1));
+    assert_eq!((raw.get(KEY).as_deref(), raw.pttl(KEY)), (Some(BARE_HOLDER), -1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -540,15 +466,15 @@ async fn a_key_of_another_type_is_a_loss_and_is_left_alone() {
     let guard = attentive(&client).lock().await.expect("free");
     let other = client.mutex_with("machine:43", options()).expect("valid").lock().await.expect("free");
     raw.send(&["MULTI"]);
-    raw.send(&["DEL", LOCK]);
-    raw.send(&["LPUSH", LOCK, "x"]);
+    raw.send(&["DEL", KEY]);
+    raw.send(&["LPUSH", KEY, "x"]);
     raw.send(&["EXEC"]);
     assert_eq!(within(SOON, guard.lost()).await, LossReason::Taken);
     assert_lost(guard.release().await, LossReason::Taken);
     assert!(other.is_held());
     other.release().await.expect("held to the end");
     client.shutdown().await.expect("drained");
-    assert_eq!(raw.send(&["LRANGE", LOCK, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
+    assert_eq!(raw.send(&["LRANGE", KEY, "0", "-1"]), Reply::Array(vec![Reply::bulk("x")]));
 }
 
 /// Records when it is dropped.
@@ -573,7 +499,7 @@ async fn protected_work_ends_with_the_lease() {
         pending::<()>().await;
     }));
     assert_pending(ms(100), &mut work).await;
-    server.raw().send(&["DEL", LOCK]);
+    server.raw().send(&["DEL", KEY]);
     assert_lost(within(SOON, &mut work).await, LossReason::Missing);
     assert!(dropped.load(Ordering::SeqCst), "the work is dropped when the loss is told, not later");
 }
@@ -628,7 +554,7 @@ async fn force_release_takes_the_lock_from_another_librarys_client() {
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     assert!(mutex.force_release().await.expect("answered"));
     assert!(!mutex.force_release().await.expect("answered"));
-    assert_eq!(raw.get(LOCK), None);
+    assert_eq!(raw.get(KEY), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -672,14 +598,14 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_fo
     let [one, two] = connect_many(&server).await;
     let mut raw = server.raw();
     let short = options().ttl(SECOND);
-    for forget in [&["FLUSHALL"][..], &["DEL", LOCK, FENCE], &["DEL", FENCE]] {
+    for forget in [&["FLUSHALL"][..], &["DEL", KEY, FENCE], &["DEL", FENCE]] {
         let guard = mutex_with(&one, short.clone()).lock().await.expect("free");
         let waiter = waiter(&mutex_with(&two, short.clone()));
         waiting(&mutex_of(&two), 1).await;
         raw.send(forget);
         if forget[1..] == [FENCE] {
             guard.protect(ready(())).await.expect("still held");
-            assert!(raw.get(LOCK).is_some(), "the lock itself was not forgotten");
+            assert!(raw.get(KEY).is_some(), "the lock itself was not forgotten");
         }
         let first = guard.token();
         drop(guard);
@@ -718,7 +644,7 @@ async fn tokens_continue_from_the_last_one_when_the_clock_is_set_back() {
     let [one, two] = connect_many(&server).await;
     let mut raw = server.raw();
     // What the store would remember if its clock had been eleven days ahead.
-    let ahead = now_us(&mut raw) + 1_000_000_000_000;
+    let ahead = raw.now_us() + 1_000_000_000_000;
     raw.send(&["SET", FENCE, &ahead.to_string()]);
     let first = mutex_of(&one).lock().await.expect("free");
     // A grant reserves tokens for those to whom it may be passed on.
@@ -791,7 +717,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
     while !tasks.is_empty() {
         let lines = [raw.keys("*:queue"), raw.keys("*:waiters")].concat();
         for key in lines {
-            let rest = pttl(&mut raw, &key);
+            let rest = raw.pttl(&key);
             assert!(rest == -2 || rest > 0, "{key} has no expiry: {rest}");
             seen += u32::from(rest > 0);
         }
@@ -819,7 +745,7 @@ async fn what_was_dropped_is_gone_within_a_second_without_any_shutdown() {
     // With hand-over, one is queued for all of them.
     waiting(&mutex_of(&client), if local_handover() { 1 } else { 20 }).await;
     for key in [QUEUE, "{lock:machine:42}:waiters"] {
-        assert!((1..=60_000).contains(&pttl(&mut raw, key)), "{key}: two leases at most");
+        assert!((1..=60_000).contains(&raw.pttl(key)), "{key}: two leases at most");
     }
     waiters.iter().for_each(JoinHandle::abort);
     drop(guard);
@@ -957,7 +883,7 @@ async fn a_configuration_of_fred_names_the_database() {
     let mut raw = server.raw();
     assert_eq!(raw.keys("*"), Vec::<String>::new());
     assert_eq!(raw.send(&["SELECT", "3"]), Reply::ok());
-    assert_eq!(raw.keys("*"), [LOCK, FENCE]);
+    assert_eq!(raw.keys("*"), [KEY, FENCE]);
     assert!(mutex_of(&elsewhere).try_lock().await.expect("answered").is_some(), "another database");
     let waiter = waiter(&mutex_of(&by_url));
     waiting(&mutex_of(&by_config), 1).await;
@@ -1131,10 +1057,10 @@ async fn a_lease_is_kept_for_many_times_its_length() {
     let Some(server) = RedisServer::start_or_skip("renewal") else { return };
     let [one, two] = connect_many(&server).await;
     let guard = mutex_with(&one, options().ttl(SECOND)).lock().await.expect("free");
-    let (begun, mut raw, id) = (Instant::now(), server.raw(), server.raw().get(LOCK));
+    let (begun, mut raw, id) = (Instant::now(), server.raw(), server.raw().get(KEY));
     let (mut refreshed, mut last) = (0, i64::MAX);
     eventually(SECOND * 10, || {
-        let rest = pttl(&mut raw, LOCK);
+        let rest = raw.pttl(KEY);
         assert!((1..=1000).contains(&rest), "{rest} ms left after {:?}", begun.elapsed());
         assert!(guard.is_held(), "lost after {:?}", begun.elapsed());
         refreshed += u32::from(rest > last);
@@ -1143,7 +1069,7 @@ async fn a_lease_is_kept_for_many_times_its_length() {
     })
     .await;
     assert!(refreshed >= 5, "refreshed {refreshed} times");
-    assert_eq!(raw.get(LOCK), id);
+    assert_eq!(raw.get(KEY), id);
     assert!(mutex_of(&two).try_lock().await.expect("answered").is_none());
     guard.release().await.expect("held to the end");
 }
@@ -1295,7 +1221,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
     let Some(server) = RedisServer::start_or_skip("wrong types") else { return };
     let (client, mut raw) = (connect(&server).await, server.raw());
     let mutex = mutex_of(&client);
-    for key in [LOCK, QUEUE, FENCE] {
+    for key in [KEY, QUEUE, FENCE] {
         raw.send(&["LPUSH", key, "x"]);
         for error in [
             refusal(within(SOON, mutex.try_lock()).await),
@@ -1340,7 +1266,7 @@ async fn a_full_store_refuses_new_locks_and_still_renews_and_hands_over() {
     assert_pending(ms(200), guard.lost()).await;
     guard.release().await.expect("held to the end");
     let next = granted(waiter).await;
-    assert_eq!(holder_id(&mutex_of(&one)).await, raw.get(LOCK).map(|value| lease_in(&value)));
+    assert_eq!(holder_id(&mutex_of(&one)).await, raw.get(KEY).map(|value| lease_in(&value)));
     next.release().await.expect("held to the end");
     assert_eq!(raw.keys("*"), [FENCE]);
 }
@@ -1369,7 +1295,7 @@ async fn a_thousand_unreachable_waiters_are_looked_at_only_once() {
 
 /// As `n` tasks of a process that is killed: for half a minute they count as alive, but nobody receives their events.
 fn queue_up_and_die(raw: &mut Raw, n: i64) {
-    let (client, alive_until) = (uuid::Uuid::new_v4(), now_us(raw) / 1000 + 30_000);
+    let (client, alive_until) = (uuid::Uuid::new_v4(), raw.now_us() / 1000 + 30_000);
     for ticket in 1..=n {
         let (id, ticket) = (format!("{client}.{ticket}"), format!("{ticket:016}"));
         raw.send(&["HSET", "{lock:machine:42}:waiters", &id, &format!("{ticket} 30000 {alive_until} 1")]);

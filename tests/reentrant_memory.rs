@@ -1,6 +1,8 @@
 //! What `ReentrantLock` promises, on the store inside the process. A peer of the store represents another process,
 //! and where time matters, tokio's paused clock drives it.
 
+#[path = "support/locks.rs"]
+mod locks;
 mod support;
 
 use std::future::Future;
@@ -20,8 +22,9 @@ use leasehold::{
     Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
+use locks::orders;
 use support::intercept::{Intercept, Intercepted, Reply};
-use support::{eventually, one_place_each, within};
+use support::{assert_pending, eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, yield_now};
@@ -127,15 +130,6 @@ fn assert_closed<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
     assert!(matches!(outcome, Err(Error::Closed { .. })), "expected Closed, got {outcome:?}");
 }
 
-/// The future does not complete, whatever the background does meanwhile.
-async fn assert_pending<F: Future>(duration: Duration, future: F)
-where
-    F::Output: std::fmt::Debug,
-{
-    let output = timeout(duration, future).await;
-    assert!(output.is_err(), "expected to stay pending, got {output:?}");
-}
-
 /// Waits for a lock that is free or already the owner's, which does not take long.
 #[track_caller]
 fn soon<T>(locking: impl Future<Output = Result<T, Error>>) -> impl Future<Output = Result<T, Error>> {
@@ -155,19 +149,6 @@ async fn die_holding(store: &MemoryBackend, owner: &str, lease: Duration) -> Fen
     let request = Request::new(LeaseRef::new(dead.lease_id(), lock), Claim::Owner(owner.into()), lease);
     let Ok(Answer::Granted(grant)) = dead.request(&request).await else { panic!("it was not let in") };
     grant.token
-}
-
-/// Every order of `n` things.
-fn orders(n: usize) -> Vec<Vec<usize>> {
-    let Some(last) = n.checked_sub(1) else { return vec![Vec::new()] };
-    let insert = |order: Vec<usize>| {
-        (0..n).map(move |at| {
-            let mut longer = order.clone();
-            longer.insert(at, last);
-            longer
-        })
-    };
-    orders(last).into_iter().flat_map(insert).collect()
 }
 
 /// Gives a guard back in one way or another.

@@ -33,15 +33,6 @@ const LEASE: Duration = Duration::from_secs(2);
 /// More polls than any request takes.
 const MANY: usize = 100;
 
-/// How redis-py's `Lock` releases.
-const BARE_RELEASE: &str = "
-    local token = redis.call('get', KEYS[1])
-    if not token or token ~= ARGV[1] then return 0 end
-    redis.call('del', KEYS[1])
-    return 1";
-/// What redis-py puts under the key: `uuid1().hex`.
-const BARE_HOLDER: &str = "0bd7ff6ea7e311f0a9dd0242ac120002";
-
 /// A server, two clients in which the owner works, and one for everybody else.
 struct Fixture {
     one: Client,
@@ -213,35 +204,11 @@ async fn assert_kept(duration: Duration, guards: &[&Guard]) {
     assert!(guards.iter().all(|guard| guard.is_held()));
 }
 
-/// Every order of `n` things.
-fn orders(n: usize) -> Vec<Vec<usize>> {
-    let Some(last) = n.checked_sub(1) else { return vec![Vec::new()] };
-    let insert = |order: Vec<usize>| {
-        (0..n).map(move |at| {
-            let mut longer = order.clone();
-            longer.insert(at, last);
-            longer
-        })
-    };
-    orders(last).into_iter().flat_map(insert).collect()
-}
-
 // The store by hand
-
-/// The bare recipe: `SET key value NX PX ms`.
-fn bare_lock(raw: &mut Raw, value: &str, expiry: Duration) -> bool {
-    raw.send(&["SET", KEY, value, "NX", "PX", &expiry.as_millis().to_string()]) == Reply::ok()
-}
-
-fn bare_release(raw: &mut Raw, value: &str) -> bool {
-    raw.send(&["EVAL", BARE_RELEASE, "1", KEY, value]).int() == 1
-}
 
 /// Everything the server did, apart from this count.
 fn commands(raw: &mut Raw) -> u64 {
-    let counting = ["info", "config", "config|resetstat"];
-    let calls = raw.info_commandstats();
-    calls.iter().filter(|(command, _)| !counting.contains(&command.as_str())).map(|(_, n)| n).sum()
+    all_commands(&raw.info_commandstats())
 }
 
 /// Puts a list where a key of ours was.
@@ -372,7 +339,7 @@ async fn a_lock_held_by_an_owner_excludes_the_bare_recipe() {
         let (id, token) = id.split_once(' ').expect("lease id and token");
         assert_eq!(token, guards[0].token().to_string());
         assert!(LeaseId::parse(id).is_some() && owner == OWNER, "{value}");
-        assert!((1..=30_000).contains(&raw.send(&["PTTL", KEY]).int()));
+        assert!((1..=30_000).contains(&raw.pttl(KEY)));
         assert!(!bare_lock(&mut raw, BARE_HOLDER, SECOND));
         for foreign in [BARE_HOLDER, OWNER, id] {
             assert!(!bare_release(&mut raw, foreign), "{foreign}");
@@ -659,7 +626,7 @@ async fn the_lock_never_ends_before_any_hold_that_is_trusted() {
             let asked = Instant::now();
             let believed = guard.remaining();
             assert!(!believed.is_zero(), "step {step}: lost");
-            let rest = u128::try_from(raw.send(&["PTTL", KEY]).int()).expect("an end");
+            let rest = u128::try_from(raw.pttl(KEY)).expect("an end");
             let believed = believed.saturating_sub(asked.elapsed()).as_millis();
             assert!(rest + 1 >= believed, "step {step}: {rest} ms left, {believed} ms believed");
             assert!(rest <= longest, "step {step}: the lock outlives everybody");
@@ -752,7 +719,7 @@ impl Case {
         let dead_since = Instant::now();
         let Self { name, dying, leaving, next, dead_lease, longest } = self;
         leaving.release().await.expect("held to the end");
-        let rest = fixture.server.raw().send(&["PTTL", &format!("lock:{name}")]).int();
+        let rest = fixture.server.raw().pttl(&format!("lock:{name}"));
         let rest = Duration::from_millis(u64::try_from(rest).expect("the dead is in for its lease"));
         assert!(rest <= dead_lease, "{name}: {rest:?} left");
         let outside = owned_named(&fixture.two, &name, OTHER_OWNER, LONG);
@@ -1384,7 +1351,7 @@ async fn a_server_that_hangs_for_half_a_ttl_loses_nothing() {
     let locks = [&fixture.one, &fixture.two].map(|client| owned(client, OWNER, lease));
     let guards = [enter(&locks[0]).await, enter(&locks[1]).await];
     fixture.server.pause();
-    lasting(lease / 2).await;
+    sleep(lease / 2).await;
     fixture.server.resume();
     assert_kept(lease, &[&guards[0], &guards[1]]).await;
     assert_eq!(fixture.inspect().await.holders.len(), 2);
@@ -1416,7 +1383,7 @@ async fn after_a_loss_of_data_all_holds_are_notified_and_tokens_increase() {
         other_owner.release().await.expect("held to the end");
     }
     // A list of holds without its lock goes by itself, with the longest of their leases.
-    assert!(raw.send(&["PTTL", HOLDS]).int() != -1);
+    assert!(raw.pttl(HOLDS) != -1);
     raw.send(&["DEL", HOLDS]);
     fixture.assert_clean().await;
 }
@@ -1717,28 +1684,6 @@ async fn a_user_needs_the_keys_of_the_lock_and_the_channels_and_nothing_else() {
 
 // Exclusion under load
 
-/// A number in the store that nothing protects but the lock.
-#[derive(Debug)]
-struct Counter(Mutex<Raw>);
-
-impl Counter {
-    fn new(server: &RedisServer) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(server.raw())))
-    }
-
-    fn read(&self) -> u64 {
-        self.raw().get("counter").map_or(0, |text| text.parse().expect("a number"))
-    }
-
-    fn write(&self, value: u64) {
-        assert_eq!(self.raw().send(&["SET", "counter", &value.to_string()]), Reply::ok());
-    }
-
-    fn raw(&self) -> std::sync::MutexGuard<'_, Raw> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// When a lock was held, and under which token.
 type Hold = (Instant, Instant, FencingToken);
 
@@ -1837,7 +1782,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection() {
     nothing_left(&fixture.server, SECOND).await;
     let mut raw = fixture.server.raw();
     for key in raw.keys("*") {
-        assert!(raw.send(&["PTTL", &key]).int() > 0, "{key} stays forever");
+        assert!(raw.pttl(&key) > 0, "{key} stays forever");
     }
     assert_eq!(raw.keys("*"), [FENCE], "one fence for all names");
     drop(raw);

@@ -72,7 +72,7 @@ use leasehold::{
     SemaphoreOptions,
 };
 use semaphores::*;
-use support::within;
+use support::{assert_pending, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};

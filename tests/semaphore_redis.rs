@@ -35,7 +35,6 @@ mod passed_on;
 #[path = "support/semaphore_promises.rs"]
 mod promises;
 
-use std::collections::BTreeMap;
 use std::future::{Future, ready};
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -46,10 +45,12 @@ use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use leasehold::backend::{BackendError, Kind};
 use leasehold::{Client, Error, Guard, LossReason, SemaphoreOptions};
-use locks::{disconnected, drive_until, left, listeners, polled};
+use locks::{
+    all_commands, assert_unavailable, disconnected, drive_until, left, listeners, polled, scripts_called,
+};
 use semaphores::*;
 use support::proxy::Request;
-use support::{Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
+use support::{Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, assert_pending, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
@@ -80,10 +81,6 @@ fn fence<S: Semaphore>() -> String {
     format!("{{{}}}:fence", S::PREFIX)
 }
 
-fn pttl(raw: &mut Raw, key: &str) -> i64 {
-    raw.send(&["PTTL", key]).int()
-}
-
 /// Only fences are in the store, each of which goes after a day, and what is known of semaphores, which goes after four leases.
 #[track_caller]
 fn assert_only_fences(raw: &mut Raw) {
@@ -92,7 +89,7 @@ fn assert_only_fences(raw: &mut Raw) {
             key.starts_with('{') && (key.ends_with(":fence") || key.ends_with(":state")),
             "left behind: {key}"
         );
-        let rest = pttl(raw, &key);
+        let rest = raw.pttl(&key);
         let most = if key.ends_with(":fence") { DAY_MS } else { 4 * 30_000 };
         // -2 is a key that has gone since.
         assert!(rest == -2 || 0 < rest && rest <= most, "{key} has {rest} ms left");
@@ -104,17 +101,6 @@ fn assert_only_fences(raw: &mut Raw) {
 fn only_fences_are_left(server: &RedisServer) -> impl Future<Output = ()> {
     let mut raw = server.raw();
     eventually(SECOND + SLACK, move || ready(left(&mut raw).is_empty()))
-}
-
-/// The client commands that carried scripts, among all those counted.
-fn scripts_called(calls: &BTreeMap<String, u64>) -> u64 {
-    ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
-}
-
-/// Everything the server did, apart from this count.
-fn all_commands(calls: &BTreeMap<String, u64>) -> u64 {
-    let counting = ["info", "config", "config|resetstat", "zcard"];
-    calls.iter().filter(|(command, _)| !counting.contains(&command.as_str())).map(|(_, n)| n).sum()
 }
 
 /// Makes the server remember every script, so that none of the next calls is refused as unknown.
@@ -327,7 +313,7 @@ async fn a_mixed_run_leaves_nothing_but_fences_and_no_connection<S: Semaphore>(s
     while !tasks.is_empty() {
         for key in raw.keys("*") {
             // Whoever dies now leaves nothing forever. -2 is a key that has gone since.
-            let rest = pttl(&mut raw, &key);
+            let rest = raw.pttl(&key);
             assert!(rest == -2 || rest > 0, "{key} has no expiry: {rest}");
             seen += u32::from(!key.ends_with(":fence") && !key.ends_with(":state"));
         }
@@ -562,7 +548,7 @@ async fn holders_whose_keys_were_deleted_leave_all_permits_to_others<S: Semaphor
     let fresh = [taken(&other, 1).await, taken(&other, 1).await, taken(&other, 1).await];
     assert!(other.try_acquire().await.expect("answered").is_none(), "three of three are held");
     for key in [key::<S>(), beside::<S>("holds")] {
-        assert!(pttl(&mut raw, &key) > 0, "{key} never expires");
+        assert!(raw.pttl(&key) > 0, "{key} never expires");
     }
     for guard in gone {
         assert_lost(guard.release().await, LossReason::Missing);
@@ -627,7 +613,7 @@ async fn what_is_made_anew_by_a_grant_expires<S: Semaphore>(site: Site) {
     let held = [taken(&semaphore, 1).await, taken(&semaphore, 1).await];
     raw.send(&["DEL", &beside::<S>("holds")]);
     let guard = taken(&semaphore, 1).await;
-    assert!(pttl(&mut raw, &beside::<S>("holds")) > 0);
+    assert!(raw.pttl(&beside::<S>("holds")) > 0);
     guard.release().await.expect("held to the end");
     drop(held);
     nothing_is_left(&semaphore).await;
@@ -677,7 +663,7 @@ async fn a_queue_that_was_deleted_and_created_again_is_kept_for_all_who_wait_in_
     eventually(SECOND, || ready(raw.send(&["ZCARD", &beside::<S>("queue")]).int() == 1)).await;
     let last = queued(&newcomer, 1, 2).await;
     for suffix in ["queue", "waiters"] {
-        let left = pttl(&mut raw, &beside::<S>(suffix));
+        let left = raw.pttl(&beside::<S>(suffix));
         assert!(left > 30_000, "{suffix} goes in {left} ms");
     }
     guard.release().await.expect("held to the end");
@@ -959,17 +945,17 @@ async fn requests_into_a_black_hole_are_answered_in_time_and_done_when_the_wire_
     wired.proxy.hold(Direction::Both);
     let impatient = async {
         let begun = Instant::now();
-        assert_unavailable(wired.far.acquire_timeout(ms(300)).await);
+        assert_unavailable(&wired.far.acquire_timeout(ms(300)).await);
         assert!(begun.elapsed() >= ms(300) && begun.elapsed() < ms(300) + SLACK, "{:?}", begun.elapsed());
     };
     let all = async {
         tokio::join!(
             impatient,
-            async { assert_unavailable(wired.far.try_acquire().await) },
-            async { assert_unavailable(wired.far.available().await) },
-            async { assert_unavailable(wired.far.inspect().await) },
-            async { assert_unavailable(wired.far.resize(4).await) },
-            async { assert_unavailable(part.release().await) },
+            async { assert_unavailable(&wired.far.try_acquire().await) },
+            async { assert_unavailable(&wired.far.available().await) },
+            async { assert_unavailable(&wired.far.inspect().await) },
+            async { assert_unavailable(&wired.far.resize(4).await) },
+            async { assert_unavailable(&part.release().await) },
         )
     };
     within(SOON + SLACK, all).await;
@@ -979,14 +965,6 @@ async fn requests_into_a_black_hole_are_answered_in_time_and_done_when_the_wire_
     eventually(SOON, async || holds(&wired.near).await == [2]).await;
     guard.release().await.expect("held to the end");
     only_fences_are_left(site.server()).await;
-}
-
-#[track_caller]
-fn assert_unavailable<T: std::fmt::Debug>(outcome: Result<T, Error>) {
-    assert!(
-        matches!(outcome, Err(Error::StoreUnavailable { .. })),
-        "expected StoreUnavailable, got {outcome:?}"
-    );
 }
 
 // Applied, and never answered
@@ -1421,8 +1399,7 @@ async fn busy_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
         // and there may have been one more to nobody.
         let covered: u64 =
             raw.send(&["GET", &fence::<S>()]).text().expect("written").parse().expect("a token");
-        let time = raw.send(&["TIME"]).words();
-        let now: u64 = format!("{}{:0>6}", time[0], time[1]).parse().expect("a time");
+        let now = raw.now_us();
         let latest = last.max(now) + 1000 + 16;
         assert!((last - 15..=latest).contains(&covered), "{covered} for {last} at {now}");
         eventually(SOON, || ready(raw.send(&["DBSIZE"]).int() == 1)).await;

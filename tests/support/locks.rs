@@ -1,18 +1,21 @@
-//! What the fault tests share: clients and locks in a few words, and what the store says about them.
+//! What the tests of locks on Redis share: clients and locks in a few words, what the store says about them, and what other libraries do.
 
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]
 
+use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold::{Client, DistMutex, Guard};
+use leasehold::{Client, DistMutex, Error, Guard};
 use tokio::time::Instant;
 
 use crate::support::proxy::Request;
-use crate::support::{Raw, RedisServer, eventually, one_place_each, options};
+use crate::support::{Raw, RedisServer, Reply, eventually, one_place_each, options};
 
 pub(crate) const NAME: &str = "machine:42";
 pub(crate) const KEY: &str = "lock:machine:42";
@@ -96,6 +99,14 @@ fn is_call(request: &Request, keys: usize, args: usize) -> bool {
     })
 }
 
+#[track_caller]
+pub(crate) fn assert_unavailable<T: Debug>(outcome: &Result<T, Error>) {
+    assert!(
+        matches!(outcome, Err(Error::StoreUnavailable { .. })),
+        "expected StoreUnavailable, got {outcome:?}"
+    );
+}
+
 // What the store says
 
 /// The token under which the lock of the tests is held.
@@ -107,7 +118,7 @@ pub(crate) fn token_held(raw: &mut Raw) -> Option<String> {
 pub(crate) fn left(raw: &mut Raw) -> Vec<String> {
     let mut keys = raw.keys("*");
     keys.retain(|key| {
-        let expires = |raw: &mut Raw| raw.send(&["PTTL", key]).int() != -1;
+        let expires = |raw: &mut Raw| raw.pttl(key) != -1;
         !(key.ends_with(":fence") || key.ends_with(":state") && expires(raw))
     });
     keys
@@ -125,6 +136,17 @@ pub(crate) fn nothing_left(server: &RedisServer, deadline: Duration) -> impl Fut
 pub(crate) fn queued(server: &RedisServer, n: i64) -> impl Future<Output = ()> {
     let mut raw = server.raw();
     eventually(SOON, move || std::future::ready(raw.send(&["ZCARD", QUEUE]).int() == n))
+}
+
+/// The client commands that carried scripts, among all those counted.
+pub(crate) fn scripts_called(calls: &BTreeMap<String, u64>) -> u64 {
+    ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
+}
+
+/// Everything the server did, apart from this count.
+pub(crate) fn all_commands(calls: &BTreeMap<String, u64>) -> u64 {
+    let counting = ["info", "config", "config|resetstat"];
+    calls.iter().filter(|(command, _)| !counting.contains(&command.as_str())).map(|(_, n)| n).sum()
 }
 
 /// How many connections the server has, that of `raw` aside.
@@ -146,16 +168,53 @@ pub(crate) fn listeners(raw: &mut Raw) -> usize {
     raw.send(&["PUBSUB", "CHANNELS", "leasehold:*"]).array().len()
 }
 
+// What others do
+
+/// What redis-py puts under the key: `uuid1().hex`.
+pub(crate) const BARE_HOLDER: &str = "0bd7ff6ea7e311f0a9dd0242ac120002";
+/// How redis-py's `Lock` releases.
+const BARE_RELEASE: &str = "
+    local token = redis.call('get', KEYS[1])
+    if not token or token ~= ARGV[1] then return 0 end
+    redis.call('del', KEYS[1])
+    return 1";
+
+/// The bare recipe: `SET key value NX PX ms`.
+pub(crate) fn bare_lock(raw: &mut Raw, value: &str, expiry: Duration) -> bool {
+    raw.send(&["SET", KEY, value, "NX", "PX", &expiry.as_millis().to_string()]) == Reply::ok()
+}
+
+pub(crate) fn bare_release(raw: &mut Raw, value: &str) -> bool {
+    raw.send(&["EVAL", BARE_RELEASE, "1", KEY, value]).int() == 1
+}
+
+/// A number in the store that nothing protects but the lock.
+#[derive(Debug)]
+pub(crate) struct Counter(Mutex<Raw>);
+
+impl Counter {
+    pub(crate) fn new(server: &RedisServer) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(server.raw())))
+    }
+
+    pub(crate) fn read(&self) -> u64 {
+        self.raw().get("counter").map_or(0, |text| text.parse().expect("a number"))
+    }
+
+    pub(crate) fn write(&self, value: u64) {
+        assert_eq!(self.raw().send(&["SET", "counter", &value.to_string()]), Reply::ok());
+    }
+
+    pub(crate) fn raw(&self) -> MutexGuard<'_, Raw> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 // Time and futures
 
 /// When `guard` stops being held unless it is renewed.
 pub(crate) fn deadline(guard: &Guard) -> Instant {
     Instant::now() + guard.remaining()
-}
-
-/// A fault that lasts.
-pub(crate) async fn lasting(duration: Duration) {
-    tokio::time::sleep(duration).await;
 }
 
 /// Polls `future` whenever it is woken, `polls` times at most, and drops it.
@@ -183,4 +242,17 @@ pub(crate) async fn drive_until<F: Future + ?Sized>(future: Pin<&mut F>, event: 
         () = event => {}
         _ = future => panic!("the future completed too early"),
     }
+}
+
+/// Every order of `n` things.
+pub(crate) fn orders(n: usize) -> Vec<Vec<usize>> {
+    let Some(last) = n.checked_sub(1) else { return vec![Vec::new()] };
+    let insert = |order: Vec<usize>| {
+        (0..n).map(move |at| {
+            let mut longer = order.clone();
+            longer.insert(at, last);
+            longer
+        })
+    };
+    orders(last).into_iter().flat_map(insert).collect()
 }

@@ -48,6 +48,6 @@ pub(crate) use nodes::Nodes;
 pub(crate) use proxy::{Direction, Proxy, Traffic};
 pub(crate) use redis::{RedisServer, ServerCertificate, Setup};
 pub(crate) use resp::{Raw, Reply};
-pub(crate) use time::{AT_ONCE, at_once, eventually, within};
+pub(crate) use time::{AT_ONCE, assert_pending, at_once, eventually, within};
 pub(crate) use topology::{Cluster, Sentinels};
 pub(crate) use workers::{Worker, say, worker_args};

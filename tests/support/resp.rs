@@ -207,6 +207,20 @@ impl Raw {
         self.send(&["GET", key]).text()
     }
 
+    /// For how many more milliseconds `key` is kept: -1 if it does not expire, -2 if it is not there.
+    #[track_caller]
+    pub(crate) fn pttl(&mut self, key: &str) -> i64 {
+        self.send(&["PTTL", key]).int()
+    }
+
+    /// The server's time of day, in microseconds.
+    #[track_caller]
+    pub(crate) fn now_us(&mut self) -> u64 {
+        let time = self.send(&["TIME"]).words();
+        let part = |i: usize| time[i].parse::<u64>().expect("a number");
+        part(0) * 1_000_000 + part(1)
+    }
+
     /// The keys that match, in order.
     #[track_caller]
     pub(crate) fn keys(&mut self, pattern: &str) -> Vec<String> {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::locks::polled;
 use crate::semaphores::*;
-use crate::support::{eventually, one_place_each, within};
+use crate::support::{assert_pending, eventually, one_place_each, within};
 
 // Never too many
 

@@ -17,7 +17,6 @@ use leasehold::{
     MemoryBackend, SemaphoreOptions,
 };
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use crate::support::{RedisServer, eventually, permits_passed_on, within};
 
@@ -279,15 +278,6 @@ pub(crate) fn renewed(guard: &Guard) -> impl Future<Output = ()> {
         let now = guard.remaining();
         ready(now > std::mem::replace(&mut last, now))
     })
-}
-
-/// The future does not complete, whatever happens meanwhile.
-pub(crate) async fn assert_pending<F: Future>(duration: Duration, future: F)
-where
-    F::Output: fmt::Debug,
-{
-    let output = timeout(duration, future).await;
-    assert!(output.is_err(), "expected to stay pending, got {output:?}");
 }
 
 // What the store says

@@ -1,5 +1,6 @@
 //! Waiting for an event, with a deadline and never with a bare sleep.
 
+use std::fmt::Debug;
 use std::panic::Location;
 use std::time::Duration;
 
@@ -37,11 +38,20 @@ pub(crate) fn within<F: IntoFuture>(deadline: Duration, future: F) -> impl Futur
     }
 }
 
+/// The future does not complete, whatever happens meanwhile.
+pub(crate) async fn assert_pending<F: Future>(duration: Duration, future: F)
+where
+    F::Output: Debug,
+{
+    let output = timeout(duration, future).await;
+    assert!(output.is_err(), "expected to stay pending, got {output:?}");
+}
+
 /// The longest that what happens "at once" may take.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// What this call gives, which is repeated up to four times if it takes long: a machine may be busy with other things.
-pub(crate) async fn at_once<T: std::fmt::Debug>(call: impl AsyncFn() -> T) -> T {
+pub(crate) async fn at_once<T: Debug>(call: impl AsyncFn() -> T) -> T {
     let mut repetitions = 4;
     loop {
         let begun = Instant::now();
