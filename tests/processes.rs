@@ -4,10 +4,7 @@
 
 mod support;
 
-use std::fs;
 use std::future::{Future, pending, ready};
-use std::io;
-use std::path::Path;
 use std::process;
 use std::time::Duration;
 
@@ -92,18 +89,6 @@ fn grows(numbers: &[u64]) -> bool {
     numbers.windows(2).all(|pair| pair[0] < pair[1])
 }
 
-/// What remains of `line` after `start`, as a token.
-#[track_caller]
-fn token_of(line: Option<String>, start: &str) -> FencingToken {
-    let line = line.expect("the worker has not ended");
-    let token = line.strip_prefix(start).and_then(|rest| rest.trim().parse().ok());
-    FencingToken::new(token.unwrap_or_else(|| panic!("expected {start:?} and a token, got {line:?}")))
-}
-
-async fn held(worker: &mut Worker) -> FencingToken {
-    token_of(worker.line().await, "held")
-}
-
 /// Only the fence is left of the lock, and of everything else nothing but `data`; soon.
 #[track_caller]
 fn only_the_fence_is_left<'a>(raw: &'a mut Raw, data: &'a [&str]) -> impl Future<Output = ()> + use<'a> {
@@ -112,28 +97,6 @@ fn only_the_fence_is_left<'a>(raw: &'a mut Raw, data: &'a [&str]) -> impl Future
         keys.retain(|key| !data.contains(&key.as_str()));
         ready(keys == [FENCE])
     })
-}
-
-/// Pauses a worker and waits until it has stopped: the signal reaches one of its threads, which stops the
-/// others, and on a busy machine that takes a while.
-async fn pause(worker: &Worker) {
-    worker.pause();
-    let threads = format!("/proc/{}/task", worker.pid());
-    if Path::new(&threads).exists() {
-        eventually(SOON, || ready(stand_still(&threads).unwrap_or(false))).await;
-    }
-}
-
-/// Whether every thread listed in the directory `threads` is stopped; an error if one ends meanwhile.
-fn stand_still(threads: &str) -> io::Result<bool> {
-    for thread in fs::read_dir(threads)? {
-        let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the program's name, which is in brackets.
-        if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 // Workers
@@ -304,7 +267,7 @@ async fn a_killed_holder_is_replaced_within_its_lease_and_a_second() {
     let client = connect(&server).await;
     for round in 0..ROUNDS {
         let mut worker = start("holding_worker", &server, "");
-        let token = held(&mut worker).await;
+        let token = worker.held().await;
         let waiter = waiter(&mutex_of(&client));
         until_waiting(&mutex_of(&client), 1).await;
         let killed = Instant::now();
@@ -351,7 +314,7 @@ impl Queue {
         let Self { holder, before, mut doomed, after } = self;
         match kill {
             Kill::BeforeItsTurn => doomed.kill(),
-            Kill::InItsTurn => pause(&doomed).await,
+            Kill::InItsTurn => doomed.pause_and_wait().await,
         }
         let released = Instant::now();
         let mut newest = holder.token();
@@ -430,9 +393,9 @@ async fn a_killed_waiter_is_passed_over_in_the_release_itself() {
 async fn pause_a_writer(server: &RedisServer, told_by: &str) {
     let (client, mut raw) = (connect(server).await, server.raw());
     let mut worker = start("writing_worker", server, told_by);
-    let old = held(&mut worker).await;
+    let old = worker.held().await;
     eventually(SOON, || ready(raw.send(&["LLEN", "accepted"]).int() > 3)).await;
-    pause(&worker).await;
+    worker.pause_and_wait().await;
     let paused = Instant::now();
     let guard = within(SOON, mutex_of(&client).lock()).await.expect("granted");
     assert!(paused.elapsed() <= REPLACED, "after {:?}", paused.elapsed());
@@ -484,7 +447,7 @@ async fn a_waiter_does_not_accept_a_grant_that_expired_while_it_was_paused() {
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
     until_waiting(&mutex, 1).await;
-    pause(&worker).await;
+    worker.pause_and_wait().await;
     let paused = Instant::now();
     let first_token = first.token();
     first.release().await.expect("held to the end");
@@ -502,7 +465,7 @@ async fn a_waiter_does_not_accept_a_grant_that_expired_while_it_was_paused() {
     assert_eq!(holder, Some(second.token()));
     let second_token = second.token();
     second.release().await.expect("held to the end");
-    assert!(held(&mut worker).await > second_token);
+    assert!(worker.held().await > second_token);
     assert_eq!(worker.line().await.as_deref(), Some("released"));
     assert!(worker.wait().success());
     only_the_fence_is_left(&mut raw, &[]).await;
@@ -516,7 +479,7 @@ async fn a_waiter_that_was_forgotten_while_it_was_paused_is_queued_again() {
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
     until_waiting(&mutex, 1).await;
-    pause(&worker).await;
+    worker.pause_and_wait().await;
     let paused = Instant::now();
     until_waiting(&mutex, 0).await;
     assert!(paused.elapsed() <= REPLACED, "it counted as alive for {:?}", paused.elapsed());
@@ -526,7 +489,7 @@ async fn a_waiter_that_was_forgotten_while_it_was_paused_is_queued_again() {
     assert_eq!(worker.unread(), None);
     let first_token = first.token();
     first.release().await.expect("held to the end");
-    assert!(held(&mut worker).await > first_token);
+    assert!(worker.held().await > first_token);
     assert_eq!(worker.line().await.as_deref(), Some("released"));
     assert!(worker.wait().success());
     only_the_fence_is_left(&mut raw, &[]).await;
@@ -540,7 +503,7 @@ async fn a_process_that_shuts_its_client_down_leaves_nothing() {
     let mut raw = server.raw();
     for _ in 0..ROUNDS {
         let mut worker = start("leaving_worker", &server, "shutdown");
-        held(&mut worker).await;
+        worker.held().await;
         assert!(worker.wait().success());
         // Not eventually: it has waited for that itself.
         assert_eq!(raw.keys("*"), [FENCE]);
@@ -552,7 +515,7 @@ async fn replace_leavers(server: &RedisServer, how: &str) {
     let client = connect(server).await;
     for round in 0..ROUNDS {
         let mut worker = start("leaving_worker", server, how);
-        let token = held(&mut worker).await;
+        let token = worker.held().await;
         let left = Instant::now();
         let guard = within(SOON, mutex_of(&client).lock()).await.expect("granted");
         assert!(left.elapsed() <= REPLACED, "round {round}: after {:?}", left.elapsed());

@@ -4,10 +4,7 @@
 
 mod support;
 
-use std::fs;
 use std::future::{Future, ready};
-use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -99,18 +96,6 @@ fn granted(waiter: Waiter) -> impl Future<Output = (Guard, Instant)> {
     async move { granted.await.expect("no panic") }
 }
 
-/// What remains of `line` after `start`, as a token.
-#[track_caller]
-fn token_of(line: Option<String>, start: &str) -> FencingToken {
-    let line = line.expect("the worker has not ended");
-    let token = line.strip_prefix(start).and_then(|rest| rest.trim().parse().ok());
-    FencingToken::new(token.unwrap_or_else(|| panic!("expected {start:?} and a token, got {line:?}")))
-}
-
-async fn held(worker: &mut Worker) -> FencingToken {
-    token_of(worker.line().await, "held")
-}
-
 /// Nothing but fences is left, and of everything else nothing but `data`; soon.
 #[track_caller]
 fn only_fences_are_left<'a>(raw: &'a mut Raw, data: &'a [&str]) -> impl Future<Output = ()> + use<'a> {
@@ -138,28 +123,6 @@ where
     });
     join_all(lanes).await;
     only_fences_are_left(&mut server.raw(), &[]).await;
-}
-
-/// Pauses a worker and waits until it has stopped: the signal reaches one of its threads, which stops the
-/// others, and on a busy machine that takes a while.
-async fn pause(worker: &Worker) {
-    worker.pause();
-    let threads = format!("/proc/{}/task", worker.pid());
-    if Path::new(&threads).exists() {
-        eventually(SOON, || ready(stand_still(&threads).unwrap_or(false))).await;
-    }
-}
-
-/// Whether every thread listed in the directory `threads` is stopped; an error if one ends meanwhile.
-fn stand_still(threads: &str) -> io::Result<bool> {
-    for thread in fs::read_dir(threads)? {
-        let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the program's name, which is in brackets.
-        if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 // Workers
@@ -295,7 +258,7 @@ async fn processes_of_one_owner_hold_together_and_the_lock_is_free_after_the_las
     let mut workers: Vec<_> = (0..PROCESSES).map(|_| start("holding_worker", &server, name, OWNER)).collect();
     let mut tokens = Vec::new();
     for worker in &mut workers {
-        tokens.push(held(worker).await);
+        tokens.push(worker.held().await);
     }
     assert!(tokens.iter().all(|token| *token == tokens[0]), "{tokens:?}");
     let own = owned(&client, name, OWNER).try_lock().await.expect("answered").expect("let in");
@@ -339,7 +302,7 @@ async fn waiting_processes_of_one_owner_are_admitted_together() {
     holder.release().await.expect("held to the end");
     let mut tokens = Vec::new();
     for owner in &mut owners {
-        tokens.push(within(LEASE, held(owner)).await);
+        tokens.push(within(LEASE, owner.held()).await);
     }
     assert!(tokens.iter().all(|token| *token == tokens[0] && *token > before), "{tokens:?}");
     holding(&client, name, 3, SOON).await;
@@ -368,7 +331,7 @@ async fn a_process_that_exits_cleanly_keeps_the_holds_of_others() {
                 let guard = lock.lock().await.expect("free");
                 (start("passing_worker", &server, name, OWNER), guard)
             };
-            let token = held(&mut worker).await;
+            let token = worker.held().await;
             assert!(worker_leads || token == guard.token());
             assert!(worker.wait().success());
             // Not eventually: it has waited for that itself.
@@ -391,7 +354,7 @@ async fn a_killed_only_holder_is_replaced_within_its_lease_and_a_second() {
     rounds(&server, |name, round| {
         let mut worker = start("holding_worker", &server, &name, OWNER);
         async move {
-            let token = held(&mut worker).await;
+            let token = worker.held().await;
             let next = other_waiter(client, &name, round);
             waiting(client, &name, 1).await;
             let killed = Instant::now();
@@ -419,12 +382,12 @@ async fn a_killed_process_drops_its_own_hold_and_nobody_elses() {
             // The one that the key names dies, or the other.
             let (mut worker, token, stays) = if round % 2 == 0 {
                 let mut worker = start("holding_worker", server, &name, OWNER);
-                let token = held(&mut worker).await;
+                let token = worker.held().await;
                 (worker, token, within(SOON, lock.lock()).await.expect("let in"))
             } else {
                 let stays = within(SOON, lock.lock()).await.expect("free");
                 let mut worker = start("holding_worker", server, &name, OWNER);
-                let token = held(&mut worker).await;
+                let token = worker.held().await;
                 (worker, token, stays)
             };
             assert_eq!(token, stays.token(), "one owner, one token");
@@ -452,8 +415,8 @@ async fn a_killed_process_blocks_no_other_for_longer_than_its_ttl() {
         let server = &server;
         async move {
             let mut workers = [(); 2].map(|()| start("holding_worker", server, &name, OWNER));
-            let token = held(&mut workers[0]).await;
-            assert_eq!(held(&mut workers[1]).await, token);
+            let token = workers[0].held().await;
+            assert_eq!(workers[1].held().await, token);
             let joined = within(SOON, owned(client, &name, OWNER).lock()).await.expect("let in");
             assert_eq!(joined.token(), token);
             let next = other_waiter(client, &name, round);
@@ -518,7 +481,7 @@ impl Queue {
         let Self { holder, before, mut doomed, after } = self;
         match kill {
             Kill::BeforeItsTurn => doomed.kill(),
-            Kill::InItsTurn => pause(&doomed).await,
+            Kill::InItsTurn => doomed.pause_and_wait().await,
         }
         let released = Instant::now();
         let mut newest = holder.token();
@@ -579,9 +542,9 @@ async fn a_process_paused_for_two_ttls_is_notified_while_its_owner_holds_and_re_
     let Some(server) = RedisServer::start_or_skip("paused holders") else { return };
     let (client, name) = (connect(&server).await, "machine:42");
     let mut worker = start("holding_worker", &server, name, OWNER);
-    let token = held(&mut worker).await;
+    let token = worker.held().await;
     let stays = within(SOON, owned(&client, name, OWNER).lock()).await.expect("let in");
-    pause(&worker).await;
+    worker.pause_and_wait().await;
     let paused = Instant::now();
     holding(&client, name, 1, REPLACED).await;
     sleep_until(paused + LEASE * 2).await;
@@ -589,7 +552,7 @@ async fn a_process_paused_for_two_ttls_is_notified_while_its_owner_holds_and_re_
     worker.resume();
     let told = worker.line().await.expect("it goes on");
     assert!(told.starts_with("lost"), "{told}");
-    assert_eq!(held(&mut worker).await, token, "its owner has never been out");
+    assert_eq!(worker.held().await, token, "its owner has never been out");
     holding(&client, name, 2, SOON).await;
     assert_eq!(stays.token(), token);
     stays.release().await.expect("held to the end");
@@ -602,8 +565,8 @@ async fn a_process_paused_until_another_owner_holds_is_notified_and_queues() {
     let Some(server) = RedisServer::start_or_skip("paused holders") else { return };
     let (client, name) = (connect(&server).await, "machine:42");
     let mut worker = start("holding_worker", &server, name, OWNER);
-    let token = held(&mut worker).await;
-    pause(&worker).await;
+    let token = worker.held().await;
+    worker.pause_and_wait().await;
     let paused = Instant::now();
     let other_owner = within(REPLACED, owned(&client, name, OTHER_OWNER).lock()).await.expect("granted");
     assert!(other_owner.token() > token);
@@ -615,7 +578,7 @@ async fn a_process_paused_until_another_owner_holds_is_notified_and_queues() {
     assert_eq!(worker.unread(), None, "what it had opens nothing");
     let newest = other_owner.token();
     other_owner.release().await.expect("held to the end");
-    assert!(held(&mut worker).await > newest);
+    assert!(worker.held().await > newest);
     worker.kill();
     only_fences_are_left(&mut server.raw(), &[]).await;
 }

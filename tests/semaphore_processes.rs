@@ -236,18 +236,6 @@ fn todo(worker: u32) -> String {
 
 // What workers say
 
-/// What remains of `line` after `start`, as a token.
-#[track_caller]
-fn token_of(line: Option<String>, start: &str) -> FencingToken {
-    let line = line.expect("the worker has not ended");
-    let token = line.strip_prefix(start).and_then(|rest| rest.trim().parse().ok());
-    FencingToken::new(token.unwrap_or_else(|| panic!("expected {start:?} and a token, got {line:?}")))
-}
-
-async fn held(worker: &mut Worker) -> FencingToken {
-    token_of(worker.line().await, "held")
-}
-
 /// A request, in a task of its own, and when it was granted.
 fn timed<S: Semaphore>(semaphore: &S, permits: u32) -> JoinHandle<(Guard, Instant)> {
     let semaphore = semaphore.clone();
@@ -335,7 +323,7 @@ async fn a_killed_holder_is_replaced_within_its_lease_and_a_second<S: Semaphore>
         let semaphore = S::named(&client, &name, 3);
         let own = taken(&semaphore, 1).await;
         let mut worker = Worker::start("holding_worker", &orders::<S>(&site, &name, 3, 2, LEASE));
-        let token = held(&mut worker).await;
+        let token = worker.held().await;
         let waiter = timed(&semaphore, 2);
         until_waiting(&semaphore, 1).await;
         let killed = Instant::now();
@@ -471,7 +459,7 @@ async fn a_process_paused_for_two_ttls_loses_its_permits_and_is_notified_when_it
     let semaphore = S::of(&site.client().await, 3);
     let own = taken(&semaphore, 1).await;
     let mut worker = Worker::start("holding_worker", &orders::<S>(&site, NAME, 3, 2, LEASE));
-    let token = held(&mut worker).await;
+    let token = worker.held().await;
     let waiter = timed(&semaphore, 2);
     until_waiting(&semaphore, 1).await;
     worker.pause();

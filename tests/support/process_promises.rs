@@ -43,12 +43,6 @@ async fn until_waiting(mutex: &DistMutex, n: usize) {
     .await;
 }
 
-async fn held(worker: &mut Worker) -> FencingToken {
-    let line = worker.line().await.expect("the worker has not ended");
-    let token = line.strip_prefix("held ").and_then(|token| token.parse().ok());
-    FencingToken::new(token.unwrap_or_else(|| panic!("{line}")))
-}
-
 // Workers
 
 /// A store for one test, and a directory in which the workers have the rest.
@@ -214,7 +208,7 @@ pub(crate) async fn a_killed_holder_is_replaced_within_its_lease_and_a_second(st
     let client = client(store).await;
     for round in 0..ROUNDS {
         let mut worker = start("holding_worker", store);
-        let token = held(&mut worker).await;
+        let token = worker.held().await;
         // With the default lease: it is not its own repeated request that gets it the lock.
         let mutex = client.mutex_with(NAME, options()).expect("valid");
         let waiter = waiter(&mutex);
@@ -276,7 +270,7 @@ pub(crate) async fn a_killed_waiter_blocks_nobody_for_longer_than_a_lease(store:
 pub(crate) async fn a_holder_paused_for_longer_than_its_lease_is_replaced_and_notified(store: &impl Shared) {
     let client = client(store).await;
     let mut worker = start("holding_worker", store);
-    let token = held(&mut worker).await;
+    let token = worker.held().await;
     worker.pause();
     let next = within(SOON, brief_mutex(&client, store.lease()).lock()).await.expect("granted");
     assert!(next.token() > token);

@@ -11,16 +11,20 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
+use std::future::ready;
 use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use leasehold::FencingToken;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::child::ChildProcess;
 use super::clock::Clock;
-use super::time::within;
+use super::time::{eventually, within};
 
 /// Carries the arguments, and makes a process a worker.
 const ARGS: &str = "LEASEHOLD_WORKER";
@@ -28,6 +32,8 @@ const ARGS: &str = "LEASEHOLD_WORKER";
 const MARK: &str = "@@ ";
 /// How long a worker may take to say something.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long its threads may take to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments of this process, if it is a worker.
 pub(crate) fn worker_args() -> Option<String> {
@@ -89,6 +95,13 @@ impl Worker {
         within(OUTPUT_TIMEOUT, self.lines.recv()).await
     }
 
+    /// The token that the worker says it holds, next.
+    pub(crate) async fn held(&mut self) -> FencingToken {
+        let line = self.line().await.expect("the worker has not ended");
+        let token = line.strip_prefix("held ").and_then(|token| token.parse().ok());
+        FencingToken::new(token.unwrap_or_else(|| panic!("expected a token that is held, got {line:?}")))
+    }
+
     /// What the worker has said by now and the test has not read yet.
     pub(crate) fn unread(&mut self) -> Option<String> {
         self.lines.try_recv().ok()
@@ -107,6 +120,16 @@ impl Worker {
         self.process.pause();
     }
 
+    /// The same, and waits until the worker has stopped: the signal reaches one of its threads, which stops the others, and on a busy
+    /// machine that takes a while.
+    pub(crate) async fn pause_and_wait(&self) {
+        self.pause();
+        let threads = format!("/proc/{}/task", self.pid());
+        if Path::new(&threads).exists() {
+            eventually(STOP_TIMEOUT, || ready(stand_still(&threads).unwrap_or(false))).await;
+        }
+    }
+
     /// SIGCONT.
     pub(crate) fn resume(&self) {
         self.process.resume();
@@ -121,4 +144,16 @@ impl Worker {
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.process.wait()
     }
+}
+
+/// Whether every thread listed in the directory `threads` is stopped; an error if one ends meanwhile.
+fn stand_still(threads: &str) -> io::Result<bool> {
+    for thread in fs::read_dir(threads)? {
+        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        // The state follows the program's name, which is in brackets.
+        if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
