@@ -15,43 +15,13 @@ use std::time::Duration;
 
 use file::{SmallDisk, SqliteFile};
 use leasehold::backend::{Event, Kind, LeaseId, LeaseRef, Resource};
-use leasehold::{Client, DistMutex, Error, Guard, LossReason, MutexOptions, sqlite};
-use support::{Worker, eventually, one_place_each, say, within, worker_args};
+use leasehold::{Client, Error, Guard, LossReason, MutexOptions, sqlite};
+use support::faults::{NAME, SECOND, SOON, brief_mutex, ms, mutex, until_waiting, waiter};
+use support::{Worker, eventually, say, within, worker_args};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
-
-const NAME: &str = "machine:42";
-const SECOND: Duration = Duration::from_secs(1);
-/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it just because a
-/// request is repeated.
-const SOON: Duration = Duration::from_secs(5);
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
-fn mutex(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, one_place_each()).expect("valid")
-}
-
-fn brief_mutex(client: &Client) -> DistMutex {
-    client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
-}
-
-fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
-    let mutex = mutex.clone();
-    tokio::spawn(async move { mutex.lock().await })
-}
-
-/// Waits until `n` requests are queued.
-async fn until_waiting(mutex: &DistMutex, n: usize) {
-    eventually(SOON, || async {
-        mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
-    })
-    .await;
-}
 
 /// The error of connecting to `url`, which is not accepted to take long.
 async fn refused(url: &str) -> Error {
