@@ -80,6 +80,26 @@ impl Harness for Memory {
     }
 }
 
+/// Of a store that does not claim that its work is constant: that, and how it is connected to.
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "sqlite",
+    feature = "zookeeper"
+))]
+macro_rules! without_constant_work {
+    () => {
+        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
+            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
+        }
+
+        fn work(&self) -> BoxFuture<'_, u64> {
+            unreachable!("it does not claim that its work is constant")
+        }
+    };
+}
+
 mod on_memory {
     use super::*;
     contract!(memory);
@@ -95,16 +115,10 @@ mod on_sqlite {
     }
 
     impl Harness for SqliteFile {
-        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
-        }
+        without_constant_work!();
 
         fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { self.delete() }.boxed()
-        }
-
-        fn work(&self) -> BoxFuture<'_, u64> {
-            unreachable!("it does not claim that its work is constant")
         }
     }
 
@@ -121,16 +135,10 @@ mod on_mysql {
     }
 
     impl Harness for MysqlServer {
-        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
-        }
+        without_constant_work!();
 
         fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { drop(self.execute("DROP TABLE IF EXISTS leasehold, leasehold_meta").await) }.boxed()
-        }
-
-        fn work(&self) -> BoxFuture<'_, u64> {
-            unreachable!("it does not claim that its work is constant")
         }
     }
 
@@ -147,16 +155,10 @@ mod on_postgres {
     }
 
     impl Harness for PostgresServer {
-        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
-        }
+        without_constant_work!();
 
         fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { drop(self.execute("DROP TABLE IF EXISTS leasehold, leasehold_meta").await) }.boxed()
-        }
-
-        fn work(&self) -> BoxFuture<'_, u64> {
-            unreachable!("it does not claim that its work is constant")
         }
     }
 
@@ -173,16 +175,10 @@ mod on_etcd {
     }
 
     impl Harness for EtcdServer {
-        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
-        }
+        without_constant_work!();
 
         fn lose_data(&self) -> BoxFuture<'_, ()> {
             unreachable!("it does not claim that tokens survive this")
-        }
-
-        fn work(&self) -> BoxFuture<'_, u64> {
-            unreachable!("it does not claim that its work is constant")
         }
 
         fn ttl(&self) -> Duration {
@@ -208,16 +204,10 @@ mod on_zookeeper {
     }
 
     impl Harness for ZookeeperServer {
-        fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
-            async { Arc::new(self.backend().await) as Arc<dyn Backend> }.boxed()
-        }
+        without_constant_work!();
 
         fn lose_data(&self) -> BoxFuture<'_, ()> {
             async { self.wire().delete_all(self.chroot()) }.boxed()
-        }
-
-        fn work(&self) -> BoxFuture<'_, u64> {
-            unreachable!("it does not claim that its work is constant")
         }
     }
 
