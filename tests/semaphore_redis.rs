@@ -1249,34 +1249,33 @@ async fn after_a_restart_without_persistence_holders_are_notified_and_waiters_se
     only_fences_are_left(site.server()).await;
 }
 
-/// A server whose disk remembers everything.
-macro_rules! on_disk {
-    ($promise:ident: $body:ident) => {
+/// Makes a test of a function for each kind, which is given what another function starts.
+macro_rules! promise_on {
+    ($promise:ident: $start_or_skip:ident, $body:ident) => {
         mod $promise {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn counting() {
-                let setup = Setup::on_disk();
-                let Some(server) = RedisServer::start_with_or_skip("restarts with disk", setup) else {
-                    return;
-                };
-                $body::<leasehold::CountingSemaphore>(server).await;
+                let Some(started) = $start_or_skip() else { return };
+                $body::<leasehold::CountingSemaphore>(started).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn fair() {
-                let setup = Setup::on_disk();
-                let Some(server) = RedisServer::start_with_or_skip("restarts with disk", setup) else {
-                    return;
-                };
-                $body::<leasehold::FairSemaphore>(server).await;
+                let Some(started) = $start_or_skip() else { return };
+                $body::<leasehold::FairSemaphore>(started).await;
             }
         }
     };
 }
 
-on_disk!(a_restart_with_persistence_within_the_ttl_loses_nothing: restart_on_disk);
+/// A server whose disk remembers everything.
+fn server_on_disk() -> Option<RedisServer> {
+    RedisServer::start_with_or_skip("restarts with disk", Setup::on_disk())
+}
+
+promise_on!(a_restart_with_persistence_within_the_ttl_loses_nothing: server_on_disk, restart_on_disk);
 async fn restart_on_disk<S: Semaphore>(mut server: RedisServer) {
     let (one, two) = (connect(&server.url()).await, connect(&server.url()).await);
     let [one, two] = [&one, &two].map(|client| S::attentive(client, 3));
@@ -1301,34 +1300,14 @@ async fn restart_on_disk<S: Semaphore>(mut server: RedisServer) {
 
 // The server's own clock
 
-macro_rules! under_a_clock {
-    ($promise:ident: $body:ident) => {
-        mod $promise {
-            use super::*;
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn counting() {
-                let Some((clock, site)) = site_under_a_clock() else { return };
-                $body::<leasehold::CountingSemaphore>(clock, site).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn fair() {
-                let Some((clock, site)) = site_under_a_clock() else { return };
-                $body::<leasehold::FairSemaphore>(clock, site).await;
-            }
-        }
-    };
-}
-
 fn site_under_a_clock() -> Option<(Clock, Site)> {
     let clock = Clock::new_or_skip("a server whose clock jumps")?;
     let server = RedisServer::start_with_or_skip("a server whose clock jumps", Setup::under(&clock))?;
     Some((clock, Site::Redis(server)))
 }
 
-under_a_clock!(tokens_grow_and_holders_are_told_when_the_servers_clock_jumps: jumping_clock);
-async fn jumping_clock<S: Semaphore>(clock: Clock, site: Site) {
+promise_on!(tokens_grow_and_holders_are_told_when_the_servers_clock_jumps: site_under_a_clock, jumping_clock);
+async fn jumping_clock<S: Semaphore>((clock, site): (Clock, Site)) {
     const LEASE: Duration = Duration::from_secs(4);
     let [one, two] = site.clients().await.map(|client| S::leased(&client, 2, LEASE));
     // Back: leases last longer, and nobody is let in.
@@ -1359,8 +1338,8 @@ async fn jumping_clock<S: Semaphore>(clock: Clock, site: Site) {
     nothing_is_left(&one).await;
 }
 
-under_a_clock!(tokens_grow_when_the_clock_is_set_back_while_nobody_uses_the_semaphore: idle_under_a_clock);
-async fn idle_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
+promise_on!(tokens_grow_when_the_clock_is_set_back_while_nobody_uses_the_semaphore: site_under_a_clock, idle_under_a_clock);
+async fn idle_under_a_clock<S: Semaphore>((clock, site): (Clock, Site)) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     let semaphore = S::leased(&client, 2, ms(200));
     let mut tokens = Vec::new();
@@ -1380,8 +1359,8 @@ async fn idle_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
     assert_grow(&tokens);
 }
 
-under_a_clock!(tokens_grow_when_the_clock_is_set_back_after_many_grants: busy_under_a_clock);
-async fn busy_under_a_clock<S: Semaphore>(clock: Clock, site: Site) {
+promise_on!(tokens_grow_when_the_clock_is_set_back_after_many_grants: site_under_a_clock, busy_under_a_clock);
+async fn busy_under_a_clock<S: Semaphore>((clock, site): (Clock, Site)) {
     let (client, mut raw) = (site.client().await, site.server().raw());
     let semaphore = S::leased(&client, 3, ms(200));
     let mut last = 0;
