@@ -1,7 +1,8 @@
-//! Child processes that end with the test process, however that ends.
+//! Child processes that end with the test process, however that ends, and ports for them.
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 /// Becomes the program, and leaves a watcher behind that reads the pipe to the test process: a line means that
@@ -92,4 +93,10 @@ impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A port of 127.0.0.1 on which nobody listens now.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("a listener has an address").port()
 }

@@ -6,7 +6,7 @@
 use std::env;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, EtcdBackend};
 use tempfile::TempDir;
 
-use crate::support::child::{CHILD_DIR, ChildProcess};
+use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
 use crate::support::redis::REQUIRE;
 
 /// Names the directory of the programs `etcd` and `etcdctl`, instead of a search on PATH.
@@ -359,11 +359,6 @@ fn ask(port: u16, request: &str) -> std::io::Result<String> {
 
 fn new_directory() -> TempDir {
     tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory")
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("a listener has an address").port()
 }
 
 #[track_caller]

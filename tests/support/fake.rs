@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use super::resp::Reply;
+use super::resp::parse_request;
 
 /// Answers every command with what `answer` returns, in the protocol's words.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ fn serve(mut connection: TcpStream, answer: fn(&[&str]) -> String) {
             Ok(read) if read > 0 => pending.extend_from_slice(&bytes[..read]),
             _ => return,
         }
-        while let Some((words, len)) = command(&pending) {
+        while let Some((words, len)) = parse_request(&pending) {
             pending.drain(..len);
             let words: Vec<_> = words.iter().map(|word| &**word).collect();
             if connection.write_all(answer(&words).as_bytes()).is_err() {
@@ -69,14 +69,4 @@ fn serve(mut connection: TcpStream, answer: fn(&[&str]) -> String) {
             }
         }
     }
-}
-
-/// The command at the front of `bytes`, sent as an array or as a line.
-fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
-    if bytes.first() == Some(&b'*') {
-        return Reply::parse(bytes).map(|(command, len)| (command.words(), len));
-    }
-    let len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
-    let line = String::from_utf8_lossy(&bytes[..len]);
-    Some((line.split_whitespace().map(str::to_owned).collect(), len + 2))
 }

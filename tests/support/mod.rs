@@ -14,7 +14,7 @@
 //! | [`load`] | [`Load`]: tasks that lock all the time, and what they saw |
 //! | [`workers`] | [`Worker`]: this test binary once more, as a process that can be killed |
 //! | [`clock`] | [`Clock`]: the time of day of servers and workers, which the test can shift |
-//! | [`child`] | child processes that end with the test process |
+//! | [`child`] | child processes that end with the test process, and ports for them |
 //! | [`topology`] | clusters, and primaries with replicas and sentinels |
 //! | [`wire`] | [`Wire`](wire::Wire): a proxy to a server of another store on which one request can get lost, or arrive late |
 //! | [`time`] | waiting for an event with a deadline |

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 use crate::support::Clock;
-use crate::support::child::{CHILD_DIR, ChildProcess};
+use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
 use crate::support::redis::REQUIRE;
 
 /// Names the directory of the programs `initdb` and `postgres`, instead of a search.
@@ -379,11 +379,6 @@ fn new_directory() -> TempDir {
     let directory = tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory");
     own(directory.path());
     directory
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("a listener has an address").port()
 }
 
 /// Debian keeps each version apart.

@@ -18,7 +18,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-use super::resp::Reply;
+use super::resp::{Reply, parse_request};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -308,11 +308,7 @@ impl Wire {
             }
             let traffic = if listens.load(Ordering::SeqCst) { Traffic::Messages } else { Traffic::Commands };
             let held = all.by_traffic[traffic as usize];
-            match direction {
-                Direction::ToServer => !held.to_server,
-                Direction::ToClient => !held.to_client,
-                Direction::Both => !held.to_server && !held.to_client,
-            }
+            if direction == Direction::ToServer { !held.to_server } else { !held.to_client }
         };
         held.wait_for(free).await.expect("the wire outlives its connections");
     }
@@ -486,17 +482,6 @@ impl Frames {
             }
         }
     }
-}
-
-/// The words of a request and its length: an array of strings, or a line of words, which is how fred says HELLO.
-fn parse_request(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
-    if *bytes.first()? == b'*' {
-        let (request, len) = Reply::parse(bytes)?;
-        return Some((request.words(), len));
-    }
-    let len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
-    let line = String::from_utf8_lossy(&bytes[..len]);
-    Some((line.split_whitespace().map(str::to_owned).collect(), len + 2))
 }
 
 fn kind_of(reply: &Reply) -> Sent {

@@ -4,7 +4,6 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::acl;
-use super::child::{CHILD_DIR, ChildProcess};
+use super::child::{CHILD_DIR, ChildProcess, free_port};
 use super::clock::Clock;
 use super::resp::{Raw, Reply};
 
@@ -360,11 +359,6 @@ fn find_program() -> Option<PathBuf> {
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("a listener has an address").port()
 }
 
 fn free_port_below(limit: u16) -> u16 {

@@ -239,6 +239,17 @@ impl Raw {
     }
 }
 
+/// The words of a request and its length: an array of strings, or a line of words, which is how fred says HELLO.
+pub(crate) fn parse_request(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
+    if *bytes.first()? == b'*' {
+        let (request, len) = Reply::parse(bytes)?;
+        return Some((request.words(), len));
+    }
+    let len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+    let line = String::from_utf8_lossy(&bytes[..len]);
+    Some((line.split_whitespace().map(str::to_owned).collect(), len + 2))
+}
+
 /// `cmdstat_get:calls=3,usec=...` as `("get", 3)`.
 fn command_calls(line: &str) -> Option<(String, u64)> {
     let (command, stats) = line.strip_prefix("cmdstat_")?.split_once(':')?;

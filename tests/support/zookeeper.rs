@@ -7,7 +7,6 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -18,7 +17,7 @@ use leasehold::{Client, ZookeeperBackend};
 use tempfile::TempDir;
 
 use crate::support::Clock;
-use crate::support::child::{CHILD_DIR, ChildProcess};
+use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
 use crate::support::redis::REQUIRE;
 use crate::zookeeper_wire::Wire;
 
@@ -409,11 +408,6 @@ fn members() -> Vec<Member> {
 
 fn new_directory() -> TempDir {
     tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory")
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("a listener has an address").port()
 }
 
 #[track_caller]
