@@ -74,6 +74,14 @@ pub(crate) async fn warm_up(server: &RedisServer, client: &Client) {
     }
 }
 
+#[track_caller]
+pub(crate) fn assert_unavailable<T: Debug>(outcome: &Result<T, Error>) {
+    assert!(
+        matches!(outcome, Err(Error::StoreUnavailable { .. })),
+        "expected StoreUnavailable, got {outcome:?}"
+    );
+}
+
 // What a request asks for
 
 pub(crate) fn asks(request: &Request) -> bool {
@@ -97,14 +105,6 @@ fn is_call(request: &Request, keys: usize, args: usize) -> bool {
     request.script_call().is_some_and(|call| {
         call.0.len() == keys && call.1.len() == args && call.0.first().is_some_and(|key| key == KEY)
     })
-}
-
-#[track_caller]
-pub(crate) fn assert_unavailable<T: Debug>(outcome: &Result<T, Error>) {
-    assert!(
-        matches!(outcome, Err(Error::StoreUnavailable { .. })),
-        "expected StoreUnavailable, got {outcome:?}"
-    );
 }
 
 // What the store says
