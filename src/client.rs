@@ -33,7 +33,8 @@ use crate::semaphore::CountingSemaphore;
 /// runtime ends are sent from that thread. The leases of the memory store are renewed by the background tasks.
 ///
 /// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
-/// nor sends releases. Calls and waiters on another runtime take over after 1 to 4 s, with the default timeouts.
+/// nor sends releases. Calls and waiters on another runtime take over after 1 to 4 s, with the default timeouts; a
+/// call that gives up earlier fails, as do [`ping`](Self::ping), [`check`](Self::check) and `force_release`.
 /// Releases that are pending on the stuck runtime are sent from the crate's own thread instead, after 1 to 3 s (for the memory store, by the next call).
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are

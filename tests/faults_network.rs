@@ -7,7 +7,7 @@ mod support;
 
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use leasehold::{Client, DistMutex, Error, Guard, LossReason};
 use locks::*;
 use support::faults::waiter;
@@ -501,4 +501,25 @@ async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_ne
     let second = within(SOON, waiter).await.expect("no panic").expect("handed over");
     assert!(timeout(SECOND, second.lost()).await.is_err(), "the next holder was taken down as well");
     second.release().await.expect("held to the end");
+}
+
+/// The subscription is lost before it is checked: that is not a missing permission, and a client that connects lazily goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscription_lost_before_its_first_message_is_not_a_refusal() {
+    let Some(server) = RedisServer::start_or_skip("a subscription lost at once") else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let lose_subscription = async || {
+        let held =
+            proxy.hold_connection_at(|request| request.words().first().is_some_and(|word| word == "PUBLISH"));
+        within(SOON, held).await.expect("it is checked");
+        server.raw().send(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        proxy.resume();
+    };
+    let (connected, ()) = join(Client::connect(&proxy.url()), lose_subscription()).await;
+    let error = connected.expect_err("the subscription was lost");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error}");
+    let lazy = Client::connect_lazy(&proxy.url()).expect("valid");
+    let mutex = mutex(&lazy, LONG);
+    let (guard, ()) = join(mutex.lock_timeout(SOON), lose_subscription()).await;
+    guard.expect("free").release().await.expect("held to the end");
 }

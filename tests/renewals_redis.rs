@@ -152,3 +152,15 @@ async fn leases_outlast_a_server_that_hangs_for_a_while() {
     give_back(guards).await;
     nothing_left(&server, SECOND).await;
 }
+
+/// Although a renewal may take less time than a connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_lost_without_a_connection_says_why_there_is_none() {
+    let Some(mut server) = RedisServer::start_or_skip("a lost connection under renewals") else { return };
+    let client = connect(&server.url()).await;
+    let guard = take(&client, 1, SECOND).await.remove(0);
+    server.kill();
+    assert_eq!(within(SOON, guard.lost()).await, LossReason::StoreUnreachable);
+    let error = guard.release().await.expect_err("lost").to_string();
+    assert!(error.contains("refused"), "{error}");
+}

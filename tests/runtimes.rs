@@ -860,6 +860,71 @@ fn a_client_gets_its_grants_after_a_call_was_dropped_during_a_reconnect() {
     }
 }
 
+/// A request that is still in the network when its runtime ends is not executed after its release, or is released again.
+#[test]
+fn a_request_on_its_way_when_its_runtime_ends_leaves_nothing() {
+    let Some(server) = RedisServer::start_or_skip("requests on their way") else { return };
+    let mut raw = server.raw();
+    raw.send(&["ACL", "SETUSER", "limited", "on", ">pw", "+@all", "-client|kill", "&*", "~*"]);
+    let of_proxy = several_threads();
+    for (locks, is_client_kept, closes_connections) in [
+        (true, true, true),
+        (true, false, true),
+        (false, true, true),
+        (false, false, true),
+        (true, true, false),
+        (false, false, false),
+    ] {
+        let proxy = of_proxy.block_on(Proxy::start(server.port()));
+        let runtime = several_threads();
+        let limited = format!("redis://limited:pw@127.0.0.1:{}", proxy.port());
+        let url = if closes_connections { proxy.url() } else { limited };
+        let client = runtime.block_on(connect(&url));
+        let (mutex, semaphore) =
+            (client.mutex("late").expect("valid"), client.fair_semaphore("late", 2).expect("valid"));
+        // The server knows the scripts.
+        runtime.block_on(async {
+            mutex.lock().await.expect("free").release().await.expect("held to the end");
+            semaphore.acquire().await.expect("free").release().await.expect("held to the end");
+        });
+        raw.send(&["CONFIG", "RESETSTAT"]);
+        let held = proxy.hold_connection_at(|request| request.script_call().is_some());
+        if locks {
+            runtime.spawn(async move { mutex.lock().await });
+        } else {
+            runtime.spawn(async move { semaphore.acquire().await });
+        }
+        runtime.block_on(held).expect("it is requested");
+        drop(runtime);
+        let client = is_client_kept.then_some(client);
+        // Its release has been executed.
+        of_proxy.block_on(eventually(SOON, || ready(raw.info_commandstats().contains_key("evalsha"))));
+        proxy.resume();
+        // If it is still there, the request has been delivered now.
+        of_proxy.block_on(eventually(SOON, || ready(proxy.open() <= 1)));
+        thread::sleep(ms(50));
+        of_proxy.block_on(nothing_left(&server, SOON));
+        drop(client);
+    }
+}
+
+/// A release whose thread is blocked before it is sent does not find its lease expired.
+#[test]
+fn a_release_before_its_thread_is_blocked_finds_its_lease_held() {
+    let Some(server) = RedisServer::start_or_skip("releases of blocked threads") else { return };
+    for runtime in [one_thread(), several_threads()] {
+        runtime.block_on(async {
+            let client = connect(&server.url()).await;
+            let mutex = client.mutex_with("released", MutexOptions::new().ttl(ms(400))).expect("valid");
+            let guard = mutex.lock().await.expect("free");
+            let (released, ()) = join(guard.release(), async { thread::sleep(SECOND) }).await;
+            released.expect("it was held when it was released");
+            nothing_left(&server, ms(200)).await;
+            client.shutdown().await.expect("drained");
+        });
+    }
+}
+
 /// Locks, and lets go as the last thing that its runtime does, or after it.
 #[test]
 fn drops_last() {
@@ -893,7 +958,12 @@ fn drops_last() {
             }
         }
     });
-    drop(runtime);
+    if place == "forgotten" {
+        // As in a `static`: it never ends.
+        std::mem::forget(runtime);
+    } else {
+        drop(runtime);
+    }
     drop(later);
     std::process::exit(0);
 }
@@ -903,7 +973,7 @@ const KEY_OF_LAST: &str = "last";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_dropped_as_the_last_thing_of_main_leaves_nothing() {
     let Some(server) = RedisServer::start_or_skip("the last line of main") else { return };
-    for place in ["main", "task", "after"] {
+    for place in ["main", "task", "after", "forgotten"] {
         for threads in ["one", "several"] {
             for round in 0..10 {
                 let args = format!("{threads} {place} {}", server.url());

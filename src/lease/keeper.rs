@@ -44,6 +44,8 @@ pub(crate) struct Keeper {
     pub(super) releases: ReleaseQueue,
     /// A permit for each release in flight that is sent from the crate's own thread.
     pub(super) own_thread_releases: Semaphore,
+    /// Held by the task that repeats releases that were left to a run.
+    pub(super) repeating_left: Semaphore,
     pub(super) queues: Queues<oneshot::Sender<Message>>,
     pub(super) owners: Owners,
     pub(super) closing: Closing,
@@ -68,6 +70,7 @@ impl Keeper {
             schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
             own_thread_releases: Semaphore::new(MAX_RELEASES),
+            repeating_left: Semaphore::new(1),
             queues: Queues::default(),
             owners: Owners::default(),
             closing: Closing::default(),
@@ -320,7 +323,7 @@ impl Keeper {
             }
             queue.hold(lease.id()).then(|| then(queue))
         });
-        if held.is_none() && lease.end() {
+        if held.is_none() && lease.end(false) {
             self.queue_release(PendingRelease::of(lease));
         }
         held
@@ -412,17 +415,19 @@ impl Keeper {
 
     /// Returns a lease to the store.
     fn end(&self, lease: &Arc<Lease>) {
-        if let Some(pending) = self.end_lease(lease) {
+        if let Some(pending) = self.end_lease(lease, false) {
             self.queue_release(pending);
         }
     }
 
-    /// Ends a lease. `None` if it had ended before.
-    fn end_lease(&self, lease: &Arc<Lease>) -> Option<PendingRelease> {
-        if !lease.end() {
+    /// Ends a lease. If a caller `awaits` its release, it is renewed until that is over. `None` if it had ended before.
+    fn end_lease(&self, lease: &Arc<Lease>, awaits: bool) -> Option<PendingRelease> {
+        if !lease.end(awaits) {
             return None;
         }
-        self.schedule.forget(lease);
+        if !awaits {
+            self.schedule.forget(lease);
+        }
         self.forget_owner(lease);
         Some(PendingRelease { next: self.replacements(lease), ..PendingRelease::of(lease) })
     }
@@ -446,25 +451,33 @@ impl Keeper {
     }
 
     /// The last guard of a hold is gone: passes the lease on to the next waiter of this client, or ends it. Returns the
-    /// release if it ends here, and the reason if it had been lost before.
-    pub(super) fn pass_on(&self, hold: &Hold, now: Instant) -> Result<Option<PendingRelease>, LossReason> {
+    /// release if it ends here, and the reason if it had been lost before. If the caller `awaits` the release, the lease is renewed
+    /// until that is over.
+    pub(super) fn pass_on(
+        &self,
+        hold: &Hold,
+        now: Instant,
+        awaits: bool,
+    ) -> Result<Option<PendingRelease>, LossReason> {
         let lease = &hold.lease;
         let lost_before = || {
             hold.finish();
             hold.reason()
         };
         let Some(group) = lease.group() else {
-            return self.end_lease(lease).map(Some).ok_or_else(lost_before);
+            return self.end_lease(lease, awaits).map(Some).ok_or_else(lost_before);
         };
         let passed = self.queue(group, |queue| match queue.next_if(|| lease.pass_on(now)) {
             Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
-            None => Err(lease.end().then(|| self.replacements_for(lease, queue))),
+            None => Err(lease.end(awaits).then(|| self.replacements_for(lease, queue))),
         });
         let (waiter, next, has_surplus) = match passed {
             Ok(passed) => passed,
             Err(None) => return Err(lost_before()),
             Err(Some(next)) => {
-                self.schedule.forget(lease);
+                if !awaits {
+                    self.schedule.forget(lease);
+                }
                 return Ok(Some(PendingRelease { next, ..PendingRelease::of(lease) }));
             }
         };

@@ -59,8 +59,8 @@ struct State {
 enum Phase {
     Queued(Queued),
     Held(Held),
-    /// Given up, or released.
-    Released,
+    /// Given up, or released. While a caller waits for its release, it is still renewed: what it was when it was held.
+    Released(Option<Held>),
     Lost {
         token: FencingToken,
         reason: LossReason,
@@ -267,7 +267,7 @@ impl Lease {
     }
 
     pub(super) fn is_released(&self) -> bool {
-        matches!(self.state.lock().phase, Phase::Released)
+        matches!(self.state.lock().phase, Phase::Released(_))
     }
 
     /// The limit of a semaphore, as last reported to this lease by the store.
@@ -294,7 +294,7 @@ impl Lease {
         state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
-            Phase::Held(_) | Phase::Released | Phase::Lost { .. } => return Outcome::Over,
+            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => return Outcome::Over,
         };
         (queued.asking, queued.in_place) = (false, false);
         match answer {
@@ -331,7 +331,7 @@ impl Lease {
                 Outcome::Queued
             }
             Ok(Answer::Busy { .. }) => {
-                state.phase = Phase::Released;
+                state.phase = Phase::Released(None);
                 Outcome::Busy
             }
             Err(error) if error.is_transient() && !self.has_waited_too_long(queued.answered_at, now) => {
@@ -340,7 +340,7 @@ impl Lease {
                 Outcome::Queued
             }
             Err(error) => {
-                state.phase = Phase::Released;
+                state.phase = Phase::Released(None);
                 Outcome::Failed(error)
             }
         }
@@ -367,7 +367,7 @@ impl Lease {
                     PushOutcome::Doubtful
                 }
             },
-            Phase::Held(_) | Phase::Released | Phase::Lost { .. } => PushOutcome::Known,
+            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => PushOutcome::Known,
         }
     }
 
@@ -455,7 +455,7 @@ impl Lease {
                 held.renewing = false;
                 true
             }
-            Phase::Released => false,
+            Phase::Released(renewed) => renewed.as_mut().map(|renewed| renewed.renewing = false).is_some(),
             Phase::Lost { release_claimed, .. } => !*release_claimed,
         }
     }
@@ -472,7 +472,7 @@ impl Lease {
             Phase::Queued(queued) => Ok(queued.place.map(|_| queued.answered_at)),
             Phase::Held(Held { unanswered: Some(unanswered), .. }) => Err(unanswered.1.duplicate()),
             Phase::Held(held) => Ok(Some(held.deadline.measured_from())),
-            Phase::Released | Phase::Lost { .. } => Ok(None),
+            Phase::Released(_) | Phase::Lost { .. } => Ok(None),
         }
     }
 
@@ -480,7 +480,7 @@ impl Lease {
     /// ended: nothing would send the waiter a message.
     pub(super) fn set_waiter(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Option<Hold>> {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Released) {
+        if matches!(state.phase, Phase::Released(_)) {
             return None;
         }
         let hold = self.hand_locked(&mut state);
@@ -500,7 +500,7 @@ impl Lease {
         let mut state = self.state.lock();
         let waits = matches!(state.phase, Phase::Queued(_));
         if waits {
-            state.phase = Phase::Released;
+            state.phase = Phase::Released(None);
         }
         let waiter = state.waiter.take();
         drop(state);
@@ -587,14 +587,28 @@ impl Lease {
         Some(Hold { lease: Arc::clone(self), token: held.token })
     }
 
-    /// Ends the lease as released. `false` if it has ended before.
-    pub(super) fn end(&self) -> bool {
+    /// Ends the lease as released. If a caller `awaits` its release, it is still renewed, until [`stop_renewing`](Self::stop_renewing).
+    /// `false` if it has ended before.
+    pub(super) fn end(&self, awaits: bool) -> bool {
         let mut state = self.state.lock();
-        let held = matches!(state.phase, Phase::Held(_));
-        if held {
-            state.phase = Phase::Released;
+        match std::mem::replace(&mut state.phase, Phase::Released(None)) {
+            Phase::Held(held) => {
+                state.phase = Phase::Released(awaits.then_some(held));
+                true
+            }
+            ended => {
+                state.phase = ended;
+                false
+            }
         }
-        held
+    }
+
+    /// A released lease is renewed no longer. Returns when it ends, if it was renewed until now.
+    pub(super) fn stop_renewing(&self) -> Option<Instant> {
+        match &mut self.state.lock().phase {
+            Phase::Released(renewed) => renewed.take().map(|renewed| renewed.deadline.ends()),
+            _ => None,
+        }
     }
 
     /// Removes a guard and its permits. Returns how many permits the other guards keep: 0 if it was the last one, so that the caller
@@ -699,6 +713,16 @@ impl Lease {
     }
 }
 
+impl Phase {
+    /// What is renewed, if anything is.
+    const fn renewed(&self) -> Option<&Held> {
+        match self {
+            Self::Held(held) | Self::Released(Some(held)) => Some(held),
+            _ => None,
+        }
+    }
+}
+
 impl Held {
     /// The reason for the loss once the deadline has passed.
     fn passed(&self) -> LossReason {
@@ -755,11 +779,11 @@ impl Lease {
                 queued.repeated_by_keeper = true;
                 Some((List::Waiting, queued.ask_at))
             }
-            Phase::Held(held) => Some((List::Held, held.schedule())),
+            Phase::Held(held) | Phase::Released(Some(held)) => Some((List::Held, held.schedule())),
             Phase::Lost { release_claimed: false, release_at, .. } => {
                 Some((List::Held, release_at.unwrap_or_else(Instant::now)))
             }
-            Phase::Released | Phase::Lost { .. } => None,
+            Phase::Released(None) | Phase::Lost { .. } => None,
         };
         (std::mem::replace(&mut state.filed, now_at), now_at)
     }
@@ -771,7 +795,8 @@ impl Lease {
 
     /// Whether the keeper has something left to do for it: it is held, or its end has not been noticed yet.
     pub(super) fn needs_keeper(&self) -> bool {
-        matches!(self.state.lock().phase, Phase::Held(_) | Phase::Lost { release_claimed: false, .. })
+        let phase = &self.state.lock().phase;
+        phase.renewed().is_some() || matches!(phase, Phase::Lost { release_claimed: false, .. })
     }
 
     pub(super) fn is_filed(&self) -> bool {
@@ -780,7 +805,7 @@ impl Lease {
 
     /// Whether the lease may be renewed at `now`, a little early, so that it can be sent with others.
     pub(super) fn may_renew(&self, now: Instant) -> bool {
-        matches!(&self.state.lock().phase, Phase::Held(held) if held.may_renew(now))
+        self.state.lock().phase.renewed().is_some_and(|held| held.may_renew(now))
     }
 
     /// What the keeper has to do at `now` for a lease that was filed in `list`. A request, a renewal or a release is returned once and
@@ -797,17 +822,23 @@ impl Lease {
                 queued.start_asking();
                 Step::Send
             }
-            Phase::Held(held) if list == List::Held && held.may_renew(now) => {
+            Phase::Released(renewed)
+                if renewed.as_ref().is_some_and(|held| held.deadline.has_passed(now)) =>
+            {
+                *renewed = None;
+                Step::Forget
+            }
+            Phase::Held(held) | Phase::Released(Some(held)) if list == List::Held && held.may_renew(now) => {
                 held.renewing = true;
                 Step::Send
             }
-            Phase::Queued(_) | Phase::Held(_) => Step::Wait,
+            Phase::Queued(_) | Phase::Held(_) | Phase::Released(Some(_)) => Step::Wait,
             Phase::Lost { release_claimed: false, release_at: Some(at), .. } if now < *at => Step::Wait,
             Phase::Lost { release_claimed: release_claimed @ false, .. } => {
                 *release_claimed = true;
                 Step::Release
             }
-            Phase::Released | Phase::Lost { .. } => Step::Forget,
+            Phase::Released(_) | Phase::Lost { .. } => Step::Forget,
         }
     }
 
@@ -821,20 +852,23 @@ impl Lease {
 
     /// The renewal request. `None` if the lease has ended.
     pub(super) fn renewal(&self) -> Option<Renew> {
-        let held = matches!(self.state.lock().phase, Phase::Held(_));
-        held.then(|| Renew::new(self.request.lease.clone(), self.terms.ttl))
+        let is_renewed = self.state.lock().phase.renewed().is_some();
+        is_renewed.then(|| Renew::new(self.request.lease.clone(), self.terms.ttl))
     }
 
     /// Handles the answer to a renewal that was sent at `sent`. An error neither extends nor ends the lease.
     pub(super) fn renewed(&self, answer: Result<Renewal, BackendError>, sent: Instant, now: Instant) {
         let mut state = self.state.lock();
-        let Phase::Held(held) = &mut state.phase else { return };
+        let is_held = matches!(state.phase, Phase::Held(_));
+        let (Phase::Held(held) | Phase::Released(Some(held))) = &mut state.phase else { return };
         held.renewing = false;
         match answer {
             Ok(Renewal::Renewed) => {
                 held.extend(sent, now);
                 tracing::debug!(name = %self.name(), token = held.token.get(), "lease renewed");
             }
+            // The release has been executed, or is told what has become of the lease.
+            Ok(Renewal::Lost(_)) if !is_held => state.phase = Phase::Released(None),
             // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
                 self.lose_locked(&mut state, LossReason::Missing, None);
@@ -847,18 +881,15 @@ impl Lease {
         }
     }
 
-    /// The end of the lease, if it is held.
+    /// The end of the lease, if it is renewed.
     pub(super) fn ends(&self) -> Option<Instant> {
-        match &self.state.lock().phase {
-            Phase::Held(held) => Some(held.deadline.ends()),
-            _ => None,
-        }
+        self.state.lock().phase.renewed().map(|held| held.deadline.ends())
     }
 
     /// Records that the store may have granted the lease after its end.
     pub(super) fn record_late_grant(&self) {
         let mut state = self.state.lock();
-        state.late_grant |= matches!(state.phase, Phase::Released | Phase::Lost { .. });
+        state.late_grant |= matches!(state.phase, Phase::Released(_) | Phase::Lost { .. });
     }
 
     /// Whether the store may have granted the lease after its end. Resets that.
@@ -1004,6 +1035,36 @@ mod tests {
         assert_eq!(pushed(&lease, 7, 42, start + TTL / 3), PushOutcome::Granted);
         let ends = ends(&lease).unwrap();
         assert!(ends < start + TTL / 4 + TTL && ends > start + TTL, "from the last request");
+    }
+
+    #[test]
+    fn a_released_lease_is_renewed_while_its_caller_waits_for_that() {
+        let start = Instant::now();
+        for (awaits, steps) in [(true, [Step::Send, Step::Wait]), (false, [Step::Forget, Step::Forget])] {
+            let lease = lease();
+            lease.answered(Ok(Answer::Granted(grant(42))), start, start);
+            lease.hand().unwrap().begin(start);
+            assert!(lease.end(awaits) && !lease.end(awaits), "ended once");
+            let due = start + TTL / 2;
+            assert_eq!(lease.step(List::Held, due), steps[0]);
+            lease.renewed(Ok(Renewal::Renewed), due, due);
+            assert_eq!(lease.step(List::Held, due), steps[1]);
+            assert_eq!(lease.stop_renewing().is_some_and(|ends| ends > start + TTL), awaits);
+            assert_eq!(lease.step(List::Held, due), Step::Forget);
+            assert!(lease.is_released());
+        }
+    }
+
+    #[test]
+    fn a_released_lease_that_the_store_no_longer_keeps_is_not_renewed() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), start, start);
+        lease.hand().unwrap().begin(start);
+        assert!(lease.end(true));
+        assert_eq!(lease.step(List::Held, start + TTL / 2), Step::Send);
+        lease.renewed(Ok(Renewal::Lost(LossReason::Missing)), start + TTL / 2, start + TTL / 2);
+        assert!(lease.is_released(), "its release says what has become of it");
+        assert_eq!(lease.stop_renewing(), None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::keeper::Keeper;
-use super::lease::Hold;
+use super::lease::{Hold, Lease};
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
@@ -34,6 +34,10 @@ const RETRY: Duration = Duration::from_millis(50);
 /// How long an unanswered release is repeated before others are sent, which may be for a server that answers. In the keeper's tasks
 /// the attempt that is under way then is the last one.
 const ATTEMPT: Duration = Duration::from_secs(5);
+/// How long a release that was left to a run is repeated from the crate's own thread while there is no run, and the pauses.
+const LEFT: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
@@ -44,9 +48,8 @@ impl Keeper {
         self.releases.push(pending);
         let is_running = self.runs.is_running();
         if Handle::try_current().is_err() || (background::is_current() && !is_running) {
-            // The runtime of the tasks, if they run, is perhaps not driven.
-            let time_limit = if is_running { Duration::ZERO } else { LAST_RELEASES };
-            self.release_from_own_thread(time_limit);
+            // The runtime of the tasks, if they run, is perhaps not driven, or ends with the process.
+            self.release_from_own_thread(LAST_RELEASES);
         } else if let Some(keeper) = self.this.upgrade().filter(|_| !is_running) {
             // If this runtime is about to end as well, the tasks end at once, and it is sent from the crate's own thread.
             keeper.ensure_running();
@@ -55,7 +58,7 @@ impl Keeper {
 
     /// Releases a guard and its permits without waiting.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
-        let Ok(Some(pending)) = self.leave(hold, permits) else { return };
+        let Ok(Some(pending)) = self.leave(hold, permits, false) else { return };
         if pending.keep == 0 {
             hold.finish();
             tracing::debug!(name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
@@ -67,7 +70,7 @@ impl Keeper {
     pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, permits: u32) -> Result<(), Error> {
         let lease = &hold.lease;
         let ends = hold.ends().unwrap_or_else(Instant::now);
-        let left = self.leave(hold, permits).map_err(|reason| hold.loss_error(reason))?;
+        let left = self.leave(hold, permits, true).map_err(|reason| hold.loss_error(reason))?;
         let released = || {
             tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
             Ok(())
@@ -76,11 +79,18 @@ impl Keeper {
         let is_part = pending.keep > 0;
         // When the release is over or dropped, all that wait for the end of the hold are notified.
         let _finishing = (!is_part).then(|| guard(hold, Hold::finish));
+        let stop_renewing = |lease: &Lease| {
+            self.stop_renewing(lease);
+        };
+        let renewing = (!is_part).then(|| guard(&**lease, stop_renewing));
         let answer = if pending.next.is_empty() {
             self.release_in_place(pending).await
         } else {
             self.release_behind(pending).await
         };
+        let renewed_until =
+            renewing.and_then(|renewing| self.stop_renewing(ScopeGuard::into_inner(renewing)));
+        let ends = renewed_until.unwrap_or(ends);
         let found = answer.map_err(|error| self.error(error, "release", Some(hold.name())))?;
         // The release of a part may find nothing because the rest of the lease was released in the meantime.
         let overtaken = is_part && lease.is_released();
@@ -98,14 +108,22 @@ impl Keeper {
         }
     }
 
+    /// The release of a lease that was renewed while its caller waited is over. Returns when the lease ends.
+    fn stop_renewing(&self, lease: &Lease) -> Option<Instant> {
+        let ends = lease.stop_renewing();
+        self.schedule.forget(lease);
+        ends
+    }
+
     /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it. Returns what
-    /// must be returned to the store: the lease, or a part of its permits.
-    fn leave(&self, hold: &Hold, permits: u32) -> Result<Option<PendingRelease>, LossReason> {
+    /// must be returned to the store: the lease, or a part of its permits. If the caller `awaits` that, the lease is renewed meanwhile: the
+    /// thread may be blocked before the release is sent.
+    fn leave(&self, hold: &Hold, permits: u32, awaits: bool) -> Result<Option<PendingRelease>, LossReason> {
         let now = Instant::now();
         match hold.lease.leave(hold.token, permits, now)? {
             // Other guards keep all of a lock.
             None => Ok(None),
-            Some(0) => self.pass_on(hold, now),
+            Some(0) => self.pass_on(hold, now, awaits),
             Some(keep) => Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease) })),
         }
     }
@@ -264,7 +282,10 @@ impl Keeper {
         let (done, wait) = mpsc::channel::<Infallible>();
         background.spawn(async move {
             keeper.send_pending_releases().await;
+            // Others may be in flight in a run.
+            let _ = timeout(time_limit, keeper.releases.sent()).await;
             drop(done);
+            keeper.repeat_left_releases().await;
         });
         let time_limit =
             if background::is_current() { Duration::ZERO } else { time_limit.min(*self.drops_wait.lock()) };
@@ -295,6 +316,22 @@ impl Keeper {
                     }));
                 }
                 else => return,
+            }
+        }
+    }
+
+    /// Repeats releases that were left to a run, while there is none: when its runtime has ended, a request for the lease may still be in
+    /// the network.
+    pub(super) async fn repeat_left_releases(&self) {
+        // One task at a time.
+        let Ok(_repeating) = self.repeating_left.try_acquire() else { return };
+        let mut pause = FIRST_PAUSE;
+        while !self.runs.is_running() && self.releases.is_any_left(LEFT) {
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            if !self.runs.is_running() {
+                self.releases.take_left();
+                self.send_pending_releases().await;
             }
         }
     }

@@ -4,6 +4,7 @@
 //! task that sends them can be started again on another one.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,8 @@ pub(super) struct ReleaseQueue {
 struct Queue {
     pending: VecDeque<PendingRelease>,
     /// Those that were executed when they were sent from the crate's own thread, but may have to be repeated: a request for the lease
-    /// may still be sent from a runtime that made no progress. A run sends the release again, after that request.
+    /// may still be on its way from another runtime. A run sends the release again, after that request; while there is none, the crate's
+    /// own thread repeats it for a while.
     unsettled: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Vec<Number>>,
@@ -63,6 +65,8 @@ pub(super) struct PendingRelease {
     pub(super) ttl: Duration,
     /// When it is given up if it is not answered; set when it is first sent from the queue.
     pub(super) give_up: Option<Instant>,
+    /// When it was first left to a run.
+    pub(super) left_at: Option<Instant>,
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
     /// the store executes the release.
     pub(super) next: Vec<Arc<Lease>>,
@@ -85,6 +89,7 @@ impl PendingRelease {
             repeated: false,
             ttl: Duration::ZERO,
             give_up: None,
+            left_at: None,
             next: Vec::new(),
             confirm: None,
         }
@@ -142,8 +147,10 @@ impl ReleaseQueue {
 
     /// Leaves a release to a task on a runtime of the application.
     pub(super) fn leave(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
+        let mut left = ScopeGuard::into_inner(pending);
         // It was answered: a repetition has its own time.
-        let left = PendingRelease { give_up: None, ..ScopeGuard::into_inner(pending) };
+        left.give_up = None;
+        left.left_at.get_or_insert_with(Instant::now);
         self.add(|queue| queue.unsettled.push_back(left));
         self.finished.notify_waiters();
     }
@@ -176,6 +183,19 @@ impl ReleaseQueue {
     pub(super) fn is_any_waiting(&self) -> bool {
         let queue = self.queue.lock();
         !queue.pending.is_empty() || !queue.unsettled.is_empty()
+    }
+
+    /// Whether a release was left to a run, for the first time, less than `since` ago.
+    pub(super) fn is_any_left(&self, since: Duration) -> bool {
+        let recently = |left: &PendingRelease| left.left_at.is_some_and(|at| at.elapsed() < since);
+        self.queue.lock().unsettled.iter().any(recently)
+    }
+
+    /// Those that were left to a run are pending again.
+    pub(super) fn take_left(&self) {
+        let mut queue = self.queue.lock();
+        let mut left = mem::take(&mut queue.unsettled);
+        queue.pending.append(&mut left);
     }
 
     /// How many are queued for the first time, or again, and not in flight.

@@ -173,6 +173,7 @@ impl Keeper {
                 }
             };
             let _ = timeout(GIVE_UP_AFTER, all_sent).await;
+            self.repeat_left_releases().await;
         }
     }
 

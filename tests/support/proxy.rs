@@ -63,6 +63,10 @@ struct Wire {
     open: AtomicUsize,
     trap: Mutex<Option<Trap>>,
     watch: Mutex<Option<Trap>>,
+    /// The request with which its connection is held.
+    hold: Mutex<Option<Trap>>,
+    /// Sending ends that.
+    resumes: watch::Sender<()>,
 }
 
 /// What is held back.
@@ -166,6 +170,8 @@ impl Proxy {
             open: AtomicUsize::default(),
             trap: Mutex::default(),
             watch: Mutex::default(),
+            hold: Mutex::default(),
+            resumes: watch::Sender::default(),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&wire)));
         Self { port, wire, accepting }
@@ -247,8 +253,20 @@ impl Proxy {
         done
     }
 
+    /// Holds one connection: what it sends to the server from the next request on that is `meant`, also its end. The returned receiver
+    /// completes when that request has arrived here.
+    pub(crate) fn hold_connection_at(
+        &self,
+        meant: impl Fn(&Request) -> bool + Send + 'static,
+    ) -> oneshot::Receiver<()> {
+        let (sprung, held) = oneshot::channel();
+        *lock(&self.wire.hold) = Some(Trap { meant: Box::new(meant), sprung });
+        held
+    }
+
     /// Ends all holding; what was kept is delivered.
     pub(crate) fn resume(&self) {
+        self.wire.resumes.send_replace(());
         self.wire.held.send_replace(Held::default());
     }
 
@@ -389,6 +407,11 @@ async fn requests(
         let request = Request { bytes, words };
         if request.confirmations().is_some() {
             listens.store(true, Ordering::SeqCst);
+        }
+        if let Some(held) = spring(&wire.hold, &request) {
+            let mut resumes = wire.resumes.subscribe();
+            let _ = held.send(());
+            resumes.changed().await.expect("the wire outlives its connections");
         }
         wire.passable(Direction::ToServer, number, listens).await;
         if log_outs.has_changed().is_ok_and(|changed| changed) {

@@ -476,7 +476,25 @@ impl Connection {
             state.earlier.extend(now);
             earlier
         };
-        for id in earlier.iter().filter(|id| Some(**id) != now) {
+        self.have_closed(earlier.into_iter().filter(|id| Some(*id) != now).collect(), link).await
+    }
+
+    /// If nothing keeps it connected any more, makes the server close what is left of it, so that nothing that was sent on it is executed
+    /// from here on. Asks over the link of another connection to the same server.
+    pub(super) async fn close_ended(&self, link: &dyn Link) -> Result<(), CallError> {
+        let earlier = self.state.lock().earlier.clone();
+        if !self.has_ended() || earlier.is_empty() {
+            return Ok(());
+        }
+        match self.have_closed(earlier, link).await {
+            Err(error) if is_refusal(&error) => Ok(()),
+            closed => closed,
+        }
+    }
+
+    /// Makes the server close the links with these ids.
+    async fn have_closed(&self, ids: Vec<i64>, link: &dyn Link) -> Result<(), CallError> {
+        for id in &ids {
             let id = &id.to_string();
             let found = command(link, &["CLIENT", "LIST", "ID", id]).await?;
             if let Some(address) = found.as_str().and_then(|line| address_of(line, &self.name)) {
@@ -485,7 +503,7 @@ impl Connection {
                 tracing::debug!("the previous connection was still open on the server and has been closed");
             }
         }
-        self.state.lock().earlier.retain(|id| Some(*id) == now || !earlier.contains(id));
+        self.state.lock().earlier.retain(|id| !ids.contains(id));
         Ok(())
     }
 }

@@ -227,7 +227,7 @@ impl Notifications {
         self.listen_to(Arc::clone(&link));
         self.subscribe_on(&*link, subscriber.timeouts().connect).await.map_err(not_permitted)?;
         if let Some(publisher) = publisher {
-            verify_delivery(publisher, &self.channel).await?;
+            verify_delivery(publisher, &self.channel, &*link, subscriber.timeouts().reply).await?;
         }
         let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), links, Some(link));
         Ok(AbortOnDropHandle::new(tokio::spawn(stay)))
@@ -302,13 +302,21 @@ impl Notifications {
     }
 }
 
-/// Publishes a message on the client's own channel, and fails if nobody receives it.
-async fn verify_delivery(publisher: &Connection, channel: &str) -> Result<(), BackendError> {
+/// Publishes a message on the client's own channel, and fails if nobody receives it, although the subscribed link still answers.
+async fn verify_delivery(
+    publisher: &Connection,
+    channel: &str,
+    subscribed: &dyn Link,
+    time_limit: Duration,
+) -> Result<(), BackendError> {
     let receivers = publisher.command(&["PUBLISH", channel, "probe"]).await.map_err(not_permitted)?;
-    if receivers.as_i64() == Some(0) {
+    if receivers.as_i64() != Some(0) {
+        return Ok(());
+    }
+    if answers(subscribed, time_limit).await {
         return Err(BackendError::Refused { source: NOT_PERMITTED.into() });
     }
-    Ok(())
+    Err(BackendError::NotSent { source: "the subscribed connection was lost".into() })
 }
 
 /// The error of a server that does not allow the user to use the channel gets a hint. The answer to SUBSCRIBE may be taken for

@@ -244,7 +244,12 @@ impl Transport {
         }
         let (connection, sent) = (self.connection(), Instant::now());
         let answer = timeout(time_limit, Box::pin(call)).await.unwrap_or_else(|_| {
-            let late = CallError::Timeout(format!("no answer within {time_limit:?}"));
+            let why = if connection.is_connected() {
+                String::new()
+            } else {
+                format!(": {}", connection.not_connected())
+            };
+            let late = CallError::Timeout(format!("no answer within {time_limit:?}{why}"));
             self.received(&connection, sent, Err(late))
         });
         answer.map_err(BackendError::from)
@@ -256,19 +261,21 @@ impl Transport {
     }
 }
 
-/// Makes a call, repeatedly while it fails with an error that `again` accepts, until `time_limit` has passed. Also returns whether an
-/// earlier attempt may have been executed.
+/// Makes a call, repeatedly while it fails with an error that `again` accepts, until `time_limit` has passed, and at least twice: if the
+/// thread of the caller was blocked, the first attempt has timed out whatever the server has done. Also returns whether an earlier
+/// attempt may have been executed.
 pub(super) async fn until_answered<T, F: Future<Output = Result<T, BackendError>>>(
     time_limit: Duration,
     again: fn(&BackendError) -> bool,
     call: impl Fn() -> F,
 ) -> Result<(T, bool), BackendError> {
     let give_up = Instant::now() + time_limit;
-    let mut repeated = false;
+    let (mut attempts, mut repeated) = (0, false);
     loop {
+        attempts += 1;
         match call().await {
             Ok(answer) => return Ok((answer, repeated)),
-            Err(error) if again(&error) && Instant::now() + RETRY < give_up => {
+            Err(error) if again(&error) && (attempts < 2 || Instant::now() + RETRY < give_up) => {
                 repeated |= matches!(error, BackendError::Unanswered { .. });
                 sleep(RETRY).await;
             }

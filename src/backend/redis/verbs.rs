@@ -214,19 +214,24 @@ impl RedisBackend {
     }
 
     /// The transport of this thread: a release is sent from the crate's own thread only if the keeper's tasks do not send it, because
-    /// their runtime has ended or is blocked in whole or in part, or if its guard was dropped outside a runtime.
+    /// their runtime has ended or is blocked in whole or in part, or if its guard was dropped outside a runtime. If the connection of
+    /// that runtime has ended, the server closes it first, so that no request of the lease is executed after the release.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,
     ) -> Result<Arc<Transport>, BackendError> {
-        let on_own_thread = background::is_current();
-        if on_own_thread {
-            self.check_open()?;
-        } else {
+        let of_callers = self.commands.of(resource);
+        if !background::is_current() {
             self.revive().await?;
+            return Ok(of_callers);
         }
-        let commands = if on_own_thread { &self.renewing } else { &self.commands };
-        Ok(commands.of(resource))
+        self.check_open()?;
+        let transport = self.renewing.of(resource);
+        if of_callers.connection().has_ended() {
+            let link = transport.link().await?;
+            of_callers.connection().close_ended(&*link).await?;
+        }
+        Ok(transport)
     }
 
     /// Releases in the background what was granted, but does not count.
