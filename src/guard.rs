@@ -24,8 +24,8 @@ use crate::lease::{Engine, Hold};
 /// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the
 /// client, if that is allowed; otherwise it is no longer renewed, and its release is queued for a background task of
 /// the client to send. Dropping never panics and needs no runtime. It does not block, with one exception: outside any
-/// runtime, it waits for the store, for up to 100 ms (and up to 1 s in total for all guards), because the process may be about to
-/// end. Inside a runtime that is never dropped (in a `static`, or ended by `shutdown_background`), the last thing that a program drops
+/// tokio runtime, it waits for the store, for up to 100 ms (all guards of a client together for up to 1 s, and then for a tenth of the
+/// time), because the process may be about to end. So does a future of a waiting call that is dropped there. Inside a runtime that is never dropped (in a `static`, or ended by `shutdown_background`), the last thing that a program drops
 /// may not be released before the process ends; call [`release`](Self::release) instead. If the release cannot reach the store, the lease expires there on its own. To know when the resource is free, or whether the lease
 /// was held until the end, call [`release`](Self::release).
 ///
@@ -191,8 +191,8 @@ impl Guard {
         Protected { loss: self.loss(), work: Some(work), guard: PhantomData }
     }
 
-    /// Releases the guard and waits until the store has confirmed it. Until then it is renewed, so that it does not expire if its thread
-    /// is blocked before the release is sent. `Ok` means that the lease was held until the end,
+    /// Releases the guard and waits until the store has confirmed it. Until then it is renewed, for a minute or its TTL at most, so that it
+    /// does not expire if its thread is blocked before the release is sent. `Ok` means that the lease was held until the end,
     /// and that what was released is free, or already granted to the next waiter. While other guards share the lease of a lock,
     /// nothing becomes free and nothing is sent. If another task of this client is waiting for the same mutex, or for a
     /// permit that can be passed on, it receives the lease without asking the store; `Ok` then means that the lease was

@@ -314,7 +314,7 @@ impl Queue {
         let Self { holder, before, mut doomed, after } = self;
         match kill {
             Kill::BeforeItsTurn => doomed.kill(),
-            Kill::InItsTurn => doomed.pause_and_wait().await,
+            Kill::InItsTurn => doomed.pause(),
         }
         let released = Instant::now();
         let mut newest = holder.token();
@@ -395,7 +395,7 @@ async fn pause_a_writer(server: &RedisServer, told_by: &str) {
     let mut worker = start("writing_worker", server, told_by);
     let old = worker.held().await;
     eventually(SOON, || ready(raw.send(&["LLEN", "accepted"]).int() > 3)).await;
-    worker.pause_and_wait().await;
+    worker.pause();
     let paused = Instant::now();
     let guard = within(SOON, mutex_of(&client).lock()).await.expect("granted");
     assert!(paused.elapsed() <= REPLACED, "after {:?}", paused.elapsed());
@@ -447,7 +447,7 @@ async fn a_waiter_does_not_accept_a_grant_that_expired_while_it_was_paused() {
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
     until_waiting(&mutex, 1).await;
-    worker.pause_and_wait().await;
+    worker.pause();
     let paused = Instant::now();
     let first_token = first.token();
     first.release().await.expect("held to the end");
@@ -479,7 +479,7 @@ async fn a_waiter_that_was_forgotten_while_it_was_paused_is_queued_again() {
     let first = mutex.lock().await.expect("free");
     let mut worker = start("passing_worker", &server, "");
     until_waiting(&mutex, 1).await;
-    worker.pause_and_wait().await;
+    worker.pause();
     let paused = Instant::now();
     until_waiting(&mutex, 0).await;
     assert!(paused.elapsed() <= REPLACED, "it counted as alive for {:?}", paused.elapsed());

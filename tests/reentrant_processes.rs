@@ -481,7 +481,7 @@ impl Queue {
         let Self { holder, before, mut doomed, after } = self;
         match kill {
             Kill::BeforeItsTurn => doomed.kill(),
-            Kill::InItsTurn => doomed.pause_and_wait().await,
+            Kill::InItsTurn => doomed.pause(),
         }
         let released = Instant::now();
         let mut newest = holder.token();
@@ -544,7 +544,7 @@ async fn a_process_paused_for_two_ttls_is_notified_while_its_owner_holds_and_re_
     let mut worker = start("holding_worker", &server, name, OWNER);
     let token = worker.held().await;
     let stays = within(SOON, owned(&client, name, OWNER).lock()).await.expect("let in");
-    worker.pause_and_wait().await;
+    worker.pause();
     let paused = Instant::now();
     holding(&client, name, 1, REPLACED).await;
     sleep_until(paused + LEASE * 2).await;
@@ -566,7 +566,7 @@ async fn a_process_paused_until_another_owner_holds_is_notified_and_queues() {
     let (client, name) = (connect(&server).await, "machine:42");
     let mut worker = start("holding_worker", &server, name, OWNER);
     let token = worker.held().await;
-    worker.pause_and_wait().await;
+    worker.pause();
     let paused = Instant::now();
     let other_owner = within(REPLACED, owned(&client, name, OTHER_OWNER).lock()).await.expect("granted");
     assert!(other_owner.token() > token);

@@ -912,12 +912,18 @@ fn a_request_on_its_way_when_its_runtime_ends_leaves_nothing() {
 #[test]
 fn a_release_before_its_thread_is_blocked_finds_its_lease_held() {
     let Some(server) = RedisServer::start_or_skip("releases of blocked threads") else { return };
-    for runtime in [one_thread(), several_threads()] {
+    // For longer than a TTL, and than a reply may take.
+    for (runtime, blocked) in [
+        (one_thread(), SECOND),
+        (several_threads(), SECOND),
+        (one_thread(), BLOCKED),
+        (several_threads(), BLOCKED),
+    ] {
         runtime.block_on(async {
             let client = connect(&server.url()).await;
             let mutex = client.mutex_with("released", MutexOptions::new().ttl(ms(400))).expect("valid");
             let guard = mutex.lock().await.expect("free");
-            let (released, ()) = join(guard.release(), async { thread::sleep(SECOND) }).await;
+            let (released, ()) = join(guard.release(), async { thread::sleep(blocked) }).await;
             released.expect("it was held when it was released");
             nothing_left(&server, ms(200)).await;
             client.shutdown().await.expect("drained");

@@ -122,7 +122,8 @@ pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 /// `release_permits` when the runtime of the application has ended or is blocked in whole or in part, or when a guard is dropped
 /// outside a runtime. Everything else is called on the runtimes of the application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Creates the id of a new acquisition. Ids cannot be guessed and are never used again, nor is the sequence number in them.
+    /// Creates the id of a new acquisition: usually [`LeaseId::next`], with a random UUID for this client. Ids cannot be guessed and are
+    /// never used again, nor is the sequence number in them.
     fn lease_id(&self) -> LeaseId;
 
     /// Requests a resource, for the first time or again. Answers at once, without waiting for other clients.

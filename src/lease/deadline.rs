@@ -56,6 +56,11 @@ impl Deadline {
         self.cap = self.terms.max_hold.and_then(|hold| now.checked_add(hold));
     }
 
+    /// It ends then at the latest.
+    pub(crate) fn cap(&mut self, at: Instant) {
+        self.cap = Some(self.cap.map_or(at, |cap| cap.min(at)));
+    }
+
     /// Records that the store has confirmed the lease as of `measured_from`. Confirmations may arrive in any order.
     pub(crate) fn extend(&mut self, measured_from: Instant) {
         if measured_from > self.measured_from {

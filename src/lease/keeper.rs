@@ -8,7 +8,6 @@
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
@@ -19,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
-use super::release_queue::{DROPS_WAIT, MAX_RELEASES, PendingRelease, ReleaseQueue};
+use super::release_queue::{MAX_RELEASES, Patience, PendingRelease, ReleaseQueue};
 use super::runs::Runs;
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
@@ -57,7 +56,7 @@ pub(crate) struct Keeper {
     pub(super) background: Option<Handle>,
     pub(super) runs: Runs,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
-    pub(super) drops_wait: Mutex<Duration>,
+    pub(super) drops_wait: Mutex<Patience>,
 }
 
 impl Keeper {
@@ -78,7 +77,7 @@ impl Keeper {
             abandoned: CancellationToken::new(),
             background,
             runs: Runs::default(),
-            drops_wait: Mutex::new(DROPS_WAIT),
+            drops_wait: Mutex::new(Patience::new()),
         });
         if let Some(background) = &keeper.background {
             background.spawn(Arc::clone(&keeper).keep_held());

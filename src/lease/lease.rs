@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::deadline::{Deadline, margin, moment_within};
+use super::release::GIVE_UP_AFTER;
 use crate::backend::{
     Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Resource, Ticket,
 };
@@ -59,7 +60,7 @@ struct State {
 enum Phase {
     Queued(Queued),
     Held(Held),
-    /// Given up, or released. While a caller waits for its release, it is still renewed: what it was when it was held.
+    /// Given up, or released. While a caller waits for its release, with what is still renewed.
     Released(Option<Held>),
     Lost {
         token: FencingToken,
@@ -124,6 +125,8 @@ struct Held {
     renewing: bool,
     /// Set after a renewal that was not answered: when to try again, and why.
     unanswered: Option<Box<(Instant, BackendError)>>,
+    /// Whether a renewal found it gone while it was being released, before its deadline.
+    is_gone: bool,
 }
 
 /// A message to a waiter: it has this hold, or the request has failed.
@@ -406,6 +409,7 @@ impl Lease {
             filed_to_renew: false,
             renewing: false,
             unanswered: None,
+            is_gone: false,
         });
         if revoked {
             self.lose_locked(state, LossReason::Revoked, None);
@@ -587,13 +591,16 @@ impl Lease {
         Some(Hold { lease: Arc::clone(self), token: held.token })
     }
 
-    /// Ends the lease as released. If a caller `awaits` its release, it is still renewed, until [`stop_renewing`](Self::stop_renewing).
-    /// `false` if it has ended before.
+    /// Ends the lease as released. If a caller `awaits` its release, it is still renewed, until [`stop_renewing`](Self::stop_renewing),
+    /// for as long as releases are repeated at most: the caller may not be polled. `false` if it has ended before.
     pub(super) fn end(&self, awaits: bool) -> bool {
         let mut state = self.state.lock();
         match std::mem::replace(&mut state.phase, Phase::Released(None)) {
-            Phase::Held(held) => {
-                state.phase = Phase::Released(awaits.then_some(held));
+            Phase::Held(mut held) => {
+                if awaits {
+                    held.deadline.cap(Instant::now() + self.terms.ttl.max(GIVE_UP_AFTER));
+                    state.phase = Phase::Released(Some(held));
+                }
                 true
             }
             ended => {
@@ -603,10 +610,11 @@ impl Lease {
         }
     }
 
-    /// A released lease is renewed no longer. Returns when it ends, if it was renewed until now.
-    pub(super) fn stop_renewing(&self) -> Option<Instant> {
+    /// A released lease is renewed no longer. If it was renewed until now, returns when it ends, and whether a renewal found it gone
+    /// before that.
+    pub(super) fn stop_renewing(&self) -> Option<(Instant, bool)> {
         match &mut self.state.lock().phase {
-            Phase::Released(renewed) => renewed.take().map(|renewed| renewed.deadline.ends()),
+            Phase::Released(renewed) => renewed.take().map(|held| (held.deadline.ends(), held.is_gone)),
             _ => None,
         }
     }
@@ -717,7 +725,8 @@ impl Phase {
     /// What is renewed, if anything is.
     const fn renewed(&self) -> Option<&Held> {
         match self {
-            Self::Held(held) | Self::Released(Some(held)) => Some(held),
+            Self::Held(held) => Some(held),
+            Self::Released(Some(held)) if !held.is_gone => Some(held),
             _ => None,
         }
     }
@@ -779,6 +788,7 @@ impl Lease {
                 queued.repeated_by_keeper = true;
                 Some((List::Waiting, queued.ask_at))
             }
+            Phase::Released(Some(held)) if held.is_gone => None,
             Phase::Held(held) | Phase::Released(Some(held)) => Some((List::Held, held.schedule())),
             Phase::Lost { release_claimed: false, release_at, .. } => {
                 Some((List::Held, release_at.unwrap_or_else(Instant::now)))
@@ -822,12 +832,7 @@ impl Lease {
                 queued.start_asking();
                 Step::Send
             }
-            Phase::Released(renewed)
-                if renewed.as_ref().is_some_and(|held| held.deadline.has_passed(now)) =>
-            {
-                *renewed = None;
-                Step::Forget
-            }
+            Phase::Released(Some(held)) if held.is_gone || held.deadline.has_passed(now) => Step::Forget,
             Phase::Held(held) | Phase::Released(Some(held)) if list == List::Held && held.may_renew(now) => {
                 held.renewing = true;
                 Step::Send
@@ -867,8 +872,8 @@ impl Lease {
                 held.extend(sent, now);
                 tracing::debug!(name = %self.name(), token = held.token.get(), "lease renewed");
             }
-            // The release has been executed, or is told what has become of the lease.
-            Ok(Renewal::Lost(_)) if !is_held => state.phase = Phase::Released(None),
+            // The release has been executed, or will find out what has become of the lease.
+            Ok(Renewal::Lost(_)) if !is_held => held.is_gone = !held.deadline.has_passed(now),
             // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
                 self.lose_locked(&mut state, LossReason::Missing, None);
@@ -876,7 +881,10 @@ impl Lease {
             Ok(Renewal::Lost(reason)) => self.lose_locked(&mut state, reason, None),
             Err(error) => {
                 tracing::debug!(name = %self.name(), token = held.token.get(), %error, "renewal not answered");
-                held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
+                // A renewal that is given up when the lease ends explains less than the one before it.
+                if held.unanswered.is_none() || !held.deadline.has_passed(now) {
+                    held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
+                }
             }
         }
     }
@@ -1049,7 +1057,10 @@ mod tests {
             assert_eq!(lease.step(List::Held, due), steps[0]);
             lease.renewed(Ok(Renewal::Renewed), due, due);
             assert_eq!(lease.step(List::Held, due), steps[1]);
-            assert_eq!(lease.stop_renewing().is_some_and(|ends| ends > start + TTL), awaits);
+            assert_eq!(
+                lease.stop_renewing().is_some_and(|(ends, is_gone)| ends > start + TTL && !is_gone),
+                awaits
+            );
             assert_eq!(lease.step(List::Held, due), Step::Forget);
             assert!(lease.is_released());
         }
@@ -1064,6 +1075,8 @@ mod tests {
         assert_eq!(lease.step(List::Held, start + TTL / 2), Step::Send);
         lease.renewed(Ok(Renewal::Lost(LossReason::Missing)), start + TTL / 2, start + TTL / 2);
         assert!(lease.is_released(), "its release says what has become of it");
+        assert_eq!(lease.step(List::Held, start + TTL / 2), Step::Forget);
+        assert!(lease.stop_renewing().is_some_and(|(_, is_gone)| is_gone));
         assert_eq!(lease.stop_renewing(), None);
     }
 

@@ -27,8 +27,8 @@
 //!    client (`keeper`, and [`handover`](crate::handover)).
 //! 8. The keeper's tasks run on one runtime at a time. When it ends, or is no longer driven, those that wait on another one
 //!    start them there, and everything that was in progress is done again (`runs`, `tasks`).
-//! 9. Nothing here blocks, except that the end of that runtime waits up to 100 ms for pending releases, and a guard that is
-//!    dropped outside any runtime for its own; all together wait for up to 1 s. Dropping a guard needs no runtime: a release waits in a
+//! 9. Nothing here blocks, except that the end of that runtime waits up to 100 ms for pending releases, and so does what
+//!    is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the time). Dropping a guard needs no runtime: a release waits in a
 //!    queue until the keeper's tasks run again, or is sent from the crate's own thread (`release`, `release_queue`).
 
 mod acquire;

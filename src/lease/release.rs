@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease};
-use super::release_queue::{LAST_RELEASES, MAX_RELEASES, PendingRelease};
+use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Number, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
 use crate::error::{Error, LossReason};
@@ -35,7 +35,7 @@ const RETRY: Duration = Duration::from_millis(50);
 /// the attempt that is under way then is the last one.
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// How long a release that was left to a run is repeated from the crate's own thread while there is no run, and the pauses.
-const LEFT: Duration = Duration::from_secs(5);
+const LEFT: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
@@ -43,16 +43,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 impl Keeper {
-    /// Has a release sent in the background.
+    /// Has a release sent in the background. Outside a runtime it waits for that, because the process may end next: for up to 100 ms,
+    /// not for a store that was too slow before, and not for ever if there are many guards.
     pub(super) fn queue_release(&self, pending: PendingRelease) {
-        self.releases.push(pending);
-        let is_running = self.runs.is_running();
-        if Handle::try_current().is_err() || (background::is_current() && !is_running) {
+        let number = self.releases.push(pending);
+        if Handle::try_current().is_err() {
             // The runtime of the tasks, if they run, is perhaps not driven, or ends with the process.
-            self.release_from_own_thread(LAST_RELEASES);
-        } else if let Some(keeper) = self.this.upgrade().filter(|_| !is_running) {
-            // If this runtime is about to end as well, the tasks end at once, and it is sent from the crate's own thread.
-            keeper.ensure_running();
+            let time_limit = LAST_RELEASES.min(self.drops_wait.lock().left());
+            let begin = Instant::now().into_std();
+            let is_late = !self.release_from_own_thread(time_limit, Some(number));
+            self.drops_wait.lock().spend(begin.elapsed(), is_late);
+        } else if let Some(keeper) = self.this.upgrade().filter(|keeper| !keeper.runs.is_running()) {
+            if background::is_current() {
+                self.release_from_own_thread(Duration::ZERO, None);
+            } else {
+                // If this runtime is about to end as well, the tasks end at once, and it is sent from the crate's own thread.
+                keeper.ensure_running();
+            }
         }
     }
 
@@ -88,13 +95,12 @@ impl Keeper {
         } else {
             self.release_behind(pending).await
         };
-        let renewed_until =
-            renewing.and_then(|renewing| self.stop_renewing(ScopeGuard::into_inner(renewing)));
-        let ends = renewed_until.unwrap_or(ends);
+        let renewed = renewing.and_then(|renewing| self.stop_renewing(ScopeGuard::into_inner(renewing)));
+        let (ends, is_gone_in_time) = renewed.unwrap_or((ends, false));
         let found = answer.map_err(|error| self.error(error, "release", Some(hold.name())))?;
         // The release of a part may find nothing because the rest of the lease was released in the meantime.
         let overtaken = is_part && lease.is_released();
-        match lost_before(found, ends).filter(|_| !overtaken) {
+        match lost_before(found, ends, is_gone_in_time).filter(|_| !overtaken) {
             None => released(),
             Some(reason) => {
                 if is_part {
@@ -108,11 +114,11 @@ impl Keeper {
         }
     }
 
-    /// The release of a lease that was renewed while its caller waited is over. Returns when the lease ends.
-    fn stop_renewing(&self, lease: &Lease) -> Option<Instant> {
-        let ends = lease.stop_renewing();
+    /// The release of a lease that was renewed while its caller waited is over: see [`Lease::stop_renewing`].
+    fn stop_renewing(&self, lease: &Lease) -> Option<(Instant, bool)> {
+        let renewed = lease.stop_renewing();
         self.schedule.forget(lease);
-        ends
+        renewed
     }
 
     /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it. Returns what
@@ -271,33 +277,29 @@ impl Keeper {
         }
     }
 
-    /// Sends the releases that are pending from the crate's own thread. Waits until they are sent, for at most `time_limit`, because the
-    /// process may end next. Does not wait for a store that was too slow before; all such waits together last `DROPS_WAIT` at most.
-    pub(super) fn release_from_own_thread(&self, time_limit: Duration) {
+    /// Sends the releases that are pending from the crate's own thread. Waits for that, and until the one with the number `last` has been
+    /// executed, for at most `time_limit`. `false` if that was too short.
+    pub(super) fn release_from_own_thread(&self, time_limit: Duration, last: Option<Number>) -> bool {
         // Without a thread they stay pending, and are sent by the next runtime that uses the client.
-        let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
+        let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return true };
         if self.releases.is_empty() {
-            return;
+            return true;
         }
         let (done, wait) = mpsc::channel::<Infallible>();
         background.spawn(async move {
             keeper.send_pending_releases().await;
-            // Others may be in flight in a run.
-            let _ = timeout(time_limit, keeper.releases.sent()).await;
+            if let Some(last) = last {
+                // It may be in flight in a run.
+                let _ = timeout(time_limit, keeper.releases.executed(last)).await;
+            }
             drop(done);
             keeper.repeat_left_releases().await;
         });
-        let time_limit =
-            if background::is_current() { Duration::ZERO } else { time_limit.min(*self.drops_wait.lock()) };
-        if time_limit.is_zero() {
-            return;
-        }
-        // Not on tokio's clock, which a test may pause.
-        let begin = std::time::Instant::now();
-        // Nothing is ever sent on this channel: the wait ends when the sender is dropped, or at the time limit.
-        let is_late = wait.recv_timeout(time_limit) == Err(RecvTimeoutError::Timeout);
-        let mut drops_wait = self.drops_wait.lock();
-        *drops_wait = if is_late { Duration::ZERO } else { drops_wait.saturating_sub(begin.elapsed()) };
+        // Nothing is ever sent on this channel: the wait ends when the sender is dropped, or at the time limit, which is not on tokio's
+        // clock, because a test may pause that.
+        time_limit.is_zero()
+            || background::is_current()
+            || wait.recv_timeout(time_limit) != Err(RecvTimeoutError::Timeout)
     }
 
     /// Sends the releases that are pending now, on the crate's own thread, where renewals must not wait behind all of them.
@@ -362,12 +364,12 @@ impl Keeper {
     }
 }
 
-/// Whether the result of a release means that the lease had been lost before. If the result is unknown, the lease counts as
-/// held as long as its deadline has not passed.
-fn lost_before(released: Released, ends: Instant) -> Option<LossReason> {
+/// Whether the result of a release means that the lease had been lost before. If the result is unknown, because an earlier attempt may
+/// have been executed, the lease counts as held as long as its deadline has not passed, or if a renewal found it gone before that.
+fn lost_before(released: Released, ends: Instant, is_gone_in_time: bool) -> Option<LossReason> {
     match released {
         Released::Held => None,
-        Released::Unknown if Instant::now() < ends => None,
+        Released::Unknown if is_gone_in_time || Instant::now() < ends => None,
         Released::Unknown => Some(LossReason::StoreUnreachable),
         Released::Taken => Some(LossReason::Taken),
         Released::Queued | Released::Absent if Instant::now() < ends => Some(LossReason::Missing),

@@ -22,8 +22,31 @@ use crate::hash::HashMap;
 pub(super) const MAX_RELEASES: usize = 256;
 /// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
 pub(super) const LAST_RELEASES: Duration = Duration::from_millis(100);
-/// How long all of them wait together.
-pub(super) const DROPS_WAIT: Duration = Duration::from_secs(1);
+/// How long the waits of all guards may take together. This is regained at a tenth of the time that passes.
+const DROPS_WAIT: Duration = Duration::from_secs(1);
+
+/// For how much longer guards that are dropped may keep the application waiting.
+#[derive(Debug)]
+pub(super) struct Patience {
+    left: Duration,
+    since: std::time::Instant,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { left: DROPS_WAIT, since: std::time::Instant::now() }
+    }
+
+    pub(super) fn left(&self) -> Duration {
+        DROPS_WAIT.min(self.left + self.since.elapsed() / 10)
+    }
+
+    /// A guard has waited for so long, perhaps in vain: then the others do not wait for a while.
+    pub(super) fn spend(&mut self, waited: Duration, in_vain: bool) {
+        let left = if in_vain { Duration::ZERO } else { self.left().saturating_sub(waited) };
+        *self = Self { left, since: std::time::Instant::now() };
+    }
+}
 
 /// The queue of pending releases.
 #[derive(Debug, Default)]
@@ -97,23 +120,26 @@ impl PendingRelease {
 }
 
 impl ReleaseQueue {
-    pub(super) fn push(&self, mut pending: PendingRelease) {
+    /// Adds a release and returns its number.
+    pub(super) fn push(&self, mut pending: PendingRelease) -> Number {
         self.add(|queue| {
             pending.number = queue.next_number;
             queue.next_number += 1;
-            let key = Arc::clone(&pending.lease.resource.key);
-            queue.unfinished.entry(key).or_default().push(pending.number);
+            let (key, number) = (Arc::clone(&pending.lease.resource.key), pending.number);
+            queue.unfinished.entry(key).or_default().push(number);
             queue.pending.push_back(pending);
-        });
+            number
+        })
     }
 
     /// Adds a release that is to be sent, and notifies the task that sends them.
-    fn add(&self, add: impl FnOnce(&mut Queue)) {
+    fn add<T>(&self, add: impl FnOnce(&mut Queue) -> T) -> T {
         let mut queue = self.queue.lock();
-        add(&mut queue);
+        let added = add(&mut queue);
         let queued = Arc::clone(&queue.queued);
         drop(queue);
         queued.notify_one();
+        added
     }
 
     /// For the task that sends releases from now on: notified when something is queued.
@@ -126,7 +152,8 @@ impl ReleaseQueue {
     /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is pending again.
     pub(super) fn pop(&self) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
         let mut queue = self.queue.lock();
-        let pending = queue.unsettled.pop_front().or_else(|| queue.pending.pop_front())?;
+        let mut pending = queue.unsettled.pop_front().or_else(|| queue.pending.pop_front())?;
+        pending.left_at = None;
         Some(self.until_finished(pending))
     }
 
@@ -188,7 +215,8 @@ impl ReleaseQueue {
     /// Whether a release was left to a run, for the first time, less than `since` ago.
     pub(super) fn is_any_left(&self, since: Duration) -> bool {
         let recently = |left: &PendingRelease| left.left_at.is_some_and(|at| at.elapsed() < since);
-        self.queue.lock().unsettled.iter().any(recently)
+        let queue = self.queue.lock();
+        queue.unsettled.iter().chain(&queue.pending).any(recently)
     }
 
     /// Those that were left to a run are pending again.
@@ -235,7 +263,14 @@ impl ReleaseQueue {
         self.until(|queue| queue.unfinished.is_empty() && done()).await;
     }
 
-    /// Waits until every release was executed at least once, or given up.
+    /// Waits until the release with this number was executed at least once, or given up.
+    pub(super) async fn executed(&self, number: Number) {
+        let is_unsettled = |queue: &Queue| queue.unsettled.iter().any(|left| left.number == number);
+        let is_unfinished = |queue: &Queue| queue.unfinished.values().flatten().any(|n| *n == number);
+        self.until(|queue| is_unsettled(queue) || !is_unfinished(queue)).await;
+    }
+
+    /// Waits until every release was executed at least once, or given up, and is not being repeated.
     pub(super) async fn sent(&self) {
         self.until(|queue| queue.unfinished() == queue.unsettled.len()).await;
     }
@@ -276,6 +311,20 @@ mod tests {
     fn orphan() -> PendingRelease {
         let id = LeaseId::next(Uuid::nil());
         PendingRelease::orphan(LeaseRef::new(id, Resource::new("a", Kind::Mutex)))
+    }
+
+    #[test]
+    fn guards_wait_for_a_second_in_all_and_then_for_a_tenth_of_the_time() {
+        let mut patience = Patience::new();
+        assert_eq!(patience.left(), DROPS_WAIT);
+        patience.spend(DROPS_WAIT / 4, false);
+        assert!(patience.left() >= DROPS_WAIT * 3 / 4 && patience.left() < DROPS_WAIT);
+        patience.spend(Duration::ZERO, true);
+        assert!(patience.left() < DROPS_WAIT / 2);
+        patience.since -= DROPS_WAIT * 5;
+        assert!(patience.left() >= DROPS_WAIT / 2);
+        patience.since -= DROPS_WAIT * 100;
+        assert_eq!(patience.left(), DROPS_WAIT);
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
 use super::release::GIVE_UP_AFTER;
-use super::release_queue::{DROPS_WAIT, LAST_RELEASES, MAX_RELEASES, PendingRelease};
+use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
 use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn_cancelable};
@@ -54,7 +54,11 @@ impl Keeper {
     fn stop(&self, number: u64, time_limit: Duration) -> bool {
         let ended = self.runs.end(number);
         if ended {
-            self.release_from_own_thread(time_limit);
+            // Once in a run that has begun; those that end at once have no time of their own.
+            let time_limit = time_limit.min(self.drops_wait.lock().left());
+            let begin = Instant::now().into_std();
+            let is_late = !self.release_from_own_thread(time_limit, None);
+            self.drops_wait.lock().spend(begin.elapsed(), is_late);
         }
         ended
     }
@@ -142,7 +146,7 @@ impl Keeper {
             let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_late(late_below);
             let run = if is_needed { keeper.runs.elsewhere() } else { None };
             if keeper.releases.is_any_unsent(late_below, MAX_RELEASES) {
-                keeper.release_from_own_thread(Duration::ZERO);
+                keeper.release_from_own_thread(Duration::ZERO, None);
             }
             // Not kept alive while this waits.
             drop(keeper);
@@ -180,7 +184,8 @@ impl Keeper {
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
     /// kept on the crate's own thread.
     async fn run(self: Arc<Self>, number: u64, events: BoxStream<'static, Event>) {
-        *self.drops_wait.lock() = DROPS_WAIT;
+        // Guards that were dropped outside a runtime in the meantime do not shorten the wait at its end.
+        let _reset = guard((), |()| *self.drops_wait.lock() = Patience::new());
         let held_too = self.background.is_none();
         if number > 1 {
             self.take_over(held_too);

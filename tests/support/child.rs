@@ -1,9 +1,15 @@
 //! Child processes that end with the test process, however that ends, and ports for them.
 
 use std::ffi::OsStr;
-use std::io::Write;
+use std::fs;
+use std::io::{self, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Becomes the program, and leaves a watcher behind that reads the pipe to the test process: a line means that
 /// the program was stopped in an orderly way, the end of the pipe that the test process is gone.
@@ -48,9 +54,15 @@ impl ChildProcess {
         self.child.try_wait().expect("a child can be asked").is_none()
     }
 
-    /// SIGSTOP: nothing of the program runs until [`resume`](Self::resume).
+    /// SIGSTOP: nothing of the program runs until [`resume`](Self::resume). Waits until it has stopped: the signal reaches one of its
+    /// threads, which stops the others, and on a busy machine that takes a while.
     pub(crate) fn pause(&self) {
         self.signal("STOP");
+        let (threads, begin) = (format!("/proc/{}/task", self.pid()), Instant::now());
+        while Path::new(&threads).exists() && !stand_still(&threads).unwrap_or(false) {
+            assert!(begin.elapsed() < STOP_TIMEOUT, "it does not stop");
+            sleep(Duration::from_micros(200));
+        }
     }
 
     /// SIGCONT.
@@ -99,4 +111,16 @@ impl Drop for ChildProcess {
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     listener.local_addr().expect("a listener has an address").port()
+}
+
+/// Whether every thread listed in the directory `threads` is stopped; an error if one ends meanwhile.
+fn stand_still(threads: &str) -> io::Result<bool> {
+    for thread in fs::read_dir(threads)? {
+        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        // The state follows the program's name, which is in brackets.
+        if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -11,10 +11,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
-use std::future::ready;
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -24,7 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::child::ChildProcess;
 use super::clock::Clock;
-use super::time::{eventually, within};
+use super::time::within;
 
 /// Carries the arguments, and makes a process a worker.
 const ARGS: &str = "LEASEHOLD_WORKER";
@@ -32,8 +29,6 @@ const ARGS: &str = "LEASEHOLD_WORKER";
 const MARK: &str = "@@ ";
 /// How long a worker may take to say something.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long its threads may take to stop.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments of this process, if it is a worker.
 pub(crate) fn worker_args() -> Option<String> {
@@ -115,19 +110,9 @@ impl Worker {
         self.process.is_alive()
     }
 
-    /// SIGSTOP.
+    /// SIGSTOP, and waits until the worker has stopped.
     pub(crate) fn pause(&self) {
         self.process.pause();
-    }
-
-    /// The same, and waits until the worker has stopped: the signal reaches one of its threads, which stops the others, and on a busy
-    /// machine that takes a while.
-    pub(crate) async fn pause_and_wait(&self) {
-        self.pause();
-        let threads = format!("/proc/{}/task", self.pid());
-        if Path::new(&threads).exists() {
-            eventually(STOP_TIMEOUT, || ready(stand_still(&threads).unwrap_or(false))).await;
-        }
     }
 
     /// SIGCONT.
@@ -144,16 +129,4 @@ impl Worker {
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.process.wait()
     }
-}
-
-/// Whether every thread listed in the directory `threads` is stopped; an error if one ends meanwhile.
-fn stand_still(threads: &str) -> io::Result<bool> {
-    for thread in fs::read_dir(threads)? {
-        let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the program's name, which is in brackets.
-        if !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }

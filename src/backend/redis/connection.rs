@@ -476,20 +476,27 @@ impl Connection {
             state.earlier.extend(now);
             earlier
         };
-        self.have_closed(earlier.into_iter().filter(|id| Some(*id) != now).collect(), link).await
+        let earlier = earlier.into_iter().filter(|id| Some(*id) != now).collect();
+        self.have_closed(earlier, link).await
     }
 
     /// If nothing keeps it connected any more, makes the server close what is left of it, so that nothing that was sent on it is executed
-    /// from here on. Asks over the link of another connection to the same server.
-    pub(super) async fn close_ended(&self, link: &dyn Link) -> Result<(), CallError> {
+    /// from here on. Asks over the link of another connection to the same server. `false` if nothing is left, or if it could not be
+    /// closed.
+    pub(super) async fn close_ended(&self, link: &dyn Link) -> bool {
         let earlier = self.state.lock().earlier.clone();
         if !self.has_ended() || earlier.is_empty() {
-            return Ok(());
+            return false;
         }
-        match self.have_closed(earlier, link).await {
-            Err(error) if is_refusal(&error) => Ok(()),
-            closed => closed,
+        let closed = self.have_closed(earlier.clone(), link).await;
+        if let Err(error) = &closed {
+            tracing::debug!(%error, "could not have the server close the connection of a runtime that has ended");
+            if is_refusal(error) {
+                // Nor later.
+                self.state.lock().earlier.retain(|id| !earlier.contains(id));
+            }
         }
+        closed.is_ok()
     }
 
     /// Makes the server close the links with these ids.

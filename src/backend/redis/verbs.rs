@@ -175,14 +175,27 @@ impl RedisBackend {
         Ok(transport)
     }
 
-    /// Releases all permits but `keep`, repeatedly until the server answers or the time limit has passed.
+    /// Releases all permits but `keep`, repeatedly until the server answers or the time limit has passed. If that finds nothing, and the
+    /// connection for the request has ended with its runtime, the request may still be on its way: the server closes that connection,
+    /// and the lease is released again.
     async fn release_until_answered(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
         let release = || async {
             let transport = self.transport_of_releases(&lease.resource).await?;
             release(&transport, lease, keep, self.gap()).await
         };
-        let released = until_answered(self.repeat_for, BackendError::is_transient, release).await?;
-        Ok(found(released))
+        let first = found(until_answered(self.repeat_for, BackendError::is_transient, release).await?);
+        let is_unsettled = background::is_current() && !matches!(first, Released::Held);
+        if !is_unsettled || !self.close_ended(&lease.resource).await {
+            return Ok(first);
+        }
+        let second = until_answered(self.repeat_for, BackendError::is_transient, release).await?.0;
+        Ok(if matches!(second, Released::Held | Released::Queued) { second } else { first })
+    }
+
+    /// Closes what is left of the connection for requests, if that has ended. `false` if there is nothing left.
+    async fn close_ended(&self, resource: &Resource) -> bool {
+        let Some(link) = self.renewing.of(resource).connection().current_link() else { return false };
+        self.commands.of(resource).connection().close_ended(&*link).await
     }
 
     /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent, and there is
@@ -214,24 +227,19 @@ impl RedisBackend {
     }
 
     /// The transport of this thread: a release is sent from the crate's own thread only if the keeper's tasks do not send it, because
-    /// their runtime has ended or is blocked in whole or in part, or if its guard was dropped outside a runtime. If the connection of
-    /// that runtime has ended, the server closes it first, so that no request of the lease is executed after the release.
+    /// their runtime has ended or is blocked in whole or in part, or if its guard was dropped outside a runtime.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,
     ) -> Result<Arc<Transport>, BackendError> {
-        let of_callers = self.commands.of(resource);
-        if !background::is_current() {
+        let on_own_thread = background::is_current();
+        if on_own_thread {
+            self.check_open()?;
+        } else {
             self.revive().await?;
-            return Ok(of_callers);
         }
-        self.check_open()?;
-        let transport = self.renewing.of(resource);
-        if of_callers.connection().has_ended() {
-            let link = transport.link().await?;
-            of_callers.connection().close_ended(&*link).await?;
-        }
-        Ok(transport)
+        let commands = if on_own_thread { &self.renewing } else { &self.commands };
+        Ok(commands.of(resource))
     }
 
     /// Releases in the background what was granted, but does not count.
