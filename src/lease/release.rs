@@ -50,7 +50,7 @@ impl Keeper {
         if Handle::try_current().is_err() {
             // The runtime of the tasks, if they run, is perhaps not driven, or ends with the process.
             let time_limit = LAST_RELEASES.min(self.drops_wait.lock().left());
-            let begin = Instant::now().into_std();
+            let begin = std::time::Instant::now();
             let is_late = !self.release_from_own_thread(time_limit, Some(number));
             self.drops_wait.lock().spend(begin.elapsed(), is_late);
         } else if let Some(keeper) = self.this.upgrade().filter(|keeper| !keeper.runs.is_running()) {
@@ -277,8 +277,8 @@ impl Keeper {
         }
     }
 
-    /// Sends the releases that are pending from the crate's own thread. Waits for that, and until the one with the number `last` has been
-    /// executed, for at most `time_limit`. `false` if that was too short.
+    /// Sends the releases that are pending from the crate's own thread. Waits until `last` has been executed, or all of them, for at most
+    /// `time_limit`. `false` if that was too short.
     pub(super) fn release_from_own_thread(&self, time_limit: Duration, last: Option<Number>) -> bool {
         // Without a thread they stay pending, and are sent by the next runtime that uses the client.
         let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return true };
@@ -287,12 +287,17 @@ impl Keeper {
         }
         let (done, wait) = mpsc::channel::<Infallible>();
         background.spawn(async move {
-            keeper.send_pending_releases().await;
-            if let Some(last) = last {
-                // It may be in flight in a run.
-                let _ = timeout(time_limit, keeper.releases.executed(last)).await;
-            }
-            drop(done);
+            let awaited = async {
+                let executed = async {
+                    match last {
+                        Some(last) => keeper.releases.executed(last).await,
+                        None => keeper.releases.sent().await,
+                    }
+                };
+                // If it is late, the caller finds that out by its own clock.
+                timeout(time_limit, executed).await.is_err().then_some(done)
+            };
+            let _late = join(awaited, keeper.send_pending_releases()).await;
             keeper.repeat_left_releases().await;
         });
         // Nothing is ever sent on this channel: the wait ends when the sender is dropped, or at the time limit, which is not on tokio's
@@ -333,7 +338,8 @@ impl Keeper {
             pause = (pause * 2).min(LONGEST_PAUSE);
             if !self.runs.is_running() {
                 self.releases.take_left();
-                self.send_pending_releases().await;
+                // One that is not answered does not hold up the others.
+                let _ = timeout(LONGEST_PAUSE, self.send_pending_releases()).await;
             }
         }
     }
@@ -367,12 +373,13 @@ impl Keeper {
 /// Whether the result of a release means that the lease had been lost before. If the result is unknown, because an earlier attempt may
 /// have been executed, the lease counts as held as long as its deadline has not passed, or if a renewal found it gone before that.
 fn lost_before(released: Released, ends: Instant, is_gone_in_time: bool) -> Option<LossReason> {
+    let in_time = is_gone_in_time || Instant::now() < ends;
     match released {
         Released::Held => None,
-        Released::Unknown if is_gone_in_time || Instant::now() < ends => None,
+        Released::Unknown if in_time => None,
         Released::Unknown => Some(LossReason::StoreUnreachable),
         Released::Taken => Some(LossReason::Taken),
-        Released::Queued | Released::Absent if Instant::now() < ends => Some(LossReason::Missing),
+        Released::Queued | Released::Absent if in_time => Some(LossReason::Missing),
         Released::Queued | Released::Absent => Some(LossReason::Expired),
     }
 }

@@ -88,7 +88,7 @@ pub(super) struct PendingRelease {
     pub(super) ttl: Duration,
     /// When it is given up if it is not answered; set when it is first sent from the queue.
     pub(super) give_up: Option<Instant>,
-    /// When it was first left to a run.
+    /// When it was first left to a run, since a run last took it out.
     pub(super) left_at: Option<Instant>,
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
     /// the store executes the release.
@@ -212,7 +212,7 @@ impl ReleaseQueue {
         !queue.pending.is_empty() || !queue.unsettled.is_empty()
     }
 
-    /// Whether a release was left to a run, for the first time, less than `since` ago.
+    /// Whether a release was first left to a run less than `since` ago, and is left or pending now.
     pub(super) fn is_any_left(&self, since: Duration) -> bool {
         let recently = |left: &PendingRelease| left.left_at.is_some_and(|at| at.elapsed() < since);
         let queue = self.queue.lock();

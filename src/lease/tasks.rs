@@ -56,7 +56,7 @@ impl Keeper {
         if ended {
             // Once in a run that has begun; those that end at once have no time of their own.
             let time_limit = time_limit.min(self.drops_wait.lock().left());
-            let begin = Instant::now().into_std();
+            let begin = std::time::Instant::now();
             let is_late = !self.release_from_own_thread(time_limit, None);
             self.drops_wait.lock().spend(begin.elapsed(), is_late);
         }
