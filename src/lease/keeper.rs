@@ -322,7 +322,7 @@ impl Keeper {
             }
             queue.hold(lease.id()).then(|| then(queue))
         });
-        if held.is_none() && lease.end(false) {
+        if held.is_none() && lease.end(false, Instant::now()) {
             self.queue_release(PendingRelease::of(lease));
         }
         held
@@ -414,14 +414,14 @@ impl Keeper {
 
     /// Returns a lease to the store.
     fn end(&self, lease: &Arc<Lease>) {
-        if let Some(pending) = self.end_lease(lease, false) {
+        if let Some(pending) = self.end_lease(lease, false, Instant::now()) {
             self.queue_release(pending);
         }
     }
 
     /// Ends a lease. If a caller `awaits` its release, it is renewed until that is over. `None` if it had ended before.
-    fn end_lease(&self, lease: &Arc<Lease>, awaits: bool) -> Option<PendingRelease> {
-        if !lease.end(awaits) {
+    fn end_lease(&self, lease: &Arc<Lease>, awaits: bool, now: Instant) -> Option<PendingRelease> {
+        if !lease.end(awaits, now) {
             return None;
         }
         if !awaits {
@@ -464,11 +464,11 @@ impl Keeper {
             hold.reason()
         };
         let Some(group) = lease.group() else {
-            return self.end_lease(lease, awaits).map(Some).ok_or_else(lost_before);
+            return self.end_lease(lease, awaits, now).map(Some).ok_or_else(lost_before);
         };
         let passed = self.queue(group, |queue| match queue.next_if(|| lease.pass_on(now)) {
             Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
-            None => Err(lease.end(awaits).then(|| self.replacements_for(lease, queue))),
+            None => Err(lease.end(awaits, now).then(|| self.replacements_for(lease, queue))),
         });
         let (waiter, next, has_surplus) = match passed {
             Ok(passed) => passed,

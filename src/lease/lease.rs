@@ -593,21 +593,18 @@ impl Lease {
 
     /// Ends the lease as released. If a caller `awaits` its release, it is still renewed, until [`stop_renewing`](Self::stop_renewing),
     /// for as long as releases are repeated at most: the caller may not be polled. `false` if it has ended before.
-    pub(super) fn end(&self, awaits: bool) -> bool {
+    pub(super) fn end(&self, awaits: bool, now: Instant) -> bool {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut state.phase, Phase::Released(None)) {
-            Phase::Held(mut held) => {
-                if awaits {
-                    held.deadline.cap(Instant::now() + self.terms.ttl.max(GIVE_UP_AFTER));
-                    state.phase = Phase::Released(Some(held));
-                }
-                true
-            }
-            ended => {
-                state.phase = ended;
-                false
-            }
+        let Phase::Held(held) = &mut state.phase else { return false };
+        if !awaits {
+            state.phase = Phase::Released(None);
+            return true;
         }
+        held.deadline.cap(now + self.terms.ttl.max(GIVE_UP_AFTER));
+        if let Phase::Held(held) = std::mem::replace(&mut state.phase, Phase::Released(None)) {
+            state.phase = Phase::Released(Some(held));
+        }
+        true
     }
 
     /// A released lease is renewed no longer. If it was renewed until now, returns when it ends, and whether a renewal found it gone
@@ -1052,7 +1049,7 @@ mod tests {
             let lease = lease();
             lease.answered(Ok(Answer::Granted(grant(42))), start, start);
             lease.hand().unwrap().begin(start);
-            assert!(lease.end(awaits) && !lease.end(awaits), "ended once");
+            assert!(lease.end(awaits, start) && !lease.end(awaits, start), "ended once");
             let due = start + TTL / 2;
             assert_eq!(lease.step(List::Held, due), steps[0]);
             lease.renewed(Ok(Renewal::Renewed), due, due);
@@ -1071,7 +1068,7 @@ mod tests {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(Ok(Answer::Granted(grant(42))), start, start);
         lease.hand().unwrap().begin(start);
-        assert!(lease.end(true));
+        assert!(lease.end(true, start));
         assert_eq!(lease.step(List::Held, start + TTL / 2), Step::Send);
         lease.renewed(Ok(Renewal::Lost(LossReason::Missing)), start + TTL / 2, start + TTL / 2);
         assert!(lease.is_released(), "its release says what has become of it");

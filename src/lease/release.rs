@@ -34,6 +34,8 @@ const RETRY: Duration = Duration::from_millis(50);
 /// How long an unanswered release is repeated before others are sent, which may be for a server that answers. In the keeper's tasks
 /// the attempt that is under way then is the last one.
 const ATTEMPT: Duration = Duration::from_secs(5);
+/// A lease that ends sooner than that is renewed while a caller waits for its release: longer than threads are blocked.
+const ENDS_SOON: Duration = Duration::from_secs(5);
 /// How long a release that was left to a run is repeated from the crate's own thread while there is no run, and the pauses.
 const LEFT: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -65,7 +67,7 @@ impl Keeper {
 
     /// Releases a guard and its permits without waiting.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
-        let Ok(Some(pending)) = self.leave(hold, permits, false) else { return };
+        let Ok(Some(pending)) = self.leave(hold, permits, false, Instant::now()) else { return };
         if pending.keep == 0 {
             hold.finish();
             tracing::debug!(name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
@@ -76,8 +78,10 @@ impl Keeper {
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
     pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, permits: u32) -> Result<(), Error> {
         let lease = &hold.lease;
-        let ends = hold.ends().unwrap_or_else(Instant::now);
-        let left = self.leave(hold, permits, true).map_err(|reason| hold.loss_error(reason))?;
+        let now = Instant::now();
+        let ends = hold.ends().unwrap_or(now);
+        let is_renewed = ends < now + ENDS_SOON;
+        let left = self.leave(hold, permits, is_renewed, now).map_err(|reason| hold.loss_error(reason))?;
         let released = || {
             tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
             Ok(())
@@ -89,7 +93,7 @@ impl Keeper {
         let stop_renewing = |lease: &Lease| {
             self.stop_renewing(lease);
         };
-        let renewing = (!is_part).then(|| guard(&**lease, stop_renewing));
+        let renewing = (is_renewed && !is_part).then(|| guard(&**lease, stop_renewing));
         let answer = if pending.next.is_empty() {
             self.release_in_place(pending).await
         } else {
@@ -124,8 +128,13 @@ impl Keeper {
     /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it. Returns what
     /// must be returned to the store: the lease, or a part of its permits. If the caller `awaits` that, the lease is renewed meanwhile: the
     /// thread may be blocked before the release is sent.
-    fn leave(&self, hold: &Hold, permits: u32, awaits: bool) -> Result<Option<PendingRelease>, LossReason> {
-        let now = Instant::now();
+    fn leave(
+        &self,
+        hold: &Hold,
+        permits: u32,
+        awaits: bool,
+        now: Instant,
+    ) -> Result<Option<PendingRelease>, LossReason> {
         match hold.lease.leave(hold.token, permits, now)? {
             // Other guards keep all of a lock.
             None => Ok(None),
@@ -373,13 +382,13 @@ impl Keeper {
 /// Whether the result of a release means that the lease had been lost before. If the result is unknown, because an earlier attempt may
 /// have been executed, the lease counts as held as long as its deadline has not passed, or if a renewal found it gone before that.
 fn lost_before(released: Released, ends: Instant, is_gone_in_time: bool) -> Option<LossReason> {
-    let in_time = is_gone_in_time || Instant::now() < ends;
+    let in_time = || is_gone_in_time || Instant::now() < ends;
     match released {
         Released::Held => None,
-        Released::Unknown if in_time => None,
+        Released::Unknown if in_time() => None,
         Released::Unknown => Some(LossReason::StoreUnreachable),
         Released::Taken => Some(LossReason::Taken),
-        Released::Queued | Released::Absent if in_time => Some(LossReason::Missing),
+        Released::Queued | Released::Absent if in_time() => Some(LossReason::Missing),
         Released::Queued | Released::Absent => Some(LossReason::Expired),
     }
 }

@@ -184,12 +184,18 @@ impl RedisBackend {
             release(&transport, lease, keep, self.gap()).await
         };
         let first = found(until_answered(self.repeat_for, BackendError::is_transient, release).await?);
-        let is_unsettled = background::is_current() && !matches!(first, Released::Held);
-        if !is_unsettled || !self.close_ended(&lease.resource).await {
+        if matches!(first, Released::Held) || !background::is_current() {
             return Ok(first);
         }
-        let second = until_answered(self.repeat_for, BackendError::is_transient, release).await?.0;
-        Ok(if matches!(second, Released::Held | Released::Queued) { second } else { first })
+        // Rarely needed, so it takes no room in the future.
+        let second = async {
+            if !self.close_ended(&lease.resource).await {
+                return Ok(first);
+            }
+            let second = until_answered(self.repeat_for, BackendError::is_transient, release).await?.0;
+            Ok(if matches!(second, Released::Held | Released::Queued) { second } else { first })
+        };
+        second.boxed().await
     }
 
     /// Closes what is left of the connection for requests, if that has ended. `false` if there is nothing left.
