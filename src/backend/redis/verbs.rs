@@ -51,6 +51,9 @@ impl Backend for RedisBackend {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.notifications.forget(lease.id);
+            if background::is_current() {
+                return self.release_from_own_thread(lease, 0).boxed().await;
+            }
             self.release_until_answered(lease, 0).await
         }
         .boxed()
@@ -64,6 +67,9 @@ impl Backend for RedisBackend {
         async move {
             if self.never_connected() {
                 return self.check_open().map(|()| Released::Absent);
+            }
+            if background::is_current() {
+                return self.release_from_own_thread(lease, keep).boxed().await;
             }
             self.release_until_answered(lease, keep).await
         }
@@ -175,27 +181,25 @@ impl RedisBackend {
         Ok(transport)
     }
 
-    /// Releases all permits but `keep`, repeatedly until the server answers or the time limit has passed. If that finds nothing, and the
-    /// connection for the request has ended with its runtime, the request may still be on its way: the server closes that connection,
-    /// and the lease is released again.
+    /// Releases all permits but `keep`, repeatedly until the server answers or the time limit has passed.
     async fn release_until_answered(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
         let release = || async {
             let transport = self.transport_of_releases(&lease.resource).await?;
             release(&transport, lease, keep, self.gap()).await
         };
-        let first = found(until_answered(self.repeat_for, BackendError::is_transient, release).await?);
-        if matches!(first, Released::Held) || !background::is_current() {
+        let released = until_answered(self.repeat_for, BackendError::is_transient, release).await?;
+        Ok(found(released))
+    }
+
+    /// The same from the crate's own thread. If that finds nothing, and the connection for the request has ended with its runtime, the
+    /// request may still be on its way: the server closes that connection, and the lease is released again.
+    async fn release_from_own_thread(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+        let first = self.release_until_answered(lease, keep).await?;
+        if matches!(first, Released::Held) || !self.close_ended(&lease.resource).await {
             return Ok(first);
         }
-        // Rarely needed, so it takes no room in the future.
-        let second = async {
-            if !self.close_ended(&lease.resource).await {
-                return Ok(first);
-            }
-            let second = until_answered(self.repeat_for, BackendError::is_transient, release).await?.0;
-            Ok(if matches!(second, Released::Held | Released::Queued) { second } else { first })
-        };
-        second.boxed().await
+        let second = self.release_until_answered(lease, keep).await?;
+        Ok(if matches!(second, Released::Held | Released::Queued) { second } else { first })
     }
 
     /// Closes what is left of the connection for requests, if that has ended. `false` if there is nothing left.
