@@ -902,6 +902,7 @@ fn a_request_on_its_way_when_its_runtime_ends_leaves_nothing() {
         proxy.resume();
         // If it is still there, the request has been delivered now.
         of_proxy.block_on(eventually(SOON, || ready(proxy.open() <= 1)));
+        // No event says that the server has executed it, or never will.
         thread::sleep(ms(50));
         of_proxy.block_on(nothing_left(&server, SOON));
         drop(client);
