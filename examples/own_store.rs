@@ -143,7 +143,7 @@ mod tests {
 
         // The disk may be busy.
         fn slack(&self) -> Duration {
-            Duration::from_secs(2)
+            Duration::from_secs(5)
         }
     }
 

@@ -51,10 +51,7 @@ impl Keeper {
         let number = self.releases.push(pending);
         if Handle::try_current().is_err() {
             // The runtime of the tasks, if they run, is perhaps not driven, or ends with the process.
-            let time_limit = LAST_RELEASES.min(self.drops_wait.lock().left());
-            let begin = std::time::Instant::now();
-            let is_late = !self.release_from_own_thread(time_limit, Some(number));
-            self.drops_wait.lock().spend(begin.elapsed(), is_late);
+            self.release_and_wait(LAST_RELEASES, Some(number));
         } else if let Some(keeper) = self.this.upgrade().filter(|keeper| !keeper.runs.is_running()) {
             if background::is_current() {
                 self.release_from_own_thread(Duration::ZERO, None);
@@ -284,6 +281,15 @@ impl Keeper {
         if !matches!(error, BackendError::Closed) {
             self.given_up.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Sends the releases that are pending from the crate's own thread, and keeps the application waiting for them, if it has not waited
+    /// long enough already.
+    pub(super) fn release_and_wait(&self, time_limit: Duration, last: Option<Number>) {
+        let time_limit = time_limit.min(self.drops_wait.lock().left());
+        let begin = std::time::Instant::now();
+        let is_late = !self.release_from_own_thread(time_limit, last);
+        self.drops_wait.lock().spend(begin.elapsed(), is_late);
     }
 
     /// Sends the releases that are pending from the crate's own thread. Waits until `last` has been executed, or all of them, for at most

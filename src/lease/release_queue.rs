@@ -4,12 +4,14 @@
 //! task that sends them can be started again on another one.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
+use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -64,7 +66,7 @@ struct Queue {
     /// own thread repeats it for a while.
     unsettled: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
-    unfinished: HashMap<Arc<str>, Vec<Number>>,
+    unfinished: HashMap<Arc<str>, Numbers>,
     next_number: Number,
     /// Something was queued. Replaced with each run of the task that sends releases: an earlier one may still wait, on a runtime
     /// that is not driven, and must not be notified in place of the current one.
@@ -73,6 +75,9 @@ struct Queue {
 
 /// The number of a release, in the order in which they were queued.
 pub(super) type Number = u64;
+
+/// Nearly always a single one.
+type Numbers = SmallVec<[Number; 1]>;
 
 /// A release that must reach the store.
 #[derive(Debug)]
@@ -191,11 +196,11 @@ impl ReleaseQueue {
     /// A release that was taken out is no longer pending.
     pub(super) fn finish(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
         let PendingRelease { number, lease, .. } = ScopeGuard::into_inner(pending);
-        let (mut queue, key) = (self.queue.lock(), &lease.resource.key);
-        if let Some(numbers) = queue.unfinished.get_mut(key) {
-            numbers.retain(|other| *other != number);
-            if numbers.is_empty() {
-                queue.unfinished.remove(key);
+        let mut queue = self.queue.lock();
+        if let Entry::Occupied(mut numbers) = queue.unfinished.entry(lease.resource.key) {
+            numbers.get_mut().retain(|other| *other != number);
+            if numbers.get().is_empty() {
+                numbers.remove();
             }
         }
         drop(queue);
@@ -254,7 +259,7 @@ impl ReleaseQueue {
     /// finds released what was dropped before. Releases that are queued later are not waited for.
     pub(super) async fn finished(&self, key: &str) {
         let later = self.queue.lock().next_number;
-        let all_later = |numbers: &Vec<Number>| numbers.iter().all(|number| *number >= later);
+        let all_later = |numbers: &Numbers| numbers.iter().all(|number| *number >= later);
         self.until(|queue| queue.unfinished.get(key).is_none_or(all_later)).await;
     }
 
@@ -294,7 +299,7 @@ impl ReleaseQueue {
 impl Queue {
     /// How many releases are queued or in flight.
     fn unfinished(&self) -> usize {
-        self.unfinished.values().map(Vec::len).sum()
+        self.unfinished.values().map(SmallVec::len).sum()
     }
 }
 

@@ -55,10 +55,7 @@ impl Keeper {
         let ended = self.runs.end(number);
         if ended {
             // Once in a run that has begun; those that end at once have no time of their own.
-            let time_limit = time_limit.min(self.drops_wait.lock().left());
-            let begin = std::time::Instant::now();
-            let is_late = !self.release_from_own_thread(time_limit, None);
-            self.drops_wait.lock().spend(begin.elapsed(), is_late);
+            self.release_and_wait(time_limit, None);
         }
         ended
     }

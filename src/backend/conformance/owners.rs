@@ -32,7 +32,9 @@ pub async fn point_11_an_owner_can_re_enter(store: &dyn Harness) {
     assert_eq!(one.release(first.lease.id).await, Released::Held);
     assert_eq!(one.renew(first.lease.id).await, Renewal::Lost(LossReason::Taken));
     assert_eq!(other.renew(second.lease.id).await, Renewal::Renewed);
-    assert!(timeout(one.slack / 5, &mut waiting).await.is_err(), "admitted while the owner had a hold");
+    // The hold is not renewed meanwhile.
+    let meanwhile = (one.slack / 5).min(one.ttl / 4);
+    assert!(timeout(meanwhile, &mut waiting).await.is_err(), "admitted while the owner had a hold");
     assert_eq!(other.release(second.lease.id).await, Released::Held);
     let (next, _) = one.within(one.slack, "the waiter", waiting).await;
     assert!(next.token > token);
