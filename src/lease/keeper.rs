@@ -419,12 +419,12 @@ impl Keeper {
         }
     }
 
-    /// Ends a lease. If a caller `awaits` its release, it is renewed until that is over. `None` if it had ended before.
-    fn end_lease(&self, lease: &Arc<Lease>, awaits: bool, now: Instant) -> Option<PendingRelease> {
-        if !lease.end(awaits, now) {
+    /// Ends a lease. If `keep_renewed`, it is renewed until its release is over. `None` if it had ended before.
+    fn end_lease(&self, lease: &Arc<Lease>, keep_renewed: bool, now: Instant) -> Option<PendingRelease> {
+        if !lease.end(keep_renewed, now) {
             return None;
         }
-        if !awaits {
+        if !keep_renewed {
             self.schedule.forget(lease);
         }
         self.forget_owner(lease);
@@ -450,13 +450,13 @@ impl Keeper {
     }
 
     /// The last guard of a hold is gone: passes the lease on to the next waiter of this client, or ends it. Returns the
-    /// release if it ends here, and the reason if it had been lost before. If the caller `awaits` the release, the lease is renewed
-    /// until that is over.
+    /// release if it ends here, and the reason if it had been lost before. If it ends and `keep_renewed`, it is renewed until the
+    /// release is over.
     pub(super) fn pass_on(
         &self,
         hold: &Hold,
         now: Instant,
-        awaits: bool,
+        keep_renewed: bool,
     ) -> Result<Option<PendingRelease>, LossReason> {
         let lease = &hold.lease;
         let lost_before = || {
@@ -464,17 +464,17 @@ impl Keeper {
             hold.reason()
         };
         let Some(group) = lease.group() else {
-            return self.end_lease(lease, awaits, now).map(Some).ok_or_else(lost_before);
+            return self.end_lease(lease, keep_renewed, now).map(Some).ok_or_else(lost_before);
         };
         let passed = self.queue(group, |queue| match queue.next_if(|| lease.pass_on(now)) {
             Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
-            None => Err(lease.end(awaits, now).then(|| self.replacements_for(lease, queue))),
+            None => Err(lease.end(keep_renewed, now).then(|| self.replacements_for(lease, queue))),
         });
         let (waiter, next, has_surplus) = match passed {
             Ok(passed) => passed,
             Err(None) => return Err(lost_before()),
             Err(Some(next)) => {
-                if !awaits {
+                if !keep_renewed {
                     self.schedule.forget(lease);
                 }
                 return Ok(Some(PendingRelease { next, ..PendingRelease::of(lease) }));

@@ -591,12 +591,12 @@ impl Lease {
         Some(Hold { lease: Arc::clone(self), token: held.token })
     }
 
-    /// Ends the lease as released. If a caller `awaits` its release, it is still renewed, until [`stop_renewing`](Self::stop_renewing),
+    /// Ends the lease as released. If `keep_renewed`, it is still renewed, until [`stop_renewing`](Self::stop_renewing) is called, but
     /// for as long as releases are repeated at most: the caller may not be polled. `false` if it has ended before.
-    pub(super) fn end(&self, awaits: bool, now: Instant) -> bool {
+    pub(super) fn end(&self, keep_renewed: bool, now: Instant) -> bool {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return false };
-        if !awaits {
+        if !keep_renewed {
             state.phase = Phase::Released(None);
             return true;
         }
@@ -1045,18 +1045,19 @@ mod tests {
     #[test]
     fn a_released_lease_is_renewed_while_its_caller_waits_for_that() {
         let start = Instant::now();
-        for (awaits, steps) in [(true, [Step::Send, Step::Wait]), (false, [Step::Forget, Step::Forget])] {
+        for (keep_renewed, steps) in [(true, [Step::Send, Step::Wait]), (false, [Step::Forget, Step::Forget])]
+        {
             let lease = lease();
             lease.answered(Ok(Answer::Granted(grant(42))), start, start);
             lease.hand().unwrap().begin(start);
-            assert!(lease.end(awaits, start) && !lease.end(awaits, start), "ended once");
+            assert!(lease.end(keep_renewed, start) && !lease.end(keep_renewed, start), "ended once");
             let due = start + TTL / 2;
             assert_eq!(lease.step(List::Held, due), steps[0]);
             lease.renewed(Ok(Renewal::Renewed), due, due);
             assert_eq!(lease.step(List::Held, due), steps[1]);
             assert_eq!(
                 lease.stop_renewing().is_some_and(|(ends, is_gone)| ends > start + TTL && !is_gone),
-                awaits
+                keep_renewed
             );
             assert_eq!(lease.step(List::Held, due), Step::Forget);
             assert!(lease.is_released());

@@ -123,19 +123,19 @@ impl Keeper {
     }
 
     /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it. Returns what
-    /// must be returned to the store: the lease, or a part of its permits. If the caller `awaits` that, the lease is renewed meanwhile: the
-    /// thread may be blocked before the release is sent.
+    /// must be returned to the store: the lease, or a part of its permits. If `keep_renewed`, the lease is renewed until its release is
+    /// over: the caller's thread may be blocked before it is sent.
     fn leave(
         &self,
         hold: &Hold,
         permits: u32,
-        awaits: bool,
+        keep_renewed: bool,
         now: Instant,
     ) -> Result<Option<PendingRelease>, LossReason> {
         match hold.lease.leave(hold.token, permits, now)? {
             // Other guards keep all of a lock.
             None => Ok(None),
-            Some(0) => self.pass_on(hold, now, awaits),
+            Some(0) => self.pass_on(hold, now, keep_renewed),
             Some(keep) => Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease) })),
         }
     }
