@@ -24,6 +24,22 @@ pub(crate) async fn is_stuck(runtime: &Handle) -> bool {
     runtime.id() != Handle::current().id() && timeout(STUCK, runtime.spawn(async {})).await.is_err()
 }
 
+/// Spawns a task on the current runtime.
+///
+/// The future is boxed: for every type of future that is spawned, the compiler generates more than two thousand lines of tokio's code
+/// (in LLVM's representation), which was a tenth of all code of this crate.
+pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    spawn_on(&Handle::current(), future)
+}
+
+/// The same on another runtime.
+pub(crate) fn spawn_on<T: Send + 'static>(
+    runtime: &Handle,
+    future: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    runtime.spawn(future.boxed())
+}
+
 /// A task's future, which is dropped together with this, even if the runtime of the task is not driven: at once, or if it is
 /// being polled, after that.
 ///
@@ -45,7 +61,11 @@ enum Slot<T> {
 pub(crate) fn spawn_cancelable<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> (JoinHandle<T>, Cancel) {
-    let slot = Arc::new(Mutex::new(Slot::Idle(future.boxed())));
+    spawn_boxed(future.boxed())
+}
+
+fn spawn_boxed<T: Send + 'static>(future: BoxFuture<'static, T>) -> (JoinHandle<T>, Cancel) {
+    let slot = Arc::new(Mutex::new(Slot::Idle(future)));
     let shared = Arc::clone(&slot);
     let drop_future = move || {
         let dropped = mem::replace(&mut *shared.lock(), Slot::Dropped);

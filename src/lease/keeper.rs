@@ -28,6 +28,7 @@ use crate::error::{Error, LossReason};
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::options::Settings;
+use crate::runtime::spawn_on;
 
 /// The queue of a group within the client.
 pub(super) type Waiters = Queue<oneshot::Sender<Message>>;
@@ -80,8 +81,8 @@ impl Keeper {
             drops_wait: Mutex::new(Patience::new()),
         });
         if let Some(background) = &keeper.background {
-            background.spawn(Arc::clone(&keeper).keep_held());
-            background.spawn(Self::watch_runs(Arc::downgrade(&keeper), keeper.abandoned.clone()));
+            spawn_on(background, Arc::clone(&keeper).keep_held());
+            spawn_on(background, Self::watch_runs(Arc::downgrade(&keeper), keeper.abandoned.clone()));
         }
         keeper
     }

@@ -13,9 +13,9 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::future::{join, join_all};
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -28,6 +28,7 @@ use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Number, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::background;
 use crate::error::{Error, LossReason};
+use crate::runtime::spawn_on;
 
 /// The pause before a release that was not answered is sent again.
 const RETRY: Duration = Duration::from_millis(50);
@@ -218,7 +219,7 @@ impl Keeper {
             self.send_until_confirmed(&mut pending).await
         } else {
             next.iter().for_each(|lease| lease.start_asking());
-            let asked = join_all(next.into_iter().map(|lease| self.ask(lease)));
+            let asked = join_all(next.into_iter().map(|lease| self.ask(lease).boxed()));
             join(asked, self.send_until_confirmed(&mut pending)).await.1
         };
         match sent {
@@ -301,7 +302,7 @@ impl Keeper {
             return true;
         }
         let (done, wait) = mpsc::channel::<Infallible>();
-        background.spawn(async move {
+        spawn_on(background, async move {
             let awaited = async {
                 let executed = async {
                     match last {
@@ -332,9 +333,12 @@ impl Keeper {
                 Ok(permit) = self.own_thread_releases.acquire(), if remaining > 0 => {
                     let next = self.releases.pop_unsent();
                     remaining = if next.is_some() { remaining - 1 } else { 0 };
-                    releases.extend(next.map(|pending| async move {
-                        self.send_from_own_thread(pending).await;
-                        drop(permit);
+                    releases.extend(next.map(|pending| {
+                        let sent = async move {
+                            self.send_from_own_thread(pending).await;
+                            drop(permit);
+                        };
+                        sent.boxed()
                     }));
                 }
                 else => return,

@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures::stream::{BoxStream, FuturesUnordered};
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use scopeguard::guard;
 use tokio::runtime::Handle;
 use tokio::task::consume_budget;
@@ -25,7 +25,7 @@ use super::release::GIVE_UP_AFTER;
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
-use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn_cancelable};
+use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn, spawn_cancelable, spawn_on};
 
 impl Keeper {
     /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
@@ -97,7 +97,7 @@ impl Keeper {
         loop {
             if let Some((number, runtime)) = self.runs.to_probe() {
                 // In a task: others rely on it, even if this is dropped.
-                tokio::spawn(Self::stop_if_stuck(Arc::downgrade(self), number, runtime));
+                spawn(Self::stop_if_stuck(Arc::downgrade(self), number, runtime));
             }
             sleep(PROBE_INTERVAL).await;
         }
@@ -119,7 +119,11 @@ impl Keeper {
                 "a runtime on which a client is used makes no progress; its tasks continue where the client is used next"
             );
             let this = Weak::clone(&self.this);
-            runtime.spawn(async move { this.upgrade().map(|keeper| keeper.ensure_running()) });
+            spawn_on(runtime, async move {
+                if let Some(keeper) = this.upgrade() {
+                    keeper.ensure_running();
+                }
+            });
         }
     }
 
@@ -234,7 +238,7 @@ impl Keeper {
             consume_budget().await;
             waiting.extend(self.process_due(List::Held, Instant::now()));
             while let Some(leases) = next_together(&mut waiting, in_flight.load(Ordering::Relaxed)) {
-                renewals.push(self.renew(leases, &in_flight));
+                renewals.push(self.renew(leases, &in_flight).boxed());
             }
             set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
             tokio::select! {
@@ -252,7 +256,9 @@ impl Keeper {
         loop {
             consume_budget().await;
             asks.extend(
-                self.process_due(List::Waiting, Instant::now()).into_iter().map(|lease| self.ask(lease)),
+                self.process_due(List::Waiting, Instant::now())
+                    .into_iter()
+                    .map(|lease| self.ask(lease).boxed()),
             );
             set_alarm(self.schedule.set_alarm(List::Waiting), alarm.as_mut());
             tokio::select! {

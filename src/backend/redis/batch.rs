@@ -37,6 +37,7 @@ use super::script::{BATCH, Script};
 use super::transport::{Transport, is_unknown_script};
 use super::value::{Arguments, Value};
 use crate::backend::{BackendError, Kind};
+use crate::runtime::spawn;
 
 /// The usual size of an operation, in bytes.
 const USUAL_SIZE: usize = 128;
@@ -113,7 +114,7 @@ impl Transport {
         drop(states);
         if start {
             let drain = Drain { transport: Arc::clone(self), runtime, working: true, in_flight: 0 };
-            tokio::spawn(drain.run());
+            spawn(drain.run());
         }
         answered
     }
@@ -189,7 +190,7 @@ impl Transport {
             // The whole call was refused and nothing was executed, for instance because this user may not use one of the keys. So
             // each operation is sent on its own.
             Err(error) if self.are_sent_again(operations.len(), &error) => {
-                join_all(operations.into_iter().map(|operation| self.call_alone(operation))).await;
+                join_all(operations.into_iter().map(|operation| self.call_alone(operation).boxed())).await;
             }
             Err(error) => {
                 if operations.len() > 1 && error.is_unanswered() {

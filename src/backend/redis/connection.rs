@@ -32,6 +32,7 @@ use super::target::Server;
 use super::value::Value;
 use crate::backend::{BackendError, Status};
 use crate::background;
+use crate::runtime::spawn_on;
 
 /// The first and the longest pause before retrying to connect: a lease of 3 s must survive an outage of 2 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -186,7 +187,7 @@ impl Connection {
         };
         // Dropped with the task, perhaps because its runtime ends.
         let driven = guard(Arc::clone(self), move |connection| connection.give_up(number));
-        (number, runtime.spawn(async move { driven.stay_connected(number, closed, connected).await }))
+        (number, spawn_on(runtime, async move { driven.stay_connected(number, closed, connected).await }))
     }
 
     fn is_in_charge(&self, number: u64) -> bool {

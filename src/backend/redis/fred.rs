@@ -12,7 +12,7 @@
 //! * It sends HELLO as a line of words, in which credentials with spaces would be several words: they are quoted.
 //! * By default it waits for 10 s and queues without limit: changed below.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +40,7 @@ use super::target::Server;
 use super::target::{Login, Target, Topology};
 use super::tls::Tls;
 use super::value::{Arguments, Value};
+use crate::runtime::spawn;
 
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
@@ -120,7 +121,7 @@ impl Connector for FredConnector {
             let (ended, abort) = (CancellationToken::new(), driver.abort_handle());
             // Dropped with the task, perhaps because its runtime ends.
             let on_end = ended.clone().drop_guard();
-            tokio::spawn(async move {
+            spawn(async move {
                 if let Ok(Err(error)) = driver.await {
                     tracing::debug!(%error, "a connection ended");
                 }
@@ -150,9 +151,11 @@ impl FredLink {
     ) -> Reply<'a> {
         in_place(move || {
             unconstrained(async move {
+                // `select!` would copy it twice.
+                let mut answer = pin!(command());
                 tokio::select! {
                     biased;
-                    answer = command() => answer.map(read).map_err(sort),
+                    answer = &mut answer => answer.map(read).map_err(sort),
                     () = self.ended.cancelled() => Err(CallError::Lost("the connection was lost".to_owned())),
                 }
             })

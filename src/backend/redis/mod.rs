@@ -93,6 +93,7 @@ use super::{BackendError, Capabilities, MAX_TTL, Status, StoreState};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
+use crate::runtime::spawn_on;
 use callers::CallersConnections;
 use check::Expected;
 use connection::{ConnectionSettings, Timeouts};
@@ -573,10 +574,10 @@ impl RedisBackend {
         let servers = Servers::new(topology, connections, sentinel_login, notified, closing.token());
         let (commands, renewing) = (servers.commands(), servers.commands());
         let subscriber = servers.connection();
-        let mut drivers = vec![own.spawn(servers.stay_up_to_date(&[&commands, &renewing]))];
+        let mut drivers = vec![spawn_on(&own, servers.stay_up_to_date(&[&commands, &renewing]))];
         if settings.fail_fast {
             let (changes, notified) = (statuses.changes(), Arc::clone(&notifications));
-            drivers.push(own.spawn(fail_waiting(changes, notified, closing.token())));
+            drivers.push(spawn_on(&own, fail_waiting(changes, notified, closing.token())));
         }
         let mut all_commands = vec![commands.clone()];
         let replicas = settings.quota.map(|quota| {
@@ -592,7 +593,7 @@ impl RedisBackend {
         };
         let notified = Arc::clone(&notifications);
         let callers = CallersConnections::new(all_commands, subscriber, notified, expected, closing.token());
-        drivers.push(own.spawn(Arc::clone(&callers).watch()));
+        drivers.push(spawn_on(&own, Arc::clone(&callers).watch()));
         Ok(Self {
             client,
             capabilities: Capabilities::new(store),
@@ -625,7 +626,7 @@ impl RedisBackend {
         async move {
             let (own, closed) = (background_handle()?, self.closing.token());
             let renewing = self.renewing.clone();
-            let driver = own.spawn(async move { renewing.connect(closed).await });
+            let driver = spawn_on(&own, async move { renewing.connect(closed).await });
             self.callers.connect().await?;
             let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
             self.drivers.lock().extend(driver);

@@ -29,6 +29,7 @@ use crate::backend::{
 };
 use crate::fence::FencingToken;
 use crate::hash::HashSet;
+use crate::runtime::spawn;
 
 /// How often the subscription is checked while leases of this client wait.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -230,13 +231,13 @@ impl Notifications {
             verify_delivery(publisher, &self.channel, &*link, subscriber.timeouts().reply).await?;
         }
         let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), links, Some(link));
-        Ok(AbortOnDropHandle::new(tokio::spawn(stay)))
+        Ok(AbortOnDropHandle::new(spawn(stay)))
     }
 
     /// The same for a reopened connection: it is subscribed as soon as the server answers.
     pub(super) fn resubscribe(self: &Arc<Self>, subscriber: &Arc<Connection>) -> AbortOnDropHandle<()> {
         let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), subscriber.links(), None);
-        AbortOnDropHandle::new(tokio::spawn(stay))
+        AbortOnDropHandle::new(spawn(stay))
     }
 
     /// Subscribes on every new link after `subscribed`, and replaces a link that no longer answers.

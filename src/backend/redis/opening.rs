@@ -20,6 +20,7 @@ use super::credentials::Credentials;
 use super::link::{CallError, Connector, Link, Opened};
 use super::target::{Login, Server};
 use super::tls;
+use crate::runtime::spawn;
 
 /// How long a handshake may take before the server is asked in plain text.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
@@ -65,7 +66,7 @@ impl Opening {
     fn start(&self, server: &Server, login: &Login) -> JoinHandle<Result<Arc<dyn Link>, CallError>> {
         let (library, limit) = (Arc::clone(&self.library), self.connect_timeout * 3 / 4);
         let (server, login) = (server.clone(), login.clone());
-        tokio::spawn(async move {
+        spawn(async move {
             let login = login.provided(limit).await?;
             library.open(&server, &login).await
         })

@@ -39,6 +39,7 @@ use super::target::{Login, Target, Topology};
 use super::tls::Tls;
 use super::value::{Arguments, Value};
 use crate::error::Error;
+use crate::runtime::spawn;
 
 /// How many commands may wait in the library's queue before others wait for room in it.
 const QUEUED_COMMANDS: usize = 4096;
@@ -114,7 +115,7 @@ impl RedisRsConnector {
         let ended = CancellationToken::new();
         // Dropped with the task, perhaps because its runtime ends.
         let on_end = ended.clone().drop_guard();
-        let driver = tokio::spawn(async move {
+        let driver = spawn(async move {
             driver.await;
             drop(on_end);
         });

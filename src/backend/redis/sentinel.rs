@@ -14,6 +14,7 @@ use super::connection::ConnectionSettings;
 use super::link::{CallError, Link, command};
 use super::route::{Route, primary_of};
 use super::target::Server;
+use crate::runtime::spawn;
 
 /// The sentinels that know which server is the primary.
 ///
@@ -52,7 +53,7 @@ impl Sentinels {
         for sentinel in self.sentinels.clone() {
             let (sentinels, sender) = (Arc::clone(self), sender.clone());
             // A task, because connecting must not be given up halfway.
-            tokio::spawn(async move {
+            spawn(async move {
                 let answer = sentinels.ask(&sentinel).await;
                 // The receiver is gone if others were faster.
                 let _ = sender.send(answer.map_err(|error| format!("{sentinel}: {error}")));
@@ -126,7 +127,7 @@ impl Sentinels {
 
     /// Listens to all sentinels until `closed`.
     pub(super) async fn listen(self: Arc<Self>, closed: CancellationToken) {
-        let all = self.sentinels.iter().map(|sentinel| self.listen_to(sentinel, &closed));
+        let all = self.sentinels.iter().map(|sentinel| self.listen_to(sentinel, &closed).boxed());
         join_all(all).await;
     }
 

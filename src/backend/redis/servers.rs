@@ -17,6 +17,7 @@ use super::sentinel::{Sentinels, ToPrimary};
 use super::target::{Login, Server, Topology};
 use super::transport::Transport;
 use crate::backend::{BackendError, Resource};
+use crate::runtime::spawn_on;
 
 /// Creates the connections of a store.
 #[derive(Debug)]
@@ -144,7 +145,9 @@ impl Commands {
     pub(super) fn start(&self, runtime: &Handle, closed: CancellationToken) -> Option<JoinHandle<()>> {
         match self {
             Self::Server(connection, _) => Some(connection.start(runtime, closed)),
-            Self::Cluster(nodes, _) => Some(runtime.spawn(Arc::clone(nodes).connect_when_possible(closed))),
+            Self::Cluster(nodes, _) => {
+                Some(spawn_on(runtime, Arc::clone(nodes).connect_when_possible(closed)))
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! The state of the store, from that of all connections, and what operators read about it.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::target::Server;
 use crate::backend::{NodeState, Status, StoreState};
+use crate::hash::HashMap;
 
 /// The state of all connections of a client.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub(super) struct Statuses {
 struct Connections {
     last: u64,
     /// The server of each and its state, once something is known.
-    by_number: BTreeMap<u64, NodeState>,
+    by_number: HashMap<u64, NodeState>,
     /// Since when the store has been unreachable, if that has been logged.
     unreachable_since: Option<Instant>,
     closed: bool,
@@ -106,14 +107,10 @@ impl Statuses {
 impl Connections {
     /// The state of the servers, each as the worst of its connections. `None` if there are none.
     fn state(&self) -> Option<StoreState> {
-        let mut nodes = BTreeMap::<&str, &NodeState>::new();
-        for known in self.by_number.values() {
-            let worst = nodes.entry(&known.address).or_insert(known);
-            if known.status.rank() > worst.status.rank() {
-                *worst = known;
-            }
-        }
-        (!nodes.is_empty()).then(|| StoreState::of(nodes.into_values().cloned().collect()))
+        let mut known: Vec<_> = self.by_number.iter().collect();
+        known.sort_unstable_by_key(|(number, node)| (&node.address, Reverse(node.status.rank()), *number));
+        known.dedup_by_key(|(_, node)| &node.address);
+        (!known.is_empty()).then(|| StoreState::of(known.into_iter().map(|(_, node)| node.clone()).collect()))
     }
 }
 

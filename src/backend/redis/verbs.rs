@@ -16,6 +16,7 @@ use crate::backend::{
     Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
 };
 use crate::background;
+use crate::runtime::spawn;
 
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
@@ -256,7 +257,7 @@ impl RedisBackend {
     fn release_in_background(&self, lease: &LeaseRef) {
         let (transport, lease) = (self.commands.of(&lease.resource), lease.clone());
         let (gap, time_limit) = (self.gap(), self.repeat_for);
-        tokio::spawn(async move {
+        spawn(async move {
             let release = || release(&transport, &lease, 0, gap);
             if let Err(error) = until_answered(time_limit, BackendError::is_transient, release).await {
                 tracing::warn!(key = &*lease.resource.key, %error, "a lease could not be released; it ends when it expires");

@@ -1,10 +1,10 @@
 //! Inspection: each node's view, and what a majority says.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::quorum::Quorum;
 use crate::backend::{BackendError, Detail, Holder, Inspection, LeaseId, NodeInspection, Resource, Waiter};
+use crate::hash::HashMap;
 
 impl Quorum {
     /// Returns who holds a lock and who waits for it, as a majority sees it, and the view of each node.
@@ -44,7 +44,7 @@ impl Quorum {
 /// What a majority says. A lease is held as long as a majority holds it; a waiter waits if it has a place, or a grant
 /// not made by a majority, on a majority of nodes.
 fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
-    let mut holds: BTreeMap<&str, Vec<&Holder>> = BTreeMap::new();
+    let mut holds: HashMap<&str, Vec<&Holder>> = HashMap::default();
     for holder in views.iter().flat_map(|view| &view.holders) {
         holds.entry(&holder.id).or_default().push(holder);
     }
@@ -56,7 +56,7 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
         }
         !held
     });
-    let mut places: BTreeMap<LeaseId, (usize, Vec<&Waiter>)> = BTreeMap::new();
+    let mut places: HashMap<LeaseId, (usize, Vec<&Waiter>)> = HashMap::default();
     for view in views {
         for (place, waiter) in view.waiters.iter().enumerate() {
             let known = places.entry(waiter.id).or_default();
@@ -72,7 +72,7 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
             waiters.into_iter().max_by_key(|waiter| waiter.remaining).map(|waiter| (rank, waiter.clone()))
         })
         .collect();
-    waiters.sort_by_key(|(places, _)| *places);
+    waiters.sort_unstable_by_key(|(places, waiter)| (*places, waiter.id));
     let in_use = match detail {
         Detail::Full => !holders.is_empty(),
         Detail::Counts => views.iter().filter(|view| view.in_use > 0).count() >= majority,

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
 use crate::error::Error;
 use crate::fence::FencingToken;
-use crate::runtime::{Cancel, spawn_cancelable};
+use crate::runtime::{Cancel, spawn, spawn_cancelable};
 
 /// The pause after the first failed attempt to connect, and after many.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -193,7 +193,7 @@ impl NodeHandle {
         let given_up = connecting.replace((here, task));
         if given_up.is_some() {
             // In a task, because the caller may hold mutexes.
-            tokio::spawn(async move { drop(given_up) });
+            spawn(async move { drop(given_up) });
         }
     }
 

@@ -136,7 +136,7 @@ impl Quorum {
     /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match Handle::try_current().or_else(|_| background::handle()) {
-            Ok(runtime) => drop(self.tasks.spawn_on(task, &runtime)),
+            Ok(runtime) => drop(self.tasks.spawn_on(task.boxed(), &runtime)),
             Err(error) => tracing::warn!(%error, "no runtime: leases that were given up expire on their own"),
         }
     }

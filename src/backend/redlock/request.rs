@@ -367,7 +367,7 @@ impl Quorum {
     ) -> Vec<JoinHandle<()>> {
         let end = |n| {
             let (quorum, request) = (Arc::clone(self), Arc::clone(request));
-            self.tasks.spawn(async move { quorum.end_grant(n, &request, waits).await })
+            self.tasks.spawn(async move { quorum.end_grant(n, &request, waits).await }.boxed())
         };
         nodes.into_iter().map(end).collect()
     }

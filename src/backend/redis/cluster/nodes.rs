@@ -205,7 +205,7 @@ impl Nodes {
         if connections.is_empty() {
             pending().await
         } else {
-            select_all(connections.iter().map(|(_, connection)| Box::pin(connection.until_lost()))).await;
+            select_all(connections.iter().map(|(_, connection)| connection.until_lost().boxed())).await;
         }
     }
 
@@ -263,7 +263,7 @@ pub(in super::super) async fn stay_up_to_date(
     closed: CancellationToken,
 ) {
     loop {
-        let lost = select_all(node_sets.iter().map(|nodes| Box::pin(nodes.until_one_is_lost())));
+        let lost = select_all(node_sets.iter().map(|nodes| nodes.until_one_is_lost().boxed()));
         tokio::select! {
             () = closed.cancelled() => return,
             () = slots.another_to_watch() => continue,
