@@ -1,4 +1,4 @@
-//! The runtimes of the application: a client may be used on several, and one of them may end, or not be driven.
+//! Tasks, and the runtimes of the application: a client may be used on several, and one of them may end, or not be driven.
 
 use std::future::poll_fn;
 use std::mem;
@@ -21,7 +21,7 @@ pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether a runtime other than the current one makes no progress: it is not driven, or all its threads are blocked.
 pub(crate) async fn is_stuck(runtime: &Handle) -> bool {
-    runtime.id() != Handle::current().id() && timeout(STUCK, runtime.spawn(async {})).await.is_err()
+    runtime.id() != Handle::current().id() && timeout(STUCK, spawn_on(runtime, async {})).await.is_err()
 }
 
 /// Spawns a task on the current runtime.

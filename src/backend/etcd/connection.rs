@@ -27,6 +27,7 @@ use super::proto::{
 };
 use super::settings::Settings;
 use crate::backend::records::Failure;
+use crate::runtime::spawn;
 
 /// Long queues are read in one piece.
 const MAX_RESPONSE: usize = 256 * 1024 * 1024;
@@ -116,7 +117,7 @@ impl Connection {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
-        let open = |requests| drop(tokio::spawn(Arc::clone(self).carry_keep_alive(requests)));
+        let open = |requests| drop(spawn(Arc::clone(self).carry_keep_alive(requests)));
         let answers = try_join_all(self.keep_alive.ask(leases, open));
         let answers = async { answers.await.map_err(|_| Failure::unavailable("the connection was lost")) };
         self.within(answers).await.map_err(|failure| Failure { is_certain: true, ..failure })

@@ -19,6 +19,7 @@ use super::transaction::{look_at, ranges, revision_of};
 use super::view::View;
 use crate::backend::BackendError;
 use crate::backend::records::{Done, Failure, KeyBatch, Phase, Purpose, failed};
+use crate::runtime::spawn;
 
 /// How often a client thinks of records that nobody uses.
 const SWEEP: Duration = Duration::from_secs(60 * 60);
@@ -28,7 +29,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Carries out everything until the client is closed.
 pub(super) async fn drive(shared: Arc<Shared>) {
-    let beating = AbortOnDropHandle::new(tokio::spawn(heartbeat(Arc::clone(&shared))));
+    let beating = AbortOnDropHandle::new(spawn(heartbeat(Arc::clone(&shared))));
     let mut tasks = JoinSet::new();
     loop {
         while let Some(round) = shared.schedule.take() {

@@ -22,6 +22,7 @@ use super::proto::{
 use super::shared::Shared;
 use crate::backend::records::{Failure, Purpose};
 use crate::backend::{Event, EventSender};
+use crate::runtime::spawn_on;
 
 /// The pause between attempts to watch.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -58,7 +59,7 @@ impl Mailbox {
         if !std::mem::replace(&mut inbox.is_started, true) {
             self.shared.leases.set_client(client);
             let mailbox = Arc::clone(self);
-            runtime.spawn(async move {
+            spawn_on(runtime, async move {
                 let closing = mailbox.closing.clone();
                 closing.run_until_cancelled(mailbox.watch(client)).await;
             });

@@ -61,6 +61,7 @@ use super::ledger_backend::{LedgerBackend, LedgerStore};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
+use crate::runtime::spawn_on;
 use mailbox::Mailbox;
 use settings::Settings;
 use shared::Shared;
@@ -127,7 +128,7 @@ impl EtcdStore {
         capabilities.constant_work = false;
         let shared = Arc::new(Shared::new(settings));
         let mailbox = Arc::new(Mailbox::new(Arc::clone(&shared)));
-        let driver = Mutex::new(Some(runtime.spawn(driver::drive(Arc::clone(&shared)))));
+        let driver = Mutex::new(Some(spawn_on(&runtime, driver::drive(Arc::clone(&shared)))));
         Ok(Self { capabilities, shared, mailbox, runtime, driver })
     }
 
@@ -141,7 +142,7 @@ impl EtcdStore {
         &self,
         batch: impl Future<Output = Result<T, BackendError>> + Send + 'static,
     ) -> Result<T, BackendError> {
-        let done = self.runtime.spawn(batch).await;
+        let done = spawn_on(&self.runtime, batch).await;
         done.unwrap_or_else(|error| Err(BackendError::Unanswered { source: error.into() }))
     }
 }

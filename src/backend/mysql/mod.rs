@@ -57,6 +57,7 @@ use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
+use crate::runtime::spawn_on;
 use settings::Settings;
 use watcher::Watcher;
 use worker::{Worker, WorkerSettings};
@@ -193,7 +194,7 @@ impl LedgerStore for MysqlStore {
 
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {
         let settings = Arc::clone(&self.settings);
-        let looked = self.runtime.spawn(async move {
+        let looked = spawn_on(&self.runtime, async move {
             let mut session = connect::open(&settings).await?;
             check::findings(&mut session).await
         });

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +14,7 @@ use super::watch::{Wait, Waited};
 use super::{connect, named_locks};
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;
+use crate::runtime::spawn;
 
 /// For how long a lock is waited for with one statement, in seconds. Whether it still has to be is seen after that.
 const WAIT: u64 = 4;
@@ -55,7 +55,7 @@ impl Waiters {
         }
         count.all += 1;
         let waiters = Arc::clone(self);
-        Handle::current().spawn(async move {
+        spawn(async move {
             let closing = waiters.closing.clone();
             closing.run_until_cancelled(waiters.work()).await;
             waiters.count.lock().all -= 1;

@@ -21,6 +21,7 @@ use super::watch::{Todo, Watch};
 use super::{check, connect, named_locks, statement};
 use crate::backend::records::{Failure, Health, Purpose};
 use crate::backend::{Event, LeaseId};
+use crate::runtime::spawn_on;
 
 /// How often a connection is tried on which nothing else is to be done,
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -69,7 +70,7 @@ impl Watcher {
             return;
         }
         let watcher = Arc::clone(self);
-        runtime.spawn(async move {
+        spawn_on(runtime, async move {
             let closing = watcher.closing.clone();
             closing.run_until_cancelled(watcher.work()).await;
         });

@@ -21,6 +21,7 @@ use super::session::{Listening, Session};
 use super::text::unescape;
 use crate::backend::records::{Failure, Health, Purpose};
 use crate::backend::{Event, EventSender};
+use crate::runtime::spawn_on;
 
 /// How often an idle connection is checked.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -75,7 +76,7 @@ impl Listener {
             return;
         }
         let listener = Arc::clone(self);
-        runtime.spawn(async move {
+        spawn_on(runtime, async move {
             let closing = listener.closing.clone();
             closing.run_until_cancelled(listener.listen()).await;
         });

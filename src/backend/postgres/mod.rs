@@ -55,6 +55,7 @@ use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
+use crate::runtime::spawn_on;
 use connector::Connector;
 use listener::Listener;
 use session::Session;
@@ -182,7 +183,7 @@ impl LedgerStore for PostgresStore {
 
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {
         let connector = Arc::clone(&self.connector);
-        let looked = self.runtime.spawn(async move {
+        let looked = spawn_on(&self.runtime, async move {
             let session = connector.open().await?;
             session.within(check::findings(&session)).await
         });

@@ -18,6 +18,7 @@ use super::statement::{Prepared, Sql};
 use super::tls::Encrypting;
 use crate::backend::records::Failure;
 use crate::backend::tls::explain;
+use crate::runtime::spawn;
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
 const ROW_LOCK: Duration = Duration::from_millis(500);
@@ -184,7 +185,7 @@ where
 {
     let unneeded = CancellationToken::new();
     let guard = unneeded.clone().drop_guard();
-    tokio::spawn(async move {
+    spawn(async move {
         let messages = stream_of(move |context| connection.poll_message(context));
         // The pending calls get the error that ends the connection.
         let carried = Box::pin(messages.try_for_each(|message| {

@@ -13,6 +13,7 @@ use super::health::{Health, Purpose};
 use super::outcome::Outcome;
 use super::schedule::{Cached, Done, Round, Schedule};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::runtime::spawn_on;
 
 /// How long a change waits for a busy connection before another connection is opened.
 const HELD_UP: Duration = Duration::from_millis(50);
@@ -98,7 +99,7 @@ impl<C: Connection> Workers<C> {
         let wait = if count.all == 0 { Duration::ZERO } else { HELD_UP };
         drop(count);
         let workers = Arc::clone(self);
-        self.runtime.spawn(async move {
+        spawn_on(&self.runtime, async move {
             if !wait.is_zero() {
                 sleep(wait).await;
             }

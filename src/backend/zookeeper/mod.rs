@@ -57,6 +57,7 @@ use super::records::{Failure, Health, Schedule};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
+use crate::runtime::spawn_on;
 use builder::Settings;
 use clock::Reading;
 use failure::{Code, Malformed};
@@ -153,15 +154,15 @@ impl ZookeeperStore {
         let Some(signals) = self.signals.lock().take() else { return };
         let shared = &self.shared;
         shared.session.start(&shared.runtime);
-        shared.runtime.spawn(Arc::clone(shared).handle_signals(signals));
-        shared.runtime.spawn(Arc::clone(shared).carry_out());
+        spawn_on(&shared.runtime, Arc::clone(shared).handle_signals(signals));
+        spawn_on(&shared.runtime, Arc::clone(shared).carry_out());
     }
 
     /// Returns when there is a session, and the root exists.
     async fn connected(&self) -> Result<(), BackendError> {
         self.start();
         let shared = Arc::clone(&self.shared);
-        let looked = self.shared.runtime.spawn(async move { shared.clock().await });
+        let looked = spawn_on(&self.shared.runtime, async move { shared.clock().await });
         let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;
         found.map(drop).map_err(|failure| failure.before_storing())
     }

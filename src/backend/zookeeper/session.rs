@@ -22,6 +22,7 @@ use super::jute::{Message, Reader};
 use super::link::{Handshake, Identity, Link, lost};
 use super::op::{MAX_REQUEST, Op, Reply};
 use crate::backend::records::{Failure, Health, Purpose};
+use crate::runtime::spawn_on;
 
 /// The pause between attempts to connect: it grows from the first of these to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
@@ -117,7 +118,7 @@ impl Session {
             last_contact: Instant::now(),
             next_server: fresh_number() % self.settings.servers.len(),
         };
-        runtime.spawn(carrier.run());
+        spawn_on(runtime, carrier.run());
     }
 
     /// Sends requests, and returns with the replies to all of them. They are carried out even if the future is dropped.

@@ -13,6 +13,7 @@ use super::op::{Op, Reply};
 use super::session::Signal;
 use super::view::{Known, View, reads};
 use crate::backend::{Event, LeaseId};
+use crate::runtime::spawn_on;
 
 /// How long after its grant a hold is watched. Most holds end before that and need no watch.
 const WATCH_AFTER: Duration = Duration::from_millis(20);
@@ -31,11 +32,11 @@ impl Shared {
         let (waiting, are_holds) = self.places.note(key, path, view, knows);
         if !waiting.is_empty() {
             let shared = Arc::clone(self);
-            self.runtime.spawn(async move { shared.watch(&waiting).await });
+            spawn_on(&self.runtime, async move { shared.watch(&waiting).await });
         }
         if are_holds && !self.is_settling.swap(true, std::sync::atomic::Ordering::AcqRel) {
             let shared = Arc::clone(self);
-            self.runtime.spawn(async move {
+            spawn_on(&self.runtime, async move {
                 sleep(WATCH_AFTER).await;
                 shared.is_settling.store(false, std::sync::atomic::Ordering::Release);
                 shared.watch(&shared.places.to_watch(false)).await;
@@ -54,11 +55,11 @@ impl Shared {
             match signal {
                 // What happened in between is found in the nodes.
                 Signal::Connected => {
-                    self.runtime.spawn(async move { shared.watch(&shared.places.to_watch(true)).await });
+                    spawn_on(&self.runtime, async move { shared.watch(&shared.places.to_watch(true)).await });
                 }
                 Signal::Changed(path) => {
                     if let Some(key) = self.places.key_of(&path) {
-                        self.runtime.spawn(async move { shared.hear(&key, path).await });
+                        spawn_on(&self.runtime, async move { shared.hear(&key, path).await });
                     }
                 }
                 Signal::Deleted(path) => self.places.gone(&path),
