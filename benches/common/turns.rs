@@ -108,13 +108,14 @@ pub(crate) fn waits(turns: &[Turn], window: &Range<u64>) -> Result<Spread> {
 /// From the release of each hold to the next grant within the window. `turns` are in the order of their grants. Fails if two
 /// holds overlap.
 pub(crate) fn hand_overs(turns: &[Turn], window: &Range<u64>) -> Result<Option<Spread>> {
-    let holds: Vec<Held> = turns.iter().filter_map(|turn| turn.held).collect();
+    let held: Vec<_> = turns.iter().filter_map(|turn| Some((turn, turn.held?))).collect();
     let mut times = Histogram::new(3)?;
-    for pair in holds.windows(2) {
-        let (before, after) = (pair[0], pair[1]);
+    for pair in held.windows(2) {
+        let [(turn_before, before), (turn_after, after)] = [pair[0], pair[1]];
         let Some(took) = after.granted.checked_sub(before.released) else {
             let overlap = before.released - after.granted;
-            return Err(format!("two holds overlap by {overlap} ns: {before:?}, {after:?}").into());
+            let text = format!("two holds overlap by {overlap} ns: {turn_before:?}, {turn_after:?}");
+            return Err(text.into());
         };
         if window.contains(&after.granted) {
             times.record(took)?;

@@ -13,9 +13,10 @@ use tonic::{Request as Call, Streaming};
 use tonic_prost::ProstCodec;
 
 use self::proto::{
-    Compare, CompareResult, CompareTarget, CompareWith, DeleteRangeRequest, Ignored, LeaseGrantRequest,
-    LeaseGrantResponse, PutRequest, RangeRequest, RangeResponse, Request, RequestOp, Response, SortOrder,
-    TxnRequest, TxnResponse, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, WatchWish,
+    Compare, CompareResult, CompareTarget, CompareWith, DeleteRangeRequest, EventType, Ignored,
+    LeaseGrantRequest, LeaseGrantResponse, PutRequest, RangeRequest, RangeResponse, Request, RequestOp,
+    Response, SortOrder, SortTarget, TxnRequest, TxnResponse, WatchCancelRequest, WatchCreateRequest,
+    WatchEvent, WatchRequest, WatchResponse, WatchWish,
 };
 use super::recipes::Recipe;
 use super::site::Site;
@@ -101,7 +102,7 @@ impl WatchedPredecessor {
             range_end,
             limit: 1,
             sort_order: order.into(),
-            sort_target: CompareTarget::Create.into(),
+            sort_target: SortTarget::Create.into(),
             max_create_revision,
             ..RangeRequest::default()
         }
@@ -142,10 +143,16 @@ impl WatchedPredecessor {
             let opened = grpc.streaming(Call::new(requests), path, ProstCodec::default()).await?;
             watching.changes = Some(opened.into_inner());
         }
+        let mut watch = None;
         loop {
             let changes = watching.changes.as_mut().ok_or("the stream was not opened")?;
             let change = changes.message().await?.ok_or("the stream has ended")?;
-            if !change.events.is_empty() {
+            if change.created {
+                watch = Some(change.watch_id);
+            }
+            let is_deleted = |event: &WatchEvent| event.kind == i32::from(EventType::Delete);
+            // An earlier watch may have seen more before it was canceled.
+            if watch == Some(change.watch_id) && change.events.iter().any(is_deleted) {
                 let cancel = WatchCancelRequest { watch_id: change.watch_id };
                 watching.wishes.unbounded_send(WatchRequest { wish: Some(WatchWish::Cancel(cancel)) })?;
                 return Ok(());

@@ -41,7 +41,7 @@ pub(super) struct RangeRequest {
     pub(super) limit: i64,
     #[prost(enumeration = "SortOrder", tag = "5")]
     pub(super) sort_order: i32,
-    #[prost(enumeration = "CompareTarget", tag = "6")]
+    #[prost(enumeration = "SortTarget", tag = "6")]
     pub(super) sort_target: i32,
     #[prost(int64, tag = "11")]
     pub(super) max_mod_revision: i64,
@@ -55,6 +55,17 @@ pub(super) enum SortOrder {
     None = 0,
     Ascend = 1,
     Descend = 2,
+}
+
+/// By what the answer to a range request is sorted. The numbers are not those of [`CompareTarget`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
+#[repr(i32)]
+pub(super) enum SortTarget {
+    Key = 0,
+    Version = 1,
+    Create = 2,
+    Mod = 3,
+    Value = 4,
 }
 
 #[derive(Clone, PartialEq, Message)]
