@@ -192,11 +192,11 @@ impl Guard {
     }
 
     /// Releases the guard and waits until the store has confirmed it. If its lease ends within 5 s, it is renewed until then (for a
-    /// minute at most, or for its TTL if that is longer), so that it does not expire because its thread is blocked before the release is sent. `Ok` means
-    /// that the lease was held until the end, and that what was released is free, or already granted to the next waiter. While other
-    /// guards share the lease of a lock, nothing becomes free and nothing is sent. If another task of this client is waiting for the
-    /// same mutex, or for a permit that can be passed on, it receives the lease without asking the store; `Ok` then means that the
-    /// lease was held until the end according to this client's clock.
+    /// minute at most, or for its TTL if that is longer), so that it does not expire because its thread is blocked before the release
+    /// is sent. `Ok` means that the lease was held until the end, and that what was released is free, or already granted to the next
+    /// waiter. While other guards share the lease of a lock, nothing becomes free and nothing is sent. If another task of this client
+    /// is waiting for the same mutex, or for a permit that can be passed on, it receives the lease without asking the store; `Ok`
+    /// then means that the lease was held until the end according to this client's clock.
     ///
     /// # Errors
     ///

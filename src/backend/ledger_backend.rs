@@ -1,5 +1,6 @@
 //! A store on any database that can change one record atomically.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::slice;
 use std::sync::Arc;
@@ -197,15 +198,11 @@ type OfKey = (Arc<str>, Vec<(usize, Renew)>);
 
 /// The renewals by key, in the order of the keys.
 fn by_key(renewals: &[Renew]) -> Vec<OfKey> {
-    let key = |n: usize| &renewals[n].lease.resource.key;
-    let mut sorted: Vec<_> = (0..renewals.len()).collect();
-    sorted.sort_unstable_by_key(|n| (key(*n), *n));
-    let keys = sorted.chunk_by(|a, b| key(*a) == key(*b));
-    keys.map(|of_key| {
-        let renewals = of_key.iter().map(|n| (*n, renewals[*n].clone())).collect();
-        (Arc::clone(key(of_key[0])), renewals)
-    })
-    .collect()
+    let mut keys = BTreeMap::<_, Vec<_>>::new();
+    for (n, renew) in renewals.iter().enumerate() {
+        keys.entry(&renew.lease.resource.key).or_default().push((n, renew.clone()));
+    }
+    keys.into_iter().map(|(key, of_key)| (Arc::clone(key), of_key)).collect()
 }
 
 /// The answer to each of them: its own, or the error that is the same for all.

@@ -133,7 +133,8 @@ impl Quorum {
         self.events.lock().send(event);
     }
 
-    /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread.
+    /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread. Boxed, as all tasks
+    /// are (`runtime::spawn`).
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match Handle::try_current().or_else(|_| background::handle()) {
             Ok(runtime) => drop(self.tasks.spawn_on(task.boxed(), &runtime)),
