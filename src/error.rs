@@ -63,8 +63,8 @@ pub enum Error {
         in_force: u32,
     },
 
-    /// The store did not answer in time or is unreachable. Anything it may have granted is released in the
-    /// background, or expires within one TTL. Try again later.
+    /// The store did not answer in time, is unreachable, or declines for now (it is starting, switching over, or has no memory
+    /// left, for instance). Anything it may have granted is released in the background, or expires within one TTL. Try again later.
     #[error("{operation}{} at {store}: store unavailable: {source}", about(.name))]
     #[non_exhaustive]
     StoreUnavailable {
@@ -78,8 +78,7 @@ pub enum Error {
         source: BackendError,
     },
 
-    /// The store refused the request: wrong type of key, missing permission, out of memory. Retrying does not help
-    /// until the cause is fixed.
+    /// The store refused the request: wrong type of key, missing permission. Retrying does not help until the cause is fixed.
     #[error("{operation}{} at {store}: refused by the store: {source}", about(.name))]
     #[non_exhaustive]
     StoreRefused {
@@ -180,7 +179,14 @@ pub enum BackendError {
         /// What the store said.
         source: BoxError,
     },
-    /// The store answered with an error.
+    /// The store declined for now, and nothing was executed: it has no memory or no disk space left, is starting or switching over to
+    /// another server, or has too many clients. The same request can succeed within seconds.
+    #[error("declined for now: {source}")]
+    RefusedForNow {
+        /// What the store said.
+        source: BoxError,
+    },
+    /// The store answered with an error. Repeating the request does not help until the cause is fixed.
     #[error("{source}")]
     Refused {
         /// What the store said.
@@ -245,6 +251,7 @@ impl BackendError {
             Self::FailedFast { source } => Self::FailedFast { source: same(source) },
             Self::Unanswered { source } => Self::Unanswered { source: same(source) },
             Self::WrongType { source } => Self::WrongType { source: same(source) },
+            Self::RefusedForNow { source } => Self::RefusedForNow { source: same(source) },
             Self::Refused { source } => Self::Refused { source: same(source) },
             Self::LimitDiffers { stated, in_force } => {
                 Self::LimitDiffers { stated: *stated, in_force: *in_force }
@@ -267,7 +274,18 @@ impl BackendError {
     /// Whether sending the same request again may help.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
-        matches!(self, Self::NotSent { .. } | Self::Unanswered { .. } | Self::NoQuorum { .. })
+        matches!(
+            self,
+            Self::NotSent { .. }
+                | Self::Unanswered { .. }
+                | Self::NoQuorum { .. }
+                | Self::RefusedForNow { .. }
+        )
+    }
+
+    /// Whether the store has answered, and declined.
+    pub(crate) const fn is_refusal(&self) -> bool {
+        matches!(self, Self::RefusedForNow { .. } | Self::Refused { .. } | Self::WrongType { .. })
     }
 }
 
@@ -302,6 +320,7 @@ impl Error {
         let (name, store) = (name.map(str::to_owned), store.to_owned());
         match source {
             BackendError::NotSent { .. }
+            | BackendError::RefusedForNow { .. }
             | BackendError::Unanswered { .. }
             | BackendError::FailedFast { .. }
             | BackendError::NoQuorum { .. } => Self::StoreUnavailable { name, operation, store, source },

@@ -55,6 +55,8 @@ use futures::{FutureExt, StreamExt};
 pub(crate) mod by_url;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(any(feature = "_records", feature = "_redis"))]
+mod dial;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 mod event_sender;
@@ -115,7 +117,8 @@ pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 /// releases the lease.
 ///
 /// All calls fail with [`BackendError::NotSent`] if the store has certainly not received the call, with
-/// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::Refused`] if the store declined, with
+/// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::RefusedForNow`] if the store
+/// declined for a reason that can be over within seconds (nothing was executed), with [`BackendError::Refused`] if it declined for another, with
 /// [`BackendError::WrongType`] if something else is stored under the key, and with [`BackendError::Closed`] after `close`.
 ///
 /// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, and so are `release` and

@@ -706,7 +706,7 @@ impl Lease {
         let is_of_store = matches!(reason, LossReason::StoreRefused | LossReason::StoreUnreachable);
         let error = held.unanswered.as_ref().filter(|_| is_of_store);
         let detail = error.map(|unanswered| unanswered.1.to_string());
-        tracing::warn!(name = %self.name(), token = token.get(), %reason, ?detail, "lease lost");
+        tracing::warn!(name = %self.name(), token = token.get(), %reason, detail, "lease lost");
         state.phase = Phase::Lost { token, reason, detail, release_at, release_claimed: false };
         self.tell_lost();
     }
@@ -734,7 +734,7 @@ impl Held {
     fn passed(&self) -> LossReason {
         if self.deadline.ends_by_cap() {
             LossReason::HeldTooLong
-        } else if self.unanswered.as_ref().is_some_and(|unanswered| !unanswered.1.is_transient()) {
+        } else if self.unanswered.as_ref().is_some_and(|unanswered| unanswered.1.is_refusal()) {
             LossReason::StoreRefused
         } else if self.renewing || self.unanswered.is_some() {
             LossReason::StoreUnreachable

@@ -1,23 +1,18 @@
 //! A time of day that a test can shift, for one process or several: a server's, a worker's.
 //!
-//! It is a small library that is loaded before libc and adds an offset; the monotonic clock stays as it is. Only on
-//! Linux, and with a C compiler, which Rust needs to link in any case.
+//! It is a small library that is loaded before libc and adds an offset; the monotonic clock stays as it is.
 
-use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
-use std::process::{self, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::redis::REQUIRE;
+use super::preload::{compile, leave_out, new_path};
 use super::resp::Raw;
 
 const SOURCE: &str = include_str!("clock.c");
-const DIR: &str = env!("CARGO_TARGET_TMPDIR");
 /// Tells the library where the offset is.
 const OFFSET: &str = "LEASEHOLD_CLOCK";
 
@@ -46,23 +41,18 @@ impl Clock {
     /// ```
     #[track_caller]
     pub(crate) fn new_or_skip(left_out: &str) -> Option<Self> {
-        static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(compile);
+        static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| compile("clock", SOURCE));
         match &*LIBRARY {
             Ok(library) => Some(Self::new(library)),
             Err(why) => {
-                assert!(
-                    env::var_os(REQUIRE).is_none_or(|value| value != "1"),
-                    "no clock for: {left_out}: {why}"
-                );
-                let notice = format!("\nLEFT OUT: {left_out}: {why}\n");
-                std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
+                leave_out(left_out, why);
                 None
             }
         }
     }
 
     fn new(library: &'static Path) -> Self {
-        let path = new_path("offset");
+        let path = new_path("clock", "offset");
         let file = File::create_new(&path).expect("the directory for temporary files is writable");
         let clock = Self(Arc::new(Shared { library, path, file, offset: Mutex::default() }));
         clock.change(|_| 0);
@@ -129,30 +119,4 @@ impl Drop for Shared {
 
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).expect("less than 292 000 years")
-}
-
-/// Compiles the library; once per test process, and without regard to what others compile meanwhile.
-fn compile() -> Result<PathBuf, String> {
-    if !cfg!(target_os = "linux") {
-        return Err("clocks can be shifted on Linux only".to_owned());
-    }
-    let (source, new) = (new_path("c"), new_path("so"));
-    fs::write(&source, SOURCE).expect("files can be written in cargo's directory for tests");
-    let output = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-Wall", "-o"])
-        .args([&new, &source])
-        .output()
-        .map_err(|error| format!("no C compiler: cc: {error}"))?;
-    assert!(output.status.success(), "clock.c: {}", String::from_utf8_lossy(&output.stderr));
-    let library = Path::new(DIR).join("libclock.so");
-    let _ = fs::remove_file(&source);
-    fs::rename(&new, &library).expect("files can be renamed within a directory");
-    Ok(library)
-}
-
-/// A path that nobody else uses.
-fn new_path(extension: &str) -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    Path::new(DIR).join(format!("clock-{}-{number}.{extension}", process::id()))
 }
