@@ -10,6 +10,8 @@ use std::thread;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 
+use crate::origin::Origin;
+
 thread_local! {
     static IS_CURRENT: Cell<bool> = const { Cell::new(false) };
 }
@@ -19,15 +21,18 @@ pub(crate) fn is_current() -> bool {
     IS_CURRENT.get()
 }
 
-/// The runtime of the crate's own thread, which is started by the first client and ends with the process.
+/// The runtime of the crate's own thread, which is started by the first client and ends with the process. A forked process has none of its
+/// parent's threads, so it starts its own.
 ///
 /// # Errors
 ///
 /// If the thread or its runtime cannot be started.
 pub(crate) fn handle() -> io::Result<Handle> {
-    static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
+    static HANDLE: Mutex<Option<(Origin, Handle)>> = Mutex::new(None);
     let mut started = HANDLE.lock();
-    if let Some(handle) = &*started {
+    if let Some((origin, handle)) = &*started
+        && !origin.is_elsewhere()
+    {
         return Ok(handle.clone());
     }
     let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -36,5 +41,7 @@ pub(crate) fn handle() -> io::Result<Handle> {
         IS_CURRENT.set(true);
         runtime.block_on(std::future::pending::<()>())
     })?;
-    Ok(started.insert(handle).clone())
+    // The parent's runtime is shared with its copy, down to the sockets: it must not be dropped here.
+    std::mem::forget(started.replace((Origin::default(), handle.clone())));
+    Ok(handle)
 }

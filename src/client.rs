@@ -278,6 +278,7 @@ impl Client {
     /// Dropping the future has no effect.
     pub async fn ping(&self, time_limit: Duration) -> Result<Duration, Error> {
         let begun = Instant::now();
+        self.engine.check_process("ping", None)?;
         if self.engine.closing().is_closed() {
             return Err(self.engine.error(BackendError::Closed, "ping", None));
         }
@@ -317,6 +318,7 @@ impl Client {
     ///
     /// Dropping the future has no effect.
     pub async fn check(&self) -> Result<Vec<Finding>, Error> {
+        self.engine.check_process("check", None)?;
         if self.engine.closing().is_closed() {
             return Err(self.engine.error(BackendError::Closed, "check", None));
         }

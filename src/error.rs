@@ -7,12 +7,14 @@ use crate::fence::FencingToken;
 
 /// All errors of this crate.
 ///
+/// The text of an error says all that is known, including the causes, so [`source`](std::error::Error::source) returns none of them: a
+/// report that prints the whole chain says nothing twice. The causes are in the fields.
+///
 /// Contention is not an error: `try_lock` returns `None`, and only calls with a time limit can time out.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is invalid. Nothing was changed, and the same call cannot succeed.
-    #[error("invalid {argument}: {reason}")]
     #[non_exhaustive]
     InvalidArgument {
         /// Which argument: `name`, `ttl`, `url`, ...
@@ -22,7 +24,6 @@ pub enum Error {
     },
 
     /// The resource did not become available within the given time. Try again later.
-    #[error("timed out after {waited:?} waiting for `{name}`{}", if *.holder_never_expires { NEVER_EXPIRES } else { "" })]
     #[non_exhaustive]
     TimedOut {
         /// The resource.
@@ -36,7 +37,6 @@ pub enum Error {
 
     /// The lease ended before its guard was released: another client may hold the resource by now. Stop, and do not
     /// rely on anything written since the last renewal unless the resource checks tokens.
-    #[error("the lease on `{name}` (token {token}) was lost: {reason}{}", said(.detail))]
     #[non_exhaustive]
     Lost {
         /// The resource.
@@ -52,7 +52,6 @@ pub enum Error {
 
     /// The limit of a semaphore's handle is not the one in force; nothing was granted. Create all handles with the
     /// same limit, or change the limit in force with `resize`.
-    #[error("`{name}`: this handle has a limit of {stated}, but the limit in force is {in_force}")]
     #[non_exhaustive]
     LimitDiffers {
         /// The semaphore.
@@ -65,7 +64,6 @@ pub enum Error {
 
     /// The store did not answer in time, is unreachable, or declines for now (it is starting, switching over, or has no memory
     /// left, for instance). Anything it may have granted is released in the background, or expires within one TTL. Try again later.
-    #[error("{operation}{} at {store}: store unavailable: {source}", about(.name))]
     #[non_exhaustive]
     StoreUnavailable {
         /// The resource, if the operation concerns one.
@@ -79,7 +77,6 @@ pub enum Error {
     },
 
     /// The store refused the request: wrong type of key, missing permission. Retrying does not help until the cause is fixed.
-    #[error("{operation}{} at {store}: refused by the store: {source}", about(.name))]
     #[non_exhaustive]
     StoreRefused {
         /// The resource, if the operation concerns one.
@@ -93,7 +90,6 @@ pub enum Error {
     },
 
     /// This store, or this build of the crate, does not support the request.
-    #[error("not supported by {store}: {reason}")]
     #[non_exhaustive]
     Unsupported {
         /// The store's address or scheme, without password.
@@ -102,8 +98,21 @@ pub enum Error {
         reason: String,
     },
 
+    /// The process has forked since the client was made, and this is the child, which has a copy of the parent's client: whatever it sent
+    /// would go through the parent's connections. The parent keeps its leases. Make a new client after a fork.
+    #[non_exhaustive]
+    Forked {
+        /// The resource, if the operation concerns one.
+        name: Option<String>,
+        /// What was being done.
+        operation: &'static str,
+        /// The id of the process in which the client was made.
+        origin: u32,
+        /// The id of this process.
+        process: u32,
+    },
+
     /// The client was shut down.
-    #[error("{operation}{}: the client is shut down", about(.name))]
     #[non_exhaustive]
     Closed {
         /// The resource, if the operation concerns one.
@@ -111,6 +120,45 @@ pub enum Error {
         /// What was being done.
         operation: &'static str,
     },
+}
+
+impl std::error::Error for Error {}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidArgument { argument, reason } => write!(f, "invalid {argument}: {reason}"),
+            Self::TimedOut { name, waited, holder_never_expires } => {
+                let why = if *holder_never_expires { NEVER_EXPIRES } else { "" };
+                write!(f, "timed out after {waited:?} waiting for `{name}`{why}")
+            }
+            Self::Lost { name, token, reason, detail } => {
+                write!(f, "the lease on `{name}` (token {token}) was lost: {reason}{}", said(detail))
+            }
+            Self::LimitDiffers { name, stated, in_force } => {
+                write!(
+                    f,
+                    "`{name}`: this handle has a limit of {stated}, but the limit in force is {in_force}"
+                )
+            }
+            Self::StoreUnavailable { name, operation, store, source } => {
+                write!(f, "{operation}{} at {store}: store unavailable: {source}", about(name))
+            }
+            Self::StoreRefused { name, operation, store, source } => {
+                write!(f, "{operation}{} at {store}: refused by the store: {source}", about(name))
+            }
+            Self::Unsupported { store, reason } => write!(f, "not supported by {store}: {reason}"),
+            Self::Forked { name, operation, origin, process } => write!(
+                f,
+                "{operation}{}: the process id has changed from {origin} to {process}, because the process has forked since this \
+                 client was made: make a new client in each process",
+                about(name)
+            ),
+            Self::Closed { name, operation } => {
+                write!(f, "{operation}{}: the client is shut down", about(name))
+            }
+        }
+    }
 }
 
 /// Why a lease was lost.
@@ -150,50 +198,43 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// The errors that a store reports.
-#[derive(Debug, thiserror::Error)]
+/// The errors that a store reports. The text includes the cause: see [`Error`].
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum BackendError {
     /// The request definitely did not reach the store.
-    #[error("the request was not sent: {source}")]
     NotSent {
         /// The cause.
         source: BoxError,
     },
     /// The store is known to be unreachable, and the backend is configured to fail at once instead of retrying. Nothing
     /// was sent.
-    #[error("{source}")]
     FailedFast {
         /// The cause.
         source: BoxError,
     },
     /// The request may or may not have been executed. It can be sent again.
-    #[error("no answer; the outcome is unknown: {source}")]
     Unanswered {
         /// The cause.
         source: BoxError,
     },
     /// Something else is stored under the key: not a lock where one was requested, or not a semaphore.
-    #[error("something else is stored under the key: {source}")]
     WrongType {
         /// What the store said.
         source: BoxError,
     },
     /// The store declined for now, and nothing was executed: it has no memory or no disk space left, is starting or switching over to
     /// another server, or has too many clients. The same request can succeed within seconds.
-    #[error("declined for now: {source}")]
     RefusedForNow {
         /// What the store said.
         source: BoxError,
     },
     /// The store answered with an error. Repeating the request does not help until the cause is fixed.
-    #[error("{source}")]
     Refused {
         /// What the store said.
         source: BoxError,
     },
     /// The limit of the request is not the one in force.
-    #[error("the request has a limit of {stated}, but the limit in force is {in_force}")]
     LimitDiffers {
         /// The limit of the request.
         stated: u32,
@@ -201,7 +242,6 @@ pub enum BackendError {
         in_force: u32,
     },
     /// More permits were requested than the limit in force allows.
-    #[error("{permits} permits were requested, but the limit is {limit}")]
     AboveLimit {
         /// How many were requested.
         permits: u32,
@@ -209,13 +249,11 @@ pub enum BackendError {
         limit: u32,
     },
     /// The store does not support this.
-    #[error("{reason}")]
     Unsupported {
         /// What was requested, and what would be needed.
         reason: String,
     },
     /// Fewer nodes of a store on several servers answered than are needed. The request can be retried.
-    #[error("no quorum: {needed} of {of} nodes are needed{}", each(.nodes))]
     NoQuorum {
         /// How many nodes are needed.
         needed: usize,
@@ -225,8 +263,32 @@ pub enum BackendError {
         nodes: Vec<NodeFailure>,
     },
     /// The backend was closed.
-    #[error("the backend is closed")]
     Closed,
+}
+
+impl std::error::Error for BackendError {}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSent { source } => write!(f, "the request was not sent: {source}"),
+            Self::FailedFast { source } | Self::Refused { source } => write!(f, "{source}"),
+            Self::Unanswered { source } => write!(f, "no answer; the outcome is unknown: {source}"),
+            Self::WrongType { source } => write!(f, "something else is stored under the key: {source}"),
+            Self::RefusedForNow { source } => write!(f, "declined for now: {source}"),
+            Self::LimitDiffers { stated, in_force } => {
+                write!(f, "the request has a limit of {stated}, but the limit in force is {in_force}")
+            }
+            Self::AboveLimit { permits, limit } => {
+                write!(f, "{permits} permits were requested, but the limit is {limit}")
+            }
+            Self::Unsupported { reason } => f.write_str(reason),
+            Self::NoQuorum { needed, of, nodes } => {
+                write!(f, "no quorum: {needed} of {of} nodes are needed{}", each(nodes))
+            }
+            Self::Closed => f.write_str("the backend is closed"),
+        }
+    }
 }
 
 /// A node of a store on several servers, and why it failed.
@@ -281,6 +343,18 @@ impl BackendError {
                 | Self::NoQuorum { .. }
                 | Self::RefusedForNow { .. }
         )
+    }
+
+    /// Whether it is certain that nothing has left this process.
+    pub(crate) fn was_never_sent(&self) -> bool {
+        match self {
+            Self::NotSent { .. } | Self::FailedFast { .. } => true,
+            // The others have answered.
+            Self::NoQuorum { of, nodes, .. } => {
+                nodes.len() == *of && nodes.iter().all(|node| node.error.was_never_sent())
+            }
+            _ => false,
+        }
     }
 
     /// Whether the store has answered, and declined.

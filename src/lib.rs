@@ -56,6 +56,7 @@ mod lease;
 mod mutex;
 mod name;
 mod options;
+mod origin;
 mod permits;
 mod primitive;
 mod reentrant;

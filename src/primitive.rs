@@ -57,17 +57,21 @@ impl Primitive {
 
     /// Re-enters a lock that `owner` holds in this client, without a request to the store.
     pub(crate) fn reenter(&self, owner: &Arc<str>) -> Option<Guard> {
+        // The request that follows says why.
+        self.engine.check_process("acquire", None).ok()?;
         let hold = self.engine.owners().enter(&self.resource.key, owner)?;
         Some(Guard::new(Arc::clone(&self.engine), hold, 1))
     }
 
     pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
+        self.engine.check_process("inspect", Some(self.name()))?;
         let answer = self.engine.backend().inspect(&self.resource, detail).await;
         answer.map_err(|error| self.engine.error(error, "inspect", Some(self.name())))
     }
 
     /// Ends all holds. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
+        self.engine.check_process("force release", Some(self.name()))?;
         let answer = self.engine.backend().force_release(&self.resource).await;
         let released =
             answer.map_err(|error| self.engine.error(error, "force release", Some(self.name())))?;

@@ -173,8 +173,7 @@ impl CountingSemaphore {
     /// # Errors
     ///
     /// [`Error::TimedOut`] if not enough permits became free within that time, [`Error::StoreUnavailable`] if the store
-    /// was not answering when the time was up; otherwise as for [`acquire`](Self::acquire). The call takes up to half a second longer
-    /// to find out whether the store answers.
+    /// was not answering when the time was up; otherwise as for [`acquire`](Self::acquire).
     ///
     /// # Panics
     ///

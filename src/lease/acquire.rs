@@ -14,12 +14,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::sync::oneshot::{self, error::TryRecvError};
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::Instrument;
 
 use super::keeper::{Keeper, may_be_known};
 use super::lease::{Hold, Lease, Message, Outcome, RETRY};
-use super::release_queue::PendingRelease;
 use crate::backend::{Answer, BackendError, Claim, Detail, Limit, Resource};
 use crate::error::{Error, LossReason};
 use crate::handover::{Group, Number, group, with_queue};
@@ -29,10 +28,10 @@ use crate::options::Settings;
 const RELEASES_FIRST: Duration = Duration::from_secs(1);
 /// The minimum time for a first answer, no matter how short the time limit of the call is.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
-/// How long a call whose time limit is reached waits for an answer before it says that the store is not answering.
+/// How long before the end of its time limit a call asks whether the store answers, so that it can say why it has failed.
 const PROBE: Duration = Duration::from_millis(500);
-/// How long a request that does not wait is repeated while the store does not answer.
-const PERSIST: Duration = Duration::from_secs(4);
+/// How long a request that does not wait, or a release that is awaited, is repeated while the store does not answer, or refuses it for now.
+pub(super) const PERSIST: Duration = Duration::from_secs(4);
 /// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
 /// this store or this machine.
 const MAX_LATE: u32 = 3;
@@ -145,6 +144,7 @@ impl<'a> Waiter<'a> {
 
     async fn acquire_until_held(&mut self) -> Result<Option<Hold>, Error> {
         let mut late = 0;
+        self.check_process()?;
         loop {
             self.check_open()?;
             self.keeper.ensure_running();
@@ -192,7 +192,8 @@ impl<'a> Waiter<'a> {
 
     async fn attempt(&mut self) -> Result<Option<Hold>, Error> {
         if !self.wait_for_releases().await {
-            return self.time_is_up().await;
+            let answers = self.keeper.backend.state().status.is_connected();
+            return self.time_is_up(answers);
         }
         loop {
             self.arrive()?;
@@ -361,39 +362,38 @@ impl<'a> Waiter<'a> {
             });
             keeper.ask_more(lease);
         }
-        keeper.queue_release(PendingRelease::of(lease));
+        keeper.release_if_known(lease);
     }
 
     async fn wait(&mut self) -> Result<Option<Hold>, Error> {
-        let (keeper, deadline) = (self.keeper, self.wait.deadline());
-        let Some(receiver) = &mut self.receiver else { return Err(self.closed()) };
+        let Self { keeper, resource, wait, place, lease, receiver, .. } = self;
+        let Some(receiver) = receiver else { return Err(self.closed()) };
+        let deadline = wait.deadline();
+        let not_in_time = async {
+            let begin = deadline.map(|end| end - PROBE.min(end.saturating_duration_since(Instant::now())));
+            until(begin).await;
+            let last = last_answer(keeper, place.as_ref(), lease.as_ref());
+            let is_recent = matches!(last, Ok(Some(at)) if at.elapsed() < ROUND_TRIP);
+            let answers = is_recent || probe(keeper, resource, deadline).await;
+            until(deadline).await;
+            answers
+        };
         tokio::select! {
             biased;
             message = keeper.while_running(receiver) => self.received(message.ok()).map(Some),
-            () = until(deadline) => self.time_is_up().await,
+            answers = not_in_time => self.time_is_up(answers),
         }
     }
 
-    /// Nothing was granted in time. Finds out whether others hold the resource or the store is not answering.
-    async fn time_is_up(&mut self) -> Result<Option<Hold>, Error> {
-        let error = match self.last_answer() {
+    /// Nothing was granted in time: because others hold the resource, or because the store does not answer.
+    fn time_is_up(&mut self, store_answers: bool) -> Result<Option<Hold>, Error> {
+        let error = match last_answer(self.keeper, self.place.as_ref(), self.lease.as_ref()) {
             Err(error) => Some(error),
-            Ok(Some(at)) if at.elapsed() < ROUND_TRIP => None,
-            Ok(_) => self.probe().await.err(),
+            Ok(_) => (!store_answers).then(unanswered),
         };
         match self.receiver.as_mut().map(oneshot::Receiver::try_recv) {
             None | Some(Err(TryRecvError::Empty)) => error.map_or(Ok(None), |error| Err(self.error(error))),
             Some(message) => self.received(message.ok()).map(Some),
-        }
-    }
-
-    /// Finds out whether the store answers.
-    async fn probe(&self) -> Result<(), BackendError> {
-        let inspected = self.keeper.backend.inspect(self.resource, Detail::Counts);
-        match timeout(PROBE, inspected).await {
-            Ok(Err(error)) if error.is_transient() => Err(error),
-            Ok(_) => Ok(()),
-            Err(_) => Err(unanswered()),
         }
     }
 
@@ -415,15 +415,6 @@ impl<'a> Waiter<'a> {
             self.keeper.schedule.file_taken_up(&hold.lease, due, now);
         }
         hold
-    }
-
-    /// When the store last answered a request or a renewal on behalf of this waiter. An error if it did not answer the last one.
-    fn last_answer(&self) -> Result<Option<Instant>, BackendError> {
-        match (&self.place, &self.lease) {
-            (Some((group, _)), _) => self.keeper.last_answer(group),
-            (None, Some(lease)) => lease.last_answer(),
-            (None, None) => Ok(None),
-        }
     }
 
     fn holder_never_expires(&self) -> bool {
@@ -457,6 +448,11 @@ impl<'a> Waiter<'a> {
 
     fn error(&self, error: BackendError) -> Error {
         self.keeper.error(error, "acquire", Some(self.resource.name()))
+    }
+
+    /// For requests that begin.
+    fn check_process(&self) -> Result<(), Error> {
+        self.keeper.origin.check("acquire", Some(self.resource.name()))
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -503,6 +499,29 @@ async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answ
     match wait.deadline() {
         Some(deadline) => timeout_at(deadline.max(begin + ROUND_TRIP), asked).await.ok(),
         None => Some(asked.await),
+    }
+}
+
+/// When the store last answered a request or a renewal on behalf of a waiter. An error if it did not answer the last one.
+fn last_answer(
+    keeper: &Keeper,
+    place: Option<&(Group, Number)>,
+    lease: Option<&Arc<Lease>>,
+) -> Result<Option<Instant>, BackendError> {
+    match (place, lease) {
+        (Some((group, _)), _) => keeper.last_answer(group),
+        (None, Some(lease)) => lease.last_answer(),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Whether the store answers before the deadline.
+async fn probe(keeper: &Keeper, resource: &Resource, deadline: Option<Instant>) -> bool {
+    let inspected = keeper.backend.inspect(resource, Detail::Counts);
+    tokio::select! {
+        biased;
+        answer = inspected => !answer.is_err_and(|error| error.is_transient()),
+        () = until(deadline) => false,
     }
 }
 

@@ -26,6 +26,7 @@ impl Engine {
 
     /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are closed.
     pub(crate) async fn shutdown(&self) -> Result<(), Error> {
+        self.origin.check("shutdown", None)?;
         self.close();
         let drained = timeout(DRAIN, self.while_running(pin!(self.drained()))).await;
         self.backend.close().await;
@@ -49,6 +50,11 @@ impl Deref for Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.origin.is_elsewhere() {
+            // What a copy of this client would close, deregister or say goodbye to belongs to the process that has made it.
+            std::mem::forget(Arc::clone(&self.0));
+            return;
+        }
         self.abandoned.cancel();
     }
 }

@@ -28,6 +28,7 @@ use crate::error::{Error, LossReason};
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::options::Settings;
+use crate::origin::Origin;
 use crate::runtime::spawn_on;
 
 /// The queue of a group within the client.
@@ -49,6 +50,7 @@ pub(crate) struct Keeper {
     pub(super) queues: Queues<oneshot::Sender<Message>>,
     pub(super) owners: Owners,
     pub(super) closing: Closing,
+    pub(super) origin: Origin,
     /// How many releases were never confirmed.
     pub(super) given_up: AtomicUsize,
     /// Cancelled with the last handle to the client, when no further release can be queued, and after a shutdown.
@@ -74,6 +76,7 @@ impl Keeper {
             queues: Queues::default(),
             owners: Owners::default(),
             closing: Closing::default(),
+            origin: Origin::default(),
             given_up: AtomicUsize::new(0),
             abandoned: CancellationToken::new(),
             background,
@@ -93,6 +96,11 @@ impl Keeper {
 
     pub(crate) const fn owners(&self) -> &Owners {
         &self.owners
+    }
+
+    /// Fails in a process that was forked from the one in which the client was made.
+    pub(crate) fn check_process(&self, operation: &'static str, name: Option<&str>) -> Result<(), Error> {
+        self.origin.check(operation, name)
     }
 
     pub(crate) const fn closing(&self) -> &Closing {
@@ -381,14 +389,14 @@ impl Keeper {
             }
             self.give_up_surplus(group);
         }
-        self.queue_release(PendingRelease::of(lease));
+        self.release_if_known(lease);
     }
 
     /// This lease no longer has a waiter.
     pub(super) fn give_up(&self, lease: &Arc<Lease>) {
         if lease.give_up() {
             self.schedule.forget(lease);
-            self.queue_release(PendingRelease::of(lease));
+            self.release_if_known(lease);
         } else if lease.group().is_none() {
             self.end(lease);
         }
@@ -513,7 +521,7 @@ impl Keeper {
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
         let (waited, granted): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.give_up());
         for lease in waited {
-            self.queue_release(PendingRelease::of(&lease));
+            self.release_if_known(&lease);
         }
         for lease in granted {
             lease.lose(LossReason::ClientClosed);

@@ -54,6 +54,8 @@ struct State {
     late_grant: bool,
     /// Whether a request was dropped before it was answered, or its answer was lost.
     request_dropped: bool,
+    /// Whether an answer says that the store may know this lease.
+    may_be_known: bool,
 }
 
 #[derive(Debug)]
@@ -213,6 +215,7 @@ impl Lease {
             filed: None,
             late_grant: false,
             request_dropped: false,
+            may_be_known: false,
         };
         Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
     }
@@ -295,6 +298,7 @@ impl Lease {
         }
         // A request that was not answered counts as dropped: the store may still execute it.
         state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
+        state.may_be_known |= !matches!(&answer, Err(error) if error.was_never_sent());
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
             Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => return Outcome::Over,
@@ -909,6 +913,13 @@ impl Lease {
 
     pub(super) fn was_request_dropped(&self) -> bool {
         self.state.lock().request_dropped
+    }
+
+    /// Whether the store may know this lease. If not, each request was answered, and none of them had left this process.
+    pub(super) fn may_be_known(&self) -> bool {
+        let state = self.state.lock();
+        let in_flight = matches!(&state.phase, Phase::Queued(queued) if queued.asking || queued.in_place);
+        state.may_be_known || state.request_dropped || in_flight
     }
 }
 

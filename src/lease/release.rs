@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::acquire::PERSIST;
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease};
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Number, PendingRelease};
@@ -30,7 +31,7 @@ use crate::background;
 use crate::error::{Error, LossReason};
 use crate::runtime::spawn_on;
 
-/// The pause before a release that was not answered is sent again.
+/// The pause before a release that was not confirmed is sent again.
 const RETRY: Duration = Duration::from_millis(50);
 /// How long an unanswered release is repeated before others are sent, which may be for a server that answers. In the keeper's tasks
 /// the attempt that is under way then is the last one.
@@ -44,6 +45,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// The longest pause before a release that was refused is sent again.
+const REFUSED: Duration = Duration::from_millis(200);
 
 impl Keeper {
     /// Has a release sent in the background. Outside a runtime it waits for that, because the process may end next: for up to 100 ms,
@@ -63,8 +66,20 @@ impl Keeper {
         }
     }
 
+    /// A lease that is not wanted any more: its release is queued, unless its request has certainly never reached the store.
+    pub(super) fn release_if_known(&self, lease: &Arc<Lease>) {
+        if lease.may_be_known() {
+            self.queue_release(PendingRelease::of(lease));
+        } else {
+            self.forget(lease.id());
+        }
+    }
+
     /// Releases a guard and its permits without waiting.
     pub(crate) fn abandon(&self, hold: &Hold, permits: u32) {
+        if self.origin.is_elsewhere() {
+            return;
+        }
         let Ok(Some(pending)) = self.leave(hold, permits, false, Instant::now()) else { return };
         if pending.keep == 0 {
             hold.finish();
@@ -75,6 +90,7 @@ impl Keeper {
 
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
     pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, permits: u32) -> Result<(), Error> {
+        self.origin.check("release", Some(hold.name()))?;
         let lease = &hold.lease;
         let now = Instant::now();
         let ends = hold.ends().unwrap_or(now);
@@ -141,12 +157,20 @@ impl Keeper {
         }
     }
 
-    /// Sends a release from the caller's task. If it is not confirmed, it goes to the release queue.
+    /// Sends a release from the caller's task, again if the store refuses it for now. If it is not confirmed, it goes to the release queue.
     async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
         let pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
-        let released = self.send_release(&pending.lease, pending.keep).await?;
-        self.released(&ScopeGuard::into_inner(pending));
-        Ok(released)
+        let give_up = Instant::now() + PERSIST;
+        loop {
+            match self.send_release(&pending.lease, pending.keep).await {
+                Err(BackendError::RefusedForNow { .. }) if Instant::now() < give_up => sleep(REFUSED).await,
+                answer => {
+                    let released = answer?;
+                    self.released(&ScopeGuard::into_inner(pending));
+                    return Ok(released);
+                }
+            }
+        }
     }
 
     /// Makes the keeper's task send the preceding requests and then the release. Other waiters depend on those
@@ -235,8 +259,9 @@ impl Keeper {
     }
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
-    /// flight, and be granted later. `None` if it is given up, or if something else is stored under the key. Fails if it was not answered for `ATTEMPT` and others wait
-    /// to be sent.
+    /// flight, and be granted later. Whatever the store says meanwhile may be over before the lease is: only an answer that nothing of
+    /// this lease can be there ends it. `None` if it is given up, or if something else is stored under the key. Fails if it was not
+    /// confirmed for `ATTEMPT` and others wait to be sent.
     async fn send_until_confirmed(
         &self,
         pending: &mut PendingRelease,
@@ -244,6 +269,7 @@ impl Keeper {
         let key = Arc::clone(&pending.lease.resource.key);
         let (begin, lasts) = (Instant::now(), pending.ttl.max(GIVE_UP_AFTER));
         let give_up = *pending.give_up.get_or_insert(begin + lasts);
+        let mut pause = RETRY;
         loop {
             // Kept if this is dropped with its runtime.
             let repeated = mem::replace(&mut pending.repeated, true);
@@ -258,15 +284,18 @@ impl Keeper {
                     tracing::debug!(key = &*key, ?released, "released in the background");
                     return Ok(Some(released));
                 }
-                Err(error) if error.is_transient() && Instant::now() < give_up => {
-                    tracing::debug!(key = &*key, %error, "release not answered, sending it again");
+                // Something else is stored under the key, so nothing of this lease is.
+                Err(BackendError::WrongType { .. }) => return Ok(None),
+                Err(error) if may_succeed(&error) && Instant::now() < give_up => {
+                    tracing::debug!(key = &*key, %error, "release not confirmed, sending it again");
                     if begin.elapsed() >= ATTEMPT && self.releases.is_any_waiting() {
                         return Err(error);
                     }
-                    sleep(RETRY).await;
+                    sleep(pause).await;
+                    if error.is_refusal() {
+                        pause = (pause * 2).min(REFUSED);
+                    }
                 }
-                // Something else is stored under the key, so nothing of this lease is.
-                Err(BackendError::WrongType { .. }) => return Ok(None),
                 Err(error) => {
                     self.give_up_release(pending, &error);
                     return Ok(None);
@@ -387,6 +416,11 @@ impl Keeper {
             Err(_) => self.releases.postpone(pending),
         }
     }
+}
+
+/// Whether a release that failed like this may be confirmed if it is sent again.
+const fn may_succeed(error: &BackendError) -> bool {
+    !matches!(error, BackendError::Closed | BackendError::Unsupported { .. })
 }
 
 /// Whether the result of a release means that the lease had been lost before. If the result is unknown, because an earlier attempt may
