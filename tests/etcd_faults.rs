@@ -112,9 +112,16 @@ async fn a_client_moves_when_its_member_is_stopped_or_has_lost_the_others() {
 }
 
 /// A holder, many waiters and a release, while something is refused for three seconds.
-async fn nothing_fails_during(client: Client, other: Client, begin: impl FnOnce(), end: impl FnOnce()) {
+/// `recovery` is how long it may take afterwards until the release is done.
+async fn nothing_fails_during(
+    recovery: Duration,
+    client: Client,
+    other: Client,
+    begin: impl FnOnce(),
+    end: impl FnOnce(),
+) {
     let lock = mutex(&client);
-    let kept = client.mutex_with("kept", MutexOptions::new().ttl(SECOND * 6)).expect("valid");
+    let kept = client.mutex_with("kept", MutexOptions::new().ttl(SECOND * 10)).expect("valid");
     let kept = kept.lock().await.expect("free");
     let held = mutex(&other).lock().await.expect("free");
     let mut waiters: Vec<_> = (0..10).map(|_| waiter(&lock)).collect();
@@ -130,7 +137,7 @@ async fn nothing_fails_during(client: Client, other: Client, begin: impl FnOnce(
     while let Some(guard) = within(SOON, waiters.next()).await {
         let guard = guard.expect("no panic").expect("it waits until it is granted");
         if std::mem::take(&mut is_first) {
-            assert!(begun.elapsed() < SECOND * 4, "the release took {:?}", begun.elapsed());
+            assert!(begun.elapsed() < recovery, "the release took {:?}", begun.elapsed());
         }
         guard.release().await.expect("held");
     }
@@ -146,10 +153,27 @@ async fn a_full_store_is_waited_for() {
     let (client, other) = (server.client().await, server.client().await);
     let alarm = |action| server.post_json("/v3/maintenance/alarm", action);
     nothing_fails_during(
+        SECOND * 4,
         client,
         other,
         || alarm(r#"{"action":"ACTIVATE","alarm":"NOSPACE"}"#),
         || alarm(r#"{"action":"DEACTIVATE","alarm":"NOSPACE"}"#),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_without_a_leader_is_waited_for() {
+    let Some(cluster) = EtcdCluster::start_or_skip("no leader") else { return };
+    let client = || async { Client::connect(&cluster.url()).await.expect("it answers") };
+    let two = || cluster.members.iter().skip(1);
+    // A leader is elected first, which may take several rounds.
+    nothing_fails_during(
+        SECOND * 12,
+        client().await,
+        client().await,
+        || two().for_each(EtcdServer::pause),
+        || two().for_each(EtcdServer::resume),
     )
     .await;
 }
