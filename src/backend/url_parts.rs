@@ -16,6 +16,19 @@ pub(super) fn decode(text: &str) -> Result<String, Error> {
     decoded.map(String::from).map_err(|_| invalid("a percent-encoded part of it is not UTF-8"))
 }
 
+/// Refuses a URL with an `@` that is not encoded: a part of a password would be taken for a host, a path or an option, and be shown.
+pub(super) fn check_at_signs(url: &str) -> Result<(), Error> {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
+    let in_authority = authority.matches('@').count();
+    if in_authority > 1 || rest.matches('@').count() > in_authority {
+        let why = "it has more than one `@`, or one after its hosts: percent-encode special characters, `@` as `%40`, \
+                   `/` as `%2F`, `?` as `%3F`";
+        return Err(invalid(why));
+    }
+    Ok(())
+}
+
 /// The options in a query, each with its value.
 pub(super) fn options(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let options = query.split('&').filter(|option| !option.is_empty());
@@ -41,7 +54,45 @@ pub(super) fn boolean(name: &str, value: &str) -> Result<bool, Error> {
 
 /// The error for an option that is not one of those `known`. What looks like an option and is none may be a part of a password.
 pub(super) fn unknown_option(name: &str, known: &str) -> Error {
-    let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_alphabetic() || "-_".contains(c));
     let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
     invalid(format!("{named}; the known ones are {known}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_at_sign_that_is_not_encoded_is_refused_without_repeating_anything() {
+        for url in ["s://h", "s://u:p@h,i:1/d?a=b", "s://u:p%40ss@h", "s:///d?host=/run", "s://@h"] {
+            check_at_signs(url).unwrap();
+        }
+        for url in [
+            "s://u:hunt@er2@h/d",
+            "s://u:h@nt/er2@h/d",
+            "s://u:hunt/er2@h/d",
+            "s://u:hunt?er2@h/d",
+            "s://u:1?hunt=er2@h/d",
+            "s://u:p@h/d@hunt",
+            "s://u:p@h/d?a=hunt@er2",
+        ] {
+            let error = check_at_signs(url).unwrap_err();
+            assert!(error.to_string().contains("percent-encode"), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunt"), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_option_is_named_if_it_can_be_one() {
+        for (name, said) in [
+            ("color", "unknown option `color`; the known ones are `a`"),
+            ("statement-cache-capacity", "unknown option `statement-cache-capacity`;"),
+            ("useSSL", "unknown option `useSSL`;"),
+            ("hunt er2", "unknown option; the known ones are `a`"),
+        ] {
+            let error = unknown_option(name, "`a`").to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
 }

@@ -173,6 +173,19 @@ impl EtcdServer {
         answer
     }
 
+    /// The same, of which only success counts.
+    pub(crate) fn post_json(&self, path: &str, json: &str) {
+        self.post(path, json);
+    }
+
+    /// The value of a metric of the server, of the connection that asks for it as well.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let metrics = ask(self.ports.health, "GET /metrics HTTP/1.0\r\n\r\n").expect("it answers");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        // It is a whole number.
+        value.and_then(|value| format!("{:.0}", value.parse::<f64>().ok()?).parse().ok()).unwrap_or(0)
+    }
+
     /// The keys that begin like this.
     #[track_caller]
     pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {

@@ -49,7 +49,8 @@ impl EtcdBuilder {
         self
     }
 
-    /// How long connecting may take, including the login; 1 ms to 1 h. All members are tried within that time.
+    /// How long connecting may take, including the resolution of names and the login; 1 ms to 1 h. All members and all their addresses
+    /// are tried within that time: the next one when the one before has failed or has not answered for 250 ms, or sooner if there are many.
     ///
     /// Default: 2 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -115,9 +116,12 @@ mod tests {
             let error = EtcdBuilder::from_url(url).unwrap().connect_lazy().unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { .. }), "{url}: {error:?}");
         }
-        for endpoints in [vec![], vec!["h".to_owned()], vec!["http://h:1".to_owned()]] {
+        for endpoints in
+            [vec![], vec!["h".to_owned()], vec!["http://h:1".to_owned()], vec!["u:hunter2@h:1".to_owned()]]
+        {
             let error = EtcdBuilder::new(endpoints).connect_lazy().unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { argument: "endpoints", .. }), "{error:?}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
         }
     }
 

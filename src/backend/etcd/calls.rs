@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join;
+use futures::future::{join, join_all};
 
 use super::connection::Connection;
 use super::keys::KeysOf;
@@ -123,12 +123,13 @@ impl<'a> Calls<'a> {
 
     /// Gives back the etcd leases of what is not there any more, and revokes those under which it may still be made.
     pub(super) async fn give_back(&self, is_there: impl Fn(LeaseId) -> bool) {
-        for etcd_lease in self.shared.detach(&self.key, is_there) {
-            // Then a request still in flight for it fails. If revoking fails as well, the etcd lease expires on its own.
+        // Then a request still in flight for it fails. If revoking fails as well, the etcd lease expires on its own.
+        let revoked = self.shared.detach(&self.key, is_there).into_iter().map(async |etcd_lease| {
             if let Err(failure) = self.connection.revoke(etcd_lease.id).await {
                 tracing::debug!(key = &*self.key, %failure, "an etcd lease was not revoked");
             }
-        }
+        });
+        join_all(revoked).await;
     }
 }
 

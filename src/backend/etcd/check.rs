@@ -1,15 +1,19 @@
 //! What the user of a cluster should know about it.
 
 use super::connection::Connection;
+use super::link::Link;
 use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
 /// etcd refuses to write beyond 2 GiB, unless it is configured otherwise.
 const WARN_BYTES: i64 = 3 << 29;
 
-pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
+pub(super) async fn findings(link: &Link, connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let status = connection.status().await?;
-    let mut findings = Vec::new();
+    let unreachable = link.unreachable().await.into_iter();
+    let mut findings: Vec<_> = unreachable
+        .map(|failure| Finding::new(Severity::Warning, format!("a member cannot be used: {failure}")))
+        .collect();
     if status.errors.iter().any(|error| error.contains("NOSPACE")) {
         let text = "the alarm NOSPACE is on, so nothing can be written: compact and defragment the store or raise its quota, then \
              `etcdctl alarm disarm`";

@@ -1,5 +1,6 @@
 //! A connection to a member: calls, each with a time limit, and streams.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,16 +9,17 @@ use futures::Stream;
 use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::try_join_all;
 use http::uri::PathAndQuery;
+use parking_lot::Mutex;
 use prost::Message;
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::client::Grpc;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::connect::connect;
+use super::connect::{Ends, connect};
 use super::failure;
 use super::keep_alive::KeepAlive;
 use super::proto::{
@@ -25,7 +27,7 @@ use super::proto::{
     LeaseTimeToLiveResponse, RangeRequest, RangeResponse, StatusResponse, TxnRequest, TxnResponse,
     WatchRequest, WatchResponse,
 };
-use super::settings::Settings;
+use super::settings::{Login, Settings};
 use crate::backend::records::Failure;
 use crate::runtime::spawn;
 
@@ -35,42 +37,94 @@ const MAX_RESPONSE: usize = 256 * 1024 * 1024;
 /// A connection to one member.
 pub(super) struct Connection {
     grpc: Grpc<Channel>,
-    /// What a login has returned.
-    token: Option<MetadataValue<Ascii>>,
+    login: Option<Login>,
+    /// What the latest login has returned.
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+    /// Held during a login.
+    logging_in: tokio::sync::Mutex<()>,
     reply_timeout: Duration,
-    has_failed: AtomicBool,
+    has_served: AtomicBool,
     broken: CancellationToken,
     keep_alive: KeepAlive,
+    /// Closes it when nobody uses it any more.
+    _open: DropGuard,
 }
 
 impl Connection {
-    /// Connects, and logs in if there is a user.
-    pub(super) async fn open(settings: &Settings, endpoint: &str) -> Result<Self, Failure> {
-        let channel = connect(settings, endpoint).await?;
-        let mut connection = Self {
-            grpc: Grpc::new(channel).max_decoding_message_size(MAX_RESPONSE),
-            token: None,
+    /// Connects to an address of the member at `endpoint`, logs in if there is a user, and waits until it has answered something that all
+    /// members have to agree to: one that hangs, or is cut off from the others, is of no use.
+    pub(super) async fn open(
+        settings: &Settings,
+        endpoint: &str,
+        address: SocketAddr,
+        probe: RangeRequest,
+    ) -> Result<Self, Failure> {
+        let ends = Ends::default();
+        let open = ends.closing.clone().drop_guard();
+        let connection = Self {
+            grpc: Grpc::new(connect(settings, endpoint, address, ends.clone()).await?)
+                .max_decoding_message_size(MAX_RESPONSE),
+            login: settings.login.clone(),
+            token: Mutex::default(),
+            logging_in: tokio::sync::Mutex::default(),
             reply_timeout: settings.reply_timeout,
-            has_failed: AtomicBool::new(false),
-            broken: CancellationToken::new(),
+            has_served: AtomicBool::new(false),
+            broken: ends.broken,
             keep_alive: KeepAlive::default(),
+            _open: open,
         };
-        if let Some(login) = &settings.login {
-            let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
-            let answer: AuthenticateResponse =
-                connection.read("/etcdserverpb.Auth/Authenticate", request).await?;
-            let token =
-                answer.token.parse().map_err(|_| Failure::refused("the authentication token is not text"))?;
-            connection.token = Some(token);
+        if connection.login.is_some() {
+            connection.log_in(None).await.map_err(|status| failure::of_reading(&status))?;
         }
-        Ok(connection)
+        match connection.range(probe).await {
+            Err(failure) if failure.is_broken => Err(failure),
+            // Whoever asks for something is told what is refused.
+            Ok(_) | Err(_) => Ok(connection),
+        }
     }
 
-    /// It is not used any more. Returns whether it was until now.
-    pub(super) fn give_up(&self) -> bool {
-        let was_used = !self.has_failed.swap(true, Ordering::Relaxed);
+    /// Logs in, unless that has been done since the token `old` was used.
+    async fn log_in(&self, old: Option<&MetadataValue<Ascii>>) -> Result<(), Status> {
+        let Some(login) = &self.login else { return Ok(()) };
+        let _one_at_a_time = self.logging_in.lock().await;
+        if self.token.lock().as_ref() != old {
+            return Ok(());
+        }
+        let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
+        let answer: AuthenticateResponse =
+            self.call_once("/etcdserverpb.Auth/Authenticate", request, None).await?;
+        let not_text = |_| Status::failed_precondition("the authentication token is not text");
+        *self.token.lock() = Some(answer.token.parse().map_err(not_text)?);
+        Ok(())
+    }
+
+    /// Logs in again on the same connection.
+    pub(super) async fn renew_login(&self) -> Result<(), Failure> {
+        let old = self.token();
+        self.log_in(old.as_ref()).await.map_err(|status| failure::of_reading(&status))
+    }
+
+    pub(super) const fn has_login(&self) -> bool {
+        self.login.is_some()
+    }
+
+    fn token(&self) -> Option<MetadataValue<Ascii>> {
+        self.token.lock().clone()
+    }
+
+    /// It is not used any more. What is under way on it still ends.
+    pub(super) fn give_up(&self) {
         self.broken.cancel();
-        was_used
+    }
+
+    /// Changes have been carried out on it.
+    pub(super) fn served(&self) {
+        self.has_served.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether changes have been carried out on it. If it fails nevertheless, a new one may do.
+    pub(super) fn has_served(&self) -> bool {
+        self.has_served.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -171,22 +225,46 @@ impl Connection {
 
     async fn read<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Failure>
     where
-        Q: Message + 'static,
+        Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
         self.call(path, request).await.map_err(|status| failure::of_reading(&status))
     }
 
+    /// A call. If the token has expired, logs in and calls again: nothing was done.
     async fn call<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        if self.login.is_none() {
+            return self.call_once(path, request, None).await;
+        }
+        let token = self.token();
+        match self.call_once(path, request.clone(), token.as_ref()).await {
+            Err(status) if failure::is_logged_out(&status) && !self.is_broken() => {
+                self.log_in(token.as_ref()).await?;
+                self.call_once(path, request, self.token().as_ref()).await
+            }
+            called => called,
+        }
+    }
+
+    async fn call_once<Q, A>(
+        &self,
+        path: &'static str,
+        request: Q,
+        token: Option<&MetadataValue<Ascii>>,
+    ) -> Result<A, Status>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
         let mut grpc = self.grpc.clone();
         let called = async {
-            grpc.ready().await.map_err(|error| Status::unavailable(failure::connecting(&error)))?;
+            grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
             let path = PathAndQuery::from_static(path);
-            let answer = grpc.unary(self.with_metadata(request), path, ProstCodec::default()).await?;
+            let answer = grpc.unary(with_metadata(request, token), path, ProstCodec::default()).await?;
             Ok(answer.into_inner())
         };
         let limit = self.reply_timeout;
@@ -207,23 +285,14 @@ impl Connection {
         let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(|error| Failure::unavailable(failure::connecting(&error)))?;
         let path = PathAndQuery::from_static(path);
-        let opened = grpc.streaming(self.with_metadata(requests), path, ProstCodec::default()).await;
+        let opened =
+            grpc.streaming(with_metadata(requests, self.token().as_ref()), path, ProstCodec::default()).await;
         opened.map(tonic::Response::into_inner).map_err(|status| failure::of_reading(&status))
     }
 
     /// The next message on a stream; `None` at its end.
     pub(super) async fn next<A>(&self, stream: &mut Streaming<A>) -> Result<Option<A>, Failure> {
         stream.message().await.map_err(|status| failure::of_reading(&status))
-    }
-
-    fn with_metadata<T>(&self, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        // A member that has lost the others says so, instead of waiting for them.
-        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-        if let Some(token) = &self.token {
-            request.metadata_mut().insert("token", token.clone());
-        }
-        request
     }
 
     pub(super) async fn within<T>(
@@ -233,4 +302,14 @@ impl Connection {
         let limit = self.reply_timeout;
         timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)))
     }
+}
+
+fn with_metadata<T>(message: T, token: Option<&MetadataValue<Ascii>>) -> Request<T> {
+    let mut request = Request::new(message);
+    // A member that has lost the others says so, instead of waiting for them.
+    request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", token.clone());
+    }
+    request
 }

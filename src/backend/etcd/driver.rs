@@ -62,7 +62,12 @@ async fn heartbeat(shared: Arc<Shared>) {
             sweep::sweep(&shared).await;
             next_sweep = Instant::now() + SWEEP;
         }
-        sleep(HEARTBEAT).await;
+        // Whoever waits for a message must not wait long for it on a connection that is dead.
+        let beat = if shared.is_in_use() { shared.settings.reply_timeout.min(HEARTBEAT) } else { HEARTBEAT };
+        tokio::select! {
+            () = sleep(beat) => {}
+            () = shared.link.lost() => {}
+        }
         while ping(Arc::clone(&shared)).await.is_err() {
             // There are pauses between attempts to connect, but it may be refused in another way.
             sleep(HEARTBEAT / 20).await;
@@ -135,6 +140,7 @@ async fn change(shared: &Shared, connection: &Arc<Connection>, mut batch: KeyBat
     let carried_out = Exchange::new(calls, &mut batch).carry_out().await;
     let (failure, phase) = match carried_out {
         Ok(()) => {
+            connection.served();
             shared.schedule.finish(batch, Done::Finished);
             return true;
         }
@@ -147,11 +153,17 @@ async fn change(shared: &Shared, connection: &Arc<Connection>, mut batch: KeyBat
     };
     tracing::debug!(store = %shared.settings.address, %failure, "changes were not stored");
     let is_answer = !failure.is_broken;
-    if failure.is_broken && connection.give_up() {
-        shared.health.failed(Purpose::Changes, &failure.why);
+    if failure.is_broken {
+        connection.give_up();
     }
-    let (batches, _) = failed(vec![batch], failure, phase);
+    let (batches, why) = failed(vec![batch], failure, phase);
     for (batch, done) in batches {
+        // A connection that was good until now may only have been closed: the next attempt to connect tells whether the store is away.
+        if let (Done::Failed { .. }, false, false) = (&done, is_answer, connection.has_served())
+            && let Some(failure) = &why
+        {
+            shared.health.failed(Purpose::Changes, &failure.why);
+        }
         shared.schedule.finish(batch, done);
     }
     is_answer
@@ -159,26 +171,40 @@ async fn change(shared: &Shared, connection: &Arc<Connection>, mut batch: KeyBat
 
 /// Asks the server for something that need not exist.
 pub(super) async fn ping(shared: Arc<Shared>) -> Result<(), BackendError> {
-    let answered = async {
-        let connection = shared.link.open().await?;
-        let answered = connection.range(shared.keys.nothing()).await;
-        if let Err(failure) = &answered
-            && failure.is_broken
-        {
-            connection.give_up();
-        }
-        answered
-    };
-    match answered.await {
-        Ok(_) => {
+    let mut answered = ask(&shared).await;
+    if matches!(answered, Err(Asked { was_open: true, .. })) {
+        // It may have been closed, or been dead, while nobody used it: only a new one tells whether the server can be reached.
+        answered = ask(&shared).await;
+    }
+    match answered {
+        Ok(()) => {
             shared.health.succeeded(Purpose::Changes);
             Ok(())
         }
-        Err(failure) => {
+        Err(Asked { failure, .. }) => {
             if failure.is_broken {
                 shared.health.failed(Purpose::Changes, &failure.why);
             }
             Err(failure.before_storing())
         }
     }
+}
+
+/// Why there was no answer.
+struct Asked {
+    failure: Failure,
+    /// Whether a connection that was open before has been lost.
+    was_open: bool,
+}
+
+async fn ask(shared: &Shared) -> Result<(), Asked> {
+    let was_open = shared.link.is_open().await;
+    let connection = shared.link.open().await.map_err(|failure| Asked { failure, was_open: false })?;
+    let answered = connection.range(shared.keys.nothing()).await;
+    answered.map(drop).map_err(|failure| {
+        if failure.is_broken {
+            connection.give_up();
+        }
+        Asked { was_open: was_open && failure.is_broken, failure }
+    })
 }

@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use tokio::sync::SetOnce;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use super::connect::host_and_port;
 use super::connection::Connection;
+use super::proto::RangeRequest;
 use super::settings::Settings;
+use crate::backend::dial;
 use crate::backend::records::{Failure, Remedy};
 
 /// The pause between attempts to connect: it grows from the first of these to the second.
@@ -16,6 +20,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 
 pub(super) struct Link {
     settings: Arc<Settings>,
+    /// What a new connection is asked for first.
+    probe: RangeRequest,
     closing: CancellationToken,
     used: SetOnce<()>,
     state: tokio::sync::Mutex<State>,
@@ -37,9 +43,9 @@ struct Failed {
 }
 
 impl Link {
-    pub(super) fn new(settings: Arc<Settings>) -> Self {
+    pub(super) fn new(settings: Arc<Settings>, probe: RangeRequest) -> Self {
         let (closing, used, state) = Default::default();
-        Self { settings, closing, used, state }
+        Self { settings, probe, closing, used, state }
     }
 
     /// The connection, which is opened if there is none. All that wait for the same attempt share its outcome.
@@ -79,19 +85,57 @@ impl Link {
     /// Tries all members, beginning with the next one.
     async fn connect(&self, state: &mut State) -> Result<Connection, Failure> {
         let Settings { endpoints, connect_timeout, .. } = &*self.settings;
-        let share = *connect_timeout / u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
-        let mut failures = Vec::new();
-        for _ in endpoints {
-            let endpoint = &endpoints[state.next % endpoints.len()];
-            let opened = timeout(share, Connection::open(&self.settings, endpoint)).await;
-            let silence = || Failure::unavailable(format!("{endpoint}: no answer within {share:?}"));
-            match opened.unwrap_or_else(|_| Err(silence())) {
-                Ok(connection) => return Ok(connection),
-                Err(failure) => failures.push(failure),
+        let (count, limit) = (endpoints.len(), *connect_timeout);
+        let order: Vec<_> = (0..count).map(|n| (state.next + n) % count).collect();
+        let end = Instant::now() + limit;
+        let attempt = async |n: usize| self.reach(&endpoints[n], end).await.map(|connection| (n, connection));
+        match dial::race(order.iter().copied(), limit, attempt).await {
+            Ok((n, connection)) => {
+                state.next = n;
+                Ok(connection)
             }
-            state.next += 1;
+            Err(failures) => {
+                let failures = order
+                    .iter()
+                    .zip(failures)
+                    .map(|(n, failure)| failure.unwrap_or_else(|| no_answer(&endpoints[*n], limit)));
+                Err(all(failures))
+            }
         }
-        Err(all(failures))
+    }
+
+    /// Tries all addresses of a member.
+    async fn reach(&self, endpoint: &str, end: Instant) -> Result<Connection, Failure> {
+        let (host, port) = host_and_port(endpoint);
+        let named = |failure: Failure| Failure { why: format!("{endpoint}: {failure}"), ..failure };
+        let addresses = dial::resolve(host, port).await;
+        let addresses = addresses.map_err(|error| named(Failure::unavailable(error.to_string())))?;
+        let left = end.saturating_duration_since(Instant::now());
+        let attempt = |address| Connection::open(&self.settings, endpoint, address, self.probe.clone());
+        let opened = dial::race(addresses.iter().copied(), left, attempt).await;
+        opened.map_err(|failures| {
+            let silence = || Failure::unavailable("no answer in time");
+            let failures = failures.into_iter().map(|failure| failure.unwrap_or_else(silence));
+            if addresses.len() == 1 {
+                return named(all(failures));
+            }
+            let with_address = |(address, failure): (_, Failure)| {
+                let why = format!("{address}: {failure}");
+                Failure { why, ..failure }
+            };
+            named(all(addresses.iter().zip(failures).map(with_address)))
+        })
+    }
+
+    /// Why each member cannot be used, of those that cannot.
+    pub(super) async fn unreachable(&self) -> Vec<Failure> {
+        let limit = self.settings.connect_timeout;
+        let each = self.settings.endpoints.iter().map(async |endpoint| {
+            let end = Instant::now() + limit;
+            let reached = timeout_at(end.into(), self.reach(endpoint, end)).await;
+            reached.unwrap_or_else(|_| Err(no_answer(endpoint, limit))).err()
+        });
+        join_all(each).await.into_iter().flatten().collect()
     }
 
     /// Closes the connection. There is no other one after it.
@@ -99,6 +143,20 @@ impl Link {
         self.closing.cancel();
         if let Some(connection) = self.state.lock().await.connection.take() {
             connection.give_up();
+        }
+    }
+
+    /// Whether there is a connection, as far as is known.
+    pub(super) async fn is_open(&self) -> bool {
+        self.state.lock().await.connection.as_ref().is_some_and(|connection| !connection.is_broken())
+    }
+
+    /// Returns when the present connection is lost.
+    pub(super) async fn lost(&self) {
+        let connection = self.state.lock().await.connection.clone();
+        match connection {
+            Some(connection) => connection.broken().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -112,12 +170,20 @@ impl Link {
     }
 }
 
-/// Why none of several members could be connected to.
-fn all(failures: Vec<Failure>) -> Failure {
+fn no_answer(endpoint: &str, limit: Duration) -> Failure {
+    Failure::unavailable(format!("{endpoint}: no answer within {limit:?}"))
+}
+
+/// Why none of several could be connected to.
+fn all(failures: impl Iterator<Item = Failure>) -> Failure {
+    let failures: Vec<_> = failures.collect();
     let why: Vec<_> = failures.iter().map(|failure| failure.why.as_str()).collect();
     let why = why.join("; ");
-    if failures.iter().any(|failure| failure.remedy == Remedy::Fix) {
+    let is_any = |remedy| failures.iter().any(|failure| failure.remedy == remedy);
+    if is_any(Remedy::Fix) {
         Failure::refused(why)
+    } else if is_any(Remedy::NotNow) {
+        Failure::not_now(why)
     } else {
         Failure::unavailable(why)
     }

@@ -1,6 +1,7 @@
 //! Messages to this client: the grants that others make to it, each put into its mailbox by the transaction that makes it. One watch, which
 //! always stands, sees every one of them.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::runtime::Handle;
-use tokio::time::sleep;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use uuid::Uuid;
@@ -78,23 +80,35 @@ impl Mailbox {
     async fn watch(&self, client: Uuid) {
         let mut seen = Seen::default();
         loop {
-            let Err(failure) = self.watch_once(client, &mut seen).await;
+            let mut begun = None;
+            let Err(failure) = self.watch_once(client, &mut seen, &mut begun).await;
             if self.shared.link.is_closed() {
                 return;
+            }
+            if begun.is_some_and(|begun: Instant| begun.elapsed() > PAUSE) {
+                // The connection may only have been closed while nobody used it: the next attempt tells.
+                tracing::debug!(store = %self.shared.settings.address, %failure, "the watch begins again");
+                continue;
             }
             self.shared.health.failed(Purpose::Notifications, &failure.why);
             sleep(PAUSE).await;
         }
     }
 
-    /// Watches on one connection until it is lost.
-    async fn watch_once(&self, client: Uuid, seen: &mut Seen) -> Result<std::convert::Infallible, Failure> {
+    /// Watches on one connection until it is lost. Tells when the watch has begun.
+    async fn watch_once(
+        &self,
+        client: Uuid,
+        seen: &mut Seen,
+        begun: &mut Option<Instant>,
+    ) -> Result<Infallible, Failure> {
         let connection = self.shared.link.open().await?;
         let watched = async {
-            let mut changes = self.begin(&connection, client, seen).await?;
+            let mut watch = self.begin(&connection, client, seen).await?;
+            *begun = Some(Instant::now());
             self.shared.health.succeeded(Purpose::Notifications);
             loop {
-                match connection.next(&mut changes).await? {
+                match connection.next(&mut watch.changes).await? {
                     Some(response) => self.hear(response, client, seen)?,
                     None => return Err(Failure::unavailable("the watch has ended")),
                 }
@@ -118,7 +132,8 @@ impl Mailbox {
         connection: &Arc<Connection>,
         client: Uuid,
         seen: &mut Seen,
-    ) -> Result<Streaming<WatchResponse>, Failure> {
+    ) -> Result<Watch, Failure> {
+        let mut may_log_in = connection.has_login();
         loop {
             let create = WatchCreateRequest {
                 key: self.shared.keys.mailbox(client),
@@ -126,8 +141,9 @@ impl Mailbox {
                 start_revision: seen.next,
             };
             let create = WatchRequest { wish: Some(WatchWish::Create(create)) };
-            // The watch ends with the stream of requests.
-            let requests = stream::iter([create]).chain(stream::pending());
+            // The watch ends with the stream of requests, and that when the watch is dropped.
+            let (open, dropped) = oneshot::channel();
+            let requests = stream::iter([create]).chain(stream::pending()).take_until(dropped);
             let begun = async {
                 let mut changes = connection.watch_stream(requests).await?;
                 let response = connection.next(&mut changes).await?;
@@ -141,7 +157,12 @@ impl Mailbox {
                     *seen = Seen { cluster: header.cluster_id, next: header.revision + 1 };
                     self.send(Event::Resync);
                 }
-                return Ok(changes);
+                return Ok(Watch { changes, _open: open });
+            }
+            if response.canceled && std::mem::take(&mut may_log_in) {
+                // If the token has expired, the reason is that permission is denied.
+                connection.renew_login().await?;
+                continue;
             }
             if seen.next == 0 {
                 return Err(canceled(&response));
@@ -204,6 +225,12 @@ impl Seen {
     const fn is_before(&self, header: &Header) -> bool {
         self.cluster == header.cluster_id && self.next <= header.revision + 1
     }
+}
+
+/// A watch, which ends when it is dropped.
+struct Watch {
+    changes: Streaming<WatchResponse>,
+    _open: oneshot::Sender<()>,
 }
 
 fn canceled(response: &WatchResponse) -> Failure {

@@ -182,7 +182,7 @@ impl LedgerStore for EtcdStore {
         let shared = Arc::clone(&self.shared);
         let found = async move {
             let connection = shared.link.open().await?;
-            check::findings(&connection).await
+            check::findings(&shared.link, &connection).await
         };
         self.run(async { found.await.map_err(|failure| failure.before_storing()) }).await
     }

@@ -56,7 +56,9 @@ impl Settings {
             return Err(Error::invalid("endpoints", "no member is given"));
         }
         if let Some(endpoint) = self.endpoints.iter().find(|endpoint| !is_endpoint(endpoint)) {
-            return Err(Error::invalid("endpoints", format!("`{endpoint}` is not of the form `host:port`")));
+            // It may contain a password.
+            let named = if endpoint.contains('@') { "one" } else { &format!("`{endpoint}`") };
+            return Err(Error::invalid("endpoints", format!("{named} is not of the form `host:port`")));
         }
         if self.prefix.is_empty() {
             return Err(Error::invalid("prefix", "it is empty"));

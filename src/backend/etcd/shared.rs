@@ -35,10 +35,11 @@ struct Attached {
 
 impl Shared {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
+        let keys = Keys::new(settings.prefix.clone());
         Self {
             health: Health::new(settings.address.clone()),
-            link: Link::new(Arc::clone(&settings)),
-            keys: Keys::new(settings.prefix.clone()),
+            link: Link::new(Arc::clone(&settings), keys.nothing()),
+            keys,
             settings,
             leases: Leases::default(),
             schedule: Schedule::default(),
@@ -61,6 +62,11 @@ impl Shared {
         if !known.iter().any(|known| known.lease == lease && known.etcd_lease == etcd_lease) {
             known.push(Attached { lease, etcd_lease, is_doubtful: false });
         }
+    }
+
+    /// Whether anything of this client is held, or waits.
+    pub(super) fn is_in_use(&self) -> bool {
+        !self.attached.lock().is_empty()
     }
 
     /// It is not certain whether this was made, or may still be.

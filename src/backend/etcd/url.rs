@@ -3,7 +3,7 @@
 use percent_encoding::percent_decode_str;
 
 use super::settings::{Login, Settings, is_endpoint};
-use crate::backend::url_parts::{duration, invalid, options, unknown_option};
+use crate::backend::url_parts::{check_at_signs, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
 const PORT: u16 = 2379;
@@ -18,11 +18,8 @@ pub(super) fn parse(url: &str) -> Result<Settings, Error> {
         (_, Some(rest)) => (true, rest),
         _ => return Err(invalid("it does not begin with `etcd://` or `etcds://`")),
     };
+    check_at_signs(url)?;
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-    // Whatever follows a `?` in a password.
-    if query.contains('@') {
-        return Err(invalid(SHAPE));
-    }
     let (login, hosts) = match place.rsplit_once('@') {
         Some((login, hosts)) => (Some(read_login(login)?), hosts),
         None => (None, place),
@@ -113,8 +110,12 @@ mod tests {
             ("etcd://u:hunter2@", "names no host"),
             ("etcd://hunter2@h", "without a password"),
             ("etcd://u:hunter2@h:port", "is not of the form"),
-            ("etcd://u:hunt?er2@h", "is not of the form"),
-            ("etcd://u:hunt/er2@h", "is not of the form"),
+            ("etcd://u:hunt?er2@h", "percent-encode"),
+            ("etcd://u:hunt/er2@h", "percent-encode"),
+            ("etcd://u:p@hunt@h", "percent-encode"),
+            ("etcd://u:p@h/x@hunt", "percent-encode"),
+            ("etcd://u:p@h?prefix=x@hunt", "percent-encode"),
+            ("etcd://h?reply-timeout=5s", "unknown option `reply-timeout`; the known ones are"),
             ("etcd://u:hunter2@h/x", "is not of the form"),
             ("etcd://u:hunter2@h:1,", "is not of the form"),
             ("etcd://u:%ff@h", "is not of the form"),

@@ -3,7 +3,9 @@
 use tokio_postgres::Config;
 
 use super::PostgresBuilder;
-use crate::backend::url_parts::{boolean, duration, invalid, number, options, unknown_option};
+use crate::backend::url_parts::{
+    boolean, check_at_signs, duration, invalid, number, options, unknown_option,
+};
 use crate::error::Error;
 
 /// Those of this crate, and those of `tokio_postgres` that make sense here.
@@ -16,6 +18,7 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Err(invalid("it does not begin with `postgres://` or `postgresql://`"));
     }
+    check_at_signs(url)?;
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let (ours, theirs): (Vec<_>, Vec<_>) = options(query).partition(|(name, _)| is_ours(name));
     if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
@@ -111,7 +114,9 @@ mod tests {
             ("postgres://", "names no host"),
             ("postgres://u:hunter2@", "names no host"),
             ("postgres://u:hunter2@h:port", "invalid value for option `port`"),
-            ("postgres://u:hunt?er2@h", "unknown option; the known ones are"),
+            ("postgres://u:hunt?er2@h", "percent-encode"),
+            ("postgres://u:hunt@er2@h/d", "percent-encode"),
+            ("postgres://u:hunt/er2@h/d", "percent-encode"),
             ("postgres://u:hunter2@h?color=red", "unknown option `color`; the known ones are"),
             ("postgres://h?reply_timeout=5", "such as `50ms`"),
             ("postgres://h?create=1", "neither `true` nor `false`"),

@@ -13,8 +13,10 @@ pub(in crate::backend) enum Remedy {
     Repeat,
     /// To do the same on another session.
     Reconnect,
-    /// To try again later.
+    /// To try again later: the server cannot be reached.
     Wait,
+    /// To try again later: the server has declined for a reason that can be over within seconds.
+    NotNow,
     /// Only a change of settings, permissions, or the server helps.
     Fix,
 }
@@ -36,6 +38,11 @@ impl Failure {
         Self { why: why.into(), remedy: Remedy::Wait, is_broken: true, is_certain: true }
     }
 
+    /// The server has declined for a reason that can be over within seconds. Nothing was stored, and the session is of no use.
+    pub(in crate::backend) fn not_now(why: impl Into<String>) -> Self {
+        Self { remedy: Remedy::NotNow, ..Self::unavailable(why) }
+    }
+
     /// Trying again does not help. Nothing was sent.
     pub(in crate::backend) fn refused(why: impl Into<String>) -> Self {
         Self { remedy: Remedy::Fix, ..Self::unavailable(why) }
@@ -51,6 +58,7 @@ impl Failure {
         let source = self.why.clone().into();
         match self.remedy {
             Remedy::Fix => BackendError::Refused { source },
+            Remedy::NotNow => BackendError::RefusedForNow { source },
             Remedy::Repeat | Remedy::Reconnect | Remedy::Wait => BackendError::NotSent { source },
         }
     }
