@@ -628,6 +628,8 @@ mod tests {
         // Those that there are; new ones work.
         server.dead.store(server.opened.load(Ordering::SeqCst), Ordering::SeqCst);
         let begun = tokio::time::Instant::now();
+        assert!(change(&workers, 0).await.is_err(), "it is repeated by whoever called");
+        // Not by another connection that is as dead.
         change(&workers, 0).await.unwrap();
         assert!(begun.elapsed() < LIMIT + ROUND * 3, "{:?}", begun.elapsed());
     }
