@@ -41,7 +41,7 @@ impl SqlServer for PostgresServer {
 
     const KEY: &str = "key";
     const TWO_CONNECTIONS: &str = "max_connections=2";
-    const REJECTED: &str = "no room (SQLSTATE 53100)";
+    const REJECTED: &str = "not that one (SQLSTATE 23514)";
 
     async fn store(&self) -> PostgresBackend {
         self.backend().await
@@ -71,7 +71,7 @@ impl SqlServer for PostgresServer {
     async fn reject_records_that_are_bad(&self) {
         self.execute(
             "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-             IF NEW.key LIKE '%bad%' THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF; RETURN NEW; END $$; \
+             IF NEW.key LIKE '%bad%' THEN RAISE EXCEPTION 'not that one' USING ERRCODE = '23514'; END IF; RETURN NEW; END $$; \
              CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON leasehold FOR EACH ROW EXECUTE FUNCTION fail()",
         )
         .await;
@@ -239,6 +239,31 @@ async fn a_pooler_in_session_mode_will_do() {
     until_waiting(&mutex(&direct), 1).await;
     guard.release().await.expect("held");
     granted(waiter).await.release().await.expect("held");
+}
+
+#[tokio::test]
+async fn a_pooler_in_statement_mode_is_refused() {
+    let Some(server) = PostgresServer::start_or_skip("poolers") else { return };
+    let Some(pooler) = Pooler::start_or_skip("poolers", &server, "statement") else { return };
+    assert_refused(&refused(&pooler.url()).await, "PgBouncer in transaction mode");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_the_list_that_hangs_is_passed_over() {
+    let Some(hanging) = PostgresServer::start_or_skip("a server that hangs") else { return };
+    let Some(server) = PostgresServer::start_or_skip("a server that hangs") else { return };
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", hanging.port(), server.port());
+    let url = format!("postgres://{USER}:{PASSWORD}@{hosts}/{USER}");
+    let client = Client::connect(&url).await.expect("both answer");
+    mutex(&client).lock().await.expect("free").release().await.expect("held");
+    hanging.pause();
+    let begun = Instant::now();
+    let guard = within(SOON * 2, mutex(&client).lock()).await.expect("the other one answers");
+    // A reply timeout, and then a new connection.
+    assert!(begun.elapsed() < SECOND * 4, "{:?}", begun.elapsed());
+    guard.release().await.expect("held");
+    let other = Client::connect(&url).await.expect("the other one answers");
+    mutex(&other).lock().await.expect("free").release().await.expect("held");
 }
 
 // Sessions

@@ -29,15 +29,26 @@ fn said_by_server(said: &DbError) -> Failure {
         said.parsed_severity().is_none_or(|severity| matches!(severity, Severity::Panic | Severity::Fatal));
     // Unless the session ends with it, an error has ended the transaction.
     let failure = |remedy, is_broken| Failure { why: why.clone(), remedy, is_broken, is_certain: !is_fatal };
+    if said.message().contains("statement pooling mode") {
+        return Failure { why: POOLER.to_owned(), ..failure(Remedy::Fix, true) };
+    }
+    // The same table is in docs/postgres.md.
     if is_fatal {
-        let is_refusal = code.code().starts_with("28") || *code == SqlState::INVALID_CATALOG_NAME;
-        return failure(if is_refusal { Remedy::Fix } else { Remedy::Reconnect }, true);
+        let remedy = match code.code() {
+            "3D000" => Remedy::Fix,
+            class if class.starts_with("28") => Remedy::Fix,
+            "57P03" => Remedy::NotNow,
+            class if class.starts_with("53") => Remedy::NotNow,
+            _ => Remedy::Reconnect,
+        };
+        return failure(remedy, true);
     }
     match *code {
         SqlState::T_R_SERIALIZATION_FAILURE
         | SqlState::T_R_DEADLOCK_DETECTED
         | SqlState::LOCK_NOT_AVAILABLE => failure(Remedy::Repeat, false),
-        SqlState::QUERY_CANCELED | SqlState::TOO_MANY_CONNECTIONS => failure(Remedy::Wait, false),
+        SqlState::QUERY_CANCELED | SqlState::IO_ERROR => failure(Remedy::NotNow, false),
+        _ if code.code().starts_with("53") => failure(Remedy::NotNow, false),
         // It has become a standby.
         SqlState::READ_ONLY_SQL_TRANSACTION => failure(Remedy::Reconnect, true),
         // The tables or the permissions have changed: a new session gets a clearer error.

@@ -7,6 +7,7 @@
 //! | `schema` | the tables, their version, and whether they can be used |
 //! | `session`, `tls` | a session of the server: connecting, with TLS or without, its settings and checks |
 //! | `pooler` | whether there is a pooler in between that would lose notifications |
+//! | `reach` | trying all servers, and all addresses of each |
 //! | `connector` | opening sessions that can be used |
 //! | `statement` | the statements |
 //! | `exchange`, `record` | changing records, optimistically or under a lock; a record as it is read, changed and written |
@@ -28,6 +29,7 @@ mod exchange;
 mod failure;
 mod listener;
 mod pooler;
+mod reach;
 mod record;
 mod schema;
 mod session;

@@ -3,11 +3,13 @@
 
 use futures::StreamExt;
 use futures::future::{join, ready};
-use parking_lot::Mutex;
-use tokio::sync::OnceCell;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::connector::in_time;
 use super::failure::POOLER;
+use super::reach::reach;
 use super::session::{Listening, Session};
 use super::settings::Settings;
 use crate::backend::records::Failure;
@@ -17,21 +19,43 @@ const SESSION: &str = "SELECT pg_backend_pid()";
 /// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
 #[derive(Default)]
 pub(super) struct PoolerCheck {
-    has_no_pooler: OnceCell<()>,
-    listening: Mutex<Option<Listening>>,
-    other: Mutex<Option<Session>>,
+    /// How the latest check went. Those that come meanwhile wait for it.
+    check: Mutex<Latest>,
+    listening: parking_lot::Mutex<Option<Listening>>,
+    other: parking_lot::Mutex<Option<Session>>,
+}
+
+#[derive(Default)]
+struct Latest {
+    has_no_pooler: bool,
+    failure: Option<(Failure, Instant)>,
 }
 
 impl PoolerCheck {
     /// Makes sure that there is no pooler in between that loses notifications.
-    pub(super) async fn test(&self, settings: &Settings) -> Result<(), Failure> {
-        let test = async {
-            let (listening, other) = test(settings).await?;
-            *self.listening.lock() = Some(listening);
-            *self.other.lock() = Some(other);
-            Ok(())
-        };
-        self.has_no_pooler.get_or_try_init(|| test).await.map(|_| ())
+    pub(super) async fn test(&self, settings: &Settings, end: Instant) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let mut latest = self.check.lock().await;
+        if latest.has_no_pooler {
+            return Ok(());
+        }
+        if let Some((failure, at)) = &latest.failure
+            && *at > begun
+        {
+            return Err(failure.clone());
+        }
+        match test(settings, end).await {
+            Ok((listening, other)) => {
+                latest.has_no_pooler = true;
+                *self.listening.lock() = Some(listening);
+                *self.other.lock() = Some(other);
+                Ok(())
+            }
+            Err(failure) => {
+                latest.failure = Some((failure.clone(), Instant::now()));
+                Err(failure)
+            }
+        }
     }
 
     /// The session that has listened, unless it has been used or closed.
@@ -50,9 +74,17 @@ impl PoolerCheck {
 /// # Errors
 ///
 /// Refused, if two connections were seen to share a session, or one to have several, or if the notification does not arrive.
-async fn test(settings: &Settings) -> Result<(Listening, Session), Failure> {
-    let (listening, other) = join(Session::connect_listening(settings), Session::connect(settings)).await;
-    let (mut listening, other) = (listening?, other?);
+async fn test(settings: &Settings, end: Instant) -> Result<(Listening, Session), Failure> {
+    // Of the same server.
+    let both = async |way| {
+        let both = join(Session::connect_listening(settings, &way), Session::connect(settings, &way)).await;
+        Ok((both.0?, both.1?))
+    };
+    let (listening, other) = reach(settings, end, both).await?;
+    in_time(settings, end, notify(listening, other)).await
+}
+
+async fn notify(mut listening: Listening, other: Session) -> Result<(Listening, Session), Failure> {
     let listener = &listening.session;
     let channel = format!("lh_{}", Uuid::new_v4().simple());
     let listens_in = listener.value(&format!("LISTEN {channel}; {SESSION}")).await?;

@@ -12,6 +12,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, NoTls, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::reach::Way;
 use super::schema;
 use super::settings::Settings;
 use super::statement::{Prepared, Sql};
@@ -53,21 +54,22 @@ pub(super) struct Listening {
 
 impl Session {
     /// A connection without settings and checks.
-    pub(super) async fn connect(settings: &Settings) -> Result<Self, Failure> {
-        Self::connect_and_tell(settings, None).await
+    pub(super) async fn connect(settings: &Settings, way: &Way) -> Result<Self, Failure> {
+        Self::connect_and_tell(settings, way, None).await
     }
 
-    pub(super) async fn connect_listening(settings: &Settings) -> Result<Listening, Failure> {
+    pub(super) async fn connect_listening(settings: &Settings, way: &Way) -> Result<Listening, Failure> {
         let (hear, heard) = unbounded();
-        let session = Self::connect_and_tell(settings, Some(hear)).await?;
+        let session = Self::connect_and_tell(settings, way, Some(hear)).await?;
         Ok(Listening { session, heard })
     }
 
     async fn connect_and_tell(
         settings: &Settings,
+        way: &Way,
         hear: Option<UnboundedSender<Notification>>,
     ) -> Result<Self, Failure> {
-        let (client, connection) = connect(settings, hear).await?;
+        let (client, connection) = connect(settings, way, hear).await?;
         Ok(Self {
             client,
             prepared: Prepared::default(),
@@ -90,7 +92,7 @@ impl Session {
         }
         if is_read_only != "off" {
             let why = "it is read-only, perhaps a standby: connect to the primary, or name all servers";
-            return Err(Failure::unavailable(why));
+            return Err(Failure::not_now(why));
         }
         if encoding != "UTF8" {
             return Err(Failure::refused(format!(
@@ -155,20 +157,22 @@ fn session_settings(settings: &Settings) -> String {
     format!(
         "SET default_transaction_isolation = 'read committed'; SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
          SET idle_in_transaction_session_timeout = {idle}; SET client_min_messages = warning; SET jit = off; \
-         SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+         SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
+         SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
     )
 }
 
 /// Opens a connection, which a task of the current runtime carries until the guard is dropped.
 async fn connect(
     settings: &Settings,
+    way: &Way,
     heard: Option<UnboundedSender<Notification>>,
 ) -> Result<(Client, DropGuard), Failure> {
     let Some(tls) = &settings.tls else {
-        let (client, connection) = settings.config.connect(NoTls).await?;
+        let (client, connection) = way.config.connect(NoTls).await?;
         return Ok((client, drive(connection, heard)));
     };
-    let connected = settings.config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
+    let connected = way.config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
     let (client, connection) =
         connected.map_err(|failure| Failure { why: explain(failure.why), ..failure })?;
     Ok((client, drive(connection, heard)))

@@ -63,6 +63,13 @@ impl Settings {
         if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
             return Err(Error::invalid("host", "no host is given"));
         }
+        let (hosts, addresses) = (self.config.get_hosts().len(), self.config.get_hostaddrs().len());
+        if hosts > 0 && addresses > 0 && hosts != addresses {
+            return Err(Error::invalid("hostaddr", "there must be one for each host"));
+        }
+        if self.config.get_ports().len() > 1 && self.config.get_ports().len() != hosts.max(addresses) {
+            return Err(Error::invalid("port", "there must be one for each host, or one for all"));
+        }
         Ok(())
     }
 
@@ -79,10 +86,15 @@ impl Settings {
     }
 }
 
+/// The port of a server in the list.
+pub(super) fn port_of(config: &Config, n: usize) -> u16 {
+    let ports = config.get_ports();
+    ports.get(n).or(ports.first()).copied().unwrap_or(5432)
+}
+
 /// `postgres://host:port,host:port/database`
 fn address(config: &Config) -> String {
-    let ports = config.get_ports();
-    let port = |n: usize| ports.get(n).or(ports.first()).copied().unwrap_or(5432);
+    let port = |n: usize| port_of(config, n);
     let hosts = config.get_hosts().iter().enumerate().map(|(n, host)| match host {
         Host::Tcp(host) if host.contains(':') => format!("[{host}]:{}", port(n)),
         Host::Tcp(host) => format!("{host}:{}", port(n)),

@@ -10,8 +10,20 @@ use crate::error::Error;
 
 /// Those of this crate, and those of `tokio_postgres` that make sense here.
 const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `sslmode`, `options`, `application_name`, \
-     `keepalives`, `keepalives_idle`, `keepalives_interval`, `keepalives_retries`, `tcp_user_timeout`, `channel_binding`, \
+     `keepalives`, `keepalives_idle`, `keepalives_interval`, `keepalives_retries`, `keepalives_count`, `tcp_user_timeout`, `channel_binding`, \
      `target_session_attrs`, `load_balance_hosts`, `host`, `hostaddr`, `port`, `user`, `password`, `dbname`";
+
+/// Options of libpq and sqlx that mean nothing here: they are ignored, because people paste the URL that they have.
+const IGNORED: &[&str] = &[
+    "statement-cache-capacity",
+    "client_encoding",
+    "fallback_application_name",
+    "sslcompression",
+    "sslsni",
+    "gsslib",
+    "krbsrvname",
+    "gssdelegation",
+];
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
@@ -20,13 +32,18 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     }
     check_at_signs(url)?;
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let (ours, theirs): (Vec<_>, Vec<_>) = options(query).partition(|(name, _)| is_ours(name));
+    let (ours, theirs): (Vec<_>, Vec<_>) =
+        options(query).filter(|(name, _)| !IGNORED.contains(name)).partition(|(name, _)| is_ours(name));
     if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
         return Err(unknown_option(name, OPTIONS));
     }
     // Certificates are always verified.
     let verified = |value| if matches!(value, "verify-ca" | "verify-full") { "require" } else { value };
     let theirs = theirs.iter().map(|&(name, value)| match name {
+        // Not encrypted, unless the server insisted on it.
+        "sslmode" if value == "allow" => "sslmode=prefer".to_owned(),
+        "keepalives_count" => format!("keepalives_retries={value}"),
+        "target_session_attrs" if value == "primary" => format!("{name}=read-write"),
         "sslmode" => format!("{name}={}", verified(value)),
         _ => format!("{name}={value}"),
     });
@@ -105,6 +122,20 @@ mod tests {
         assert_eq!(settings.config.get_options(), Some("-c search_path=locks"));
         let settings = parse("postgres://h?connect_timeout=10&create=true").unwrap().settings;
         assert_eq!((settings.connect_timeout, settings.create), (Duration::from_secs(10), true));
+    }
+
+    #[test]
+    fn options_of_libpq_and_sqlx_are_understood_or_ignored() {
+        for option in [
+            "statement-cache-capacity=100",
+            "sslmode=allow",
+            "sslmode=prefer",
+            "keepalives_count=3",
+            "target_session_attrs=primary",
+            "client_encoding=UTF8",
+        ] {
+            parse(&format!("postgres://h?{option}")).unwrap();
+        }
     }
 
     #[test]
