@@ -1,7 +1,7 @@
 //! Notifications for this client: the grants that others make to it, each sent by the transaction that makes it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
@@ -97,13 +97,20 @@ impl Listener {
 
     async fn listen(&self) {
         loop {
-            let failure = match self.connect().await {
-                Ok(connection) => self.drive(connection).await,
-                Err(failure) => failure,
-            };
-            self.health.failed(Purpose::Notifications, &failure.why);
-            self.attempt.send_replace(Some(Err(failure)));
-            sleep(PAUSE).await;
+            match self.connect().await {
+                Ok(connection) => {
+                    let begun = Instant::now();
+                    let failure = self.drive(connection).await;
+                    // It is replaced at once. Nobody needs to know, unless that fails.
+                    tracing::debug!(store = %self.health.address(), %failure, "the connection for notifications has ended");
+                    sleep(PAUSE.saturating_sub(begun.elapsed())).await;
+                }
+                Err(failure) => {
+                    self.health.failed(Purpose::Notifications, &failure.why);
+                    self.attempt.send_replace(Some(Err(failure)));
+                    sleep(PAUSE).await;
+                }
+            }
         }
     }
 

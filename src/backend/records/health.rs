@@ -93,7 +93,8 @@ impl Health {
         self.publish(&links);
     }
 
-    /// The server has not answered, or cannot be used. If it was down before, `since` stays the same.
+    /// A call could not be done, or a connection could not be opened again. One that ends is replaced first: if that succeeds, nobody needs to
+    /// know. If it was down before, `since` stays the same.
     pub(in crate::backend) fn failed(&self, purpose: Purpose, reason: &str) {
         let mut links = self.links.lock();
         if links.down().is_none() {
@@ -106,6 +107,16 @@ impl Health {
         };
         *link = Link::Down { since, reason: reason.to_owned() };
         self.publish(&links);
+    }
+
+    /// Returns when there is no connection for this purpose, although one is needed.
+    pub(in crate::backend) async fn lacks(&self, purpose: Purpose) {
+        let mut state = self.state.subscribe();
+        while !matches!(self.links.lock().of(purpose), Link::Down { .. }) {
+            if state.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
     }
 
     pub(in crate::backend) fn close(&self) {

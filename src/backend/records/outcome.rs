@@ -27,8 +27,6 @@ pub(in crate::backend) fn failed<R>(batches: Vec<KeyBatch<R>>, failure: Failure,
                 Remedy::Reconnect => return Done::Retry,
                 // Perhaps only one of them is refused: each is tried on its own.
                 Remedy::Fix | Remedy::NotNow if are_several && !failure.is_broken => return Done::Conflict,
-                // The connection swallows everything, or the server hangs: another connection will tell.
-                Remedy::Wait if failure.is_broken && batch.tries == 0 => return Done::Retry,
                 Remedy::Wait | Remedy::NotNow | Remedy::Fix => {}
             }
         }
