@@ -44,7 +44,7 @@ impl SqlServer for MysqlServer {
 
     const KEY: &str = "k";
     const TWO_CONNECTIONS: &str = "max_connections=2&push=off";
-    const REJECTED: &str = "no room (error 1114)";
+    const REJECTED: &str = "no room (error 1644)";
 
     async fn store(&self) -> MysqlBackend {
         self.backend().await
@@ -77,7 +77,7 @@ impl SqlServer for MysqlServer {
             let mut root = self.session("root", "").await;
             let trigger = format!(
                 "CREATE TRIGGER fail_{event} BEFORE {event} ON leasehold FOR EACH ROW \
-                 IF NEW.k LIKE '%bad%' THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'no room'; END IF"
+                 IF NEW.k LIKE '%bad%' THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1644, MESSAGE_TEXT = 'no room'; END IF"
             );
             root.query_drop(trigger).await.expect("it may");
         }

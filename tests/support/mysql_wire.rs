@@ -79,7 +79,7 @@ impl Request<'_> {
 }
 
 const OTHERS: [&str; 3] = ["DO 0", "SELECT GET_LOCK('", "SELECT RELEASE_LOCK"];
-const LOOKS: [&str; 2] = ["SELECT IF(GET_LOCK", "SELECT k, version, doc FROM leasehold WHERE (k"];
+const LOOKS: [&str; 2] = ["SELECT CASE GET_LOCK", "SELECT k, version, doc FROM leasehold WHERE (k"];
 
 /// Finds the end of the answer to a command.
 #[derive(Debug, Default)]

@@ -1,7 +1,9 @@
 //! What the user of a server should know about it.
 
+use super::connect;
 use super::session::{Session, value};
-use crate::backend::records::Failure;
+use super::settings::Settings;
+use crate::backend::records::{Failure, Remedy};
 use crate::backend::{Finding, Severity};
 
 /// Not all servers have all of them.
@@ -48,6 +50,32 @@ fn finding(name: &str, set: &str) -> Option<Finding> {
         )),
         _ => None,
     }
+}
+
+/// Which of several servers cannot be used now, and why. It is usual that all but one are read-only.
+pub(super) async fn servers(settings: &Settings) -> Vec<Finding> {
+    if settings.places.len() < 2 || settings.opts.socket().is_some() {
+        return Vec::new();
+    }
+    let (mut findings, mut usable) = (Vec::new(), Vec::new());
+    for (place, failure) in connect::try_each(settings).await {
+        match failure {
+            None => usable.push(place.to_string()),
+            Some(failure) => {
+                let is_usual = failure.remedy == Remedy::NotNow;
+                let severity = if is_usual { Severity::Info } else { Severity::Warning };
+                findings.push(Finding::new(severity, format!("{place} is not used: {failure}")));
+            }
+        }
+    }
+    if usable.len() > 1 {
+        let usable = usable.join(" and ");
+        let text = format!(
+            "{usable} accept changes: if they are not one server, clients that use different ones do not exclude each other"
+        );
+        findings.push(Finding::new(Severity::Warning, text));
+    }
+    findings
 }
 
 /// Traces what limits what the store promises.

@@ -1,45 +1,122 @@
-//! Opening a session: its settings, and whether the server and its tables can be used.
+//! Opening a session: at whichever server and address answers, its settings, and whether the server and its tables can be used.
 
-use tokio::time::timeout;
+use std::net::SocketAddr;
 
-use super::schema;
+use mysql_async::{Opts, OptsBuilder};
+use tokio::time::{Instant, timeout_at};
+
+use super::failure::while_opening;
+use super::schema::{self, Table};
 use super::session::{Session, value};
-use super::settings::Settings;
+use super::settings::{Place, Settings};
 use super::statement::IDLE;
-use crate::backend::records::Failure;
+use crate::backend::dial;
+use crate::backend::records::{Failure, Remedy};
 
 /// How long a statement waits for a row that another client has locked, in seconds: as long as a stalled client can keep it.
 const LOCK_WAIT: u32 = 1;
 /// The oldest versions that have all that is needed.
 const OLDEST: (u32, u32) = (8, 0);
 const OLDEST_MARIADB: (u32, u32) = (10, 5);
+/// What is said of a server that accepts no changes.
+const READ_ONLY: &str = "it is read-only, perhaps a replica: connect to the server that accepts writes";
 
-/// Opens a session and makes sure that it can be used.
-pub(super) async fn open(settings: &Settings) -> Result<Session, Failure> {
-    let limit = settings.connect_timeout;
-    let connecting = async {
-        let mut session = Session::connect(settings).await?;
-        set_up(&mut session, settings).await?;
-        Ok(session)
-    };
-    let connected = timeout(limit, connecting).await;
-    connected.unwrap_or_else(|_| Err(Failure::unavailable(format!("no answer within {limit:?}"))))
+/// A session with a server that accepts changes, whose tables are still to be checked.
+struct Reached {
+    session: Session,
+    tables: Vec<Table>,
 }
 
-/// Makes the settings of a session, and makes sure that the server and its tables can be used.
-async fn set_up(session: &mut Session, settings: &Settings) -> Result<(), Failure> {
+/// Opens a session and makes sure that it can be used: with the first of the servers that answers and accepts changes.
+pub(super) async fn open(settings: &Settings) -> Result<Session, Failure> {
+    let end = Instant::now() + settings.connect_timeout;
+    let Reached { mut session, tables } = reach_any(settings, end).await.map_err(while_opening)?;
+    let prepared = timeout_at(end, schema::prepare(&mut session, &tables, settings.create)).await;
+    prepared.unwrap_or_else(|_| Err(late(settings))).map_err(while_opening)?;
+    Ok(session)
+}
+
+/// What keeps each of several servers from being used; `None` for those that can be.
+pub(super) async fn try_each(settings: &Settings) -> Vec<(&Place, Option<Failure>)> {
+    let end = Instant::now() + settings.connect_timeout;
+    let each = settings.places.iter().map(async |place| (place, reach(settings, place, end).await.err()));
+    futures::future::join_all(each).await
+}
+
+async fn reach_any(settings: &Settings, end: Instant) -> Result<Reached, Failure> {
+    if settings.opts.socket().is_some() {
+        let reached = timeout_at(end, attempt(settings, settings.opts.clone())).await;
+        return reached.unwrap_or_else(|_| Err(late(settings)));
+    }
+    let left = end.saturating_duration_since(Instant::now());
+    let reached = dial::race(&settings.places, left, |place| reach(settings, place, end)).await;
+    reached.map_err(|failures| {
+        let failures =
+            settings.places.iter().map(ToString::to_string).zip(told(settings, failures)).collect();
+        // One that can be used may only be away for now.
+        all_failed(failures, [Remedy::NotNow, Remedy::Wait, Remedy::Fix])
+    })
+}
+
+/// Tries the addresses of a server.
+async fn reach(settings: &Settings, place: &Place, end: Instant) -> Result<Reached, Failure> {
+    let resolved = timeout_at(end, dial::resolve(&place.host, place.port)).await;
+    let addresses = resolved
+        .map_err(|_| Failure::unavailable(format!("`{}` was not resolved in time", place.host)))?
+        .map_err(|error| Failure::unavailable(error.to_string()))?;
+    let left = end.saturating_duration_since(Instant::now());
+    let attempts = dial::race(addresses.iter().copied(), left, |address| {
+        attempt(settings, at_address(&settings.opts, place, address))
+    });
+    attempts.await.map_err(|failures| {
+        let failures = addresses.iter().map(ToString::to_string).zip(told(settings, failures)).collect();
+        // What the server says counts more than that nothing is heard at its other addresses.
+        all_failed(failures, [Remedy::Fix, Remedy::NotNow, Remedy::Wait])
+    })
+}
+
+/// The certificate is verified for the name of the host.
+fn at_address(opts: &Opts, place: &Place, address: SocketAddr) -> Opts {
+    let opts = OptsBuilder::from_opts(opts.clone()).ip_or_hostname(place.host.clone()).tcp_port(place.port);
+    opts.resolved_ips(Some(vec![address.ip()])).into()
+}
+
+fn late(settings: &Settings) -> Failure {
+    Failure::unavailable(format!("no answer within {:?}", settings.connect_timeout))
+}
+
+fn told(settings: &Settings, failures: Vec<Option<Failure>>) -> impl Iterator<Item = Failure> {
+    failures.into_iter().map(|failure| failure.unwrap_or_else(|| late(settings)))
+}
+
+/// Why none could be used. What helps is the first of these remedies that helps for one.
+fn all_failed(mut failures: Vec<(String, Failure)>, order: [Remedy; 3]) -> Failure {
+    if failures.len() == 1 {
+        return failures.remove(0).1;
+    }
+    let helps = |remedy: &Remedy| failures.iter().any(|(_, failure)| failure.remedy == *remedy);
+    let remedy = order.into_iter().find(helps).unwrap_or(Remedy::Wait);
+    let each: Vec<_> = failures.iter().map(|(name, failure)| format!("{name}: {failure}")).collect();
+    Failure { remedy, ..Failure::unavailable(each.join("; ")) }
+}
+
+/// Connects, makes the settings of a session, and makes sure that the server can be used.
+async fn attempt(settings: &Settings, opts: Opts) -> Result<Reached, Failure> {
+    let mut session = Session::connect(opts, settings.reply_timeout).await.map_err(while_opening)?;
     let statements = [
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
+        // Limits that a session may lift for itself are lifted: MariaDB executes the first comment, MySQL the second.
         format!(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', \
              innodb_lock_wait_timeout = {LOCK_WAIT}, lock_wait_timeout = {LOCK_WAIT}, wait_timeout = {IDLE}, \
-             sql_safe_updates = 0"
+             sql_safe_updates = 0 /*M!100500 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
         ),
         "SELECT VERSION(), CAST(@@GLOBAL.read_only AS CHAR)".to_owned(),
         schema::EXIST.to_owned(),
     ];
     let answers = session.run(&statements).await.map_err(|failure| {
         let has_no_innodb = failure.why.contains("innodb_lock_wait_timeout");
+        let failure = while_opening(failure);
         if has_no_innodb { Failure::refused("it lacks InnoDB, which is needed") } else { failure }
     })?;
     let [.., server, tables] = &answers[..] else { return Err(missing()) };
@@ -47,12 +124,10 @@ async fn set_up(session: &mut Session, settings: &Settings) -> Result<(), Failur
     check_version(&value::<String>(server, 0)?)?;
     let is_read_only: String = value(server, 1)?;
     if !["0", "OFF"].contains(&&*is_read_only) {
-        let why = "it is read-only, perhaps a replica: connect to the server that accepts writes";
-        return Err(Failure::unavailable(why));
+        return Err(Failure::not_now(READ_ONLY));
     }
-    let tables: Result<Vec<(String, Option<String>)>, Failure> =
-        tables.rows.iter().map(|row| Ok((value(row, 0)?, value(row, 1)?))).collect();
-    schema::prepare(session, &tables?, settings.create).await
+    let tables = tables.rows.iter().map(Table::of).collect::<Result<_, _>>()?;
+    Ok(Reached { session, tables })
 }
 
 fn missing() -> Failure {

@@ -1,16 +1,24 @@
 //! Changing records: those that are uncontended by reading and then writing what nobody else has changed, a contended one in turns.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use super::failure::is_declined;
 use super::record::{Changed, Clock, Next, Read, Stored, Written};
-use super::session::{Answer, Session};
+use super::session::{Answer, Session, value};
 use super::statement;
 use super::watch::Watch;
 use crate::backend::records::{self, Done, Failure, Phase, Schedule, failed};
 
 type KeyBatch = records::KeyBatch<Written>;
 type Outcome = records::Outcome<Written>;
+
+/// Without turns: the longest pause before a contended record is read, and how often it is doubled.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const MAX_DOUBLINGS: u32 = 5;
 
 /// One round of changes.
 pub(super) struct Exchange<'a> {
@@ -129,10 +137,14 @@ impl Exchange<'_> {
     }
 
     /// Waits for its turn and reads the record in one exchange, and writes it in another. Other clients may still write in between, if
-    /// they do not know that the record is contended, or have waited for too long.
+    /// they do not know that the record is contended, or have waited for too long. If there are no named locks, it is done without turns.
     pub(super) async fn change_contended(&mut self, mut batch: KeyBatch) -> Outcome {
-        let (clock, stored) = match read_in_turn(self.session, &batch).await {
-            Ok(read) => read,
+        if !self.watch.may_use_locks() {
+            return self.change_without_turns(batch).await;
+        }
+        let (clock, stored) = match self.read_in_turn(&batch).await {
+            Ok(Some(read)) => read,
+            Ok(None) => return self.change_without_turns(batch).await,
             Err(failure) => {
                 return end_turn(self.session, failed(vec![batch], failure, Phase::Reading)).await;
             }
@@ -153,13 +165,51 @@ impl Exchange<'_> {
         end_turn(self.session, (vec![(batch, done)], None)).await
     }
 
+    /// `None` if the server does not take part in turns, as those of some clusters.
+    async fn read_in_turn(&mut self, batch: &KeyBatch) -> Result<Option<(Clock, Option<Stored>)>, Failure> {
+        let asked = Instant::now();
+        let (answers, failure) = self.session.run_until_failure(&statement::read_in_turn(&batch.key)).await;
+        if let Some(failure) = failure {
+            // The first two statements are about the turn.
+            if answers.len() < 2 && is_declined(&failure) {
+                self.watch.give_up_locks(&failure);
+                self.session.run_in_time(&[statement::idle_again()]).await?;
+                return Ok(None);
+            }
+            return Err(failure);
+        }
+        let [_, turn, record, clock] = &answers[..] else {
+            return Err(Failure::unavailable("an answer is missing"));
+        };
+        let turn = turn.rows.first().map(|row| value::<Option<i64>>(row, 0)).transpose()?;
+        if turn.flatten().is_none() {
+            self.watch.give_up_locks(&Failure::unavailable("`GET_LOCK` returns NULL"));
+        }
+        Ok(Some((Clock::of(clock, asked)?, record.rows.first().map(Stored::of).transpose()?)))
+    }
+
+    /// Like an uncontended record. The more often another client was faster, the longer is the pause before the next attempt.
+    async fn change_without_turns(&mut self, batch: KeyBatch) -> Outcome {
+        let longest = FIRST_PAUSE * (1 << batch.tries.min(MAX_DOUBLINGS));
+        sleep(longest * (Uuid::new_v4().as_fields().0 >> 16) / (1 << 16)).await;
+        self.read_and_write(vec![batch]).await
+    }
+
     async fn write_in_turn(&mut self, batch: KeyBatch, record: Changed) -> Outcome {
         let [release, idle] = statement::end_turn(&batch.key);
         let statements = [statement::write(&batch.key, &record), release, idle];
         let asked = Instant::now();
-        match self.session.run_in_time(&statements).await {
-            Ok(answers) => (vec![self.finished(batch, record, &answers[0], asked)], None),
-            Err(failure) => end_turn(self.session, failed(vec![batch], failure, Phase::Writing)).await,
+        let (answers, failure) = self.session.run_until_failure(&statements).await;
+        match (answers.first(), failure) {
+            // A session that may still have the lock is closed.
+            (Some(answer), failure) => {
+                let failure = failure.map(|failure| Failure { is_broken: true, ..failure });
+                (vec![self.finished(batch, record, answer, asked)], failure)
+            }
+            (None, failure) => {
+                let failure = failure.unwrap_or_else(|| Failure::unavailable("an answer is missing"));
+                end_turn(self.session, failed(vec![batch], failure, Phase::Writing)).await
+            }
         }
     }
 
@@ -181,14 +231,6 @@ async fn read(
     let [records, clock] = &answers[..] else { return Err(Failure::unavailable("an answer is missing")) };
     let records = records.rows.iter().map(|row| Stored::of(row).map(|stored| (stored.key.clone(), stored)));
     Ok((Clock::of(clock, asked)?, records.collect::<Result<_, _>>()?))
-}
-
-async fn read_in_turn(session: &mut Session, batch: &KeyBatch) -> Result<(Clock, Option<Stored>), Failure> {
-    let asked = Instant::now();
-    let answers = session.run_in_time(&statement::read_in_turn(&batch.key)).await?;
-    let [.., record, clock] = &answers[..] else { return Err(Failure::unavailable("an answer is missing")) };
-    let stored = record.rows.first().map(Stored::of).transpose()?;
-    Ok((Clock::of(clock, asked)?, stored))
 }
 
 /// Ends the turn, unless the session has ended. The result of the batch is known by then.

@@ -6,30 +6,31 @@ use mysql_async::{DriverError, Error, IoError, ServerError};
 
 use crate::backend::records::{Failure, Remedy};
 
-/// The numbers of errors, as in the manuals of MySQL and MariaDB.
+/// The numbers of errors, as in the manuals of MySQL and MariaDB; `docs/mysql.md` has them all in one table.
 mod code {
-    pub(super) const DUPLICATE_KEY: u16 = 1062;
-    pub(super) const LOCK_WAIT_TIMEOUT: u16 = 1205;
-    pub(super) const DEADLOCK: u16 = 1213;
-    /// A row is locked that was not to be waited for; MariaDB says that it waited for too long.
-    pub(super) const NOWAIT: u16 = 3572;
-    /// `KILL QUERY`.
-    pub(super) const QUERY_INTERRUPTED: u16 = 1317;
-    /// Changed since it was read; only MariaDB says so.
-    pub(super) const RECORD_CHANGED: u16 = 1020;
+    /// Another client was changing the same rows, or the statement was interrupted. The last is MariaDB's: changed since it was read.
+    pub(super) const REPEAT: [u16; 6] = [1062, 1205, 1213, 3572, 1317, 1020];
 
-    /// Accounts, databases and their rights.
-    pub(super) const LOGIN: [u16; 5] = [1044, 1045, 1049, 1698, 3118];
-    /// Limits on connections: the server's, a user's.
+    /// Accounts, databases and their rights, and what a server does not tell strangers.
+    pub(super) const LOGIN: [u16; 12] =
+        [1044, 1045, 1049, 1130, 1251, 1275, 1698, 1820, 1862, 3118, 3955, 4151];
+    /// Limits on connections: the server's, a user's, a host's.
     pub(super) const TOO_MANY: [u16; 4] = [1040, 1203, 1226, 1129];
+    /// No memory, no disk space, no room for transactions and locks; a limit on the time of a statement.
+    pub(super) const NO_ROOM: [u16; 14] =
+        [1021, 1030, 1037, 1038, 1041, 1114, 1135, 1180, 1206, 1637, 1969, 3019, 3024, 3168];
+    /// Of those, what fails after a change has perhaps been stored.
+    pub(super) const DURING_COMMIT: u16 = 1180;
     /// The server is read-only.
     pub(super) const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
+    /// The server is in maintenance, or a node of a cluster is not ready.
+    pub(super) const NOT_READY: [u16; 2] = [1047, 3032];
     /// A table that does not exist, or may not be used.
     pub(super) const TABLES: [u16; 5] = [1142, 1143, 1146, 1932, 1054];
+    /// Of those, what stays so until somebody changes the tables.
+    pub(super) const OTHER_TABLES: [u16; 2] = [1932, 1054];
     /// The session or the server ends: `KILL`, a shutdown, too long idle.
-    pub(super) const ENDING: [u16; 6] = [1053, 1080, 1152, 1159, 1927, 4031];
-    /// A node of a cluster that is not ready.
-    pub(super) const NOT_READY: u16 = 1047;
+    pub(super) const ENDING: [u16; 10] = [1053, 1077, 1079, 1080, 1152, 1158, 1159, 1927, 3169, 4031];
 }
 
 impl From<Error> for Failure {
@@ -55,16 +56,17 @@ fn said_by_server(said: &ServerError) -> Failure {
     let why = format!("{} (error {})", said.message, said.code);
     let failure = |remedy, is_broken| Failure { why: why.clone(), remedy, is_broken, is_certain: true };
     match said.code {
-        code::DUPLICATE_KEY
-        | code::LOCK_WAIT_TIMEOUT
-        | code::DEADLOCK
-        | code::NOWAIT
-        | code::QUERY_INTERRUPTED
-        | code::RECORD_CHANGED => failure(Remedy::Repeat, false),
+        code if code::REPEAT.contains(&code) => failure(Remedy::Repeat, false),
         code if code::LOGIN.contains(&code) => failure(Remedy::Fix, true),
-        code if code::TOO_MANY.contains(&code) || code == code::NOT_READY => failure(Remedy::Wait, true),
-        // What a new session finds says more.
-        code if code::READ_ONLY.contains(&code) || code::TABLES.contains(&code) => {
+        code if code::TOO_MANY.contains(&code) => failure(Remedy::NotNow, true),
+        code if code::NO_ROOM.contains(&code) => {
+            Failure { is_certain: code != code::DURING_COMMIT, ..failure(Remedy::NotNow, false) }
+        }
+        // What a new session finds says more, and of several servers it finds another one.
+        code if [&code::READ_ONLY[..], &code::NOT_READY, &code::TABLES]
+            .iter()
+            .any(|codes| codes.contains(&code)) =>
+        {
             failure(Remedy::Reconnect, true)
         }
         code if code::ENDING.contains(&code) => {
@@ -72,6 +74,20 @@ fn said_by_server(said: &ServerError) -> Failure {
         }
         _ => failure(Remedy::Fix, false),
     }
+}
+
+/// The same failure, if it was found while a session was opened: another one would find the same, now or always.
+pub(super) fn while_opening(failure: Failure) -> Failure {
+    if failure.remedy != Remedy::Reconnect || !failure.is_certain {
+        return failure;
+    }
+    let is_final = code::OTHER_TABLES.iter().any(|code| failure.why.ends_with(&format!("(error {code})")));
+    Failure { remedy: if is_final { Remedy::Fix } else { Remedy::NotNow }, ..failure }
+}
+
+/// Whether the server has answered that it does not do this for the client: not that it is busy, or that the session has ended.
+pub(super) fn is_declined(failure: &Failure) -> bool {
+    failure.is_certain && matches!(failure.remedy, Remedy::Fix | Remedy::Reconnect)
 }
 
 /// What is said at the bottom of it. None of it contains a password.
@@ -98,5 +114,26 @@ mod tests {
         let failure = Failure::from(Error::Driver(unknown));
         assert!(matches!(failure.remedy, Remedy::Fix), "{failure:?}");
         assert!(failure.why.contains("does not know this user"), "{failure:?}");
+    }
+
+    #[test]
+    fn what_the_server_says_is_of_one_class() {
+        let of =
+            |code| said_by_server(&ServerError { code, message: "as a test".into(), state: "HY000".into() });
+        for (remedy, codes) in [
+            (Remedy::Repeat, &[1205, 1213, 1317][..]),
+            (Remedy::NotNow, &[1040, 1203, 1226, 1021, 1114, 1041, 1969, 3024, 1180]),
+            (Remedy::Reconnect, &[1290, 1836, 1047, 3032, 1146, 1142, 1053, 1927, 4031]),
+            (Remedy::Fix, &[1045, 1049, 1064, 1235, 1305, 1227, 1105]),
+        ] {
+            for code in codes {
+                assert_eq!(of(*code).remedy, remedy, "{code}");
+            }
+        }
+        for (code, remedy) in [(1290, Remedy::NotNow), (1047, Remedy::NotNow), (1054, Remedy::Fix)] {
+            assert_eq!(while_opening(of(code)).remedy, remedy, "{code}");
+        }
+        assert!([1064, 1142, 1235].iter().all(|code| is_declined(&of(*code))));
+        assert!([1040, 1205, 1317, 1053].iter().all(|code| !is_declined(&of(*code))));
     }
 }

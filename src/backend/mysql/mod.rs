@@ -53,7 +53,7 @@ use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore};
-use super::records::{Health, Workers};
+use super::records::{Failure, Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
@@ -83,7 +83,8 @@ pub struct MysqlStore {
 }
 
 impl LedgerBackend<MysqlStore> {
-    /// Connects to the server in a URL: `mysql://[user[:password]@]host[:port]/database[?option=value&...]`.
+    /// Connects to the server in a URL: `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`.
+    /// Of several servers, the one that accepts changes is used.
     ///
     /// # Errors
     ///
@@ -196,10 +197,12 @@ impl LedgerStore for MysqlStore {
         let settings = Arc::clone(&self.settings);
         let looked = spawn_on(&self.runtime, async move {
             let mut session = connect::open(&settings).await?;
-            check::findings(&mut session).await
+            let mut findings = check::findings(&mut session).await?;
+            findings.extend(check::servers(&settings).await);
+            Ok(findings)
         });
         let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;
-        found.map_err(|failure| failure.before_storing())
+        found.map_err(|failure: Failure| failure.before_storing())
     }
 
     async fn close(&self) {

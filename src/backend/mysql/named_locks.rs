@@ -158,10 +158,11 @@ pub(super) fn release(leases: &[LeaseId]) -> String {
     format!("SELECT {}", each.join(", "))
 }
 
-/// Waits until this lock is free, for at most this many seconds, and does not keep it: 1 if it was acquired, otherwise 0.
+/// Waits until this lock is free, for at most this many seconds, and does not keep it: 1 if it was acquired, 0 if not, NULL if it could not
+/// be waited for.
 pub(super) fn wait(lease: LeaseId, seconds: u64) -> String {
     let name = format!("{PREFIX}{lease}");
-    format!("SELECT IF(GET_LOCK('{name}', {seconds}) = 1, RELEASE_LOCK('{name}'), 0)")
+    format!("SELECT CASE GET_LOCK('{name}', {seconds}) WHEN 1 THEN RELEASE_LOCK('{name}') WHEN 0 THEN 0 END")
 }
 
 #[cfg(test)]

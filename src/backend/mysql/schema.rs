@@ -1,5 +1,7 @@
 //! The tables, their version, and whether they can be used.
 
+use mysql_async::Row;
+
 use super::session::{Session, value};
 use crate::backend::records::Failure;
 
@@ -20,9 +22,55 @@ CREATE TABLE IF NOT EXISTS leasehold (
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 ";
 
-/// Which tables exist, and in which engine.
-pub(super) const EXIST: &str = "SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES \
+/// Which tables exist, in which engine, and with which columns.
+pub(super) const EXIST: &str = "SELECT TABLE_NAME, ENGINE, (SELECT GROUP_CONCAT(LOWER(COLUMN_NAME)) FROM information_schema.COLUMNS \
+     WHERE COLUMNS.TABLE_SCHEMA = DATABASE() AND COLUMNS.TABLE_NAME = TABLES.TABLE_NAME) FROM information_schema.TABLES \
      WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ('leasehold', 'leasehold_meta')";
+
+/// The columns that they must have.
+const COLUMNS: [(&str, &[&str]); 2] =
+    [("leasehold", &["k", "version", "doc"]), ("leasehold_meta", &["name", "value"])];
+
+/// A table that exists.
+pub(super) struct Table {
+    name: String,
+    engine: Option<String>,
+    /// `None` if this user may not know.
+    columns: Option<String>,
+}
+
+impl Table {
+    pub(super) fn of(row: &Row) -> Result<Self, Failure> {
+        Ok(Self { name: value(row, 0)?, engine: value(row, 1)?, columns: value(row, 2)? })
+    }
+
+    /// Refuses a table of another program that happens to have the same name.
+    fn check_columns(&self) -> Result<(), Failure> {
+        let Some(columns) = &self.columns else { return Ok(()) };
+        let known = |name: &str| columns.split(',').any(|column| column == name);
+        let wanted = COLUMNS.iter().find(|(table, _)| *table == self.name).map(|(_, columns)| *columns);
+        let lacking: Vec<_> =
+            wanted.unwrap_or_default().iter().copied().filter(|name| !known(name)).collect();
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        let (name, lacking) = (&self.name, lacking.join(", "));
+        Err(Failure::refused(format!(
+            "the table {name} was not made by this crate, or this user has no permissions on all of its columns: there is no {lacking}. \
+             Use another database, or rename that table"
+        )))
+    }
+
+    fn check_engine(&self) -> Result<(), Failure> {
+        let name = &self.name;
+        match &self.engine {
+            Some(engine) if !engine.eq_ignore_ascii_case("InnoDB") => Err(Failure::refused(format!(
+                "the table {name} uses {engine}, but InnoDB is needed: ALTER TABLE {name} ENGINE = InnoDB"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// The version that this crate reads and writes.
 const VERSION: i64 = 1;
@@ -42,18 +90,11 @@ const LACKS_PERMISSIONS: &str = "no permission on the tables: GRANT SELECT, INSE
 /// Errors for missing rights: on a table, on a column, on a database.
 const DENIED: [&str; 3] = ["(error 1142)", "(error 1143)", "(error 1044)"];
 
-/// Makes sure that the tables are there, in InnoDB, of the right version, and that this user may use them. Of those that exist, the engines.
-pub(super) async fn prepare(
-    session: &mut Session,
-    tables: &[(String, Option<String>)],
-    create: bool,
-) -> Result<(), Failure> {
-    let others = tables.iter().filter_map(|(table, engine)| Some((table, engine.as_ref()?)));
-    if let Some((table, engine)) = others.clone().find(|(_, engine)| !engine.eq_ignore_ascii_case("InnoDB")) {
-        return Err(Failure::refused(format!(
-            "the table {table} uses {engine}, but InnoDB is needed: ALTER TABLE {table} ENGINE = InnoDB"
-        )));
-    }
+/// Makes sure that the tables are there, in InnoDB, of the right version, and that this user may use them. Nothing is created if one of
+/// those that exist is of no use.
+pub(super) async fn prepare(session: &mut Session, tables: &[Table], create: bool) -> Result<(), Failure> {
+    tables.iter().try_for_each(Table::check_columns)?;
+    tables.iter().try_for_each(Table::check_engine)?;
     if tables.len() < 2 {
         if !create {
             return Err(missing("`create` is off"));

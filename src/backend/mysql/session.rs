@@ -4,10 +4,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use mysql_async::prelude::{FromValue, Queryable};
-use mysql_async::{Conn, Row};
+use mysql_async::{Conn, Opts, Row};
 use tokio::time::timeout;
 
-use super::settings::Settings;
 use super::tls;
 use crate::backend::records::Failure;
 
@@ -33,11 +32,11 @@ pub(super) struct Answer {
 
 impl Session {
     /// Connects, and does nothing else: see `connect::open`.
-    pub(super) async fn connect(settings: &Settings) -> Result<Self, Failure> {
-        let connected = Conn::new(settings.opts.clone()).await;
+    pub(super) async fn connect(opts: Opts, reply_timeout: Duration) -> Result<Self, Failure> {
+        let connected = Conn::new(opts.clone()).await;
         Ok(Self {
-            connection: connected.map_err(|error| tls::explained(&settings.opts, error.into()))?,
-            reply_timeout: settings.reply_timeout,
+            connection: connected.map_err(|error| tls::explained(&opts, error.into()))?,
+            reply_timeout,
             used: Instant::now(),
         })
     }
@@ -45,17 +44,34 @@ impl Session {
     /// Executes statements in one exchange, up to the first that fails, and returns what each has returned.
     pub(super) async fn run(&mut self, statements: &[String]) -> Result<Vec<Answer>, Failure> {
         let mut answers = Vec::with_capacity(statements.len());
+        self.run_into(&mut answers, statements).await?;
+        Ok(answers)
+    }
+
+    /// Adds what each statement has returned, up to the first that fails.
+    async fn run_into(&mut self, answers: &mut Vec<Answer>, statements: &[String]) -> Result<(), Failure> {
         let mut result = self.connection.query_iter(statements.join("; ")).await?;
-        while answers.len() < statements.len() {
+        for _ in statements {
             let (changed, id) = (result.affected_rows(), result.last_insert_id());
             answers.push(Answer { rows: result.collect().await?, changed, id });
         }
         result.drop_result().await?;
         self.used = Instant::now();
-        Ok(answers)
+        Ok(())
     }
 
-    /// The same, within the time limit for replies.
+    /// The same, within the time limit for replies, with what was returned before a failure.
+    pub(super) async fn run_until_failure(
+        &mut self,
+        statements: &[String],
+    ) -> (Vec<Answer>, Option<Failure>) {
+        let (limit, mut answers) = (self.reply_timeout, Vec::with_capacity(statements.len()));
+        let ran = timeout(limit, self.run_into(&mut answers, statements)).await;
+        let failure = ran.unwrap_or_else(|_| Err(Failure::timed_out(limit))).err();
+        (answers, failure)
+    }
+
+    /// As [`run`](Self::run), within the time limit for replies.
     pub(super) async fn run_in_time(&mut self, statements: &[String]) -> Result<Vec<Answer>, Failure> {
         self.run_within(statements, self.reply_timeout).await
     }

@@ -29,10 +29,32 @@ pub enum MysqlPush {
     Off,
 }
 
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+impl Place {
+    pub(super) fn of(opts: &Opts) -> Self {
+        Self { host: opts.ip_or_hostname().to_owned(), port: opts.tcp_port() }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
 /// The settings of a client.
 #[derive(Clone)]
 pub(super) struct Settings {
+    /// With the first of the servers.
     pub(super) opts: Opts,
+    /// The servers, of which the one that accepts changes is used; of no meaning with a socket.
+    pub(super) places: Vec<Place>,
     /// Without credentials.
     pub(super) address: String,
     pub(super) connect_timeout: Duration,
@@ -50,8 +72,10 @@ pub(super) struct Settings {
 impl Settings {
     /// The defaults, for a server.
     pub(super) fn new(opts: Opts) -> Self {
+        let places = vec![Place::of(&opts)];
         Self {
-            address: address(&opts),
+            address: address(&opts, &places),
+            places,
             opts,
             connect_timeout: TIMEOUT,
             reply_timeout: TIMEOUT,
@@ -62,6 +86,11 @@ impl Settings {
             is_tls_of_url: false,
             watch: Arc::new(Watch::new(0)),
         }
+    }
+
+    /// The same for several servers.
+    pub(super) fn with_places(self, places: Vec<Place>) -> Self {
+        Self { address: address(&self.opts, &places), places, ..self }
     }
 
     /// Makes sure that they are within their bounds.
@@ -103,11 +132,14 @@ impl Settings {
 }
 
 /// `mysql://host:port/database`
-fn address(opts: &Opts) -> String {
+fn address(opts: &Opts, places: &[Place]) -> String {
     let database = opts.db_name().map(|name| format!("/{name}")).unwrap_or_default();
     match opts.socket() {
         Some(socket) => format!("mysql://{socket}{database}"),
-        None => format!("mysql://{}:{}{database}", opts.ip_or_hostname(), opts.tcp_port()),
+        None => {
+            let places: Vec<_> = places.iter().map(ToString::to_string).collect();
+            format!("mysql://{}{database}", places.join(","))
+        }
     }
 }
 
@@ -115,6 +147,7 @@ impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             opts: _,
+            places: _,
             address,
             connect_timeout,
             reply_timeout,

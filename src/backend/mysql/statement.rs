@@ -35,7 +35,12 @@ pub(super) fn read_in_turn(key: &str) -> Vec<String> {
 
 /// Gives up that lock, if this session has it.
 pub(super) fn end_turn(key: &str) -> [String; 2] {
-    [format!("DO RELEASE_LOCK({})", lock_name(key)), format!("SET SESSION wait_timeout = {IDLE}")]
+    [format!("DO RELEASE_LOCK({})", lock_name(key)), idle_again()]
+}
+
+/// After a turn, a session may be idle for long.
+pub(super) fn idle_again() -> String {
+    format!("SET SESSION wait_timeout = {IDLE}")
 }
 
 /// The name of the lock, which is the server's, not the database's.

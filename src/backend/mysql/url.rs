@@ -1,55 +1,195 @@
-//! `mysql://[user[:password]@]host[:port]/database[?option=value&...]`, as `mysql_async` takes it, with more options.
+//! `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`, as `mysql_async` and sqlx take it, with more options.
+
+use std::fs;
 
 use mysql_async::{Opts, UrlError};
 
+use super::settings::Place;
 use super::{MysqlBuilder, MysqlPush};
-use crate::backend::url_parts::{boolean, duration, invalid, number, options, unknown_option};
+use crate::backend::tls::TlsOptions;
+use crate::backend::url_parts::{
+    boolean, check_at_signs, duration, invalid, number, options, unknown_option,
+};
 use crate::error::Error;
 
-/// Those of this crate, and those of `mysql_async` that make sense here.
-const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `push`, `require_ssl`, `socket`, `tcp_keepalive`, \
-     `tcp_nodelay`, `compression`, `max_allowed_packet`, `secure_auth`, `enable_cleartext_plugin`";
+/// Those of this crate, and those of `mysql_async` and sqlx that make sense here.
+const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `push`, `require_ssl`, `ssl-mode`, `ssl-ca`, \
+     `ssl-cert`, `ssl-key`, `socket`, `tcp_keepalive`, `tcp_nodelay`, `compression`, `max_allowed_packet`, `secure_auth`, \
+     `enable_cleartext_plugin`";
+/// Those of `mysql_async` and sqlx that mean nothing here: this crate has no pool, prepares no statements, and makes all settings of its
+/// sessions.
+const IGNORED: [&str; 17] = [
+    "charset",
+    "collation",
+    "timezone",
+    "time-zone",
+    "statement-cache-capacity",
+    "stmt_cache_size",
+    "prefer_socket",
+    "wait_timeout",
+    "client_found_rows",
+    "reset_connection",
+    "pool_min",
+    "pool_max",
+    "inactive_connection_ttl",
+    "ttl_check_interval",
+    "conn_ttl",
+    "abs_conn_ttl",
+    "abs_conn_ttl_jitter",
+];
 
-const SHAPE: &str = "it is not of the form `mysql://[user[:password]@]host[:port]/database[?option=value&...]`, with special characters \
-     percent-encoded";
+const SHAPE: &str = "it is not of the form `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`, with special \
+     characters percent-encoded";
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<MysqlBuilder, Error> {
     let Some(rest) = url.strip_prefix("mysql://").or_else(|| url.strip_prefix("mariadb://")) else {
         return Err(invalid("it does not begin with `mysql://` or `mariadb://`"));
     };
+    check_at_signs(url)?;
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (ours, theirs): (Vec<_>, Vec<_>) = options(query).partition(|(name, _)| is_ours(name));
+    let (ours, theirs): (Vec<_>, Vec<_>) = options(query)
+        .map(|(name, value)| (usual_name(name), value))
+        .filter(|(name, _)| !IGNORED.contains(name))
+        .partition(|(name, _)| is_ours(name));
     if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
         return Err(unknown_option(name, OPTIONS));
     }
     check_place(place)?;
-    let theirs: Vec<_> = theirs.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let opts = Opts::from_url(&format!("mysql://{place}?{}", theirs.join("&"))).map_err(|error| {
-        let why = match error {
-            UrlError::InvalidParamValue { param, .. } => format!("invalid value for option `{param}`"),
-            UrlError::FeatureRequired { param, .. } => {
-                format!("this build lacks the feature that option `{param}` needs")
-            }
-            _ => SHAPE.to_owned(),
-        };
-        invalid(why)
-    })?;
-    ours.into_iter().try_fold(MysqlBuilder::of_url(opts), |builder, (name, value)| set(builder, name, value))
+    let mut theirs: Vec<_> = theirs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if uses_tls(&ours)? && !theirs.iter().any(|option| option == "require_ssl=true") {
+        theirs.push("require_ssl=true".to_owned());
+    }
+    let (opts, places) = servers(place, &theirs.join("&"))?;
+    let mut builder = MysqlBuilder::of_url(opts);
+    builder.settings = builder.settings.with_places(places);
+    builder = ours.iter().try_fold(builder, |builder, (name, value)| set(builder, name, value))?;
+    with_certificates(builder, &ours)
+}
+
+/// The settings for the first server, and where all of them are.
+fn servers(place: &str, query: &str) -> Result<(Opts, Vec<Place>), Error> {
+    let (server, database) = place.split_once('/').unwrap_or((place, ""));
+    let (user, hosts) = match server.split_once('@') {
+        Some((user, hosts)) => (format!("{user}@"), hosts),
+        None => (String::new(), server),
+    };
+    let each = hosts.split(',').map(|host| {
+        if host.is_empty() {
+            return Err(invalid(SHAPE));
+        }
+        Opts::from_url(&format!("mysql://{user}{host}/{database}?{query}")).map_err(|error| {
+            invalid(match error {
+                UrlError::InvalidParamValue { param, .. } => format!("invalid value for option `{param}`"),
+                UrlError::FeatureRequired { param, .. } => {
+                    format!("this build lacks the feature that option `{param}` needs")
+                }
+                _ => SHAPE.to_owned(),
+            })
+        })
+    });
+    let mut each = each.collect::<Result<Vec<_>, _>>()?;
+    let places = each.iter().map(Place::of).collect();
+    Ok((each.swap_remove(0), places))
+}
+
+/// The options of sqlx have several names.
+fn usual_name(name: &str) -> &str {
+    match name {
+        "sslmode" | "ssl_mode" => "ssl-mode",
+        "sslca" | "ssl_ca" => "ssl-ca",
+        "sslcert" | "ssl_cert" => "ssl-cert",
+        "sslkey" | "ssl_key" => "ssl-key",
+        name => name,
+    }
 }
 
 fn is_ours(name: &str) -> bool {
-    ["connect_timeout", "reply_timeout", "max_connections", "create", "push"].contains(&name)
+    const OURS: [&str; 9] = [
+        "connect_timeout",
+        "reply_timeout",
+        "max_connections",
+        "create",
+        "push",
+        "ssl-mode",
+        "ssl-ca",
+        "ssl-cert",
+        "ssl-key",
+    ];
+    OURS.contains(&name)
+}
+
+fn value_of<'a>(options: &[(&str, &'a str)], name: &str) -> Option<&'a str> {
+    options.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| *value)
+}
+
+/// Whether `ssl-mode` asks for TLS. Certificates and host names are always verified.
+fn uses_tls(options: &[(&str, &str)]) -> Result<bool, Error> {
+    let Some(mode) = value_of(options, "ssl-mode") else { return Ok(false) };
+    match &*mode.to_ascii_lowercase().replace('-', "_") {
+        "disabled" | "disable" => Ok(false),
+        "preferred" | "prefer" => {
+            tracing::warn!("`ssl-mode={mode}` does not enable TLS here; `ssl-mode=required` does");
+            Ok(false)
+        }
+        "required" | "require" | "verify_ca" | "verify_identity" => Ok(true),
+        _ => Err(invalid(
+            "`ssl-mode` is none of `disabled`, `preferred`, `required`, `verify_ca`, `verify_identity`",
+        )),
+    }
+}
+
+/// Reads the files that `ssl-ca`, `ssl-cert` and `ssl-key` name, if TLS is used.
+fn with_certificates(builder: MysqlBuilder, options: &[(&str, &str)]) -> Result<MysqlBuilder, Error> {
+    let names = ["ssl-ca", "ssl-cert", "ssl-key"];
+    let is_any = names.iter().any(|name| value_of(options, name).is_some());
+    if builder.settings.opts.ssl_opts().is_none() || !is_any {
+        return Ok(builder);
+    }
+    let [authority, certificate, key] =
+        names.map(|name| value_of(options, name).map(|path| file(name, path)));
+    let mut tls = TlsOptions::new();
+    if let Some(authority) = authority {
+        tls = tls.ca_certificate_pem(authority?);
+    }
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => tls = tls.client_certificate_pem(certificate?, key?),
+        (None, None) => {}
+        _ => return Err(invalid("`ssl-cert` and `ssl-key` are only of use together")),
+    }
+    Ok(builder.tls(tls))
+}
+
+fn file(option: &str, path: &str) -> Result<Vec<u8>, Error> {
+    let unreadable = |why: String| invalid(format!("the file of option `{option}` cannot be read: {why}"));
+    let path = decode(path).ok_or_else(|| unreadable("its name is not encoded correctly".to_owned()))?;
+    fs::read(path).map_err(|error| unreadable(error.to_string()))
+}
+
+/// What is percent-encoded in the name of a file.
+fn decode(text: &str) -> Option<String> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'%' => {
+                let digits = [bytes.next()?, bytes.next()?];
+                decoded.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+            }
+            byte => decoded.push(byte),
+        }
+    }
+    String::from_utf8(decoded).ok()
 }
 
 /// What is not encoded in a password would be taken for something else.
 fn check_place(place: &str) -> Result<(), Error> {
     let (server, database) = place.split_once('/').unwrap_or((place, ""));
-    let host = server.rsplit_once('@').map_or(server, |(_, host)| host);
-    if host.is_empty() {
+    let hosts = server.rsplit_once('@').map_or(server, |(_, hosts)| hosts);
+    if hosts.is_empty() {
         return Err(invalid("it names no host"));
     }
-    if database.contains(['@', '/', ':']) || place.contains('#') {
+    if database.contains(['/', ':']) || place.contains('#') {
         return Err(invalid(SHAPE));
     }
     if database.is_empty() {
@@ -60,6 +200,7 @@ fn check_place(place: &str) -> Result<(), Error> {
 
 fn set(builder: MysqlBuilder, name: &str, value: &str) -> Result<MysqlBuilder, Error> {
     Ok(match (name, value) {
+        ("ssl-mode" | "ssl-ca" | "ssl-cert" | "ssl-key", _) => builder,
         ("connect_timeout", _) => builder.connect_timeout(duration(name, value)?),
         ("reply_timeout", _) => builder.reply_timeout(duration(name, value)?),
         ("max_connections", _) => builder.max_connections(number(name, value)?),
@@ -82,6 +223,7 @@ mod tests {
             ("mysql://h/locks", "mysql://h:3306/locks"),
             ("mariadb://u:hunter2@h:6000/locks", "mysql://h:6000/locks"),
             ("mysql://u:hunt%2Fer2@[::1]:6000/locks", "mysql://[::1]:6000/locks"),
+            ("mysql://u:hunter2@a,b:6000,[::1]/locks", "mysql://a:3306,b:6000,[::1]:3306/locks"),
             ("mysql://u:hunter2@localhost/locks?socket=/run/mysqld.sock", "mysql:///run/mysqld.sock/locks"),
         ] {
             let builder = parse(url).unwrap();
@@ -113,9 +255,16 @@ mod tests {
             ("mysql://u:hunter2@/d", "names no host"),
             ("mysql://u:hunter2@h", "names no database"),
             ("mysql://u:hunter2@h:port/d", "is not of the form"),
-            ("mysql://u:12/hunter2@h/d", "is not of the form"),
+            ("mysql://u:12/hunter2@h/d", "percent-encode"),
+            ("mysql://u:hunt@er2@h/d", "percent-encode"),
+            ("mysql://u:h@nt/er2@h/d", "percent-encode"),
+            ("mysql://u:hunter2@a,/d", "is not of the form"),
             ("mysql://u:1#hunter2@h/d", "is not of the form"),
-            ("mysql://u:hunt?er2@h/d", "unknown option; the known ones are"),
+            ("mysql://u:hunt?er2@h/d", "percent-encode"),
+            ("mysql://h/d?ssl-mode=hunter2", "`ssl-mode` is none of"),
+            ("mysql://h/d?ssl-modes=hunter2", "unknown option `ssl-modes`; the known ones are"),
+            ("mysql://h/d?ssl-mode=REQUIRED&ssl-ca=/hunt/er2", "the file of option `ssl-ca` cannot be read"),
+            ("mysql://h/d?ssl-mode=REQUIRED&ssl-ca=%zz", "the file of option `ssl-ca` cannot be read"),
             ("mysql://u:hunter2@h/d?color=red", "unknown option `color`; the known ones are"),
             ("mysql://u:hunter2@h/d?verify_ca=false", "unknown option `verify_ca`; the known ones are"),
             ("mysql://h/d?reply_timeout=5", "such as `50ms`"),
@@ -128,6 +277,25 @@ mod tests {
             assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
             assert!(error.to_string().contains(reason), "{url}: {error}");
             assert!(!format!("{error} {error:?}").contains("hunt"), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn the_options_of_sqlx_are_understood_or_ignored() {
+        let url = "mysql://h/d?charset=utf8mb4&collation=utf8mb4_bin&timezone=%2B00:00&statement-cache-capacity=100&pool_max=5";
+        for (more, is_tls) in [
+            ("", false),
+            ("&ssl-mode=DISABLED&ssl-ca=/nowhere", false),
+            ("&sslmode=preferred", false),
+            ("&ssl_mode=REQUIRED", true),
+            ("&sslmode=verify-ca&require_ssl=true", true),
+            ("&ssl-mode=VERIFY_IDENTITY", true),
+        ] {
+            let parsed = parse(&format!("{url}{more}"));
+            // The feature may be missing.
+            if cfg!(feature = "rustls") || !is_tls {
+                assert_eq!(parsed.unwrap().settings.opts.ssl_opts().is_some(), is_tls, "{more}");
+            }
         }
     }
 

@@ -102,6 +102,11 @@ impl Waiters {
         let mut answers = session.run_within(&[named_locks::wait(lease, WAIT)], limit).await?;
         let row = answers.pop().and_then(|mut answer| answer.rows.pop());
         let had = row.map(|row| value::<Option<i64>>(&row, 0)).transpose()?.flatten();
-        Ok(if had == Some(1) { Waited::Acquired } else { Waited::TimedOut })
+        Ok(match had {
+            Some(1) => Waited::Acquired,
+            Some(_) => Waited::TimedOut,
+            // The session may have lost its place in the server.
+            None => Waited::Failed,
+        })
     }
 }

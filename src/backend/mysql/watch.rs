@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::named_locks::NamedLocks;
 use super::view::View;
+use crate::backend::records::Failure;
 use crate::backend::{Event, EventSender, LeaseId, LeaseRef, Ticket};
 
 /// How often a client checks a record if it is next, and how much less often for every four places ahead of it.
@@ -32,6 +33,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const MAX_PAUSES: u32 = 5;
 /// How long the client polls after a connection could not wait for a named lock.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// How long named locks are not used after the server refused one.
+const AFTER_REFUSAL: Duration = Duration::from_secs(60);
 /// Records that are due within this time are checked together.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// How many are looked at with one query.
@@ -64,6 +67,8 @@ struct State {
     no_waiting_until: Option<Instant>,
     /// Whether the connection that watches records may have been lost.
     is_doubtful: bool,
+    /// Set when the server refused a named lock.
+    no_locks_until: Option<Instant>,
 }
 
 /// A key with leases of this client.
@@ -141,6 +146,7 @@ impl Watch {
             waiting: 0,
             no_waiting_until: None,
             is_doubtful: false,
+            no_locks_until: None,
         };
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
@@ -222,8 +228,31 @@ impl Watch {
     /// There is a session that can hold named locks, which has none yet.
     pub(super) fn use_locks(&self) {
         let mut state = self.state.lock();
-        let is_on = state.waiters > 0;
+        let is_on = state.waiters > 0 && state.may_use_locks();
         state.locks.restart(is_on);
+    }
+
+    /// Tries named locks again, some time after the server refused one. Called while there is a session that can hold them.
+    pub(super) fn use_locks_again(&self) {
+        let mut state = self.state.lock();
+        if state.waiters > 0 && !state.locks.is_on() && state.may_use_locks() {
+            state.locks.restart(true);
+        }
+    }
+
+    /// Whether the server has not refused a named lock lately.
+    pub(super) fn may_use_locks(&self) -> bool {
+        self.state.lock().may_use_locks()
+    }
+
+    /// The server has refused a named lock. The client does without them for some time: it polls, and changes records without turns.
+    pub(super) fn give_up_locks(&self, why: &Failure) {
+        let is_known = self.state.lock().no_locks_until.replace(Instant::now() + AFTER_REFUSAL).is_some();
+        if !is_known {
+            tracing::warn!(%why, "named locks cannot be used; waiting clients poll");
+        }
+        self.do_without_locks();
+        self.changed.notify_one();
     }
 
     /// No session can hold named locks. Checks that were missed in the meantime are rescheduled.
@@ -279,6 +308,10 @@ pub(super) enum Waited {
 }
 
 impl State {
+    fn may_use_locks(&self) -> bool {
+        self.no_locks_until.is_none_or(|until| until <= Instant::now())
+    }
+
     /// Updates what is known of a key. Returns whether there may be something to do.
     fn see(&mut self, key: &Arc<str>, version: i64, view: View) -> bool {
         let (known, now) = (self.keys.contains_key(key), Instant::now());

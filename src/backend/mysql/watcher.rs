@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::failure::is_declined;
 use super::record::Stored;
 use super::session::{Answer, Session, value};
 use super::settings::Settings;
@@ -91,23 +92,22 @@ impl Watcher {
 
     async fn work(&self) {
         loop {
-            let failure = match self.connect().await {
+            match self.connect().await {
                 Ok(mut session) => {
                     let connected = Instant::now();
                     let failure = self.drive(&mut session).await;
+                    drop(session);
                     self.watch.do_without_locks();
-                    if connected.elapsed() > PAUSE {
-                        // A lost connection is noticed late, when the server may already be back: only reconnecting shows whether it is
-                        // down.
-                        continue;
-                    }
-                    failure
+                    // It is replaced at once. Nobody needs to know, unless that fails.
+                    tracing::debug!(store = %self.settings.address, %failure, "the connection that watches records has ended");
+                    sleep(PAUSE.saturating_sub(connected.elapsed())).await;
                 }
-                Err(failure) => failure,
-            };
-            self.health.failed(Purpose::Notifications, &failure.why);
-            self.attempt.send_replace(Some(Err(failure)));
-            sleep(PAUSE).await;
+                Err(failure) => {
+                    self.health.failed(Purpose::Notifications, &failure.why);
+                    self.attempt.send_replace(Some(Err(failure)));
+                    sleep(PAUSE).await;
+                }
+            }
         }
     }
 
@@ -127,6 +127,7 @@ impl Watcher {
     /// Does what is to be done, until the connection is lost.
     async fn drive(&self, session: &mut Session) -> Failure {
         loop {
+            self.watch.use_locks_again();
             self.waiters.call();
             let heartbeat = if self.watch.has_locks() { HEARTBEAT_WITH_LOCKS } else { HEARTBEAT };
             let todo = self.watch.next(heartbeat).await;
@@ -160,10 +161,14 @@ impl Watcher {
         }
         match session.run_in_time(&[named_locks::take(take)]).await {
             Ok(mut answers) => self.took(take, answers.pop()),
+            Err(failure) if is_declined(&failure) => {
+                self.watch.give_up_locks(&failure);
+                Ok(())
+            }
             Err(failure) if failure.is_broken => Err(failure),
-            Err(failure) => {
-                tracing::warn!(store = %self.settings.address, %failure, "named locks cannot be used; waiting clients poll");
-                self.watch.do_without_locks();
+            // Once more, with those that are wanted then.
+            Err(_) => {
+                take.iter().for_each(|lease| self.watch.took(*lease, false));
                 Ok(())
             }
         }
@@ -188,8 +193,13 @@ impl Watcher {
     fn took(&self, leases: &[LeaseId], answer: Option<Answer>) -> Result<(), Failure> {
         let rows = answer.map(|answer| answer.rows).unwrap_or_default();
         let Some(row) = rows.first() else { return Err(Failure::unavailable("an answer is missing")) };
-        for (column, lease) in leases.iter().enumerate() {
-            self.watch.took(*lease, value::<Option<i64>>(row, column)? == Some(1));
+        let each = (0..leases.len()).map(|column| value::<Option<i64>>(row, column));
+        let each = each.collect::<Result<Vec<_>, _>>()?;
+        for (lease, taken) in leases.iter().zip(&each) {
+            self.watch.took(*lease, *taken == Some(1));
+        }
+        if each.contains(&None) {
+            self.watch.give_up_locks(&Failure::unavailable("`GET_LOCK` returns NULL"));
         }
         Ok(())
     }
