@@ -160,7 +160,7 @@ impl Database {
                     let waited = begun.elapsed();
                     if waited >= self.busy_timeout {
                         let why = format!("another program has kept it locked for {waited:.1?}");
-                        return Err(Failure { is_broken: false, ..Failure::not_sent(&self.path, why) });
+                        return Err(Failure::not_now(&self.path, why));
                     }
                     pause(attempts);
                     attempts += 1;

@@ -31,14 +31,21 @@ impl Failure {
         Self { error: BackendError::NotSent { source }, is_broken: true }
     }
 
+    /// Nothing was changed, for a reason that can be over within seconds. The file stays open.
+    pub(super) fn not_now(path: &Path, why: impl std::fmt::Display) -> Self {
+        let source = format!("{}: {why}", path.display()).into();
+        Self { error: BackendError::RefusedForNow { source }, is_broken: false }
+    }
+
     /// An error before anything was stored.
     pub(super) fn of(path: &Path, error: &Error) -> Self {
         let Some(code) = error.sqlite_error_code() else { return Self::refused(path, error) };
         match code {
-            ErrorCode::DiskFull => Self {
-                is_broken: false,
-                ..Self::refused(path, format!("no space is left to write it ({})", text(error)))
-            },
+            ErrorCode::DiskFull => {
+                Self::not_now(path, format!("no space is left to write it ({})", text(error)))
+            }
+            ErrorCode::OutOfMemory => Self::not_now(path, text(error)),
+            ErrorCode::TooBig => Self { is_broken: false, ..Self::refused(path, text(error)) },
             ErrorCode::ReadOnly => {
                 Self::refused(path, "it, or its directory, cannot be written: it is read-only")
             }
@@ -56,7 +63,7 @@ impl Failure {
                 ),
             },
             ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed => {
-                Self { is_broken: false, ..Self::not_sent(path, "another program has locked it") }
+                Self::not_now(path, "another program has locked it")
             }
             ErrorCode::SystemIoFailure if number(error) == ffi::SQLITE_IOERR_SHORT_READ => {
                 let file = "the file with the suffix `-wal` beside it";

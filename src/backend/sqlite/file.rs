@@ -92,15 +92,16 @@ pub(super) fn findings(path: &Path) -> Vec<Finding> {
     let Ok(path) = path.canonicalize() else { return Vec::new() };
     // Only Linux has this list.
     let Ok(mounts) = fs::read_to_string("/proc/self/mounts") else { return Vec::new() };
-    let network = kind_of(&path, &mounts).filter(|kind| is_network(kind));
+    let other = kind_of(&path, &mounts).filter(|kind| !is_local(kind));
     let finding = |kind: &str| {
         let text = format!(
-            "{} is on a network file system ({kind}), where locks of several machines do not exclude each other",
+            "{} is on a file system of the type `{kind}`, which is not known to be local: if several machines share it, their locks do not \
+             exclude each other",
             path.display()
         );
         Finding::new(Severity::Warning, text)
     };
-    network.map(finding).into_iter().collect()
+    other.map(finding).into_iter().collect()
 }
 
 /// The kind of the file system on which the file is, by a list of mounts.
@@ -116,10 +117,49 @@ fn kind_of<'a>(path: &Path, mounts: &'a str) -> Option<&'a str> {
     above.max_by_key(|(directory, _)| directory.len()).map(|(_, kind)| kind)
 }
 
-fn is_network(kind: &str) -> bool {
-    ["nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.s3fs"]
-        .iter()
-        .any(|network| kind.starts_with(network))
+/// Whether a file system of this type is used by one machine only. There are too many of the others to name them.
+fn is_local(kind: &str) -> bool {
+    const LOCAL: [&str; 38] = [
+        "apfs",
+        "aufs",
+        "bcachefs",
+        "btrfs",
+        "devtmpfs",
+        "ecryptfs",
+        "exfat",
+        "ext2",
+        "ext3",
+        "ext4",
+        "f2fs",
+        "fuse.fuse-overlayfs",
+        "fuseblk",
+        "hfs",
+        "hfsplus",
+        "hugetlbfs",
+        "iso9660",
+        "jffs2",
+        "jfs",
+        "lxfs",
+        "minix",
+        "msdos",
+        "nilfs2",
+        "ntfs",
+        "ntfs3",
+        "overlay",
+        "overlayfs",
+        "ramfs",
+        "reiser4",
+        "reiserfs",
+        "rootfs",
+        "squashfs",
+        "tmpfs",
+        "ubifs",
+        "udf",
+        "ufs",
+        "vfat",
+        "wslfs",
+    ];
+    matches!(kind, "xfs" | "zfs") || LOCAL.contains(&kind)
 }
 
 #[cfg(test)]
@@ -127,13 +167,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_file_system_is_recognized() {
+    fn the_file_system_of_a_file_is_found() {
         let mounts =
             "/dev/sda / ext4 rw 0 0\nhost:/x /mnt/a\\040b nfs4 rw 0 0\ntmpfs /mnt/a\\040b/c tmpfs rw 0 0\n";
         let kind = |path: &str| kind_of(Path::new(path), mounts);
         assert_eq!(kind("/mnt/a"), Some("ext4"));
         assert_eq!(kind("/mnt/a b/locks.db"), Some("nfs4"));
         assert_eq!(kind("/mnt/a b/c/locks.db"), Some("tmpfs"));
-        assert!(is_network("nfs4") && is_network("cifs") && !is_network("ext4") && !is_network("overlay"));
+    }
+
+    #[test]
+    fn only_what_is_known_to_be_local_is_not_reported() {
+        for kind in "apfs btrfs ext2 ext3 ext4 f2fs fuseblk hfs overlay ramfs tmpfs xfs zfs".split(' ') {
+            assert!(is_local(kind), "{kind}");
+        }
+        let shared = "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre gpfs ocfs2 gfs2 virtiofs vboxsf vmhgfs prl_fs beegfs pvfs2 orangefs \
+                      fuse.sshfs fuse.s3fs fuse.glusterfs fuse.juicefs fuse.ceph-fuse fuse.rclone fuse.mfs fuse.lustre fuse.vmhgfs-fuse fuse new";
+        for kind in shared.split_whitespace() {
+            assert!(!is_local(kind), "{kind}");
+        }
     }
 }

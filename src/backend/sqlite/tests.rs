@@ -237,7 +237,7 @@ fn what_does_not_fit_on_the_disk_is_refused_and_nothing_of_it_remains() {
         }
     }
     let (n, error) = refused.expect("the disk is full");
-    assert!(matches!(error, BackendError::Refused { .. }), "{error:?}");
+    assert!(matches!(error, BackendError::RefusedForNow { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("no space is left") && text.contains("locks.db"), "{text}");
     // What is there can be changed, and there is room again some time later.

@@ -212,6 +212,11 @@ impl Settings {
         })
     }
 
+    /// What each server may take of the time for connecting, so that one that hangs leaves time for the others.
+    pub(super) fn time_per_server(&self) -> Duration {
+        self.connect_timeout / u32::try_from(self.servers.len()).unwrap_or(u32::MAX)
+    }
+
     /// Who may use the nodes that are created.
     pub(super) const fn access(&self) -> Access {
         if self.credentials.is_some() { Access::Creator } else { Access::Anyone }

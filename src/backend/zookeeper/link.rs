@@ -4,11 +4,11 @@ use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::builder::{Server, Settings};
 use super::failure::{Code, Malformed};
 use super::jute::{Message, Reader};
+use crate::backend::dial;
 use crate::backend::records::{Failure, Remedy};
 use crate::backend::tls::explain;
 
@@ -58,8 +58,8 @@ impl Link {
         link.send(handshake(settings, identity, last_zxid)).await?;
         let reply = match link.next().await {
             Ok(reply) => reply,
-            Err(failure) if identity.is_some() => return Ok(Handshake::Refused(failure)),
-            Err(failure) => return Err(failure),
+            Err(failure) if identity.is_some() => return Ok(Handshake::Refused(unanswered(&failure))),
+            Err(failure) => return Err(unanswered(&failure)),
         };
         let Some(identity) = read_handshake(&reply)? else { return Ok(Handshake::Expired) };
         link.authenticate(settings).await?;
@@ -122,7 +122,8 @@ impl Link {
 }
 
 async fn connect(server: &Server, settings: &Settings) -> Result<Box<dyn Wire>, Failure> {
-    let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(unreachable)?;
+    let stream =
+        dial::connect(&server.host, server.port, settings.time_per_server()).await.map_err(unreachable)?;
     stream.set_nodelay(true).map_err(unreachable)?;
     let Some(tls) = &settings.tls else { return Ok(Box::new(stream)) };
     let encrypted = tls.connect(&server.host, stream).await;
@@ -150,6 +151,14 @@ fn read_handshake(reply: &[u8]) -> Result<Option<Identity>, Malformed> {
 
 fn unreachable(error: io::Error) -> Failure {
     Failure::unavailable(error.to_string())
+}
+
+/// A server gives no reason when it ends a connection instead of answering the handshake.
+fn unanswered(failure: &Failure) -> Failure {
+    Failure::unavailable(format!(
+        "{failure} before it answered: probably it accepts no further connections from this address (`maxClientCnxns`), or serves nobody \
+         at the moment, because it has no leader or is starting"
+    ))
 }
 
 /// The connection has ended; what was sent may have been carried out.

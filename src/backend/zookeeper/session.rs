@@ -217,7 +217,7 @@ impl Carrier {
     /// Tries each of the servers once.
     async fn connect(&mut self) -> Result<Link, Failure> {
         let count = self.settings.servers.len();
-        let each = self.settings.connect_timeout / u32::try_from(count).unwrap_or(u32::MAX);
+        let each = self.settings.time_per_server();
         let mut tried = 0;
         loop {
             let server = &self.settings.servers[self.next_server];
