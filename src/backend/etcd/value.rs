@@ -81,7 +81,9 @@ mod tests {
     fn what_is_stored_is_read_as_it_was_written() {
         let hold = What::Hold(FencingToken::new(u64::MAX));
         let place = What::Place { tokens: 16, index: 3 };
-        for (what, owner) in [(hold, None), (place, Some("a b\nc")), (hold, Some("")), (place, None), (What::Revoked, None)] {
+        for (what, owner) in
+            [(hold, None), (place, Some("a b\nc")), (hold, Some("")), (place, None), (What::Revoked, None)]
+        {
             let lease = LeaseId::next(Uuid::nil());
             let value = Value {
                 lease,

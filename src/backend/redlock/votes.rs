@@ -288,7 +288,10 @@ impl Renewals {
             })
             .collect();
         let is_revoked = reasons.contains(&LossReason::Revoked);
-        let most = reasons.iter().copied().max_by_key(|reason| reasons.iter().filter(|other| *other == reason).count());
+        let most = reasons
+            .iter()
+            .copied()
+            .max_by_key(|reason| reasons.iter().filter(|other| *other == reason).count());
         if is_revoked { Some(LossReason::Revoked) } else { most }
     }
 
