@@ -8,7 +8,8 @@ local function remember_revoked(id, ends, now)
   pcall(function()
     call('ZREMRANGEBYSCORE', revoked, '-inf', '(' .. millis(now))
     call('ZADD', revoked, millis(ends), id)
-    call('ZREMRANGEBYRANK', revoked, 0, -1 - MAX_REVOKED)
+    local surplus = call('ZCARD', revoked) - MAX_REVOKED
+    if surplus > 0 then call('ZREM', revoked, unpack(call('ZRANGE', revoked, 0, surplus - 1))) end
     call('PEXPIREAT', revoked, call('ZREVRANGE', revoked, 0, 0, 'WITHSCORES')[2])
   end)
 end
