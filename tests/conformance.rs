@@ -53,6 +53,9 @@ macro_rules! contract {
         each_point! { $store, KINDS, super::kinds_at_once =>
             point_9_hand_over_work_is_independent_of_the_number_of_waiters,
         }
+        each_point! { $store, [Kind::Mutex, Kind::Reentrant], super::kinds_at_once =>
+            point_14_a_lease_released_by_force_is_remembered,
+        }
         each_point! { $store, [Kind::Counting, Kind::Fair], super::kinds_at_once =>
             point_12_a_release_serves_exactly_those_that_fit,
             point_13_one_limit_is_in_force,

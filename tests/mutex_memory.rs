@@ -499,6 +499,23 @@ async fn a_dropped_release_still_releases() -> Outcome {
 
 // Loss
 
+/// The renewal and the forced release come in the same instant, in either order.
+#[tokio::test(start_paused = true)]
+async fn a_holder_is_told_of_a_forced_release_however_it_finds_out() -> Outcome {
+    for early in 0..3 {
+        let store = MemoryBackend::new();
+        let (mutex, other) = (mutex_of(&store), mutex_of(&store));
+        let guard = mutex.lock().await?;
+        tokio::time::sleep(guard.remaining() / 3 - ms(early)).await;
+        assert!(other.force_release().await?);
+        assert_eq!(within(ms(10), guard.lost()).await, LeaseEnd::Lost(LossReason::Revoked), "{early}");
+        let guard = other.lock().await?;
+        assert!(mutex.force_release().await?);
+        assert_lost(&guard.release().await, LossReason::Revoked);
+    }
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn lost_fires_at_once_when_the_lock_is_released_by_force() -> Outcome {
     let store = MemoryBackend::new();

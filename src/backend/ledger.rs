@@ -11,6 +11,8 @@
 //! * A grant to a waiting place ends when the place would have ended, not a TTL later: its client measures the lease from the last
 //!   request that it sent for that place. So all places of a client that has died are gone within one TTL, however many there
 //!   are.
+//! * Leases that were released by force are remembered until they would have ended, so that their clients are told so, whether or not
+//!   the event reaches them.
 //! * A place that has ended is gone; if its request is repeated after that, it joins the queue at the end, under another ticket.
 //!   A grant that was reported for the old ticket can then be recognized as void.
 
@@ -39,6 +41,9 @@ pub(super) use parts::{Entry, EntryKind, UNKNOWN, claim};
 const STAGGER: u64 = 2_000;
 /// How many places are staggered; all behind them come together.
 const STAGGERED: usize = 250;
+
+/// How many leases that were released by force are remembered: those that would have ended last.
+const MAX_REVOKED: usize = 64;
 
 /// The store's time, in microseconds since a fixed instant, and its token floor.
 #[derive(Clone, Copy, Debug)]
@@ -78,11 +83,13 @@ pub struct Ledger {
     lapses: u64,
     holds: BTreeMap<LeaseId, Hold>,
     queue: BTreeMap<Ticket, Place>,
+    /// The leases that were released by force, and when each would have ended.
+    revoked: BTreeMap<LeaseId, u64>,
 
     // The fields below are not stored: all but `served` are derived from those above.
     places: HashMap<LeaseId, Ticket>,
     permits_held: u32,
-    /// No hold and no place ends before this.
+    /// No hold and no place ends before this, and no lease that was released by force would have.
     next_end: u64,
     served: u64,
     observed: Observed,
@@ -114,6 +121,7 @@ impl Default for Ledger {
             lapses: 0,
             holds: BTreeMap::new(),
             queue: BTreeMap::new(),
+            revoked: BTreeMap::new(),
             places: HashMap::new(),
             permits_held: 0,
             next_end: u64::MAX,
@@ -196,6 +204,8 @@ impl Ledger {
         self.prune(stamp);
         if self.extend(renew.lease.id, renew.ttl, stamp).is_some() {
             Renewal::Renewed
+        } else if self.revoked.contains_key(&renew.lease.id) {
+            Renewal::Lost(LossReason::Revoked)
         } else if self.holds.is_empty() || self.kind.is_semaphore() {
             Renewal::Lost(LossReason::Expired)
         } else {
@@ -231,6 +241,8 @@ impl Ledger {
             Released::Held
         } else if keep == 0 && self.withdraw(lease.id) {
             Released::Queued
+        } else if self.revoked.contains_key(&lease.id) {
+            Released::Revoked
         } else if self.holds.is_empty() || self.kind.is_semaphore() {
             Released::Absent
         } else {
@@ -260,6 +272,7 @@ impl Ledger {
         self.prune(stamp);
         let holds = std::mem::take(&mut self.holds);
         events.extend(holds.iter().map(|(lease, hold)| Event::Revoked { lease: *lease, token: hold.token }));
+        self.revoke(&holds);
         self.permits_held = 0;
         self.serve_all(resource, stamp, events);
         Ok(!holds.is_empty())
@@ -310,7 +323,7 @@ impl Ledger {
         let holds = || self.holds.iter().filter(|(_, hold)| hold.ends > stamp.now);
         let permits = holds().map(|(_, hold)| hold.permits).sum();
         let in_use = if self.kind.is_semaphore() { permits } else { holds().count().min(1) as u32 };
-        let limit = self.limit.filter(|_| self.is_in_use(stamp)).map(|limit| limit.permits);
+        let limit = self.limit.filter(|_| self.is_used(stamp)).map(|limit| limit.permits);
         if detail == Detail::Counts {
             return Ok(Inspection::new(Vec::new(), Vec::new(), limit, in_use));
         }
@@ -330,7 +343,7 @@ impl Ledger {
         Ok(Inspection::new(holders, places.map(waiter).collect(), limit, in_use))
     }
 
-    /// Whether there are holders or waiters, or a limit is in force.
+    /// Whether there are holders or waiters, a limit is in force, or a lease that was released by force is still remembered.
     ///
     /// A record that is not in use only remembers the last number issued. A store may delete it only if [`Stamp::floor`] is above
     /// that number from then on, and if no change based on an older state of the record can still be written. With optimistic
@@ -338,6 +351,10 @@ impl Ledger {
     /// otherwise a client that read it the first time could overwrite everything that has happened since.
     #[must_use]
     pub fn is_in_use(&self, stamp: Stamp) -> bool {
+        self.is_used(stamp) || self.revoked.values().any(|ends| *ends > stamp.now)
+    }
+
+    fn is_used(&self, stamp: Stamp) -> bool {
         self.holds.values().any(|hold| hold.ends > stamp.now)
             || self.queue.values().any(|place| place.ends > stamp.now)
             || (self.limit.is_some() && stamp.now < self.lapses)
@@ -367,7 +384,7 @@ impl Ledger {
     /// As `check`; a record that is not in use takes the kind of the resource.
     fn open(&mut self, resource: &Resource, stamp: Stamp) -> Result<(), BackendError> {
         self.check(resource, stamp)?;
-        if self.kind.is_semaphore() != resource.kind.is_semaphore() || !self.is_in_use(stamp) {
+        if self.kind.is_semaphore() != resource.kind.is_semaphore() || !self.is_used(stamp) {
             self.prune(stamp);
             (self.kind, self.limit) = (resource.kind, None);
         }
@@ -376,7 +393,7 @@ impl Ledger {
 
     /// A lock and a semaphore cannot share a key.
     fn check(&self, resource: &Resource, stamp: Stamp) -> Result<(), BackendError> {
-        if self.kind.is_semaphore() == resource.kind.is_semaphore() || !self.is_in_use(stamp) {
+        if self.kind.is_semaphore() == resource.kind.is_semaphore() || !self.is_used(stamp) {
             return Ok(());
         }
         Err(BackendError::WrongType { source: format!("it is in use as {}", self.kind.as_str()).into() })
@@ -399,9 +416,10 @@ impl Ledger {
         if stamp.now >= self.next_end {
             self.holds.retain(|_, hold| hold.ends > stamp.now);
             self.queue.retain(|_, place| place.ends > stamp.now);
+            self.revoked.retain(|_, ends| *ends > stamp.now);
             self.derive();
         }
-        if !self.is_in_use(stamp) {
+        if !self.is_used(stamp) {
             self.limit = None;
         }
     }
@@ -538,7 +556,17 @@ impl Ledger {
             self.permits_held += hold.permits;
         }
         self.next_end = self.next_end.min(hold.ends);
+        self.revoked.remove(&lease);
         self.holds.insert(lease, hold);
+    }
+
+    /// Remembers that these holds were ended by force.
+    fn revoke(&mut self, holds: &BTreeMap<LeaseId, Hold>) {
+        self.revoked.extend(holds.iter().map(|(lease, hold)| (*lease, hold.ends)));
+        while self.revoked.len() > MAX_REVOKED {
+            let first = self.revoked.iter().min_by_key(|(_, ends)| **ends).map(|(lease, _)| *lease);
+            first.map(|first| self.revoked.remove(&first));
+        }
     }
 
     /// Renews a hold and returns its token. `None` if there is none.
@@ -577,7 +605,7 @@ impl Ledger {
             if self.kind.is_semaphore() { permits } else { u32::from(!self.holds.is_empty()) };
         let ends =
             self.holds.values().map(|hold| hold.ends).chain(self.queue.values().map(|place| place.ends));
-        self.next_end = ends.min().unwrap_or(u64::MAX);
+        self.next_end = ends.chain(self.revoked.values().copied()).min().unwrap_or(u64::MAX);
     }
 }
 
@@ -591,7 +619,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-// The text form: one line for the whole, one for each hold, one for each place. An owner comes last, because it may contain spaces.
+// The text form: one line for the whole, one for each hold, one for each lease that was released by force, one for each place. An owner comes last, because it may contain spaces.
 
 const FORM: &str = "leasehold/1";
 
@@ -615,6 +643,9 @@ impl Ledger {
         for (lease, Hold { permits, token, ends, owner }) in &self.holds {
             write!(f, "\nh {lease} {permits} {token} {ends}")?;
             write_owner(f, owner.as_deref())?;
+        }
+        for (lease, ends) in &self.revoked {
+            write!(f, "\nr {lease} {ends}")?;
         }
         Ok(())
     }
@@ -673,6 +704,9 @@ fn read(text: &str) -> Option<Ledger> {
             let token = FencingToken::new(words.next()?.parse().ok()?);
             let ends = words.next()?.parse().ok()?;
             ledger.holds.insert(lease, Hold { permits, token, ends, owner: words.next().map(read_owner) });
+        } else if let Some(revoked) = line.strip_prefix("r ") {
+            let (lease, ends) = revoked.split_once(' ')?;
+            ledger.revoked.insert(LeaseId::parse(lease)?, ends.parse().ok()?);
         } else {
             let mut words = line.strip_prefix("q ")?.splitn(6, ' ');
             let ticket = Ticket::new(words.next()?.parse().ok()?);

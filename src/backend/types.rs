@@ -418,6 +418,8 @@ pub enum Released {
     Unknown,
     /// A place in the queue, which has been removed.
     Queued,
+    /// Nothing: the hold was ended by `force_release` before.
+    Revoked,
     /// No trace of this lease; another one holds the key.
     Taken,
     /// No trace of this lease. If the key is a lock, nobody holds it.

@@ -875,7 +875,6 @@ impl Lease {
             }
             // The release has been executed, or will find out what has become of the lease.
             Ok(Renewal::Lost(_)) if !is_held => held.is_gone = !held.deadline.has_passed(now),
-            // A revocation whose event was lost looks the same.
             Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
                 self.lose_locked(&mut state, LossReason::Missing, None);
             }

@@ -431,6 +431,7 @@ fn lost_before(released: Released, ends: Instant, is_gone_in_time: bool) -> Opti
         Released::Held => None,
         Released::Unknown if in_time() => None,
         Released::Unknown => Some(LossReason::StoreUnreachable),
+        Released::Revoked => Some(LossReason::Revoked),
         Released::Taken => Some(LossReason::Taken),
         Released::Queued | Released::Absent if in_time() => Some(LossReason::Missing),
         Released::Queued | Released::Absent => Some(LossReason::Expired),

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::site::Site;
 use super::{Harness, KINDS};
-use crate::backend::{BackendError, Kind, Released, Renew, Renewal};
+use crate::backend::{BackendError, Kind, Released, Renew, Renewal, Request};
 use crate::error::LossReason;
 
 /// 4. A client stops trusting a lease before the store ends it: after a granted request, a pushed grant, and a renewal.
@@ -56,6 +56,44 @@ pub async fn point_6_renewal_distinguishes_renewed_lost_and_unknown(store: &dyn 
         "a renewal that cannot be sent is not lost: {unknown:?}"
     );
     assert!(watcher.inspect().await.holder().is_some(), "an unknown renewal ended the lease");
+}
+
+/// 14. A lease that was released by force is answered as revoked, as often as it is asked about, until it would have ended: by itself,
+///     together with others, and whether or not another lease holds the lock. The holder does not see the event.
+pub async fn point_14_a_lease_released_by_force_is_remembered(store: &dyn Harness, kind: Kind) {
+    let revoked = Renewal::Lost(LossReason::Revoked);
+    for is_taken in [false, true] {
+        let (site, other) = Site::pair(store, kind, "by force").await;
+        let (one, two) = (site.request(), site.request());
+        site.grant(&one).await;
+        assert!(other.backend.force_release(&other.resource).await.expect("the store answers"));
+        let next = other.request();
+        if is_taken {
+            other.grant(&next).await;
+        }
+        let other_site = Site::new(store, kind, "not by force").await;
+        let kept = Site { backend: Arc::clone(&site.backend), ..other_site };
+        kept.grant(&Request { lease: kept.lease(two.lease.id), ..two.clone() }).await;
+        assert_eq!(site.renew(one.lease.id).await, revoked);
+        let requests =
+            [Renew::new(one.lease.clone(), site.ttl), Renew::new(kept.lease(two.lease.id), site.ttl)];
+        let mut answers: Vec<_> = site.backend.renew(&requests).collect().await;
+        answers.sort_by_key(|(n, _)| *n);
+        let answers: Vec<_> =
+            answers.into_iter().map(|(_, answer)| answer.expect("the store answers")).collect();
+        assert_eq!(answers, [revoked, Renewal::Renewed]);
+        for _ in 0..2 {
+            assert_eq!(site.release(one.lease.id).await, Released::Revoked);
+        }
+        assert_eq!(kept.release(two.lease.id).await, Released::Held);
+        let never = site.release(site.backend.lease_id()).await;
+        assert_eq!(never, if is_taken { site.not_ours() } else { Released::Absent });
+        if is_taken {
+            assert_eq!(other.renew(next.lease.id).await, Renewal::Renewed, "it is not affected");
+            assert_eq!(other.release(next.lease.id).await, Released::Held);
+        }
+        site.assert_empty().await;
+    }
 }
 
 /// 6. Leases that are renewed together, of all kinds that the store supports and of several TTLs, are each answered separately:

@@ -86,6 +86,9 @@ pub async fn run_all(store: &dyn Harness) {
         point_10_the_store_decides_when_a_lease_ends(store, kind).await;
     }
     point_6_renewals_are_answered_individually(store).await;
+    for kind in kinds.iter().copied().filter(|kind| !kind.is_semaphore()) {
+        point_14_a_lease_released_by_force_is_remembered(store, kind).await;
+    }
     if kinds.contains(&Kind::Reentrant) {
         point_11_an_owner_can_re_enter(store).await;
     }

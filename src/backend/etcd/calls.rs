@@ -99,6 +99,13 @@ impl<'a> Calls<'a> {
         Ok(alive.iter().all(|is_alive| *is_alive))
     }
 
+    /// Abandons the etcd leases of holds that were ended by force.
+    pub(super) fn abandon_revoked(&self, now: &View) {
+        for (lease, stored) in now.entries.iter().filter(|(_, stored)| stored.is_revoked()) {
+            self.shared.abandon(&self.key, *lease, stored.etcd_lease);
+        }
+    }
+
     /// Keeps the limit in force for so many seconds at least. Returns an etcd lease if it is to be attached to another one.
     pub(super) async fn keep_limit(
         &self,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::leases::{EtcdLease, Leases};
 use super::value::{Value, What};
-use super::view::{View, seconds};
+use super::view::{Stored, View, seconds};
 use crate::backend::ledger::{Entry, EntryKind, Ledger};
 use crate::backend::records::KeyBatch;
 use crate::backend::{BackendError, Event, LeaseId};
@@ -94,7 +94,8 @@ impl Changes {
 
     /// Notes how a hold or a place differs from what it was.
     fn note(&mut self, view: &View, ledger: &Ledger, before: Option<&Entry>, entry: Entry) {
-        let stored = view.entries.get(&entry.lease);
+        let is_new = |stored: &&Stored| !stored.is_revoked() || entry.kind == EntryKind::Revoked;
+        let stored = view.entries.get(&entry.lease).filter(is_new);
         let is_renewed = before.is_none_or(|before| before.ends != entry.ends);
         let ttl = match stored {
             Some(stored) if !is_renewed => stored.value.ttl,
@@ -102,6 +103,7 @@ impl Changes {
         };
         let what = match entry.kind {
             EntryKind::Held(token) => What::Hold(token),
+            EntryKind::Revoked => What::Revoked,
             EntryKind::Waiting { tokens, .. } => match stored.map(|stored| stored.value.what) {
                 Some(What::Place { index, .. }) => What::Place { tokens, index },
                 // The number is set when it is made.

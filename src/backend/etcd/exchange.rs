@@ -56,6 +56,7 @@ impl<'a> Exchange<'a> {
                 None => self.calls.look().await?,
             };
             let is_complete = now.is_fresh;
+            self.calls.abandon_revoked(&now);
             let (now, changes) = self.plan(now).await?;
             if !changes.joins.is_empty() {
                 match self.join(&now, changes.joins).await? {
@@ -192,6 +193,7 @@ impl<'a> Exchange<'a> {
     }
 
     async fn finish(&mut self, now: Option<View>, gone: Gone) -> Result<(), Stop> {
+        now.iter().for_each(|now| self.calls.abandon_revoked(now));
         // Whether the others still exist is found out by the next read.
         let is_there = |lease| match &gone {
             Gone::Absent => now.as_ref().is_none_or(|now| now.entries.contains_key(&lease)),

@@ -76,6 +76,16 @@ impl Shared {
         known.filter(|known| known.lease == lease).for_each(|known| known.is_doubtful = true);
     }
 
+    /// A hold was ended by force, and the memory of that expires with its etcd lease, which is not used again.
+    pub(super) fn abandon(&self, key: &str, lease: LeaseId, etcd_lease: i64) {
+        let mut attached = self.attached.lock();
+        let Some(known) = attached.get_mut(key) else { return };
+        known.retain(|known| known.lease != lease || known.etcd_lease.id != etcd_lease);
+        if known.is_empty() {
+            attached.remove(key);
+        }
+    }
+
     /// Those of a key that are not there any more may be used again. Returns the others: those that may still be made after all.
     pub(super) fn detach(&self, key: &str, is_there: impl Fn(LeaseId) -> bool) -> Vec<EtcdLease> {
         let mut attached = self.attached.lock();

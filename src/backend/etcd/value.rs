@@ -1,4 +1,4 @@
-//! A hold or a place as it is stored: one line, an owner comes last, because it may contain anything.
+//! A hold or a place, or what is left of a hold that was ended by force, as it is stored: one line, an owner comes last, because it may contain anything.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(super) struct Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Hold(FencingToken),
+    /// A hold that was ended by force: its client is told so until the etcd lease expires.
+    Revoked,
     /// A place, whose grant will reserve this many tokens. Of those made by one transaction, which is it?
     Place {
         tokens: u32,
@@ -37,6 +39,7 @@ impl Value {
         let kind = kind.as_str();
         let mut text = match what {
             What::Hold(token) => format!("{FORM} hold {lease} {kind} {ttl} {permits} {token} 0"),
+            What::Revoked => format!("{FORM} revoked {lease} {kind} {ttl} {permits} 0 0"),
             What::Place { tokens, index } => {
                 format!("{FORM} place {lease} {kind} {ttl} {permits} {tokens} {index}")
             }
@@ -60,6 +63,7 @@ impl Value {
         let (number, index) = (words.next()?, words.next()?.parse().ok()?);
         let what = match what {
             "hold" => What::Hold(FencingToken::new(number.parse().ok()?)),
+            "revoked" => What::Revoked,
             "place" => What::Place { tokens: number.parse().ok()?, index },
             _ => return None,
         };
@@ -77,7 +81,9 @@ mod tests {
     fn what_is_stored_is_read_as_it_was_written() {
         let hold = What::Hold(FencingToken::new(u64::MAX));
         let place = What::Place { tokens: 16, index: 3 };
-        for (what, owner) in [(hold, None), (place, Some("a b\nc")), (hold, Some("")), (place, None)] {
+        for (what, owner) in
+            [(hold, None), (place, Some("a b\nc")), (hold, Some("")), (place, None), (What::Revoked, None)]
+        {
             let lease = LeaseId::next(Uuid::nil());
             let value = Value {
                 lease,

@@ -76,7 +76,12 @@ impl View {
                     let value = Value::read(&kv.value).filter(|_| kv.lease == etcd_lease);
                     let value = value.ok_or_else(|| unreadable("lease"))?;
                     let created = kv.create_revision;
-                    view.entries.insert(value.lease, Stored { etcd_lease, created, value, left: None });
+                    let stored = Stored { etcd_lease, created, value, left: None };
+                    let known = view.entries.get(&stored.value.lease);
+                    // A client may request a lease again of which it did not know that it had been granted.
+                    if known.is_none_or(Stored::is_revoked) {
+                        view.entries.insert(stored.value.lease, stored);
+                    }
                 }
                 Part::Foreign => return Err(unreadable("key")),
             }
@@ -135,7 +140,7 @@ impl View {
         let kind = self.entries.values().next().map_or(Kind::Mutex, |stored| stored.value.kind);
         let tokens = self.entries.values().filter_map(|stored| match stored.value.what {
             What::Hold(token) => Some(token.get()),
-            What::Place { .. } => None,
+            What::Place { .. } | What::Revoked => None,
         });
         let last = tokens.max().unwrap_or(0).saturating_add(NUMBERS_PER_REVISION);
         format!("leasehold/1 {} {last} 0 0 0", kind.as_str()).parse()
@@ -193,11 +198,17 @@ impl Stored {
             ends: ends(left),
             kind: match what {
                 What::Hold(token) => EntryKind::Held(*token),
+                What::Revoked => EntryKind::Revoked,
                 What::Place { tokens, .. } => {
                     EntryKind::Waiting { ticket: self.ticket().unwrap_or(Ticket::new(0)), tokens: *tokens }
                 }
             },
         }
+    }
+
+    /// Whether it is a hold that was ended by force.
+    pub(super) const fn is_revoked(&self) -> bool {
+        matches!(self.value.what, What::Revoked)
     }
 
     /// Its ticket, if it is a place.

@@ -12,7 +12,7 @@ use crate::fence::FencingToken;
 #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "not every store needs it"))]
 pub(in crate::backend) const UNKNOWN: u64 = u64::MAX;
 
-/// A hold or a place.
+/// A hold, a place, or a lease that was released by force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backend) struct Entry {
     pub(in crate::backend) lease: LeaseId,
@@ -29,11 +29,13 @@ pub(in crate::backend) enum EntryKind {
     Held(FencingToken),
     /// A place, whose grant will reserve this many tokens.
     Waiting { ticket: Ticket, tokens: u32 },
+    /// A hold that was ended by force.
+    Revoked,
 }
 
 #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "each store uses a part of it"))]
 impl Ledger {
-    /// The text form without holds, places, and the time when the limit lapses.
+    /// The text form without entries, and the time when the limit lapses.
     pub(in crate::backend) fn head(&self) -> String {
         let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
         format!("{FORM} {} {} {permits} {version} 0", self.kind.as_str(), self.last)
@@ -47,6 +49,9 @@ impl Ledger {
                 EntryKind::Held(token) => {
                     ledger.holds.insert(lease, Hold { permits, token, ends, owner });
                 }
+                EntryKind::Revoked => {
+                    ledger.revoked.insert(lease, ends);
+                }
                 EntryKind::Waiting { ticket, tokens } => {
                     ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, owner });
                 }
@@ -56,7 +61,7 @@ impl Ledger {
         ledger
     }
 
-    /// The holds, and the places in order.
+    /// The holds, the places in order, and the leases that were released by force.
     pub(in crate::backend) fn entries(&self) -> impl Iterator<Item = Entry> {
         let holds = self.holds.iter().map(|(lease, hold)| {
             let Hold { permits, token, ends, owner } = hold.clone();
@@ -66,7 +71,14 @@ impl Ledger {
             let Place { lease, permits, tokens, ends, owner } = place.clone();
             Entry { lease, permits, owner, ends, kind: EntryKind::Waiting { ticket: *ticket, tokens } }
         });
-        holds.chain(places)
+        let revoked = self.revoked.iter().map(|(lease, ends)| Entry {
+            lease: *lease,
+            permits: 1,
+            owner: None,
+            ends: *ends,
+            kind: EntryKind::Revoked,
+        });
+        holds.chain(places).chain(revoked)
     }
 
     pub(in crate::backend) const fn kind(&self) -> Kind {

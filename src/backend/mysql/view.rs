@@ -63,6 +63,7 @@ impl View {
                     let is_admitted = of.is_some() && of == owner;
                     view.places.push(Place { lease, ticket, is_admitted });
                 }
+                EntryKind::Revoked => {}
                 EntryKind::Waiting { .. } => {
                     view.others_wait = true;
                     if view.places.is_empty() {

@@ -6,6 +6,7 @@
 //! | `{lock:N}:queue` | sorted set | the waiting lease ids, in the order of their places; a gap (`gap.lua`) | within two TTLs after the last request |
 //! | `{lock:N}:waiters` | hash | a record of each of them | likewise |
 //! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, scored by the time at which they end | with the lock |
+//! | `{lock:N}:revoked` | sorted set | leases that were released by force, scored by the time at which each would have ended | with the last of these |
 //! | `{lock:}:fence` | string | the last fencing token of all locks of this prefix | a day after the last grant |
 //!
 //! | key | type | content | expires |
@@ -75,6 +76,14 @@ pub(super) fn write_fence(text: &mut String, prefix: &str, slot: Option<u16>) {
         }
     }
     text.push_str(":fence");
+}
+
+/// The key of the leases of a lock that were released by force.
+pub(super) fn revoked(key: &str) -> Bytes {
+    let mut text = String::with_capacity(key.len() + 10);
+    write_tagged(&mut text, key);
+    text.push_str(":revoked");
+    text.into()
 }
 
 /// A key with a hash tag for its slot: the start of a resource's other keys.
@@ -154,6 +163,7 @@ mod tests {
         let stem = queue.strip_suffix("queue").unwrap();
         keys.extend(["queue", "waiters", "state", "holds"].map(|suffix| format!("{stem}{suffix}")));
         keys.push(fence);
+        keys.push(String::from_utf8(revoked(&resource.key).to_vec()).unwrap());
         keys
     }
 
@@ -168,6 +178,7 @@ mod tests {
             "{lock:a}:state",
             "{lock:a}:holds",
             "{lock:}:fence",
+            "{lock:a}:revoked",
         ];
         assert_eq!(text("lock:", "a"), all);
         assert_eq!(text("lock:", "{t}a")[1], "{t}:lock:{t}a:queue");

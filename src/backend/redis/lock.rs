@@ -10,7 +10,7 @@ use super::reply::{
 };
 use super::script::{
     ACQUIRE, ACQUIRE_FROM, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RELEASE_WITH_GAPS, RENEW,
-    RENEW_OWNED, SETTLE,
+    RENEW_OWNED, SETTLE, WAS_REVOKED,
 };
 use super::transport::Transport;
 use super::value::Value;
@@ -103,6 +103,16 @@ pub(super) fn force(
 ) -> impl Future<Output = Result<bool, BackendError>> {
     let operation = Operation::new(&FORCE, resource);
     transport.ask(operation, transport.reply_timeout, |answer| read_was_held(answer, RELEASED))
+}
+
+/// Whether a lease that was not found was released by force, once.
+pub(super) fn was_revoked(
+    transport: &Arc<Transport>,
+    lease: &LeaseRef,
+    time_limit: Duration,
+) -> impl Future<Output = Result<bool, BackendError>> {
+    let operation = Operation::new(&WAS_REVOKED, &lease.resource).lease(lease.id);
+    transport.ask(operation, time_limit, |answer| Some(answer.as_i64()? == 1))
 }
 
 /// Inspects, once.

@@ -55,8 +55,13 @@ impl Operation {
     /// As a call of its own, in the `slot` of a cluster.
     pub(super) fn arguments(&self, slot: Option<u16>) -> Arguments {
         let mut keys = keys::of(&self.resource, slot);
+        // Only the scripts with a fourth key use that of revoked leases.
+        let has_revoked = self.script.keys() > 3;
         if slot.is_none() || self.script.keys() == 1 {
             keys.truncate(self.script.keys());
+        }
+        if has_revoked {
+            keys.push(keys::revoked(&self.resource.key));
         }
         Arguments { keys, args: unpack_texts(&Bytes::copy_from_slice(&self.args)) }
     }

@@ -96,6 +96,8 @@ constants! {
     FENCE_AHEAD_US: u64 = 1000;
     /// How long a fence outlives the last grant, in ms.
     FENCE_MS: &str = "86400000";
+    /// How many leases that were released by force are remembered for a lock: those that would have ended last.
+    MAX_REVOKED: u64 = 64;
     /// How many places a queue has when it gets an index.
     INDEXED_AT: u64 = 32;
     /// One in how many requests that join a queue removes places of the dead.

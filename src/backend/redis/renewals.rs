@@ -66,10 +66,10 @@ async fn renew_group<'a>(
     for (position, (n, request)) in group.into_iter().enumerate() {
         let letter = letters.as_ref().map(|letters| letters.get(position).and_then(|letter| read(*letter)));
         match letter {
-            Ok(Some(renewal)) => answers.push((n, Ok(renewal))),
-            Ok(None) => {
+            Ok(Some(Renewal::Renewed)) => answers.push((n, Ok(Renewal::Renewed))),
+            Ok(answer) => {
                 let transport = Arc::clone(&transport);
-                others.push(async move { (n, renew(&transport, request).await) });
+                others.push(async move { (n, renew_or_explain(&transport, request, answer).await) });
             }
             Err(error) => answers.push((n, Err(error.duplicate()))),
         }
@@ -101,6 +101,28 @@ fn to_renew(ttl: Duration, group: &[Numbered<'_>]) -> Arguments {
         ids.push(b' ');
     }
     Arguments { keys, args: vec![Bytes::from(millis(ttl).to_string()), Bytes::from(ids)] }
+}
+
+/// Renews a lease that has not been answered yet. If it is gone, finds out whether it was released by force: the message may be late, or
+/// lost.
+async fn renew_or_explain(
+    transport: &Arc<Transport>,
+    request: &Renew,
+    answer: Option<Renewal>,
+) -> Result<Renewal, BackendError> {
+    let renewal = match answer {
+        Some(renewal) => renewal,
+        None => renew(transport, request).await?,
+    };
+    if renewal == Renewal::Renewed || request.lease.resource.kind.is_semaphore() {
+        return Ok(renewal);
+    }
+    match lock::was_revoked(transport, &request.lease, transport.answer_timeout(request.ttl)).await {
+        Ok(true) => Ok(Renewal::Lost(LossReason::Revoked)),
+        // This user may not read that key, or something else is stored there.
+        Ok(false) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(renewal),
+        Err(error) => Err(error),
+    }
 }
 
 /// Renews one lease.

@@ -310,8 +310,10 @@ scripts! {
     // Never part of a batch: they are rarely called, or handle many leases anyway.
     RENEW_ALL(0, None):
         [lua!("lock/names"), lua!("lock/renew_all")];
-    FORCE(3, None):
-        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS, [lua!("lock/force"), PREPARE, of_lock!("force")];
+    FORCE(4, None):
+        CLOCK, QUEUE, HAND_OVER, NAMES, LOCK, HOLDS, [lua!("lock/remember_revoked"), lua!("lock/force"), PREPARE, of_lock!("force")];
+    WAS_REVOKED(4, None):
+        [lua!("lock/was_revoked")];
     RESIZE(3, None):
         CLOCK, [lua!("semaphore/token"), lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
         [lua!("semaphore/resize"), PREPARE, of_semaphore!("resize")];
@@ -344,6 +346,7 @@ mod tests {
             &RELEASE_PERMITS,
             &RENEW_ALL,
             &FORCE,
+            &WAS_REVOKED,
             &RESIZE,
             &INSPECT,
             &INSPECT_PERMITS,

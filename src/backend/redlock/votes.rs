@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use crate::backend::{Answer, BackendError, Grant, NodeFailure, Queued, Released, Renewal};
+use crate::error::LossReason;
 use crate::fence::FencingToken;
 
 /// The usual number of nodes.
@@ -166,6 +167,7 @@ pub(super) struct Releases {
     held: usize,
     unknown: usize,
     queued: usize,
+    revoked: usize,
     taken: usize,
     absent: usize,
     failed: usize,
@@ -177,6 +179,7 @@ impl Releases {
             Some(Released::Held) => &mut self.held,
             Some(Released::Unknown) => &mut self.unknown,
             Some(Released::Queued) => &mut self.queued,
+            Some(Released::Revoked) => &mut self.revoked,
             Some(Released::Taken) => &mut self.taken,
             Some(Released::Absent) => &mut self.absent,
             None => &mut self.failed,
@@ -186,24 +189,29 @@ impl Releases {
     /// What a release of a lease on `nodes` nodes has found, once that is certain; `Err` if too few nodes have answered.
     pub(super) fn found(&self, nodes: usize) -> Option<Result<Released, ()>> {
         let quorum = majority(nodes);
-        let Self { held, unknown, queued, taken, absent, failed } = *self;
+        let Self { held, unknown, queued, revoked, taken, absent, failed } = *self;
         if failed > nodes - quorum {
             return Some(Err(()));
         }
+        let gone = revoked + taken + absent;
         let by_majority = [
             (held, Released::Held),
             (queued, Released::Queued),
+            // One node that remembers the revocation is enough: the others may not have had the lease.
+            (if revoked > 0 { gone } else { 0 }, Released::Revoked),
             (taken, Released::Taken),
             (absent, Released::Absent),
         ];
         if let Some((_, found)) = by_majority.into_iter().find(|(count, _)| *count >= quorum) {
             return Some(Ok(found));
         }
-        if held + unknown + queued + taken + absent + failed < nodes {
+        if held + unknown + queued + gone + failed < nodes {
             return None;
         }
         Some(Ok(if held + unknown + failed >= quorum && held + unknown > 0 {
             Released::Unknown
+        } else if revoked > 0 {
+            Released::Revoked
         } else if queued > 0 {
             Released::Queued
         } else if taken > 0 {
@@ -268,8 +276,8 @@ impl Renewals {
         Some(answer)
     }
 
-    /// Why it was lost: what most nodes say.
-    fn reason(&self) -> Option<crate::LossReason> {
+    /// Why it was lost: by force if any node says so, and otherwise what most nodes say.
+    fn reason(&self) -> Option<LossReason> {
         let reasons: SmallVec<[_; USUAL]> = self
             .answers
             .iter()
@@ -279,7 +287,12 @@ impl Renewals {
                 _ => None,
             })
             .collect();
-        reasons.iter().copied().max_by_key(|reason| reasons.iter().filter(|other| *other == reason).count())
+        let is_revoked = reasons.contains(&LossReason::Revoked);
+        let most = reasons
+            .iter()
+            .copied()
+            .max_by_key(|reason| reasons.iter().filter(|other| *other == reason).count());
+        if is_revoked { Some(LossReason::Revoked) } else { most }
     }
 
     /// Whether a majority has renewed it.
@@ -292,8 +305,8 @@ impl Renewals {
     pub(super) fn without(&self) -> SmallVec<[usize; USUAL]> {
         let mut without = smallvec![];
         for (node, answer) in self.answers.iter().enumerate() {
-            use crate::LossReason::{Expired, Missing};
-            if matches!(answer, Some(Ok(Renewal::Lost(Expired | Missing)))) {
+            use LossReason::{Expired, Missing, Revoked};
+            if matches!(answer, Some(Ok(Renewal::Lost(Expired | Missing | Revoked)))) {
                 without.push(node);
             }
         }

@@ -1,6 +1,7 @@
 -- Ends all holds of the lock, notifies the holders, and hands the lock over to the next waiter.
 --
--- KEYS     as in lock.lua
+-- KEYS     as in lock.lua, and
+-- KEYS[#KEYS]  revoked  see revoked.lua
 --
 -- Returns  RELEASED if there was a hold, NOT_HELD if not
 --
@@ -27,6 +28,7 @@ local function force(r)
   -- A revocation names the grant that it ends: one that arrives late must not end another grant of the same lease.
   -- Several holds may have different tokens, so in that case it names none.
   for _, id in ipairs(holders) do
+    remember_revoked(id, several and call('ZSCORE', r.holds, id) or r.clock.ms + call('PTTL', r.key), r.clock.ms)
     tell(id, REVOKE .. ' ' .. id .. ' ' .. (several and '0' or token) .. ' ' .. r.key)
   end
   call('DEL', r.key, r.holds)
