@@ -281,9 +281,9 @@ async fn a_primary_that_hangs_or_is_dead_keeps_nobody_from_the_other_slots() -> 
         let url = url_of(&listed.map(|node| ports[node]));
         cluster.nodes[victim].pause();
         let client = Client::connect(&url).await.unwrap_or_else(|error| panic!("without {victim}: {error}"));
-        for client in [&client, &used_before] {
+        for (client, other_client) in [(&client, &used_before), (&used_before, &client)] {
             let guard = within(SECOND * 10, client.mutex(&names[other])?.lock()).await?;
-            let mutex = used_before.mutex(&names[other])?;
+            let mutex = other_client.mutex(&names[other])?;
             let waiter = tokio::spawn(async move { mutex.lock().await });
             eventually(SECOND * 10, || async { waiters(client, &names[other]).await == 1 }).await;
             guard.release().await?;
