@@ -592,6 +592,12 @@ async fn a_majority_is_enough_to_connect_and_the_others_follow() {
         server.kill();
     }
     let begin = Instant::now();
+    // Each that is not connected says why.
+    nodes.0[0].restart();
+    let another = nodes.connect().await;
+    let reason = |n: usize| another.state().nodes[n].reason.clone();
+    eventually(SOON, || async { reason(1).is_some() && reason(2).is_some() && reason(3).is_none() }).await;
+    nodes.0[0].kill();
     let error = Client::connect(&nodes.url()).await.expect_err("no majority");
     assert_eq!(no_quorum(&error), Some(3), "{error}");
     assert!(begin.elapsed() < SOON, "after {:?}", begin.elapsed());

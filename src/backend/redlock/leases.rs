@@ -213,7 +213,9 @@ impl Entry {
                 (node.granted, node.ticket) = (node.notified == Some(queued.ticket), Some(queued.ticket));
             }
             Ok(Answer::Busy { .. }) => (node.granted, node.ticket) = (false, None),
-            Err(BackendError::NotSent { .. }) => node.reached = node.reached_before,
+            Err(BackendError::NotSent { .. } | BackendError::RefusedForNow { .. }) => {
+                node.reached = node.reached_before
+            }
             Err(_) => {}
         }
     }
