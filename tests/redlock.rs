@@ -463,12 +463,18 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
     for round in 0..20 {
         // In each round others; three nodes grant it at once.
         let at = |n: u32| ((round + n) % 5) as usize;
-        [at(3), at(4)].map(|n| first_way[n].hold(Direction::ToServer));
+        for n in [at(3), at(4)] {
+            first_way[n].hold(Direction::ToServer);
+        }
         let one = entered(&first, round).await;
-        [at(0), at(1)].map(|n| second_way[n].hold(Direction::ToServer));
+        for n in [at(0), at(1)] {
+            second_way[n].hold(Direction::ToServer);
+        }
         let two = entered(&second, round).await;
         assert!(two.token() >= one.token(), "round {round}: {} after {}", two.token(), one.token());
-        [at(3), at(4)].map(|n| first_way[n].resume());
+        for n in [at(3), at(4)] {
+            first_way[n].resume();
+        }
         let key = format!("{KEY} {round}");
         let holders = async || {
             let lock = third.reentrant_lock(&format!("{NAME} {round}")).expect("valid");
@@ -484,7 +490,9 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
         sleep(ms(10)).await;
         let three = entered(&third, round).await;
         assert!(three.token() >= two.token(), "round {round}: {} after {}", three.token(), two.token());
-        [at(0), at(1)].map(|n| second_way[n].resume());
+        for n in [at(0), at(1)] {
+            second_way[n].resume();
+        }
         for guard in [one, two, three] {
             guard.release().await.expect("held");
         }

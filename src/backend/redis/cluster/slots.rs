@@ -121,10 +121,15 @@ impl Slots {
         self.race(self.any_nodes(), attempt).await
     }
 
-    /// The first success of several nodes, of which some may hang. Otherwise, what the last one that has answered says.
-    async fn race<T, F>(&self, nodes: Vec<Server>, attempt: impl Fn(Server) -> F) -> Result<T, CallError>
+    /// The first success of several nodes, of which some may hang. Otherwise, why each has failed.
+    async fn race<T, F>(
+        &self,
+        nodes: Vec<Server>,
+        attempt: impl Fn(Server) -> F + Send + Sync,
+    ) -> Result<T, CallError>
     where
-        F: Future<Output = Result<T, CallError>>,
+        T: Send,
+        F: Future<Output = Result<T, CallError>> + Send,
     {
         let names: Vec<_> = nodes.iter().map(Server::to_string).collect();
         let raced = dial::race(nodes, self.connections.timeouts.connect, attempt).await;
