@@ -6,6 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, FencingToken, MutexOptions};
+use support::hosts::{Fault, FaultyAddress};
 use support::{Cluster, Load, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -231,4 +232,77 @@ fn an_idle_client_whose_runtime_has_ended_asks_no_node_for_slots() {
         lock(&client).await;
         client.shutdown().await.expect("drained");
     });
+}
+
+/// The URL of nodes with these ports, in this order.
+fn url_of(ports: &[u16]) -> String {
+    let nodes: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("redis-cluster://{}{}", support::acl::login(), nodes.join(","))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_the_list_that_does_not_work_costs_a_part_of_the_limit() -> Result<(), Error> {
+    let Some(cluster) = Cluster::start_or_skip("nodes in the list of a cluster") else { return Ok(()) };
+    let works = cluster.nodes[1].port();
+    let late = Fault::Late(SECOND * 3, ([127, 0, 0, 1], works).into());
+    for fault in [Fault::Hangs, Fault::Refuses, Fault::Drops, Fault::Swallows, late] {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = free.local_addr().expect("it has an address");
+        drop(free);
+        let faulty = FaultyAddress::new(address, fault).await;
+        for ports in [[faulty.address().port(), works], [works, faulty.address().port()]] {
+            let client =
+                Client::connect(&url_of(&ports)).await.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+            client.mutex("x")?.lock().await?.release().await?;
+            client.shutdown().await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_hangs_or_is_dead_keeps_nobody_from_the_other_slots() -> Result<(), Error> {
+    let Some(mut cluster) = Cluster::start_or_skip("a cluster of which a part works") else { return Ok(()) };
+    for node in &cluster.nodes {
+        node.raw().send(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        // No replica takes over while this runs.
+        node.raw().send(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]);
+    }
+    let ports: Vec<_> = cluster.nodes.iter().map(support::RedisServer::port).collect();
+    let served = |cluster: &Cluster, by: usize| {
+        (0..)
+            .map(|n| format!("name {n}"))
+            .find(|name| cluster.serving(by, cluster.slot_at(by, &format!("lock:{name}"))) == by)
+    };
+    let names = [0, 1, 2].map(|node| served(&cluster, node).expect("there are enough names"));
+    let used_before = connect(&cluster).await;
+    // A primary that is listed first, one that is not listed, and a replica that is listed first.
+    for (victim, listed, other) in [(0, [0, 1], 1), (2, [0, 1], 0), (3, [3, 1], 1)] {
+        let url = url_of(&listed.map(|node| ports[node]));
+        cluster.nodes[victim].pause();
+        let client = Client::connect(&url).await.unwrap_or_else(|error| panic!("without {victim}: {error}"));
+        for (client, other_client) in [(&client, &used_before), (&used_before, &client)] {
+            let guard = within(SECOND * 10, client.mutex(&names[other])?.lock()).await?;
+            let mutex = other_client.mutex(&names[other])?;
+            let waiter = tokio::spawn(async move { mutex.lock().await });
+            eventually(SECOND * 10, || async { waiters(client, &names[other]).await == 1 }).await;
+            guard.release().await?;
+            within(SECOND * 10, waiter).await.expect("no panic")?.release().await?;
+        }
+        if victim < 3 {
+            let error = client.ping(SECOND * 4).await.expect_err("one of them hangs");
+            assert!(error.to_string().contains(&ports[victim].to_string()), "{error}");
+            let named = || async { client.state().nodes.iter().any(|node| !node.status.is_connected()) };
+            eventually(SECOND * 10, named).await;
+        }
+        cluster.nodes[victim].resume();
+        eventually(SECOND * 15, || async { client.ping(SECOND * 4).await.is_ok() }).await;
+        client.shutdown().await?;
+    }
+    cluster.nodes[0].kill();
+    let client = Client::connect(&url_of(&[ports[0], ports[1]])).await.expect("the others work");
+    client.mutex(&names[1])?.lock().await?.release().await?;
+    let findings = client.check().await?;
+    assert!(findings.iter().any(|finding| finding.text.contains(&ports[0].to_string())), "{findings:?}");
+    client.shutdown().await
 }

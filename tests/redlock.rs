@@ -14,7 +14,7 @@ use leasehold::{
     Client, DistMutex, Error, Fence, Guard, LossReason, MutexOptions, RedisBackend, RedlockBackend,
 };
 use support::nodes::url;
-use support::{Clock, Nodes, Proxy, Setup, eventually, options, within};
+use support::{Clock, Direction, Nodes, Proxy, Setup, eventually, options, within};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -439,6 +439,67 @@ async fn an_owner_enters_from_several_clients_under_one_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
+    let Some(nodes) = Nodes::start_or_skip("late requests of an owner", 5) else { return };
+    // Each of two clients reaches some of the nodes late.
+    let mut ways = [Vec::new(), Vec::new()];
+    for way in &mut ways {
+        for server in &nodes.0 {
+            way.push(Proxy::start(server.port()).await);
+        }
+    }
+    let connect = async |way: &[Proxy], node_timeout: &str| {
+        let url = format!("{}?node_timeout={node_timeout}", url(way.iter().map(Proxy::port)));
+        Client::connect(&url).await.expect("the nodes accept clients")
+    };
+    let [first_way, second_way] = &ways;
+    let (first, second) = (connect(first_way, "2s").await, connect(second_way, "60ms").await);
+    let third = nodes.connect().await;
+    let entered = async |client: &Client, round: u32| {
+        let lock =
+            client.reentrant_lock_with(&format!("{NAME} {round}"), options().ttl(LONG)).expect("valid");
+        within(SOON, lock.with_owner("me").expect("valid").lock()).await.expect("its owner may enter")
+    };
+    for round in 0..20 {
+        // In each round others; three nodes grant it at once.
+        let at = |n: u32| ((round + n) % 5) as usize;
+        for n in [at(3), at(4)] {
+            first_way[n].hold(Direction::ToServer);
+        }
+        let one = entered(&first, round).await;
+        for n in [at(0), at(1)] {
+            second_way[n].hold(Direction::ToServer);
+        }
+        let two = entered(&second, round).await;
+        assert!(two.token() >= one.token(), "round {round}: {} after {}", two.token(), one.token());
+        for n in [at(3), at(4)] {
+            first_way[n].resume();
+        }
+        let key = format!("{KEY} {round}");
+        let holders = async || {
+            let lock = third.reentrant_lock(&format!("{NAME} {round}")).expect("valid");
+            let seen = lock.inspect().await.expect("a quorum").nodes;
+            seen.iter()
+                .map(|node| node.view.as_ref().map_or(0, |view| view.holders.len()))
+                .collect::<Vec<_>>()
+        };
+        // What follows from a late answer has been sent by the time the next request is made; give it the time to arrive.
+        eventually(SOON, || async { [at(3), at(4)].iter().all(|n| nodes.values(&key)[*n].is_some()) }).await;
+        eventually(SOON, || async { holders().await.iter().filter(|holders| **holders == 2).count() >= 3 })
+            .await;
+        sleep(ms(10)).await;
+        let three = entered(&third, round).await;
+        assert!(three.token() >= two.token(), "round {round}: {} after {}", three.token(), two.token());
+        for n in [at(0), at(1)] {
+            second_way[n].resume();
+        }
+        for guard in [one, two, three] {
+            guard.release().await.expect("held");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_dropped_at_any_moment_leaves_nothing() {
     let Some(mut nodes) = Nodes::start_or_skip("cancellation", 5) else { return };
     let (one, other) = (nodes.connect().await, nodes.connect().await);
@@ -539,6 +600,12 @@ async fn a_majority_is_enough_to_connect_and_the_others_follow() {
         server.kill();
     }
     let begin = Instant::now();
+    // Each that is not connected says why.
+    nodes.0[0].restart();
+    let another = nodes.connect().await;
+    let reason = |n: usize| another.state().nodes[n].reason.clone();
+    eventually(SOON, || async { reason(1).is_some() && reason(2).is_some() && reason(3).is_none() }).await;
+    nodes.0[0].kill();
     let error = Client::connect(&nodes.url()).await.expect_err("no majority");
     assert_eq!(no_quorum(&error), Some(3), "{error}");
     assert!(begin.elapsed() < SOON, "after {:?}", begin.elapsed());

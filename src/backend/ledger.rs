@@ -213,12 +213,16 @@ impl Ledger {
         }
     }
 
-    /// Gives a lease that is held another token, as a node of a Redlock. `false` if it is not held.
+    /// Gives a lease that is held another token, as a node of a Redlock: all holds of an owner, which have one token, unless theirs is
+    /// greater. `false` if it is not held.
     #[cfg(all(test, feature = "_redis"))]
     pub(super) fn settle(&mut self, lease: LeaseId, token: FencingToken, stamp: Stamp) -> bool {
         self.prune(stamp);
-        let Some(hold) = self.holds.get_mut(&lease) else { return false };
-        hold.token = token;
+        let Some(hold) = self.holds.get(&lease) else { return false };
+        if hold.owner.is_some() && hold.token > token {
+            return true;
+        }
+        self.holds.values_mut().for_each(|hold| hold.token = token);
         self.last = self.last.max(token.get() + 15);
         true
     }

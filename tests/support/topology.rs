@@ -89,7 +89,12 @@ impl Cluster {
 
     /// The slot of a key.
     pub(crate) fn slot(&self, key: &str) -> u16 {
-        let slot = self.nodes[0].raw().send(&["CLUSTER", "KEYSLOT", key]).int();
+        self.slot_at(0, key)
+    }
+
+    /// The same, asked of this node.
+    pub(crate) fn slot_at(&self, asked: usize, key: &str) -> u16 {
+        let slot = self.nodes[asked].raw().send(&["CLUSTER", "KEYSLOT", key]).int();
         u16::try_from(slot).expect("a slot")
     }
 

@@ -11,7 +11,11 @@ use crate::backend::{BackendError, Finding, Severity};
 
 /// Refuses servers that cannot be used for locks, and logs what else their user should know.
 pub(super) async fn accept(connections: &[Arc<Connection>], expected: &Expected) -> Result<(), BackendError> {
-    let (refused, others): (Vec<_>, Vec<_>) = findings(connections, expected)
+    // If some of several do not answer, they are left out: they must not use up the time for connecting.
+    let usable = |connection: &&Arc<Connection>| connection.is_connected() || connection.refusal().is_some();
+    let connected: Vec<_> = connections.iter().filter(usable).cloned().collect();
+    let connected = if connected.is_empty() { connections } else { &connected };
+    let (refused, others): (Vec<_>, Vec<_>) = findings(connected, expected)
         .await?
         .into_iter()
         .partition(|finding| finding.severity == Severity::Refused);

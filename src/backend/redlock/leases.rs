@@ -87,7 +87,7 @@ pub(super) enum FollowUp {
     Ask,
     /// A minority has granted it, and a task must make sure that this does not last.
     Split,
-    /// The lease is held under this token, and the node has another one.
+    /// The lease is held under this token, and the node has another one, which must not stay.
     Settle(FencingToken),
 }
 
@@ -213,7 +213,9 @@ impl Entry {
                 (node.granted, node.ticket) = (node.notified == Some(queued.ticket), Some(queued.ticket));
             }
             Ok(Answer::Busy { .. }) => (node.granted, node.ticket) = (false, None),
-            Err(BackendError::NotSent { .. }) => node.reached = node.reached_before,
+            Err(BackendError::NotSent { .. } | BackendError::RefusedForNow { .. }) => {
+                node.reached = node.reached_before
+            }
             Err(_) => {}
         }
     }
@@ -234,10 +236,11 @@ impl Entry {
 
     /// What follows now that a node has granted the lease under this token.
     pub(super) fn after_grant(&mut self, token: FencingToken) -> FollowUp {
-        if let Some(held) = self.token {
-            return if held == token { FollowUp::Nothing } else { FollowUp::Settle(held) };
+        match self.token {
+            Some(held) if is_final(&self.request, token, held) => FollowUp::Nothing,
+            Some(held) => FollowUp::Settle(held),
+            None => self.next(),
         }
-        self.next()
     }
 
     /// What follows from the grants that the nodes have made so far.
@@ -331,4 +334,10 @@ impl Entry {
     pub(super) fn tickets(&self) -> SmallVec<[Option<Ticket>; USUAL]> {
         self.nodes.iter().map(|node| node.ticket).collect()
     }
+}
+
+/// Whether a node that has granted a request under `token` keeps that, although the lease is held under `held`. All holds of an owner have
+/// one token on a node, so a greater one may be that of a later hold, from another client.
+pub(super) fn is_final(request: &Request, token: FencingToken, held: FencingToken) -> bool {
+    token == held || (token > held && request.claim.owner().is_some())
 }

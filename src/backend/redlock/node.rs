@@ -36,7 +36,8 @@ pub(in crate::backend) trait Node: Backend {
     ) -> BoxFuture<'a, Result<Answer, BackendError>>;
 
     /// Gives a lease that is held this token; every later grant of that key has a greater one, by at least as many as a grant reserves.
-    /// `false` if the lease is not held. Idempotent.
+    /// If the lock belongs to an owner, the token is that of all of the owner's holds, and a greater one stays. `false` if the lease is not
+    /// held. Idempotent.
     fn settle<'a>(
         &'a self,
         lease: &'a LeaseRef,

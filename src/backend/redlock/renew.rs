@@ -10,6 +10,7 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::{self, BoxStream};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::leases::is_final;
 use super::quorum::Quorum;
 use super::request::spare;
 use super::votes::Renewals;
@@ -100,9 +101,13 @@ impl Quorum {
             Some((request, token))
         });
         let (Some(Some((request, token))), Ok(node)) = (known, self.nodes[n].connected()) else { return };
+        // A node that has forgotten the holds of an owner may have been the one that knew of a later hold, under a greater token.
+        let proposed = if request.claim.owner().is_some() { token.max(self.propose()) } else { token };
         let taken_in = async {
-            match node.request_from(&request, token).await? {
-                Answer::Granted(grant) if grant.token != token => node.settle(lease, token).await,
+            match node.request_from(&request, proposed).await? {
+                Answer::Granted(grant) if !is_final(&request, grant.token, token) => {
+                    node.settle(lease, token).await
+                }
                 Answer::Granted(_) => Ok(true),
                 _ => Ok(false),
             }

@@ -33,7 +33,7 @@ struct Ballot {
     counting: u32,
     /// The tickets of its earlier places.
     places: SmallVec<[Option<Ticket>; USUAL]>,
-    /// The token, if a majority was known to hold the lease before.
+    /// The token, if a majority was known to hold the lease before, and nobody but this lease can have changed it.
     held: Option<FencingToken>,
 }
 
@@ -134,7 +134,9 @@ impl Quorum {
         let (counting, places, held) = self.leases.with(asked.lease.id, |entry| {
             let counting =
                 self.all().filter(is_asked).fold(0, |bits, n| bits | u32::from(entry.sent(n)) << n);
-            (counting, entry.tickets(), entry.token)
+            // That of an owner may be greater by now, because of holds from other clients.
+            let held = entry.token.filter(|_| asked.claim.owner().is_none());
+            (counting, entry.tickets(), held)
         })?;
         let round = self.round(self.all().filter(is_asked), time_limit, |_, node| {
             let request = Arc::clone(asked);

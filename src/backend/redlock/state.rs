@@ -85,10 +85,17 @@ impl Quorum {
 
 impl NodeHandle {
     fn state(&self) -> NodeState {
-        let status = match self.node() {
-            Some(node) => node.state().status,
-            None => Status::Disconnected { since: self.since },
+        let (status, reason) = match self.node() {
+            Some(node) => {
+                let StoreState { status, nodes } = node.state();
+                (status, nodes.into_iter().find_map(|node| node.reason))
+            }
+            None => (
+                Status::Disconnected { since: self.since },
+                self.connected().err().map(|why| why.to_string()),
+            ),
         };
-        NodeState::new(self.store.clone(), status)
+        let reason = reason.filter(|_| !status.is_connected());
+        NodeState { reason, ..NodeState::new(self.store.clone(), status) }
     }
 }

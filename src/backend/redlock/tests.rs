@@ -30,6 +30,8 @@ struct Hanging {
 enum Hangs {
     Nothing,
     Requests,
+    /// Requests are executed, but answered later.
+    Answers,
     Releases,
     Everything,
 }
@@ -52,7 +54,9 @@ impl Node for Hanging {
     ) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             self.unless(Hangs::Requests).await;
-            self.node.request_from(request, proposed).await
+            let answer = self.node.request_from(request, proposed).await;
+            self.unless(Hangs::Answers).await;
+            answer
         }
         .boxed()
     }
@@ -501,6 +505,115 @@ async fn nodes_that_disagree_on_a_token_receive_the_greatest() {
     other.hang(&[1], true);
     let next = other.new_request();
     assert!(other.grant(&next).await.token.get() >= token.get() + u64::from(TOKENS_PER_GRANT));
+}
+
+// One owner in several clients
+
+fn owned(client: &TestClient) -> Request {
+    let lease = LeaseRef::new(client.backend.lease_id(), Resource::new("lock:a", Kind::Reentrant));
+    Request::new(lease, Claim::Owner("someone".into()), TTL)
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_answers_do_not_give_the_holds_of_an_owner_a_smaller_token() {
+    let stores = Stores::new(5);
+    let [one, two, three] = [stores.client(), stores.client(), stores.client()];
+    let millisecond = || sleep(Duration::from_millis(1));
+    // The first client holds on three nodes. The others have not executed its request.
+    one.set(&[3, 4], Hangs::Requests);
+    let first = one.grant(&owned(&one)).await.token;
+    millisecond().await;
+    // The second client reaches those, and only one of the three.
+    two.hang(&[0, 1], true);
+    let second = two.grant(&owned(&two)).await.token;
+    assert!(second > first, "the others had nothing of the first");
+    // The first one's requests are granted there, under the token of the second.
+    one.set(&[3, 4], Hangs::Nothing);
+    millisecond().await;
+    two.hang(&[0, 1], false);
+    for hidden in 0..5 {
+        for also in 0..hidden {
+            three.hang(&[hidden, also], true);
+            let third = owned(&three);
+            let token = three.grant(&third).await.token;
+            assert!(token >= second, "{token} after {second}, without nodes {also} and {hidden}");
+            three.hang(&[hidden, also], false);
+            three.release(&third).await.unwrap();
+        }
+    }
+}
+
+/// Numbers that look random, and are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % 1_000_003).unwrap() % limit
+    }
+}
+
+/// Whatever is late, is lost with a node's data, or is restored: no hold has a smaller token than one that was granted before it
+/// was requested.
+#[tokio::test(start_paused = true)]
+async fn tokens_of_an_owner_in_several_clients_never_go_back() {
+    let mut granted = 0;
+    for seed in 1..=150 {
+        let mut numbers = Numbers(seed * 0x9e37_79b9);
+        let stores = Stores::new(3 + 2 * (numbers.below(2)));
+        let nodes = stores.0.len();
+        let clients: Vec<_> = (0..3).map(|_| stores.client()).collect();
+        let (mut newest, mut holds) = (FencingToken::new(0), Vec::<(usize, Request)>::new());
+        for step in 0..30 {
+            let client = numbers.below(clients.len());
+            match numbers.below(8) {
+                0 => stores.0[numbers.below(nodes)].flush(),
+                1 if holds.len() > 1 => {
+                    let (client, request) = holds.swap_remove(numbers.below(holds.len()));
+                    // It may have lost its data on most of the nodes.
+                    let _ = clients[client].release(&request).await;
+                }
+                1 | 2 => {
+                    for (client, request) in &holds {
+                        let _ = clients[*client].renew(request).await;
+                    }
+                }
+                3 => sleep(Duration::from_millis(1 + numbers.below(50) as u64)).await,
+                4 if !holds.is_empty() => {
+                    let (client, request) = &holds[numbers.below(holds.len())];
+                    if let Ok(Answer::Granted(grant)) = clients[*client].ask(request).await {
+                        assert!(grant.token >= newest, "seed {seed}, step {step}: again {}", grant.token);
+                        newest = newest.max(grant.token);
+                    }
+                }
+                _ => {
+                    let late: Vec<_> = (0..nodes / 2).map(|_| numbers.below(nodes)).collect();
+                    let what = [Hangs::Requests, Hangs::Answers, Hangs::Everything][numbers.below(3)];
+                    // Often too late for the decision, sometimes too late for any answer.
+                    let until = Duration::from_millis([2, 20, 90, 150][numbers.below(4)]);
+                    clients[client].set(&late, what);
+                    let hangs: Vec<_> = late.iter().map(|n| clients[client].hangs[*n].clone()).collect();
+                    tokio::spawn(async move {
+                        sleep(until).await;
+                        for hang in hangs {
+                            hang.send_replace(Hangs::Nothing);
+                        }
+                    });
+                    let (request, before) = (owned(&clients[client]), newest);
+                    if let Ok(Answer::Granted(grant)) = clients[client].ask(&request).await {
+                        let token = grant.token;
+                        assert!(token >= before, "seed {seed}, step {step}: {token} after {before}");
+                        newest = newest.max(token);
+                        holds.push((client, request));
+                        granted += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(granted > 1000, "{granted}");
 }
 
 // What follows from the nodes' answers

@@ -7,7 +7,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, ready, select_all, try_join_all};
+use futures::future::{BoxFuture, join_all, ready, select_all};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
@@ -26,6 +26,9 @@ use crate::backend::redis::transport::{Again, RETRY};
 
 /// The pause before the list of nodes is requested again.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long the first connections to other primaries may take once one is connected.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Connections to the nodes.
 #[derive(Debug)]
@@ -55,13 +58,27 @@ impl Nodes {
         self.slots.connections.timeouts.reply
     }
 
-    /// Connects to all primaries, and waits until that is done.
+    /// Connects to all primaries, and waits until one of them answers. The others have a moment to follow; those that take longer are
+    /// connected later, by their own tasks.
     pub(in super::super) async fn connect(&self) -> Result<(), BackendError> {
         self.open.lock().runtime = Some(Handle::current());
         if !self.slots.are_known() {
             self.slots.find().await?;
         }
-        try_join_all(self.to_primaries().iter().map(|connection| connection.link())).await?;
+        let primaries = self.to_primaries();
+        let mut links: FuturesUnordered<_> = primaries.iter().map(|connection| connection.link()).collect();
+        let mut failure = None;
+        loop {
+            match links.next().await {
+                Some(Ok(_)) => break,
+                Some(Err(error)) => failure = Some(error),
+                None => return failure.map_or(Ok(()), |error| Err(error.into())),
+            }
+        }
+        let others = async { while links.next().await.is_some() {} };
+        if timeout(PATIENCE, others).await.is_err() {
+            tracing::debug!("some of the primaries do not answer yet; they follow in the background");
+        }
         Ok(())
     }
 
@@ -102,10 +119,19 @@ impl Nodes {
         drop(self.to_primaries());
     }
 
-    /// Sends PING to all primaries.
+    /// Sends PING to all primaries. The error names those that have not answered.
     pub(in super::super) async fn ping(&self) -> Result<(), BackendError> {
-        try_join_all(self.to_primaries().iter().map(|connection| connection.command(&["PING"]))).await?;
-        Ok(())
+        let primaries = self.to_primaries();
+        let answers = join_all(primaries.iter().map(|connection| connection.command(&["PING"]))).await;
+        let failed = primaries.iter().zip(answers).filter_map(|(connection, answer)| {
+            answer.err().map(|error| format!("{}: {error}", connection.address()))
+        });
+        let failed: Vec<_> = failed.collect();
+        if failed.is_empty() {
+            Ok(())
+        } else {
+            Err(BackendError::Unanswered { source: failed.join("; ").into() })
+        }
     }
 
     /// The connection to a node, which is opened if there is none.

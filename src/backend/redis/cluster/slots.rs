@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use crate::backend::BackendError;
 use crate::backend::redis::connection::ConnectionSettings;
 use crate::backend::redis::keys::SLOTS;
 use crate::backend::redis::link::{CallError, Link, command};
 use crate::backend::redis::route::Route;
 use crate::backend::redis::target::Server;
 use crate::backend::redis::value::Value;
+use crate::backend::{BackendError, dial};
 
 /// Which node serves which slot.
 #[derive(Debug)]
@@ -99,14 +99,41 @@ impl Slots {
         !self.nodes.borrow().primaries.is_empty()
     }
 
-    /// A node to connect to; each attempt gets the next one.
-    fn any_node(&self) -> Result<Server, CallError> {
-        let map = Arc::clone(&self.nodes.borrow());
-        let nodes = if map.primaries.is_empty() { &self.seeds } else { &map.primaries };
+    /// The nodes to connect to if any will do: the primaries, each attempt beginning with the next one, then the other nodes of the URL.
+    fn any_nodes(&self) -> Vec<Server> {
+        let map = self.map();
+        let mut nodes = map.primaries.clone();
+        nodes.extend(self.seeds.iter().filter(|seed| !map.primaries.contains(seed)).cloned());
         let mut attempts = self.attempts.lock();
         *attempts += 1;
-        let node = nodes.get(*attempts % nodes.len().max(1));
-        node.cloned().ok_or_else(|| CallError::NotSent("no node is known".to_owned()))
+        let rotated = if map.primaries.is_empty() { nodes.len() } else { map.primaries.len() };
+        nodes[..rotated].rotate_left(*attempts % rotated.max(1));
+        nodes
+    }
+
+    /// A node that answers, whichever it is.
+    async fn any_node(&self) -> Result<Server, CallError> {
+        let attempt = |node: Server| async move {
+            let link = self.connections.open(&node).await?;
+            link.abort();
+            Ok(node)
+        };
+        self.race(self.any_nodes(), attempt).await
+    }
+
+    /// The first success of several nodes, of which some may hang. Otherwise, why each has failed.
+    async fn race<T, F>(
+        &self,
+        nodes: Vec<Server>,
+        attempt: impl Fn(Server) -> F + Send + Sync,
+    ) -> Result<T, CallError>
+    where
+        T: Send,
+        F: Future<Output = Result<T, CallError>> + Send,
+    {
+        let names: Vec<_> = nodes.iter().map(Server::to_string).collect();
+        let raced = dial::race(nodes, self.connections.timeouts.connect, attempt).await;
+        raced.map_err(|failures| all_failed(&names, &failures))
     }
 
     /// Asks the nodes for the first time.
@@ -121,21 +148,14 @@ impl Slots {
         }
     }
 
-    /// What the first node of the URL says that can be asked.
+    /// What the first node of the URL says that answers.
     pub(super) async fn ask_seeds(&self) -> Result<Map, CallError> {
-        let mut failure = CallError::NotSent("the URL names no node".to_owned());
-        for seed in &self.seeds {
-            match self.ask_node(seed).await {
-                Ok(map) => return Ok(map),
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
+        self.race(self.seeds.clone(), |seed| self.ask_node(seed)).await
     }
 
-    async fn ask_node(&self, node: &Server) -> Result<Map, CallError> {
-        let link = self.connections.open(node).await?;
-        let map = self.ask(&*link, node).await;
+    async fn ask_node(&self, node: Server) -> Result<Map, CallError> {
+        let link = self.connections.open(&node).await?;
+        let map = self.ask(&*link, &node).await;
         link.abort();
         map
     }
@@ -196,13 +216,33 @@ impl Slots {
     }
 }
 
+/// Why none of several nodes could be used: an answer says more than silence.
+fn all_failed(names: &[String], failures: &[Option<CallError>]) -> CallError {
+    let each = names.iter().zip(failures).map(|(name, failure)| match failure {
+        Some(failure) => format!("{name}: {failure}"),
+        None => format!("{name}: no answer"),
+    });
+    let text = each.collect::<Vec<_>>().join("; ");
+    if text.is_empty() {
+        return CallError::NotSent("no node is known".to_owned());
+    }
+    match failures.iter().flatten().find(|failure| matches!(failure, CallError::Answer(_))) {
+        // Its first word says what kind of error it is.
+        Some(CallError::Answer(answer)) if failures.len() > 1 => {
+            CallError::Answer(format!("{answer} ({text})"))
+        }
+        Some(answer) => answer.clone(),
+        None => CallError::NotSent(text),
+    }
+}
+
 /// To any node.
 #[derive(Debug)]
 pub(in super::super) struct ToAnyNode(pub(in super::super) Arc<Slots>);
 
 impl Route for ToAnyNode {
     fn server(&self) -> BoxFuture<'_, Result<Server, CallError>> {
-        ready(self.0.any_node()).boxed()
+        self.0.any_node().boxed()
     }
 
     fn check<'a>(&'a self, _: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>> {

@@ -4,14 +4,17 @@
 -- ARGV[1]  lease id
 -- ARGV[2]  the token, 16 digits
 --
--- Returns  SETTLED if the lease is held, and from now on under that token; NOT_HELD if not
+-- Returns  SETTLED if the lease is held, and from now on under that token, or already under a greater one of its owner;
+--          NOT_HELD if not
 --
--- Idempotent. The fence is never lowered: a later grant has a greater token than both.
+-- Idempotent. The fence is never lowered: a later grant has a greater token than both. Nor is the token of an owner: all
+-- holds of an owner share one, and another client may have handed out the greater one already. That of a mutex concerns
+-- only its one lease.
 
 local function settle(r, id, token)
-  local lead, held, _, several = expire_holds(r)
+  local lead, held, owner, several = expire_holds(r)
   if not lead or (lead ~= id and not (several and call('ZSCORE', r.holds, id))) then return NOT_HELD end
-  if held == token then return SETTLED end
+  if held == token or (owner and tonumber(held) > tonumber(token)) then return SETTLED end
   local last = tonumber(call('GET', r.fence.key) or 0) or 0
   -- First: a server that refuses to write the fence must not confirm the token.
   if last < tonumber(token) then call('SET', r.fence.key, token, 'PX', FENCE_MS) end
