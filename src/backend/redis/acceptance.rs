@@ -7,6 +7,7 @@ use futures::future::join_all;
 use super::check::{self, Expected};
 use super::connection::Connection;
 use super::link::CallError;
+use super::refusal::of_connection_is_for_now;
 use crate::backend::{BackendError, Finding, Severity};
 
 /// Refuses servers that cannot be used for locks, and logs what else their user should know.
@@ -68,6 +69,7 @@ pub(super) async fn findings(
 async fn findings_of(connection: &Connection, expected: &Expected) -> Result<Vec<Finding>, CallError> {
     match (connection.link().await, connection.refusal()) {
         (Ok(link), _) => check::findings(&*link, expected).await,
+        (Err(_), Some(text)) if of_connection_is_for_now(&text) => Err(CallError::Answer(text)),
         (Err(_), Some(text)) => Ok(vec![Finding::new(Severity::Refused, text)]),
         (Err(error), None) => Err(error),
     }

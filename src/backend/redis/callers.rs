@@ -4,6 +4,7 @@
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::Shared;
@@ -24,6 +25,9 @@ use super::servers::Commands;
 use crate::backend::{BackendError, Finding};
 use crate::runtime::{Cancel, PROBE_INTERVAL, is_stuck, spawn_cancelable};
 
+/// The pause before a server that declines for now is asked again.
+const RETRY: Duration = Duration::from_millis(50);
+
 /// The connections on the caller's runtime.
 #[derive(Debug)]
 pub(super) struct CallersConnections {
@@ -35,6 +39,8 @@ pub(super) struct CallersConnections {
     tasks: Mutex<Tasks>,
     /// Whether the servers have been checked and accepted. No request is sent before that.
     accepted: AtomicBool,
+    /// What the servers have said last when they declined for now.
+    declined: Mutex<Option<BackendError>>,
     /// Whether message delivery has been verified once.
     delivery_verified: AtomicBool,
     /// The runtime on which all of them live.
@@ -87,6 +93,7 @@ impl CallersConnections {
             closed,
             tasks: Mutex::default(),
             accepted: AtomicBool::default(),
+            declined: Mutex::default(),
             delivery_verified: AtomicBool::default(),
             runtime: Mutex::default(),
             attempt: Mutex::default(),
@@ -101,8 +108,32 @@ impl CallersConnections {
             self.keep(commands.connect(self.closed.clone()).await?);
         }
         self.keep(Some(self.subscriber.connect(self.closed.clone()).await?));
-        self.subscribe().await?;
-        self.accept().await
+        self.until_not_refused_for_now(|| self.subscribe()).await?;
+        self.until_not_refused_for_now(|| self.accept()).await
+    }
+
+    /// Does this again while the server declines for a reason that can be over within seconds. Whoever connects has a time limit.
+    async fn until_not_refused_for_now<F: Future<Output = Result<(), BackendError>>>(
+        &self,
+        step: impl Fn() -> F,
+    ) -> Result<(), BackendError> {
+        loop {
+            match step().await {
+                Err(error @ BackendError::RefusedForNow { .. }) => {
+                    *self.declined.lock() = Some(error);
+                    sleep(RETRY).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// What the server has said last if it declined for now while this connected for the first time.
+    pub(super) fn declined(&self) -> Option<BackendError> {
+        let connections = self.connections().into_iter().chain([Arc::clone(&self.subscriber)]);
+        let refusal = connections.filter_map(|connection| connection.refusal_for_now()).next();
+        let refusal = refusal.map(|text| BackendError::RefusedForNow { source: text.into() });
+        refusal.or_else(|| self.declined.lock().take())
     }
 
     async fn subscribe(&self) -> Result<(), BackendError> {

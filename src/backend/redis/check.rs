@@ -11,7 +11,8 @@ use crate::backend::{Finding, Severity};
 const COMMANDS: &str = "DEL EXISTS GET SET APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET \
      HSETNX ZADD ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYSCORE ZREVRANGE ZSCORE PUBSUB";
 
-/// Calls each command of a list on keys that are deleted afterwards, and returns those that this user may not run.
+/// Calls each command of a list on keys that are deleted afterwards, and returns those that this user may not run, or that the server
+/// does not have.
 /// Other errors, for instance because the user may not use these keys, do not matter. The answers of servers differ:
 /// "no permissions to run the 'x' command" from version 7, "can't run this command" before.
 const TRY_COMMANDS: &str = "local denied, key = {}, KEYS[1]
@@ -26,7 +27,8 @@ local args = {
 for name in string.gmatch(ARGV[1], '%S+') do
   local answer = redis.pcall(name, unpack(args[name]))
   local problem = type(answer) == 'table' and answer.err or ''
-  if string.find(problem, 'permissions to run', 1, true) or string.find(problem, 'run this command', 1, true) then
+  if string.find(problem, 'permissions to run', 1, true) or string.find(problem, 'run this command', 1, true)
+    or string.find(problem, 'Unknown Redis command', 1, true) then
     denied[#denied + 1] = name
   end
 end
@@ -64,7 +66,10 @@ pub(super) async fn findings(link: &dyn Link, expected: &Expected) -> Result<Vec
     let mut findings = Vec::new();
     findings.extend(hello.refusal(expected.in_cluster).map(|text| Finding::new(Severity::Refused, text)));
     if !denied.is_empty() {
-        let text = format!("this user lacks permission for required commands: {}", denied.join(", "));
+        let text = format!(
+            "this user lacks permission for required commands, or the server has them under other names: {}",
+            denied.join(", ")
+        );
         findings.push(Finding::new(Severity::Refused, text));
     }
     if let Some(policy) = field("maxmemory_policy").filter(|policy| *policy != "noeviction") {
@@ -143,6 +148,7 @@ async fn denied(link: &dyn Link, expected: &Expected) -> Result<Vec<String>, Cal
             denied.extend(answer.as_list().iter().filter_map(Value::as_str).map(str::to_owned));
         }
         Err(error) if is_denied(&error) => denied.push("EVAL".to_owned()),
+        Err(error) if error.is_refusal_for_now() => return Err(error),
         // The user may not use this key, or another node would serve it.
         Err(CallError::Answer(_)) => {}
         Err(error) => return Err(error),
@@ -154,14 +160,16 @@ async fn denied(link: &dyn Link, expected: &Expected) -> Result<Vec<String>, Cal
 async fn denies(link: &dyn Link, words: &[&str]) -> Result<Option<String>, CallError> {
     match command(link, words).await {
         Err(error) if is_denied(&error) => Ok(Some(words[0].to_owned())),
+        Err(error) if error.is_refusal_for_now() => Err(error),
         Ok(_) | Err(CallError::Answer(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Whether this user may not run the command at all. (If it may not use the keys or channels, the answer says "to access" them.)
+/// Whether this user may not run the command at all, or the server does not have it (`rename-command`). (If it may not use the keys or channels, the answer says "to access" them.)
 fn is_denied(error: &CallError) -> bool {
-    matches!(error, CallError::Answer(text) if text.starts_with("NOPERM") && text.contains("to run"))
+    matches!(error, CallError::Answer(text)
+        if text.starts_with("NOPERM") && text.contains("to run") || text.contains("unknown command"))
 }
 
 /// The answer, unless this user has no permission for it.

@@ -4,19 +4,24 @@
 //! a while. If one were executed after the release of its lease, it would take a lock that nobody uses. So before a new
 //! link is used, the server is asked to close the previous one; requests on it are then no longer executed.
 //!
-//! The client libraries do not notice a server that hangs while commands are still being written: if nothing is answered for two
-//! timeouts, the link is replaced.
+//! The client libraries do not notice a link that swallows everything while commands are still being written. As soon as a call is
+//! answered late, another link is opened beside the current one, and takes its place if the server answers on it and still not on the
+//! other. If it does not answer there either for two timeouts, the link is given up.
+//!
+//! A link that ends is replaced at once and in silence: servers close idle connections, and nothing is wrong with the store. Only if
+//! that fails, or takes long, is it reported as disconnected.
 
 use std::mem;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::future::try_join;
+use futures::future::{Either, select, try_join};
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -24,6 +29,7 @@ use uuid::Uuid;
 
 use super::check::too_old;
 use super::link::{CallError, Connector, Link, command};
+use super::refusal::of_connection_is_for_now;
 use super::route::Route;
 use super::runtime::here;
 use super::status::{ConnectionStatus, Statuses};
@@ -39,6 +45,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// After how many reply timeouts without any answer the link is replaced.
 const SILENT_TIMEOUTS: u32 = 2;
+/// How long a link must have lasted to be replaced without a pause when it has ended.
+const LASTING: Duration = LONGEST_PAUSE;
 
 /// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +99,8 @@ pub(super) struct Connection {
     /// The number of the task that keeps it connected, which is odd; an even number while there is none. Changed while `state` is
     /// locked.
     task: AtomicU64,
+    /// Notified when a call was answered late: perhaps the current link swallows everything.
+    late: Notify,
     /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
     suspect: AtomicBool,
     state: Mutex<State>,
@@ -103,6 +113,8 @@ struct State {
     runtime: Option<Id>,
     /// Why it is currently not connected.
     failure: Option<CallError>,
+    /// Whether that has been reported. A link that has just ended may be replaced in a moment.
+    is_reported: bool,
     /// When the current link was opened: earlier calls say nothing about it. `None` while there is none, or it is
     /// being replaced.
     opened: Option<Instant>,
@@ -130,6 +142,7 @@ impl Connection {
             name: format!("leasehold-{}", Uuid::new_v4().simple()),
             link: watch::Sender::default(),
             task: AtomicU64::new(0),
+            late: Notify::new(),
             suspect: AtomicBool::new(false),
             state: Mutex::default(),
         })
@@ -154,6 +167,9 @@ impl Connection {
         });
         match timeout(self.timeouts().connect, connected).await {
             Ok(Ok(Ok(()))) => Ok(ScopeGuard::into_inner(given_up)),
+            Err(_) if let Some(refusal) = self.refusal_for_now() => {
+                Err(BackendError::RefusedForNow { source: refusal.into() })
+            }
             Ok(Ok(Err(error @ CallError::Answer(_)))) => Err(BackendError::Refused { source: error.into() }),
             Ok(Ok(Err(error @ CallError::Timeout(_)))) => {
                 Err(BackendError::Unanswered { source: error.into() })
@@ -274,6 +290,7 @@ impl Connection {
             Ok(decided) => decided.ok().and_then(|link| link.clone()),
             Err(_) => {
                 self.suspect.store(true, Ordering::Relaxed);
+                self.report_lost();
                 None
             }
         };
@@ -295,6 +312,16 @@ impl Connection {
             Some(CallError::Answer(text)) => Some(text.clone()),
             _ => None,
         }
+    }
+
+    /// The same, if it may be over within seconds.
+    pub(super) fn refusal_for_now(&self) -> Option<String> {
+        self.refusal().filter(|text| of_connection_is_for_now(text))
+    }
+
+    /// Whether it is not connected, and not only because its link has just ended and is being replaced.
+    pub(super) fn is_unreachable(&self) -> bool {
+        !self.is_connected() && (self.has_ended() || self.state.lock().is_reported)
     }
 
     pub(super) fn not_connected(&self) -> CallError {
@@ -336,6 +363,7 @@ impl Connection {
             }
         } else if state.opened.is_some_and(|opened| opened <= sent) {
             let since = *state.silent_since.get_or_insert(sent);
+            self.late.notify_one();
             if since.elapsed() >= self.timeouts().reply && !mem::replace(&mut state.is_silence_reported, true)
             {
                 self.status.change(Status::Silent { since: since.into_std() });
@@ -363,9 +391,10 @@ impl Connection {
     ) {
         let mut pause = FIRST_PAUSE;
         while !closed.is_cancelled() && self.is_in_charge(number) {
-            let opened = Instant::now();
-            match self.open().await {
+            let begun = Instant::now();
+            match self.open_soon().await {
                 Ok((link, server)) => {
+                    let opened = Instant::now();
                     if !self.opened(number, &link, &server) {
                         return link.abort();
                     }
@@ -373,22 +402,24 @@ impl Connection {
                         // The receiver is gone if connecting was given up.
                         let _ = sender.send(Ok(()));
                     }
-                    tokio::select! {
-                        biased;
-                        () = closed.cancelled() => {}
-                        () = link.ended().cancelled() => {}
-                        () = self.route.until_replaced(&server) => link.abort(),
-                    }
+                    let (link, server) = self.until_ended(number, link, server, &closed).await;
                     if closed.is_cancelled() {
                         self.remove_link(number);
                         return link.close().await;
                     }
                     tracing::debug!("the connection was lost, connecting again");
                     let why = CallError::Lost("the connection was lost".to_owned());
+                    if opened.elapsed() > LASTING {
+                        self.lost(number, why);
+                        pause = FIRST_PAUSE;
+                        continue;
+                    }
                     self.failed(number, &server.to_string(), why);
                 }
                 Err(error) => {
-                    if let Some(sender) = connected.take() {
+                    if !error.is_refusal_for_now()
+                        && let Some(sender) = connected.take()
+                    {
                         return drop(sender.send(Err(error)));
                     }
                     tracing::debug!(%error, "not connected");
@@ -396,12 +427,68 @@ impl Connection {
                 }
             }
             pause =
-                if opened.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+                if begun.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             tokio::select! {
                 () = closed.cancelled() => {}
                 () = sleep(pause) => {}
             }
         }
+    }
+
+    /// Completes when the link, or the one that has taken its place, has ended, or when `closed`.
+    async fn until_ended(
+        &self,
+        number: u64,
+        mut link: Arc<dyn Link>,
+        mut server: Server,
+        closed: &CancellationToken,
+    ) -> (Arc<dyn Link>, Server) {
+        loop {
+            let next = tokio::select! {
+                biased;
+                () = closed.cancelled() => break,
+                () = link.ended().cancelled() => break,
+                () = self.route.until_replaced(&server) => {
+                    link.abort();
+                    break;
+                }
+                next = self.until_superseded() => next,
+            };
+            // Whoever waits for an answer on the old one is told when there is a new one.
+            let old = mem::replace(&mut link, next.0);
+            server = next.1;
+            let is_open = self.opened(number, &link, &server);
+            old.abort();
+            if !is_open {
+                link.abort();
+                break;
+            }
+            tracing::debug!("the connection did not answer, and another one did");
+        }
+        (link, server)
+    }
+
+    /// Completes with another link when the server answers on it, and not on the current one.
+    async fn until_superseded(&self) -> (Arc<dyn Link>, Server) {
+        loop {
+            self.late.notified().await;
+            match self.reach().await {
+                Ok((link, server)) => {
+                    if !self.is_silent() {
+                        link.abort();
+                    } else if self.prepare(&*link).await.is_ok() {
+                        return (link, server);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "the server does not answer on another connection either")
+                }
+            }
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        self.state.lock().silent_since.is_some()
     }
 
     /// It is connected over this link. `false` if the task is no longer in charge.
@@ -411,7 +498,7 @@ impl Connection {
             return false;
         }
         state.set_opened(Some(Instant::now()));
-        state.failure = None;
+        (state.failure, state.is_reported) = (None, false);
         self.link.send_replace(Some(Arc::clone(link)));
         self.status.connected(server);
         true
@@ -426,6 +513,25 @@ impl Connection {
         }
     }
 
+    /// Its link has ended, and may be replaced in a moment.
+    fn lost(&self, number: u64, reason: CallError) {
+        let mut state = self.state.lock();
+        if self.is_in_charge(number) {
+            state.set_opened(None);
+            (state.failure, state.is_reported) = (Some(reason), false);
+            self.link.send_if_modified(|link| link.take().is_some());
+        }
+    }
+
+    /// Reports that the link which was lost has not been replaced yet.
+    fn report_lost(&self) {
+        let mut state = self.state.lock();
+        if let Some(reason) = state.failure.as_ref().filter(|_| !state.is_reported && !self.is_connected()) {
+            self.status.disconnected(&self.route.to_string(), reason.to_string());
+            state.is_reported = true;
+        }
+    }
+
     /// It is not connected, for this reason, unless the task is no longer in charge.
     fn failed(&self, number: u64, server: &str, reason: CallError) {
         let mut state = self.state.lock();
@@ -435,17 +541,52 @@ impl Connection {
         self.status.disconnected(server, reason.to_string());
         // First, for those that are notified that there is no link.
         state.set_opened(None);
-        state.failure = Some(reason);
+        (state.failure, state.is_reported) = (Some(reason), true);
         self.link.send_if_modified(|link| link.take().is_some());
+    }
+
+    /// Opens a link. If that takes long after one was lost, this is reported.
+    async fn open_soon(&self) -> Result<(Arc<dyn Link>, Server), CallError> {
+        let late = sleep(self.timeouts().reply / 2);
+        match select(pin!(self.open()), pin!(late)).await {
+            Either::Left((opened, _)) => opened,
+            Either::Right(((), opening)) => {
+                self.report_lost();
+                opening.await
+            }
+        }
     }
 
     /// Opens a link, and makes the server close earlier ones.
     async fn open(&self) -> Result<(Arc<dyn Link>, Server), CallError> {
+        let (link, server) = self.reach().await?;
+        self.prepare(&*link).await?;
+        Ok((link, server))
+    }
+
+    /// Opens a link to the right server, which answers on it.
+    async fn reach(&self) -> Result<(Arc<dyn Link>, Server), CallError> {
         let server = self.route.server().await?;
-        let link = self.settings.open(&server).await?;
+        let checked = async {
+            let link = self.settings.open(&server).await?;
+            let checked = timeout(self.timeouts().connect, self.route.check(&*link)).await;
+            if let Err(error) = checked.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
+                link.abort();
+                return Err(error);
+            }
+            Ok(link)
+        };
+        let checked = checked.await;
+        if checked.is_err() {
+            self.route.failed(&server);
+        }
+        Ok((checked?, server))
+    }
+
+    /// Makes the server close the earlier links. If that fails, the link is closed.
+    async fn prepare(&self, link: &dyn Link) -> Result<(), CallError> {
         let prepare = async {
-            self.route.check(&*link).await?;
-            match self.close_earlier(&*link).await {
+            match self.close_earlier(link).await {
                 // This user may not do that, or the server does not support it. Releases continue without this
                 // safeguard.
                 Err(error) if is_refusal(&error) => {
@@ -459,11 +600,11 @@ impl Connection {
             }
         };
         let prepared = timeout(self.timeouts().connect, prepare).await;
-        if let Err(error) = prepared.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string()))) {
+        let prepared = prepared.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())));
+        if prepared.is_err() {
             link.abort();
-            return Err(error);
         }
-        Ok((link, server))
+        prepared
     }
 
     async fn close_earlier(&self, link: &dyn Link) -> Result<(), CallError> {

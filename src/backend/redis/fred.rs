@@ -10,8 +10,10 @@
 //!   never dropped, and its driver is aborted with it.
 //! * If its driver has ended, commands hang: they fail as soon as that is seen.
 //! * It sends HELLO as a line of words, in which credentials with spaces would be several words: they are quoted.
+//! * It tries the addresses of a host one after another, without a time limit for each: it is given one address.
 //! * By default it waits for 10 s and queues without limit: changed below.
 
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +36,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Timeouts;
-use super::link::{CallError, Connector, Link, Message, Opened, Reply};
+use super::link::{Address, CallError, Library, Link, Message, Opened, Reply};
 use super::script::Script;
 use super::target::Server;
 use super::target::{Login, Target, Topology};
@@ -82,11 +84,11 @@ impl FredConnector {
     }
 
     /// A client that is not connected yet.
-    fn client(&self, server: &Server, login: &Login) -> Client {
+    fn client(&self, address: &Address, login: &Login) -> Client {
         let mut config = self.config.clone();
-        config.server = match server {
-            Server::Tcp { host, port } => ServerConfig::new_centralized(host.as_str(), *port),
-            Server::Unix(path) => ServerConfig::Unix { path: path.clone() },
+        config.server = match address {
+            Address::Tcp { host, at } => ServerConfig::Centralized { server: server_at(host, *at) },
+            Address::Unix(path) => ServerConfig::Unix { path: path.clone() },
         };
         // The configuration applies unless the URL says something else.
         config.username = login.user.as_deref().map(inline).or(config.username);
@@ -113,10 +115,22 @@ impl FredConnector {
     }
 }
 
-impl Connector for FredConnector {
-    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a> {
+/// The server at an address, whose certificate must name the host.
+fn server_at(host: &str, at: SocketAddr) -> FredServer {
+    let (address, port) = (at.ip().to_string(), at.port());
+    #[cfg(any(feature = "rustls", feature = "native-tls"))]
+    return FredServer::new_with_tls(address, port, Some(host.to_owned()));
+    #[cfg(not(any(feature = "rustls", feature = "native-tls")))]
+    {
+        let _only_for_tls = host;
+        FredServer::new(address, port)
+    }
+}
+
+impl Library for FredConnector {
+    fn open<'a>(&'a self, address: &'a Address, login: &'a Login) -> Opened<'a> {
         async move {
-            let client = self.client(server, login);
+            let client = self.client(address, login);
             let driver = client.init().await.map_err(sort)?;
             let (ended, abort) = (CancellationToken::new(), driver.abort_handle());
             // Dropped with the task, perhaps because its runtime ends.

@@ -5,6 +5,8 @@
 //! has closed it.
 
 use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,6 +14,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 
+use super::refusal;
 use super::script::Script;
 use super::target::{Login, Server};
 use super::value::{Arguments, Value};
@@ -19,11 +22,37 @@ use crate::backend::BackendError;
 
 pub(super) type Opened<'a> = BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
 
-/// Opens connections with one client library.
+/// Opens connections to servers.
 pub(super) trait Connector: fmt::Debug + Send + Sync {
     /// Connects, authenticates, selects the database, and switches to RESP3. Fails within the timeout for connecting. The future must
     /// not be dropped before it is done.
     fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a>;
+}
+
+/// Opens connections with one client library.
+pub(super) trait Library: fmt::Debug + Send + Sync {
+    /// As [`Connector::open`], at an address of the server.
+    fn open<'a>(&'a self, address: &'a Address, login: &'a Login) -> Opened<'a>;
+}
+
+/// Where a server is reached.
+#[derive(Clone, Debug)]
+pub(super) enum Address {
+    /// The host is the one that a certificate must name.
+    Tcp {
+        host: String,
+        at: SocketAddr,
+    },
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { at, .. } => at.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// What a server will answer to a command.
@@ -93,12 +122,6 @@ pub(super) enum CallError {
     Answer(String),
 }
 
-/// Answers after which the command has certainly not been executed: those of a server that is starting, stopping, a
-/// replica, or busy with a script that runs for too long, or that no longer knows who is connected (it did when the
-/// link was opened).
-const NOT_EXECUTED: [&str; 7] =
-    ["LOADING", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOAUTH"];
-
 impl CallError {
     /// The error that a server has sent. Until version 6.2, Redis reports the error of a command in a script as one of the script,
     /// `ERR Error running script (call to f_1234): @user_script:6: @user_script: 6: -OOM ...`: later ones send the command's own.
@@ -120,6 +143,11 @@ impl CallError {
         self.answers("MOVED ") || self.answers("ASK ")
     }
 
+    /// Whether the server declines the connection, or what belongs to opening it, for a reason that can be over within seconds.
+    pub(super) fn is_refusal_for_now(&self) -> bool {
+        matches!(self, Self::Answer(text) if refusal::of_connection_is_for_now(text))
+    }
+
     /// Whether the server has answered with an error that starts with this word.
     pub(super) fn answers(&self, word: &str) -> bool {
         matches!(self, Self::Answer(text) if text.starts_with(word))
@@ -132,9 +160,8 @@ impl From<CallError> for BackendError {
             CallError::NotSent(_) => Self::NotSent { source: error.into() },
             CallError::Timeout(_) | CallError::Lost(_) => Self::Unanswered { source: error.into() },
             CallError::Answer(text) if text.contains("WRONGTYPE") => Self::WrongType { source: error.into() },
-            // Errors within a script are quoted in the answer.
-            CallError::Answer(text) if NOT_EXECUTED.iter().any(|words| text.contains(words)) => {
-                Self::NotSent { source: error.into() }
+            CallError::Answer(text) if refusal::is_for_now(text) => {
+                Self::RefusedForNow { source: error.into() }
             }
             CallError::Answer(_) => Self::Refused { source: error.into() },
         }

@@ -29,6 +29,7 @@
 //! | `lock`, `semaphore` | their scripts as typed calls |
 //! | `reply` | the scripts' answers, converted to types |
 //! | `node` | a server as one of the nodes of a Redlock |
+//! | `refusal` | which answers of a server that declines are temporary |
 //! | `renewals` | many renewals in one call of their own |
 //! | `replicas` | waiting until replicas have a grant |
 //! | `verbs` | the operations of the contract, on top of these |
@@ -54,6 +55,7 @@ mod protocol;
 mod queue;
 #[cfg(feature = "redis-rs")]
 mod redis_rs;
+mod refusal;
 mod renewals;
 mod replicas;
 mod reply;
@@ -81,13 +83,13 @@ use futures::future::{BoxFuture, join_all};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::dial;
 use super::tls::TlsOptions;
 use super::{BackendError, Capabilities, MAX_TTL, Status, StoreState};
 use crate::background;
@@ -97,7 +99,7 @@ use crate::runtime::spawn_on;
 use callers::CallersConnections;
 use check::Expected;
 use connection::{ConnectionSettings, Timeouts};
-use link::Connector;
+use link::Library as LinkLibrary;
 use notifications::Notifications;
 use opening::Opening;
 use replicas::{Quota, Replicas};
@@ -194,7 +196,7 @@ impl Library {
         target: &Target,
         tls: Option<&TlsOptions>,
         timeouts: Timeouts,
-    ) -> Result<Arc<dyn Connector>, Error> {
+    ) -> Result<Arc<dyn LinkLibrary>, Error> {
         match self {
             #[cfg(feature = "redis")]
             Self::Fred(config) => {
@@ -355,7 +357,10 @@ impl RedisBuilder {
         runtime::check().map_err(|error| backend.connect_error(error))?;
         let opened = match tokio::time::timeout(limit, backend.open()).await {
             Ok(opened) => opened,
-            Err(late) => Err(BackendError::Unanswered { source: late.into() }),
+            Err(late) => Err(match backend.callers.declined() {
+                Some(declined) => declined,
+                None => BackendError::Unanswered { source: late.into() },
+            }),
         };
         let opened = match opened {
             Err(BackendError::Unanswered { .. }) => {
@@ -388,9 +393,8 @@ impl RedisBuilder {
         let Topology::Single(Server::Tcp { host, port }) = &self.target.topology else {
             return format!("no answer within {limit:?}");
         };
-        let probe = TcpStream::connect((host.as_str(), *port));
-        match tokio::time::timeout(PROBE, probe).await {
-            Ok(Ok(_)) => format!("connected, but the server did not answer within {limit:?}"),
+        match dial::connect(host, *port, PROBE).await {
+            Ok(_) => format!("connected, but the server did not answer within {limit:?}"),
             _ => format!("no connection within {limit:?}"),
         }
     }
@@ -556,7 +560,7 @@ impl RedisBackend {
     /// A backend that is not connected. What must run in any case is started on the crate's own thread.
     fn new(
         settings: &RedisBuilder,
-        library: Arc<dyn Connector>,
+        library: Arc<dyn LinkLibrary>,
         store: String,
     ) -> Result<Self, BackendError> {
         let own = background_handle()?;

@@ -150,6 +150,11 @@ impl Notifications {
         !queued.is_empty() && queued.remove(&lease.sequence())
     }
 
+    /// A call was not answered in time: perhaps messages do not arrive either.
+    pub(super) fn suspect(&self) {
+        self.suspect.notify_one();
+    }
+
     fn is_idle(&self) -> bool {
         self.queued.lock().is_empty()
     }
@@ -262,9 +267,12 @@ impl Notifications {
                     () = sleep(HEARTBEAT) => {}
                     () = self.suspect.notified() => {}
                 }
-                if !self.is_idle() && !answers(&*link, subscriber.timeouts().reply).await {
-                    tracing::debug!("the subscription does not answer, reconnecting");
-                    link.abort();
+                // Its connection is replaced if it does not answer.
+                while !self.is_idle()
+                    && !link.ended().is_cancelled()
+                    && matches!(subscriber.command(&["PING"]).await, Err(CallError::Timeout(_)))
+                {
+                    tracing::debug!("the subscription does not answer");
                 }
             }
             subscribed = Some(link);
@@ -283,6 +291,11 @@ impl Notifications {
                     tracing::debug!("subscribed again, repeating waiting requests");
                     return self.resync();
                 }
+                // If that was the answer to SUBSCRIBE, the client library may take each answer for that of the command before it.
+                Err(error) if error.is_refusal_for_now() => {
+                    sleep(RETRY).await;
+                    link.abort();
+                }
                 Err(error) => tracing::debug!(%error, "not subscribed"),
             }
             sleep(RETRY).await;
@@ -297,6 +310,8 @@ impl Notifications {
             command(link, &["PING"]).await
         };
         match timeout(time_limit, steps).await {
+            // A server that cannot write to its disk answers PING like this.
+            Ok(Err(error)) if error.answers("MISCONF") => Ok(()),
             Ok(answer) => answer.map(drop),
             Err(late) => Err(CallError::Timeout(late.to_string())),
         }
@@ -333,7 +348,7 @@ fn not_permitted(error: CallError) -> BackendError {
 const NOT_PERMITTED: &str = "the user needs permission to publish and subscribe to the channels `leasehold:*`; without it, no call can wait";
 
 async fn answers(link: &dyn Link, time_limit: Duration) -> bool {
-    matches!(timeout(time_limit, command(link, &["PING"])).await, Ok(Ok(_)))
+    matches!(timeout(time_limit, command(link, &["PING"])).await, Ok(Ok(_) | Err(CallError::Answer(_))))
 }
 
 #[cfg(test)]

@@ -12,14 +12,14 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::pending;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::credentials::Credentials;
-use super::link::{CallError, Connector, Link, Opened};
+use super::link::{Address, CallError, Connector, Library, Link, Opened};
 use super::target::{Login, Server};
 use super::tls;
+use crate::backend::dial;
 use crate::runtime::spawn;
 
 /// How long a handshake may take before the server is asked in plain text.
@@ -28,7 +28,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Opens links with a client library.
 #[derive(Debug)]
 pub(super) struct Opening {
-    library: Arc<dyn Connector>,
+    library: Arc<dyn Library>,
     tls: bool,
     connect_timeout: Duration,
     /// Whether a link was ever opened: if so, the servers are of the kind that is expected.
@@ -36,7 +36,7 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    pub(super) fn new(library: Arc<dyn Connector>, tls: bool, connect_timeout: Duration) -> Self {
+    pub(super) fn new(library: Arc<dyn Library>, tls: bool, connect_timeout: Duration) -> Self {
         Self { library, tls, connect_timeout, succeeded: AtomicBool::default() }
     }
 
@@ -64,13 +64,63 @@ impl Opening {
     /// Opens a link in a task: if this future is dropped, the task continues, and the link is closed when it is
     /// dropped.
     fn start(&self, server: &Server, login: &Login) -> JoinHandle<Result<Arc<dyn Link>, CallError>> {
-        let (library, limit) = (Arc::clone(&self.library), self.connect_timeout * 3 / 4);
+        let (library, time_limit) = (Arc::clone(&self.library), self.connect_timeout);
+        let limit = time_limit * 3 / 4;
         let (server, login) = (server.clone(), login.clone());
         spawn(async move {
             let login = login.provided(limit).await?;
-            library.open(&server, &login).await
+            open_at_any(library, &addresses_of(&server, time_limit).await?, &login, time_limit).await
         })
     }
+}
+
+/// Where a server can be reached.
+async fn addresses_of(server: &Server, time_limit: Duration) -> Result<Vec<Address>, CallError> {
+    let (host, port) = match server {
+        Server::Tcp { host, port } => (host, *port),
+        Server::Unix(path) => return Ok(vec![Address::Unix(path.clone())]),
+    };
+    let resolved = match timeout(time_limit, dial::resolve(host, port)).await {
+        Ok(resolved) => resolved.map_err(|error| CallError::NotSent(error.to_string()))?,
+        Err(_) => {
+            return Err(CallError::NotSent(format!("`{host}` was not resolved within {time_limit:?}")));
+        }
+    };
+    Ok(resolved.into_iter().map(|at| Address::Tcp { host: host.clone(), at }).collect())
+}
+
+/// Opens a link at the first address that answers. Each attempt is a task, because it must not be given up halfway; the link of one
+/// that comes too late is closed when it is dropped.
+async fn open_at_any(
+    library: Arc<dyn Library>,
+    addresses: &[Address],
+    login: &Login,
+    time_limit: Duration,
+) -> Result<Arc<dyn Link>, CallError> {
+    if let [only] = addresses {
+        return library.open(only, login).await;
+    }
+    let opened = dial::race(addresses.to_vec(), time_limit, |address| {
+        let (library, login) = (Arc::clone(&library), login.clone());
+        let attempt = spawn(async move { library.open(&address, &login).await });
+        attempt.map(|opened| opened.unwrap_or_else(|gone| Err(CallError::NotSent(gone.to_string()))))
+    });
+    opened.await.map_err(|failures| all_failed(addresses, failures))
+}
+
+/// What the server said, if it has said something at one of its addresses; otherwise what happened at each.
+fn all_failed(addresses: &[Address], failures: Vec<Option<CallError>>) -> CallError {
+    let said = failures.iter().flatten().find(|failure| matches!(failure, CallError::Answer(_)));
+    if let Some(said) = said {
+        return said.clone();
+    }
+    let each = addresses.iter().zip(&failures).map(|(address, failure)| match failure {
+        Some(failure) => format!("{address}: {failure}"),
+        None => format!("{address}: no answer"),
+    });
+    let texts = each.collect::<Vec<_>>().join("; ");
+    let was_ended = failures.iter().all(|failure| matches!(failure, Some(CallError::Lost(_))));
+    if was_ended { CallError::Lost(texts) } else { CallError::Timeout(texts) }
 }
 
 impl Login {
@@ -109,7 +159,7 @@ async fn speaks_tls(server: &Server) -> bool {
 /// The first byte of the server's answer, if it gives any.
 async fn first_byte_after(server: &Server, question: &[u8]) -> Option<u8> {
     let Server::Tcp { host, port } = server else { return None };
-    let mut stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
+    let mut stream = dial::connect(host, *port, PROBE_TIMEOUT * 4).await.ok()?;
     stream.write_all(question).await.ok()?;
     stream.read_u8().await.ok()
 }

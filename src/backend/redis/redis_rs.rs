@@ -32,7 +32,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Timeouts;
-use super::link::{CallError, Connector, Link, Message, Opened, Reply};
+use super::link::{Address, CallError, Library, Link, Message, Opened, Reply};
 use super::script::Script;
 use super::target::Server;
 use super::target::{Login, Target, Topology};
@@ -124,12 +124,12 @@ impl RedisRsConnector {
     }
 }
 
-impl Connector for RedisRsConnector {
-    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a> {
+impl Library for RedisRsConnector {
+    fn open<'a>(&'a self, address: &'a Address, login: &'a Login) -> Opened<'a> {
         async move {
-            match server {
-                Server::Tcp { host, port } => {
-                    let stream = connected(self.timeouts, TcpStream::connect((host.as_str(), *port))).await?;
+            match address {
+                Address::Tcp { host, at } => {
+                    let stream = connected(self.timeouts, TcpStream::connect(*at)).await?;
                     stream.set_nodelay(true).map_err(|error| CallError::Lost(error.to_string()))?;
                     match &self.tls {
                         Some(tls) => {
@@ -140,12 +140,12 @@ impl Connector for RedisRsConnector {
                     }
                 }
                 #[cfg(unix)]
-                Server::Unix(path) => {
+                Address::Unix(path) => {
                     let stream = connected(self.timeouts, UnixStream::connect(path)).await?;
                     self.open_on(stream, login).await
                 }
                 #[cfg(not(unix))]
-                Server::Unix(_) => Err(CallError::NotSent("this platform has no Unix sockets".to_owned())),
+                Address::Unix(_) => Err(CallError::NotSent("this platform has no Unix sockets".to_owned())),
             }
         }
         .boxed()

@@ -88,7 +88,11 @@ async fn renew_together(
         Ok(Value::Text(letters)) => Ok(letters),
         Ok(_) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(Bytes::new()),
         // Some of the keys may be on another node by now.
-        Err(BackendError::NotSent { .. }) if transport.slot().is_some() => Ok(Bytes::new()),
+        Err(BackendError::NotSent { .. } | BackendError::RefusedForNow { .. })
+            if transport.slot().is_some() =>
+        {
+            Ok(Bytes::new())
+        }
         Err(error) => Err(error),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 use futures::{FutureExt, StreamExt};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -21,6 +22,9 @@ use crate::runtime::spawn;
 /// After a failover some of them know it later than others, and the old primary may still believe that it is one. So
 /// the answer with the greatest epoch counts, which increases with every failover, and the client listens to each
 /// sentinel: a connection to an old primary is given up as soon as one of them announces another.
+///
+/// A deployment that is set up again under the same name begins with the epoch 0, and a primary that is removed and monitored again
+/// keeps its epoch. So if the known primary cannot be used, and none of the sentinels names it any more, what they say now counts.
 #[derive(Debug)]
 pub(super) struct Sentinels {
     sentinels: Vec<Server>,
@@ -28,6 +32,10 @@ pub(super) struct Sentinels {
     connections: ConnectionSettings,
     /// The newest answer.
     known: watch::Sender<Option<Primary>>,
+    /// The server that could not be used when it was the primary, last.
+    unusable: Mutex<Option<Server>>,
+    /// What was known before sentinels that were set up again named another: their old answers no longer count.
+    outdated: Mutex<Option<Primary>>,
 }
 
 /// A primary, and the epoch of the failover that made it one.
@@ -44,7 +52,14 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<Server>, service: String, connections: ConnectionSettings) -> Self {
-        Self { sentinels, service, connections, known: watch::Sender::default() }
+        Self {
+            sentinels,
+            service,
+            connections,
+            known: watch::Sender::default(),
+            unusable: Mutex::default(),
+            outdated: Mutex::default(),
+        }
     }
 
     /// Asks all sentinels at once, of which some may hang.
@@ -60,7 +75,8 @@ impl Sentinels {
             });
         }
         drop(sender);
-        let (mut reasons, mut until) = (Vec::new(), None);
+        let begun = Instant::now();
+        let (mut reasons, mut answered, mut until) = (Vec::new(), Vec::new(), None);
         loop {
             let answer = match until {
                 None => answers.recv().await,
@@ -68,13 +84,20 @@ impl Sentinels {
             };
             match answer {
                 Some(Ok(primary)) => {
-                    self.adopt(primary);
-                    until = until.or_else(|| Some(Instant::now() + LATER));
+                    self.adopt(primary.clone());
+                    answered.push(primary);
+                    let later = if self.is_contradicted(&answered) {
+                        self.connections.timeouts.connect / 4
+                    } else {
+                        LATER
+                    };
+                    until = Some(until.unwrap_or_else(Instant::now).max(begun + later));
                 }
                 Some(Err(reason)) => reasons.push(reason),
                 None => break,
             }
         }
+        self.begin_anew(&answered);
         let known =
             self.known.borrow().as_ref().filter(|_| until.is_some()).map(|known| known.server.clone());
         known.ok_or_else(|| {
@@ -83,7 +106,28 @@ impl Sentinels {
         })
     }
 
+    /// Whether the known primary could not be used, and no sentinel has named it.
+    fn is_contradicted(&self, answered: &[Primary]) -> bool {
+        let known = self.known.borrow();
+        known.as_ref().is_some_and(|known| {
+            self.unusable.lock().as_ref() == Some(&known.server)
+                && answered.iter().all(|primary| primary.server != known.server)
+        })
+    }
+
+    /// If so, what the sentinels say now is known.
+    fn begin_anew(&self, answered: &[Primary]) {
+        let Some(newest) = answered.iter().max_by_key(|primary| primary.epoch) else { return };
+        if self.is_contradicted(answered) {
+            tracing::debug!(server = %newest.server, "the sentinels name another primary than the one that cannot be reached");
+            *self.outdated.lock() = self.known.send_replace(Some(newest.clone()));
+        }
+    }
+
     fn adopt(&self, primary: Primary) {
+        if self.outdated.lock().as_ref() == Some(&primary) {
+            return;
+        }
         self.known.send_if_modified(|known| {
             let is_newer = known.as_ref().is_none_or(|known| known.epoch < primary.epoch);
             if is_newer {
@@ -184,6 +228,10 @@ impl Route for ToPrimary {
             }
         }
         .boxed()
+    }
+
+    fn failed(&self, server: &Server) {
+        *self.0.unusable.lock() = Some(server.clone());
     }
 
     fn until_replaced<'a>(&'a self, server: &'a Server) -> BoxFuture<'a, ()> {

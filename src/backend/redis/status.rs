@@ -148,6 +148,8 @@ impl ConnectionStatus {
         self.statuses.update(|connections| {
             if let Some(known) = connections.by_number.get_mut(&self.number) {
                 known.status = status;
+                known.reason = matches!(status, Status::Silent { .. })
+                    .then(|| "it has not answered within the reply timeout".to_owned());
             }
         });
     }

@@ -195,6 +195,9 @@ impl Transport {
         answer: Result<Value, CallError>,
     ) -> Result<Value, CallError> {
         connection.record_answer(&answer, sent);
+        if matches!(answer, Err(CallError::Timeout(_))) {
+            self.notifications.suspect();
+        }
         if answer.as_ref().is_err_and(CallError::is_unanswered) {
             self.destination.on_unanswered();
         }
@@ -280,7 +283,7 @@ pub(super) async fn until_answered<T, F: Future<Output = Result<T, BackendError>
                 sleep(RETRY).await;
             }
             // An earlier attempt may have been executed, although this one was not sent.
-            Err(BackendError::NotSent { source }) if repeated => {
+            Err(BackendError::NotSent { source } | BackendError::RefusedForNow { source }) if repeated => {
                 return Err(BackendError::Unanswered { source });
             }
             Err(error) => return Err(error),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::target::{Login, Server, Target, Topology};
 use crate::backend::by_url::REDIS_SCHEMES;
-use crate::backend::url_parts::{decode, invalid};
+use crate::backend::url_parts::{decode, invalid, options};
 use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
@@ -26,16 +26,13 @@ pub(super) fn parse(url: &str) -> Result<Target, Error> {
     if query.contains('@') {
         return Err(not_encoded('?', "%3F"));
     }
-    if let Some(parameter) = query.split('&').find(|parameter| !parameter.is_empty()) {
-        let name = parameter.split('=').next().unwrap_or_default();
-        return Err(invalid(format!("unknown option `{name}`; a URL of this scheme has no options")));
-    }
     let (authority, path) = match rest.find('/') {
         Some(slash) => (&rest[..slash], Some(&rest[slash + 1..])),
         None => (rest, None),
     };
-    // A socket's path may contain anything.
-    if path.is_some_and(|path| path.contains('@')) && form.kind != Kind::Unix {
+    // The path of a socket may contain anything, unless that could be the rest of a password.
+    let is_only_path = form.kind == Kind::Unix && authority.is_empty();
+    if path.is_some_and(|path| path.contains('@')) && !is_only_path {
         return Err(not_encoded('/', "%2F"));
     }
     let (credentials, hosts) = match authority.rsplit_once('@') {
@@ -71,7 +68,18 @@ pub(super) fn parse(url: &str) -> Result<Target, Error> {
             Topology::Sentinel { sentinels: servers(hosts, SENTINEL_PORT)?, service: decode(service)? }
         }
     };
+    // Last: before it is known what the rest of the URL is, this may be a part of a password.
+    if let Some((name, _)) = options(query).next() {
+        return Err(unknown_option(name));
+    }
     Ok(Target { topology, login, tls: form.tls })
+}
+
+/// What does not look like the name of an option is not repeated.
+fn unknown_option(name: &str) -> Error {
+    let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '_' | '-'));
+    let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
+    invalid(format!("{named}; a URL of this scheme has no options"))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -210,9 +218,10 @@ mod tests {
         assert_eq!(target.login.user.as_deref(), Some("us:er"));
         assert_eq!(target.login.password.as_deref(), Some("p@ss/"));
         assert_eq!((target.login.database, target.tls), (Some(5), true));
-        let target = parse("redis+unix://u:p@x/run/a%20b@c").unwrap();
+        let target = parse("redis+unix://u:p@x/run/a%20b%40c").unwrap();
         assert_eq!(target.topology, Topology::Single(Server::Unix("/run/a b@c".into())));
         assert_eq!(target.login.password.as_deref(), Some("p"));
+        assert_eq!(address_of("redis+unix:///run/redis@1.sock"), "redis+unix:///run/redis@1.sock");
     }
 
     #[test]
@@ -240,6 +249,16 @@ mod tests {
             ("redis://u:hunter2/x@h", "percent-encode it as `%2F`"),
             ("redis://u:hunter2?x@h", "percent-encode it as `%3F`"),
             ("redis://u:hunter2@x@h", "percent-encode it as `%40`"),
+            ("redis://u:p@ss/hunter2@h/0", "percent-encode it as `%2F`"),
+            ("redis://u:p@ss?hunter2@h", "percent-encode it as `%3F`"),
+            ("redis://hunter2@x:p@h", "percent-encode it as `%40`"),
+            ("redis-sentinel://u:p@ss/hunter2@a,b/main", "percent-encode it as `%2F`"),
+            ("redis-cluster://u:p@hunter2@a,b", "percent-encode it as `%40`"),
+            ("redis+unix://u:p@ss/hunter2@x/run/redis.sock", "percent-encode it as `%2F`"),
+            ("redis+unix://u:pass/hunter2@x/run/redis.sock", "percent-encode it as `%2F`"),
+            ("redis://u:p?hunter2", "port"),
+            ("redis://h?Hunter2hunter2", "unknown option;"),
+            ("redis://u:hunter2@h?connect-timeout=3", "unknown option `connect-timeout`"),
             ("redis://u:hunter2:x@h", "percent-encode it as `%3A`"),
         ] {
             let error = parse(url).unwrap_err();

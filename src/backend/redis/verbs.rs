@@ -83,7 +83,9 @@ impl Backend for RedisBackend {
                 return Err(BackendError::many_holders());
             }
             // Not repeated once it may have been executed.
-            let not_sent = |error: &BackendError| matches!(error, BackendError::NotSent { .. });
+            let not_sent = |error: &BackendError| {
+                matches!(error, BackendError::NotSent { .. } | BackendError::RefusedForNow { .. })
+            };
             let force = || async { lock::force(&self.ready(resource).await?, resource).await };
             Ok(until_answered(self.repeat_for, not_sent, force).await?.0)
         }
@@ -176,7 +178,7 @@ impl RedisBackend {
             revived => revived?,
         }
         let transport = self.commands.of(resource);
-        if self.fail_fast && !transport.connection().is_connected() {
+        if self.fail_fast && transport.connection().is_unreachable() {
             return Err(fast(transport.connection().not_connected().into()));
         }
         Ok(transport)
