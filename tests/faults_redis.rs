@@ -49,24 +49,24 @@ fn each_address_of_a_name_in_turn_has_a_fault() {
                 let begun = Instant::now();
                 let client =
                     Client::connect(&url).await.unwrap_or_else(|error| panic!("{fault:?}, {host}: {error}"));
-                let guard = client.mutex("a").unwrap().lock().await.unwrap();
+                let guard = client.mutex("a").expect("it works").lock().await.expect("it works");
                 assert!(begun.elapsed() < Duration::from_millis(1800), "{fault:?}, {host}");
                 // In use: all connections are closed.
                 server.raw().send(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
                 let begun = Instant::now();
-                guard.release().await.unwrap();
+                guard.release().await.expect("it works");
                 client
                     .mutex("b")
-                    .unwrap()
+                    .expect("it works")
                     .try_lock()
                     .await
-                    .unwrap()
+                    .expect("it works")
                     .expect("it is free")
                     .release()
                     .await
-                    .unwrap();
+                    .expect("it works");
                 assert!(begun.elapsed() < SECOND * 3, "{fault:?}, {host}: {:?}", begun.elapsed());
-                client.shutdown().await.unwrap();
+                client.shutdown().await.expect("it works");
             }
         }
     });
@@ -79,24 +79,33 @@ async fn existing_connections_that_swallow_everything_are_replaced_by_new_ones()
     let proxy = Proxy::start(server.port()).await;
     let client = Client::connect(&proxy.url()).await.expect("the server answers");
     let options = MutexOptions::new().ttl(SECOND * 30);
-    let guard = client.mutex_with("a", options.clone()).unwrap().lock().await.unwrap();
-    let waiter = client.mutex_with("a", options.clone()).unwrap();
+    let guard = client.mutex_with("a", options.clone()).expect("it works").lock().await.expect("it works");
+    let waiter = client.mutex_with("a", options.clone()).expect("it works");
     let waiter = tokio::spawn(async move { waiter.lock().await });
     proxy.hold_connections();
     let begun = Instant::now();
-    let other = client.mutex_with("b", options).unwrap();
+    let other = client.mutex_with("b", options).expect("it works");
     let (taken, released) = tokio::join!(other.try_lock(), guard.release());
     let took = begun.elapsed();
     assert!(took < Duration::from_millis(3500), "{took:?}");
     released.expect("it is released on a new connection");
     let other = taken.expect("the server answers on a new connection").expect("it is free");
-    within(SECOND * 10, waiter).await.unwrap().expect("it is passed on").release().await.unwrap();
-    other.release().await.unwrap();
-    client.shutdown().await.unwrap();
+    within(SECOND * 10, waiter)
+        .await
+        .expect("it works")
+        .expect("it is passed on")
+        .release()
+        .await
+        .expect("it works");
+    other.release().await.expect("it works");
+    client.shutdown().await.expect("it works");
 }
 
+/// A refusal, and the server's options, the command that begins it, and the one that ends it.
+type Refusal = (&'static str, &'static [&'static str], &'static [&'static str], &'static [&'static str]);
+
 /// How a server is made to decline everything for now, and how that ends.
-const REFUSALS: [(&str, &[&str], &[&str], &[&str]); 3] = [
+const REFUSALS: [Refusal; 3] = [
     (
         "NOREPLICAS",
         &[],
@@ -113,34 +122,42 @@ async fn nothing_fails_while_the_server_declines_for_three_seconds() {
         let Some(server) = RedisServer::start_with_or_skip(what, with_options(options)) else { return };
         let client = Client::connect(&server.url()).await.expect("the server answers");
         let options = MutexOptions::new().ttl(SECOND * 6);
-        let held = client.mutex_with("held", options.clone()).unwrap().lock().await.unwrap();
-        let released = client.mutex_with("released", options.clone()).unwrap().lock().await.unwrap();
-        let lazy = Client::connect_lazy(&server.url()).unwrap();
+        let held =
+            client.mutex_with("held", options.clone()).expect("it works").lock().await.expect("it works");
+        let released =
+            client.mutex_with("released", options.clone()).expect("it works").lock().await.expect("it works");
+        let lazy = Client::connect_lazy(&server.url()).expect("it works");
         let waiters: Vec<_> = (0..20)
             .map(|number| {
                 // A server that is a replica accepts no new client.
                 let from = if number % 2 == 0 || what == "READONLY" { &client } else { &lazy };
-                let mutex = from.mutex_with("released", options.clone()).unwrap();
+                let mutex = from.mutex_with("released", options.clone()).expect("it works");
                 tokio::spawn(async move { mutex.lock().await?.release().await })
             })
             .collect();
         let declined = server.raw().send(begin);
         assert_eq!(declined.text().as_deref(), Some("OK"), "{what}");
         let releasing = tokio::spawn(released.release());
-        let more = client.mutex_with("more", options.clone()).unwrap();
+        let more = client.mutex_with("more", options.clone()).expect("it works");
         let more = tokio::spawn(async move { more.lock().await?.release().await });
         tokio::time::sleep(SECOND * 3).await;
         assert!(held.lost().now_or_never().is_none(), "{what}");
         server.raw().send(end);
-        within(SECOND * 2, releasing).await.unwrap().unwrap_or_else(|error| panic!("{what}: {error}"));
-        within(SECOND * 10, more).await.unwrap().unwrap_or_else(|error| panic!("{what}: {error}"));
+        within(SECOND * 2, releasing)
+            .await
+            .expect("it works")
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        within(SECOND * 10, more).await.expect("it works").unwrap_or_else(|error| panic!("{what}: {error}"));
         for waiter in waiters {
-            within(SECOND * 10, waiter).await.unwrap().unwrap_or_else(|error| panic!("{what}: {error}"));
+            within(SECOND * 10, waiter)
+                .await
+                .expect("it works")
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
         }
         assert!(held.lost().now_or_never().is_none(), "{what}");
         held.release().await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        client.shutdown().await.unwrap();
-        lazy.shutdown().await.unwrap();
+        client.shutdown().await.expect("it works");
+        lazy.shutdown().await.expect("it works");
     }))
     .await;
 }
@@ -154,19 +171,25 @@ async fn a_server_with_too_many_clients_is_waited_for() {
     let error = Client::connect(&url).await.expect_err("it accepts nobody");
     assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("max number of clients reached"), "{error}");
-    let lazy = Client::connect_lazy(&url).unwrap();
+    let lazy = Client::connect_lazy(&url).expect("it works");
     let (connecting, locking) = (
         tokio::spawn(async move { Client::connect(&url).await }),
         tokio::spawn({
-            let mutex = lazy.mutex("a").unwrap();
+            let mutex = lazy.mutex("a").expect("it works");
             async move { mutex.lock().await?.release().await }
         }),
     );
     tokio::time::sleep(SECOND).await;
     raw.send(&["CONFIG", "SET", "maxclients", "1000"]);
-    within(SECOND * 5, connecting).await.unwrap().unwrap().shutdown().await.unwrap();
-    within(SECOND * 5, locking).await.unwrap().unwrap();
-    lazy.shutdown().await.unwrap();
+    within(SECOND * 5, connecting)
+        .await
+        .expect("it works")
+        .expect("it works")
+        .shutdown()
+        .await
+        .expect("it works");
+    within(SECOND * 5, locking).await.expect("it works").expect("it works");
+    lazy.shutdown().await.expect("it works");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,8 +203,8 @@ async fn missing_commands_are_named_when_connecting() {
         let error = Client::connect(&server.url()).await.expect_err("a command is missing");
         assert!(matches!(error, Error::StoreRefused { .. }), "{command}: {error:?}");
         assert!(error.to_string().contains(&format!(": {command}")), "{command}: {error}");
-        let lazy = Client::connect_lazy(&server.url()).unwrap();
-        let findings = lazy.check().await.unwrap();
+        let lazy = Client::connect_lazy(&server.url()).expect("it works");
+        let findings = lazy.check().await.expect("it works");
         let is_named = findings
             .iter()
             .any(|finding| finding.severity == Severity::Refused && finding.text.contains(command));
@@ -198,7 +221,7 @@ async fn a_server_that_closes_idle_connections_is_connected_all_the_time() {
     else {
         return;
     };
-    let client = Client::connect(&server.url()).await.unwrap();
+    let client = Client::connect(&server.url()).await.expect("it works");
     let mut changes = client.state_changes();
     let watching = tokio::spawn(async move {
         use futures::StreamExt;
@@ -212,17 +235,17 @@ async fn a_server_that_closes_idle_connections_is_connected_all_the_time() {
         }
         left
     });
-    let mutex = client.mutex("a").unwrap();
+    let mutex = client.mutex("a").expect("it works");
     while Instant::now() < end {
         tokio::time::sleep(SECOND * 5).await;
         let begun = Instant::now();
         let guard = mutex.try_lock().await.expect("it is connected").expect("it is free");
         // 50 ms on a machine that does nothing else.
         assert!(begun.elapsed() < Duration::from_millis(250), "{:?}", begun.elapsed());
-        guard.release().await.unwrap();
+        guard.release().await.expect("it works");
     }
-    client.shutdown().await.unwrap();
-    assert_eq!(within(SECOND * 5, watching).await.unwrap(), []);
+    client.shutdown().await.expect("it works");
+    assert_eq!(within(SECOND * 5, watching).await.expect("it works"), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,13 +258,21 @@ async fn clients_that_are_gone_leave_no_connection() {
     };
     for round in 0..6 {
         let client = match round % 2 {
-            0 => Client::connect(&server.url()).await.unwrap(),
-            _ => Client::connect_lazy(&server.url()).unwrap(),
+            0 => Client::connect(&server.url()).await.expect("it works"),
+            _ => Client::connect_lazy(&server.url()).expect("it works"),
         };
-        client.mutex("a").unwrap().lock().await.unwrap().release().await.unwrap();
+        client
+            .mutex("a")
+            .expect("it works")
+            .lock()
+            .await
+            .expect("it works")
+            .release()
+            .await
+            .expect("it works");
         assert!(connections() >= 3);
         if round < 3 {
-            client.shutdown().await.unwrap();
+            client.shutdown().await.expect("it works");
         }
         drop(client);
         let deadline = Instant::now() + SECOND * 5;
@@ -274,11 +305,11 @@ async fn each_sentinel_in_turn_has_a_fault() {
             let url = sentinel_url(well).replace(&well.to_string(), &list);
             let begun = Instant::now();
             let client = Client::connect(&url).await.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
-            let guard = client.mutex("a").unwrap().lock().await.unwrap();
+            let guard = client.mutex("a").expect("it works").lock().await.expect("it works");
             primary.raw().send(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
             guard.release().await.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
             assert!(begun.elapsed() < SECOND * 3, "{fault:?}: {:?}", begun.elapsed());
-            client.shutdown().await.unwrap();
+            client.shutdown().await.expect("it works");
         }
     }
 }
@@ -289,17 +320,20 @@ async fn sentinels_that_are_set_up_again_are_followed() {
     let Some(mut primary) = RedisServer::start_or_skip("sentinels that are set up again") else { return };
     let Some(next) = RedisServer::start_or_skip("sentinels that are set up again") else { return };
     let Some(sentinel) = sentinel_of(&primary) else { return };
-    let client = Client::connect(&sentinel_url(([127, 0, 0, 1], sentinel.port()).into())).await.unwrap();
-    client.mutex("a").unwrap().lock().await.unwrap().release().await.unwrap();
-    let mut raw = Raw::connect(sentinel.port()).unwrap();
+    let client =
+        Client::connect(&sentinel_url(([127, 0, 0, 1], sentinel.port()).into())).await.expect("it works");
+    client.mutex("a").expect("it works").lock().await.expect("it works").release().await.expect("it works");
+    let mut raw = Raw::connect(sentinel.port()).expect("it works");
     raw.send(&["SENTINEL", "REMOVE", "main"]);
     let port = next.port().to_string();
     raw.send(&["SENTINEL", "MONITOR", "main", "127.0.0.1", &port, "1"]);
     // It is reachable: whoever uses it must all use the same one.
-    client.mutex("a").unwrap().lock().await.unwrap().release().await.unwrap();
+    client.mutex("a").expect("it works").lock().await.expect("it works").release().await.expect("it works");
     primary.kill();
-    let guard = within(SECOND * 4, async { client.mutex("b").unwrap().lock().await.unwrap() }).await;
+    let guard =
+        within(SECOND * 4, async { client.mutex("b").expect("it works").lock().await.expect("it works") })
+            .await;
     assert!(next.raw().get("lock:b").is_some());
-    guard.release().await.unwrap();
-    client.shutdown().await.unwrap();
+    guard.release().await.expect("it works");
+    client.shutdown().await.expect("it works");
 }

@@ -26,6 +26,7 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// # Errors
 ///
 /// Why each of them failed, in their order; `None` for those that had not answered when the time was over.
+#[expect(clippy::future_not_send, reason = "it is `Send` if the candidates and the attempts are")]
 pub(super) async fn race<C, T, E, F>(
     candidates: impl IntoIterator<Item = C>,
     limit: Duration,
@@ -34,12 +35,12 @@ pub(super) async fn race<C, T, E, F>(
 where
     F: Future<Output = Result<T, E>>,
 {
-    let mut candidates: Vec<_> = candidates.into_iter().collect();
+    let candidates: Vec<_> = candidates.into_iter().collect();
     let count = u32::try_from(candidates.len()).unwrap_or(u32::MAX);
     let delay = ATTEMPT_DELAY.min(limit / count.saturating_mul(2).max(1));
     let end = Instant::now() + limit;
     let mut failures: Vec<Option<E>> = candidates.iter().map(|_| None).collect();
-    let (mut waiting, mut attempts) = (candidates.drain(..).enumerate(), FuturesUnordered::new());
+    let (mut waiting, mut attempts) = (candidates.into_iter().enumerate(), FuturesUnordered::new());
     let first = async {
         while let Some((index, candidate)) = waiting.next() {
             attempts.push(attempt(candidate).map(move |result| (index, result)));
@@ -54,7 +55,7 @@ where
         }
         None
     };
-    let first = timeout_at(end, first).await.ok().flatten();
+    let first = first.await;
     first.ok_or(failures)
 }
 

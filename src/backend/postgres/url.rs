@@ -134,7 +134,7 @@ mod tests {
             "target_session_attrs=primary",
             "client_encoding=UTF8",
         ] {
-            parse(&format!("postgres://h?{option}")).unwrap();
+            let _builder = parse(&format!("postgres://h?{option}")).unwrap();
         }
     }
 

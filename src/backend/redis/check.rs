@@ -67,7 +67,7 @@ pub(super) async fn findings(link: &dyn Link, expected: &Expected) -> Result<Vec
     findings.extend(hello.refusal(expected.in_cluster).map(|text| Finding::new(Severity::Refused, text)));
     if !denied.is_empty() {
         let text = format!(
-            "this user lacks permission for required commands, or the server has them under other names: {}",
+            "this user lacks permission for required commands: {} (or the server has them under other names)",
             denied.join(", ")
         );
         findings.push(Finding::new(Severity::Refused, text));
